@@ -1,0 +1,58 @@
+# The two commands anyone needs: `make demo` and `make test`. Both set up everything they need, once.
+# On a machine without an NVIDIA GPU, spare yourself the CUDA wheels:
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMPS := .overspill/stamps
+# The commas of a requirement would end an argument of $(if).
+TORCH  := torch>=2.11,<2.14
+
+export OVERSPILL_MODELS ?= $(CURDIR)/.overspill/models
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: demo test check bench models clean broker
+
+demo: $(STAMPS)/run broker models
+	$(BIN)/python -m examples.demo $(if $(KEEP),--keep)
+
+test: $(STAMPS)/dev broker models
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMPS)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -p no:randomly tests/test_import_arrows.py
+
+bench: $(STAMPS)/dev broker models
+	$(BIN)/python -m benchmarks
+
+models: $(STAMPS)/run
+	@$(BIN)/overspill models pull smollm2-135m --prepare
+
+broker:
+	@deploy/install-mosquitto.sh
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Overspill needs Python 3.10 or newer; $(PYTHON) is older. Try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "python3-venv is missing. On Debian or Ubuntu: sudo apt-get install python3-venv" >&2; rm -rf $(VENV); exit 1; }
+
+# What the demo runs: both tiers, the toolchain and the openai client.
+$(STAMPS)/run: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing Overspill into $(VENV) (a few minutes, once) …"
+	$(if $(TORCH_INDEX),@$(BIN)/python -m pip install --quiet "$(TORCH)" --index-url $(TORCH_INDEX))
+	@$(BIN)/python -m pip install --quiet --editable '.[edge,cloud,demo]'
+	@mkdir -p $(STAMPS) && touch $@
+
+# What the tests and `make check` need on top.
+$(STAMPS)/dev: $(STAMPS)/run
+	@echo "Installing the development tools into $(VENV) …"
+	@$(BIN)/python -m pip install --quiet --editable '.[edge,cloud,demo,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .overspill build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

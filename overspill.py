@@ -1,0 +1,84 @@
+"""The command: `overspill edge|cloud|fleet|models …`. Each part is imported when it is called, never before."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib import metadata
+from typing import Any
+
+import typer
+import typer.core
+import typer.main
+
+from router.errors import OverspillError
+
+PARTS = {
+    "edge": ("edge_agent.cli", "The agent on the device: run it, check its configuration, ask which board it is."),
+    "cloud": ("cloud_tier.cli", "The cloud tier: serve models tensor-parallel and continuously batched."),
+    "fleet": ("cloud_tier.fleet.cli", "Configure devices over MQTT: set, get, watch."),
+    "models": (
+        "models.cli",
+        "The catalogue and the toolchain: pull, list, show, export, quantize, verify, build, prune.",
+    ),
+}
+
+
+class _LazyPart(typer.core.TyperGroup):
+    """A subcommand that shows its help line without its module, and imports the module to parse arguments."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        module = importlib.import_module(PARTS[str(self.name)][0])
+        return typer.main.get_command(module.app).make_context(info_name, args, parent=parent, **extra)
+
+
+class _Parts(typer.core.TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return list(PARTS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        if cmd_name not in PARTS:
+            return None
+        return _LazyPart(name=cmd_name, help=PARTS[cmd_name][1])
+
+
+app = typer.Typer(
+    cls=_Parts,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Answer on the device first; spill over to the cloud when the promise needs it.",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"overspill {metadata.version('overspill')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    """Answer on the device first; spill over to the cloud when the promise needs it."""
+
+
+def main() -> None:
+    """Run the command; a known error prints one line and exits with 2, a bug prints its traceback."""
+    try:
+        app()
+    except OverspillError as error:
+        typer.echo(f"overspill: {error.message}", err=True)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        extra = {"torch": "cloud", "onnx": "cloud", "gguf": "cloud", "onnxruntime": "edge"}.get(str(error.name))
+        if extra is None:
+            raise
+        typer.echo(f"overspill: `{error.name}` is not installed; run: pip install 'overspill[{extra}]'", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
