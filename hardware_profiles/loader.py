@@ -1,0 +1,290 @@
+"""One TOML per device class: what the board is, how to recognise it, how to run on it, how fast it is at first guess.
+
+Profiles are strict: an unknown key or a figure out of range is a `ConfigError` naming the file, the key and the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from router.config import load
+from router.errors import ConfigError
+from router.replica import SpeedPrior
+
+BUILTIN_DIR = Path(__file__).resolve().parent
+
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+Name = Annotated[str, msgspec.Meta(min_length=1, pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What the machine says about itself; read by `edge_agent.device.identity`, faked by tests.
+
+    Attributes:
+        architecture: as `uname -m` says it, e.g. `x86_64`, `aarch64`.
+        board: `/proc/device-tree/model` without its NUL, None where there is no device tree.
+        compatible: the entries of `/proc/device-tree/compatible`, most specific first.
+        memory_bytes: MemTotal of `/proc/meminfo` (a little less than what is soldered on).
+        l4t: release of Linux for Tegra, e.g. `36.4.3`, None elsewhere.
+    """
+
+    architecture: str
+    memory_bytes: int
+    cpu_count: int
+    cpu_model: str = ""
+    board: str | None = None
+    compatible: tuple[str, ...] = ()
+    l4t: str | None = None
+
+
+class MatchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every rule given must hold; the profile with the most rules wins.
+
+    Attributes:
+        board_contains: one of these appears in the board's name, whatever the case.
+        compatible: one of these is an entry of the device tree's `compatible` (`nvidia,tegra234`).
+        architecture: one of these is the CPU architecture.
+        memory_min_bytes, memory_max_bytes: bounds on MemTotal, which tells apart boards of one name.
+    """
+
+    board_contains: tuple[str, ...] = ()
+    compatible: tuple[str, ...] = ()
+    architecture: tuple[str, ...] = ()
+    memory_min_bytes: Positive | None = None
+    memory_max_bytes: Positive | None = None
+
+    def held(self, facts: DeviceFacts) -> list[str] | None:
+        """Return the rules that hold, in words, or None when one does not."""
+        reasons: list[str] = []
+        if self.board_contains:
+            board = facts.board or ""
+            named = next((part for part in self.board_contains if part.lower() in board.lower()), None)
+            if named is None:
+                return None
+            reasons.append(f"board `{board}` contains `{named}`")
+        if self.compatible:
+            chip = next((entry for entry in self.compatible if entry in facts.compatible), None)
+            if chip is None:
+                return None
+            reasons.append(f"device tree is compatible with `{chip}`")
+        if self.architecture:
+            if facts.architecture not in self.architecture:
+                return None
+            reasons.append(f"architecture is {facts.architecture}")
+        low, high = self.memory_min_bytes, self.memory_max_bytes
+        if low is not None or high is not None:
+            if facts.memory_bytes < (low or 0) or (high is not None and facts.memory_bytes > high):
+                return None
+            reasons.append(f"{facts.memory_bytes / 2**30:.1f} GiB of memory is in range")
+        return reasons
+
+
+class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Figures of the board's data sheet; None where the class does not fix one.
+
+    Attributes:
+        int8_dense_tops: dense INT8 tera-operations a second of the GPU (sparse figures are twice that: not for plans).
+        cuda_compute_capability: `8.7` for Orin.
+    """
+
+    memory_bytes: Positive | None = None
+    memory_bytes_per_s: PositiveFloat | None = None
+    int8_dense_tops: PositiveFloat | None = None
+    cpu_cores: Positive | None = None
+    cuda_compute_capability: Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+$")] | None = None
+
+
+class PowerMode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An nvpmodel mode. Matched by name: id 0 is not "the most" on every board.
+
+    Attributes:
+        speed: throughput relative to the mode the priors were taken in.
+    """
+
+    name: str
+    id: Annotated[int, msgspec.Meta(ge=0)]
+    speed: Annotated[float, msgspec.Meta(gt=0, le=2)] = 1.0
+    watts: PositiveFloat | None = None
+
+
+class Thermal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Temperatures in °C: within `shed_margin_c` of `passive_c` the agent offers itself for less work, until it is
+    `resume_margin_c` below.
+
+    Attributes:
+        passive_c: where the kernel starts to throttle, unless a trip point read from sysfs says otherwise.
+        critical_c: where it powers off.
+        gpu_load_path: sysfs file with the GPU load in tenths of a percent.
+    """
+
+    passive_c: PositiveFloat
+    critical_c: PositiveFloat
+    shed_margin_c: PositiveFloat = 10.0
+    resume_margin_c: PositiveFloat = 15.0
+    gpu_load_path: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.critical_c <= self.passive_c:
+            raise ValueError(f"critical_c {self.critical_c} must be above passive_c {self.passive_c}")
+        if self.resume_margin_c <= self.shed_margin_c:
+            raise ValueError("resume_margin_c must be above shed_margin_c, else the device would flap")
+
+
+class TensorRtOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds of the engine that the TensorRT execution provider builds on the device."""
+
+    workspace_bytes: Positive = 1 << 30
+    max_batch: Positive = 4
+    max_sequence_tokens: Positive = 256
+    max_past_tokens: Positive = 2048
+
+
+class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How models run on this device.
+
+    Attributes:
+        name: a runtime of `edge_agent.runtime.registry`.
+        providers: ONNX Runtime execution providers, best first; the ones not present are a visible fallback.
+        intra_op_threads: threads of one operator; 0 is one for each CPU this process may use.
+        spin_us: how long a worker thread waits for the next operator before it sleeps; 0 sleeps at once, which is
+            better where other busy processes share the cores.
+    """
+
+    name: Literal["onnx", "tensorrt"] = "onnx"
+    providers: tuple[Literal["tensorrt", "cuda", "cpu"], ...] = ("cpu",)
+    intra_op_threads: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
+    spin_us: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 20
+    tensorrt: TensorRtOptions = TensorRtOptions()
+
+
+class Serving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much is served at once.
+
+    Attributes:
+        kv_slots: sequences decoded together.
+        context_tokens: window for prompt and answer; the KV memory bound is slots · window.
+        prefill_chunk_tokens: prompt tokens computed in one step while others wait for their next token.
+        decode_steps_per_chunk: decode steps of the others between two chunks.
+        queue_limit: requests that may wait inside one replica.
+    """
+
+    kv_slots: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
+    context_tokens: Annotated[int, msgspec.Meta(ge=64)] = 2048
+    prefill_chunk_tokens: Annotated[int, msgspec.Meta(ge=16, le=4096)] = 128
+    decode_steps_per_chunk: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
+    queue_limit: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 16
+
+
+class Prior(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Speed of a model of about `parameters` at one precision, before anything was observed here."""
+
+    parameters: Positive
+    precision: Literal["fp32", "fp16", "int8", "int4"]
+    prefill_tokens_per_s: PositiveFloat
+    decode_tokens_per_s: PositiveFloat
+    source: Annotated[str, msgspec.Meta(min_length=10)]
+    decode_batch_slope: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.2
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A device class."""
+
+    name: Name
+    title: str
+    match: MatchRules
+    hardware: Hardware
+    thermal: Thermal
+    runtime: RuntimeOptions
+    serving: Serving
+    priors: Annotated[tuple[Prior, ...], msgspec.Meta(min_length=1)]
+    power_modes: tuple[PowerMode, ...] = ()
+
+    def prior(self, parameters: int, precision: str) -> SpeedPrior:
+        """Return the first guess for a model of `parameters`, scaled from the nearest size of that precision.
+
+        Decode is bound by the bytes of the weights and prefill by operations, so both go with 1/parameters. Without
+        a figure of that precision the nearest size of any precision is scaled by bytes a weight as well.
+        """
+        same = [prior for prior in self.priors if prior.precision == precision] or list(self.priors)
+        nearest = min(same, key=lambda prior: max(prior.parameters / parameters, parameters / prior.parameters))
+        scale = nearest.parameters / parameters * (_BYTES[nearest.precision] / _BYTES.get(precision, 4.0))
+        exact = abs(scale - 1) < 0.02
+        return SpeedPrior(
+            prefill_tokens_per_s=nearest.prefill_tokens_per_s * scale,
+            decode_tokens_per_s=nearest.decode_tokens_per_s * scale,
+            decode_batch_slope=nearest.decode_batch_slope,
+            source=f"profile {self.name}: {nearest.source}" + ("" if exact else f"; scaled ×{scale:.2f} by size"),
+        )
+
+
+_BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.5}
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileMatch:
+    """The profile of a device and, in words, why it is this one."""
+
+    profile: Profile
+    reason: str
+
+
+def load_profiles(extra_dir: Path | None = None) -> dict[str, Profile]:
+    """Return every profile by name: the built-in ones, and those of `extra_dir` over them.
+
+    Raises:
+        ConfigError: a file is not a valid profile, or its name is not the file's name.
+    """
+    profiles: dict[str, Profile] = {}
+    if extra_dir is not None and not extra_dir.is_dir():
+        raise ConfigError(f"profile directory {extra_dir} does not exist; create it or drop the setting")
+    for directory in [BUILTIN_DIR, *([extra_dir] if extra_dir else [])]:
+        for path in sorted(directory.glob("*.toml")):
+            profile = load(path, Profile)
+            if profile.name != path.stem:
+                raise ConfigError(f"{path}: name `{profile.name}` must equal the file name `{path.stem}`")
+            profiles[profile.name] = profile
+    return profiles
+
+
+def match_profile(facts: DeviceFacts, profiles: Sequence[Profile] | None = None) -> ProfileMatch:
+    """Return the profile whose rules all hold; of several, the one with the most rules.
+
+    Raises:
+        ConfigError: none fits; names the device and the setting that chooses one by hand.
+    """
+    candidates = list(load_profiles().values()) if profiles is None else list(profiles)
+    held = [(profile, reasons) for profile in candidates if (reasons := profile.match.held(facts)) is not None]
+    if not held:
+        known = ", ".join(sorted(profile.name for profile in candidates))
+        raise ConfigError(
+            f"no hardware profile fits board `{facts.board}`, {facts.architecture}, "
+            f"{facts.memory_bytes / 2**30:.1f} GiB; set agent.profile to one of: {known}, or add your own TOML "
+            "to agent.profiles_dir",
+            param="agent.profile",
+        )
+    profile, reasons = max(held, key=lambda item: (len(item[1]), item[0].name))
+    return ProfileMatch(profile, "; ".join(reasons) or "fits any device")
+
+
+def choose_profile(name: str, facts: DeviceFacts, extra_dir: Path | None = None) -> ProfileMatch:
+    """Return the profile called `name`, or the matching one for `auto`.
+
+    Raises:
+        ConfigError: unknown name, or nothing fits.
+    """
+    profiles = load_profiles(extra_dir)
+    if name == "auto":
+        return match_profile(facts, list(profiles.values()))
+    if name not in profiles:
+        raise ConfigError(
+            f"agent.profile: unknown profile `{name}`; known: auto, {', '.join(sorted(profiles))}",
+            param="agent.profile",
+        )
+    return ProfileMatch(profiles[name], "chosen by agent.profile")
