@@ -1,0 +1,196 @@
+"""Conversations to prompts: the model's own chat template, rendered in a sandbox, then tokenised."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from models.config import read_json
+from models.tokenizer import Tokenizer
+from router.errors import ArtifactError, InvalidRequest
+from router.wire.inference import ChatPrompt, Message, Prompt, TextPrompt
+
+TEMPLATE_FILE = "chat_template.jinja"
+
+
+class ChatTemplate:
+    """A model's chat template (jinja2, in the dialect that Hugging Face's templates are written in).
+
+    Attributes:
+        source: the template's text.
+    """
+
+    def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
+        """Compile the template.
+
+        Args:
+            bos, eos: what `bos_token` and `eos_token` stand for in it.
+
+        Raises:
+            ArtifactError: the template's syntax is wrong.
+        """
+        self.source = source
+        self._specials = {"bos_token": bos, "eos_token": eos}
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ArtifactError(f"the chat template cannot be compiled: {error}") from error
+
+    @classmethod
+    def load(cls, path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
+        """Read the template that belongs to a GGUF file, a Hugging Face directory or an artifact; None without one.
+
+        Raises:
+            ArtifactError: a file is damaged, or the template's syntax is wrong.
+        """
+        source = _source_in_directory(path) if path.is_dir() else _source_in_gguf(path)
+        if source is None:
+            return None
+        bos = tokenizer.token_of(tokenizer.bos_id) or ""
+        eos = tokenizer.token_of(tokenizer.eos_id) or ""
+        return cls(source, bos, eos)
+
+    def save(self, directory: Path) -> None:
+        """Write `chat_template.jinja` into `directory`."""
+        (directory / TEMPLATE_FILE).write_text(self.source, encoding="utf-8")
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, continuation: str = "") -> str:
+        """Return the prompt text.
+
+        Args:
+            add_generation_prompt: end with the opening of the assistant's turn.
+            continuation: the beginning of the assistant's answer, to be continued: put after that opening.
+
+        Raises:
+            InvalidRequest: the template refuses the messages (a role, an order), or fails on them.
+        """
+        try:
+            text = self._template.render(
+                messages=[{"role": message.role, "content": message.content} for message in messages],
+                add_generation_prompt=add_generation_prompt or bool(continuation),
+                **self._specials,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these `messages`: {error}", param="messages"
+            ) from error
+        return text + continuation
+
+
+class PromptEncoder:
+    """Turns any `Prompt` into token ids, the same way wherever it is counted or served.
+
+    Attributes:
+        tokenizer: the model's.
+        template: the model's; None for a base model, which then takes no chat.
+        prepend_bos: raw text is preceded by the first token of the model's sequences.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, *, prepend_bos: bool | None = None) -> None:
+        """Join the two.
+
+        Args:
+            prepend_bos: the catalogue's word on it; None leaves it to the model's files (`tokenizer.adds_bos`).
+        """
+        self.tokenizer = tokenizer
+        self.template = template
+        wanted = tokenizer.adds_bos if prepend_bos is None else prepend_bos
+        self.prepend_bos = wanted and tokenizer.bos_id is not None
+
+    @classmethod
+    def load(cls, path: Path, *, prepend_bos: bool | None = None) -> PromptEncoder:
+        """Read tokenizer and template from a GGUF file, a Hugging Face directory or an artifact directory.
+
+        Raises:
+            ArtifactError: a file is missing or damaged.
+        """
+        tokenizer = Tokenizer.load(path)
+        return cls(tokenizer, ChatTemplate.load(path, tokenizer), prepend_bos=prepend_bos)
+
+    def encode(self, prompt: Prompt, continuation: str = "") -> list[int]:
+        """Return the ids to prefill.
+
+        Args:
+            continuation: text of the answer that was emitted already; the ids end with it.
+
+        Raises:
+            InvalidRequest: the template refuses the messages, the model has no template, or a token id is unknown.
+        """
+        if isinstance(prompt, ChatPrompt):
+            if self.template is None:
+                raise InvalidRequest(
+                    "this model has no chat template; send its prompt to /v1/completions", param="messages"
+                )
+            return self.tokenizer.encode(self.template.render(prompt.messages, continuation=continuation))
+        if isinstance(prompt, TextPrompt):
+            return self._with_bos(self.tokenizer.encode(prompt.text + continuation))
+        unknown = next((token for token in prompt.token_ids if not 0 <= token < self.tokenizer.vocab_size), None)
+        if unknown is not None:
+            raise InvalidRequest(
+                f"token id {unknown} is outside of the vocabulary of {self.tokenizer.vocab_size}", param="prompt"
+            )
+        return [*prompt.token_ids, *(self.tokenizer.encode(continuation) if continuation else ())]
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        bos = self.tokenizer.bos_id
+        if not self.prepend_bos or bos is None or ids[:1] == [bos]:
+            return ids
+        return [bos, *ids]
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 — jinja2's own declaration of the attribute
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _source_in_gguf(path: Path) -> str | None:
+    from models.gguf import GgufFile  # noqa: PLC0415 — artifact directories need no GGUF reader
+
+    source = GgufFile(path).metadata.get("tokenizer.chat_template")
+    return None if source is None else str(source)
+
+
+def _source_in_directory(directory: Path) -> str | None:
+    file = directory / TEMPLATE_FILE
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    config = directory / "tokenizer_config.json"
+    value: Any = read_json(config).get("chat_template") if config.is_file() else None
+    if isinstance(value, list):  # several named ones
+        value = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}.get("default")
+    if value is not None and not isinstance(value, str):
+        raise ArtifactError(f"{config}: `chat_template` is a {type(value).__name__}, not a string")
+    return value
+
+
+def _to_json(value: Any, *, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    """The local date, as templates that mention today's date expect."""
+    return dt.datetime.now().astimezone().strftime(pattern)

@@ -1,0 +1,370 @@
+"""`overspill models`: look into the catalogue, fill the store, and make, check and build what edge devices run."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich import progress as bars
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from models.catalog import Catalog, Family, Source, Variant, family_of_directory, load_catalog
+from models.store import ModelStore, default_root
+from router.errors import ArtifactError, ModelNotFound
+
+if TYPE_CHECKING:
+    from models.artifact import Note
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="The catalogue and the toolchain.")
+
+
+class TensorRt(str, enum.Enum):
+    """Which library builds."""
+
+    tensorrt = "tensorrt"
+    tensorrt_rtx = "tensorrt_rtx"
+
+
+FamilyName = Annotated[str, typer.Argument(metavar="FAMILY", help="A family's name, or the path of a directory.")]
+VariantName = Annotated[str, typer.Argument(metavar="VARIANT", help="A variant's name; see `overspill models list`.")]
+StoreFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--store", metavar="DIR", help="The store; default $OVERSPILL_MODELS, else ~/.cache/overspill/models."
+    ),
+]
+CatalogueFolder = Annotated[
+    Path | None, typer.Option("--catalogue", metavar="DIR", help="A folder of family files besides the built-in ones.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Do it again, even where the result is there and whole.")]
+
+
+@app.command()
+def pull(
+    family: FamilyName,
+    *,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Also make the artifacts that edge devices run (needs the cloud extra).")
+    ] = False,
+    variant: Annotated[
+        list[str] | None, typer.Option("--variant", help="With --prepare: only this one; may be repeated.")
+    ] = None,
+    force: Force = False,
+    store: StoreFolder = None,
+    catalogue: CatalogueFolder = None,
+) -> None:
+    """Bring a family's weights into the store, verified. What is there already is used again."""
+    opened = _open(store, catalogue)
+    known = opened.catalog.family(family)
+    wanted = [known.variant(name) for name in variant] if variant else _edge_variants(known)
+    if variant and not prepare:
+        raise typer.BadParameter("--variant names artifacts to make; add --prepare")
+    console = Console()
+    with _watching(console) as watcher:
+        path = opened.pull(known, watcher, force=force)
+    console.print(f"{known.name}: [green]ready[/] at {escape(str(path))}", soft_wrap=True)
+    if not prepare:
+        return
+    for chosen in wanted:
+        with _noting(console) as note:
+            folder = _make(chosen, opened, force, note)
+        console.print(f"{chosen.name}: [green]ready[/] at {escape(str(folder))}", soft_wrap=True)
+
+
+@app.command(name="list")
+def list_(store: StoreFolder = None, catalogue: CatalogueFolder = None) -> None:
+    """Show every family, its rungs, and which of them are in the store."""
+    opened = _open(store, catalogue)
+    console = Console()
+    console.print(f"[dim]store: {escape(str(opened.root))}[/]", soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("rung", "variant", "quality", "form", "layers", "in the store"):
+        table.add_column(heading, no_wrap=True)
+    for family in opened.catalog:
+        table.add_row("", f"[bold]{family.name}[/]", "", "", "", "")
+        for variant in family.variants:
+            table.add_row(
+                str(variant.rung),
+                variant.name,
+                f"{variant.quality:.3f}",
+                f"{variant.precision} {variant.format}",
+                "all" if variant.layers is None else str(len(variant.layers)),
+                _state(opened, family, variant),
+            )
+        table.add_section()
+    console.print(table)
+
+
+@app.command()
+def show(name: FamilyName, store: StoreFolder = None, catalogue: CatalogueFolder = None) -> None:
+    """Show a family or a variant: size, licence, sources, ladder, and what was measured. A path works too."""
+    opened = _open(store, catalogue)
+    family = _family_or_variant(opened.catalog, name)
+    console = Console()
+    facts = _facts()
+    facts.add_row("family", f"[bold]{family.name}[/] ({escape(family.title)})")
+    facts.add_row("parameters", f"{family.parameters:,}")
+    facts.add_row("context", f"{family.context_tokens:,} tokens")
+    facts.add_row("licence", escape(family.licence))
+    first = {True: "prepended", False: "left as it is", None: "as the model's files say"}[family.prepend_bos]
+    facts.add_row("raw text", f"first token {first}")
+    for index, source in enumerate(family.sources, 1):
+        facts.add_row(f"source {index}", _source_line(source))
+    facts.add_row("in the store", _source_state(opened, family))
+    console.print(facts)
+    for variant in family.variants:
+        if name in (family.name, variant.name) or name not in {v.name for v in family.variants}:
+            console.print()
+            console.print(_variant_facts(opened, family, variant))
+
+
+@app.command()
+def export(
+    variant: VariantName, *, force: Force = False, store: StoreFolder = None, catalogue: CatalogueFolder = None
+) -> None:
+    """Export a float32 variant to ONNX: what INT8 rungs are verified against, and runnable itself."""
+    from models.export import export as run  # noqa: PLC0415 — brings torch and onnx
+
+    console = Console()
+    with _noting(console) as note:
+        folder = run(variant, _open(store, catalogue), force=force, note=note)
+    console.print(f"[green]exported[/] to {escape(str(folder))}", soft_wrap=True)
+
+
+@app.command()
+def quantize(
+    variant: VariantName, *, force: Force = False, store: StoreFolder = None, catalogue: CatalogueFolder = None
+) -> None:
+    """Make an INT8 variant's artifact: Q/DQ, symmetric, per channel, in the form that TensorRT parses."""
+    from models.quantize import quantize as run  # noqa: PLC0415 — brings torch and onnx
+
+    console = Console()
+    with _noting(console) as note:
+        folder = run(variant, _open(store, catalogue), force=force, note=note)
+    console.print(f"[green]quantised[/] to {escape(str(folder))}", soft_wrap=True)
+
+
+@app.command()
+def verify(
+    variant: VariantName,
+    *,
+    threads: Annotated[int, typer.Option(min=0, help="Threads of one operator; 0 takes every CPU.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="A sample of the text, no timing, no memory.")] = False,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")] = None,
+    store: StoreFolder = None,
+    catalogue: CatalogueFolder = None,
+) -> None:
+    """Measure an INT8 variant beside float32: perplexity, agreement, speed, memory. Exits with 1 over its budget."""
+    from models.verify import VerifyOptions, render  # noqa: PLC0415 — brings torch and onnx
+    from models.verify import verify as run  # noqa: PLC0415
+
+    options = VerifyOptions(threads, chunks=4 if quick else 0, speed=not quick, memory=not quick)
+    console = Console()
+    with _noting(console) as note:
+        found = run(variant, _open(store, catalogue), options=options, note=note)
+    console.print(render(found))
+    if report is not None:
+        report.write_bytes(found.to_json() + b"\n")
+    for failure in found.failures:
+        console.print(f"[red]✗[/] {escape(failure)}", soft_wrap=True)
+    if not found.passed:
+        raise typer.Exit(1)
+    console.print(f"[green]✓[/] {found.variant} keeps its budget")
+
+
+@app.command()
+def prune(
+    family: FamilyName,
+    *,
+    keep: Annotated[int, typer.Option(min=1, help="How many layers to keep.")],
+    chats: Annotated[int, typer.Option(min=1, help="How many calibration chats to measure on.")] = 16,
+    store: StoreFolder = None,
+    catalogue: CatalogueFolder = None,
+) -> None:
+    """Choose the layers of a smaller rung by measured perplexity, and print them as the catalogue writes them."""
+    from models.artifact import encoder_of  # noqa: PLC0415 — brings torch and onnx
+    from models.corpus import calibration_chats  # noqa: PLC0415
+    from models.fused import fuse  # noqa: PLC0415
+    from models.prune import prune as run  # noqa: PLC0415
+
+    opened = _open(store, catalogue)
+    known = opened.catalog.family(family)
+    console = Console()
+    sample = calibration_chats(encoder_of(opened, known.name))[:chats]
+    sequences = [chat.prompt_ids + chat.answer_ids for chat in sample]
+    with _noting(console) as note:
+        steps = run(fuse(opened.weights(known.variants[0].name)), sequences, keep, note=note)
+    whole, chosen = steps[0].perplexity, steps[-1].perplexity
+    console.print(f"layers = {list(steps[-1].layers)}", soft_wrap=True)
+    console.print(f"[dim]perplexity on calibration chats {whole:.3f} → {chosen:.3f} ({whole / chosen:.3f})[/]")
+
+
+@app.command()
+def build(
+    variant: VariantName,
+    *,
+    runtime: Annotated[
+        TensorRt, typer.Option(help="tensorrt builds for this machine's GPU, tensorrt_rtx for any.")
+    ] = TensorRt.tensorrt_rtx,
+    target: Annotated[
+        str | None, typer.Option(metavar="SM", help="The GPU to build for, as sm86; default: this machine's.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Most sequences in one step.")] = 4,
+    context: Annotated[int, typer.Option(min=2, help="Most tokens of a sequence.")] = 2048,
+    store: StoreFolder = None,
+    catalogue: CatalogueFolder = None,
+) -> None:
+    """Build the TensorRT engine of an artifact, INT8 checked. An engine built from the same is used again."""
+    from models.build import BuildOptions  # noqa: PLC0415 — brings onnx
+    from models.build import build as run  # noqa: PLC0415
+
+    options = BuildOptions(batch=(1, 1, batch), past_tokens=(1, min(256, context), context))
+    console = Console()
+    with _noting(console) as note:
+        engine = run(variant, _open(store, catalogue), runtime=runtime.value, target=target, options=options, note=note)
+    made = "there already" if engine.reused else f"built in {engine.build_s:.0f} s"
+    console.print(
+        f"[green]{made}[/]: {escape(str(engine.plan))}\n[dim]{engine.plan_bytes / 1e6:,.0f} MB for {engine.target}, "
+        f"{engine.runtime} {engine.runtime_version}, INT8 checked in the {engine.int8_checked}[/]",
+        soft_wrap=True,
+    )
+
+
+def _open(store: Path | None, catalogue: Path | None) -> ModelStore:
+    root = store.expanduser() if store else default_root()
+    return ModelStore(root, load_catalog(catalogue.expanduser() if catalogue else None))
+
+
+def _family_or_variant(catalog: Catalog, name: str) -> Family:
+    try:
+        return catalog.family_of(name)
+    except ModelNotFound:
+        if "/" not in name and Path(name, "config.json").is_file():
+            return family_of_directory(Path(name))
+        return catalog.family(name)
+
+
+def _edge_variants(family: Family) -> list[Variant]:
+    return [variant for variant in family.variants if variant.format == "onnx"]
+
+
+def _make(variant: Variant, store: ModelStore, force: bool, note: Note) -> Path:
+    if variant.precision == "int8":
+        from models.quantize import quantize as run  # noqa: PLC0415 — brings torch and onnx
+    else:
+        from models.export import export as run  # noqa: PLC0415
+    return run(variant.name, store, force=force, note=note)
+
+
+def _facts() -> Table:
+    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    facts.add_column(no_wrap=True, style="dim", width=13)
+    facts.add_column(overflow="fold")
+    return facts
+
+
+def _state(store: ModelStore, family: Family, variant: Variant) -> str:
+    try:
+        if variant.format == "onnx":
+            size_bytes = _size_bytes(store.artifact_dir(variant))
+            return f"[green]yes[/], {size_bytes / 1e6:,.0f} MB"
+        store.source_path(family)
+    except ArtifactError as error:
+        return "[red]damaged[/]" if "--force" in error.message else "no"
+    return "[green]yes[/]"
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def _source_line(source: Source) -> str:
+    pinned = [*source.files.values()] if source.files else [source.sha256]
+    trust = "sha256 pinned" if all(pinned) else "sha256 trusted on first use"
+    if source.scheme == "dir":
+        trust = "used where it lies"
+    stored = f", {source.stored_as}" if source.stored_as else ""
+    size = f", {source.size_bytes / 1e6:,.0f} MB" if source.size_bytes else ""
+    return f"{escape(source.uri)} [dim]({trust}{stored}{size})[/]"
+
+
+def _source_state(store: ModelStore, family: Family) -> str:
+    try:
+        path = store.source_path(family)
+    except ArtifactError as error:
+        return f"[yellow]no[/]: {escape(error.message)}"
+    if family.sources[0].scheme == "dir":
+        return escape(str(path))
+    record = store.source_record(family)
+    revision = f" at {record.revision}" if record.revision else ""
+    return f"{escape(str(path))} [dim](from {escape(record.uri)}{revision})[/]"
+
+
+def _variant_facts(store: ModelStore, family: Family, variant: Variant) -> Table:
+    facts = _facts()
+    facts.add_row(f"rung {variant.rung}", f"[bold]{variant.name}[/]")
+    facts.add_row("quality", f"{variant.quality:.3f} [dim]({escape(variant.quality_measured)})[/]")
+    facts.add_row("precision", f"{variant.precision}, {variant.format}, for {' and '.join(variant.runtimes) or 'none'}")
+    if variant.layers is not None:
+        facts.add_row("layers kept", ", ".join(map(str, variant.layers)))
+    if variant.derived_from:
+        facts.add_row("made of", variant.derived_from)
+    budget = variant.budget
+    if budget is not None:
+        facts.add_row(
+            "budget",
+            f"perplexity ≤ +{budget.max_perplexity_increase_pct:g} %, top-1 ≥ {budget.min_top1_agreement_pct:g} %, "
+            f"decode ≥ {budget.min_speedup:g}× at batch 1 and {budget.min_speedup_batch4:g}× at batch 4",
+        )
+    facts.add_row("in the store", _state(store, family, variant))
+    return facts
+
+
+class _Bars:
+    """Shows downloads as progress bars; a `models.fetch.Progress`."""
+
+    def __init__(self, shown: bars.Progress) -> None:
+        self._shown = shown
+        self._task: bars.TaskID | None = None
+
+    def begin(self, name: str, total_bytes: int | None) -> None:
+        if self._task is not None:
+            self._shown.remove_task(self._task)
+        self._task = self._shown.add_task(escape(name), total=total_bytes)
+
+    def reach(self, done_bytes: int) -> None:
+        if self._task is not None:
+            self._shown.update(self._task, completed=done_bytes)
+
+    def note(self, message: str) -> None:
+        self._shown.console.print(f"[yellow]{escape(message)}[/]", soft_wrap=True)
+
+
+@contextmanager
+def _watching(console: Console) -> Iterator[_Bars]:
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.DownloadColumn(),
+        bars.TransferSpeedColumn(),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=console, transient=True) as shown:
+        yield _Bars(shown)
+
+
+@contextmanager
+def _noting(console: Console) -> Iterator[Note]:
+    """Show the toolchain's steps: the current one spins on a terminal, each is a line elsewhere."""
+    if not console.is_terminal:
+        yield lambda line: console.print(escape(line), soft_wrap=True)
+        return
+    with console.status("starting") as status:
+        yield lambda line: status.update(escape(line))
