@@ -1,0 +1,17 @@
+"""How many cores this process may keep busy."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return the cores of this process: its affinity, and its container's quota (cgroup v2); at least 1."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    try:
+        quota_us, period_us = cgroup.read_text(encoding="ascii").split()
+        return max(1, min(cores, int(quota_us) // int(period_us)))
+    except (OSError, ValueError):  # no cgroup v2, or `max`: no quota
+        return cores

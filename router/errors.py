@@ -1,0 +1,140 @@
+"""Every error Overspill raises on purpose, as one tree.
+
+The class carries what a caller needs to react: the HTTP status, whether a retry can help, and a machine-readable
+code. The message names the thing, the value seen and the remedy.
+
+    OverspillError
+    ├── ConfigError                 a configuration file, variable or flag is wrong (never reaches HTTP)
+    ├── InvalidRequest        400   the caller must change the request
+    │   ├── ModelNotFound     404
+    │   └── ContextTooLong    400   the prompt fits no window of any candidate
+    ├── Unauthenticated       401
+    ├── Refused                     healthy, but not now: always says when to come back
+    │   ├── Shed              429   a quota or class queue is full
+    │   └── Unavailable       503   no capacity
+    │       └── DeadlineLost  503   the promise can no longer be kept; a retry cannot help
+    ├── ReplicaError          502   a replica broke; dispatch may continue elsewhere
+    │   ├── ReplicaUnreachable      nothing was generated: safe to send again
+    │   └── ReplicaBroken           the stream ended early: continue from the text emitted so far
+    └── ArtifactError         500   a model file is missing, damaged or of the wrong kind
+"""
+
+from __future__ import annotations
+
+
+class OverspillError(Exception):
+    """Base of the tree.
+
+    Attributes:
+        status: HTTP status the gateway answers with.
+        code: stable machine-readable string, the `code` of an OpenAI-shaped error.
+        kind: the `type` of an OpenAI-shaped error.
+        param: the request field or configuration key at fault, if there is one.
+    """
+
+    status: int = 500
+    code: str = "internal_error"
+    kind: str = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class ConfigError(OverspillError):
+    """A configuration value is wrong; the message names the key, the value, the line and the remedy."""
+
+    code = "invalid_config"
+
+
+class InvalidRequest(OverspillError):
+    """The caller must change the request before sending it again."""
+
+    status = 400
+    code = "invalid_request"
+    kind = "invalid_request_error"
+
+
+class ModelNotFound(InvalidRequest):
+    """No replica of this tier or its upstream serves the named model."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class ContextTooLong(InvalidRequest):
+    """Prompt and requested answer fit the context window of no candidate."""
+
+    code = "context_length_exceeded"
+
+
+class Unauthenticated(OverspillError):
+    """The API key is missing or unknown."""
+
+    status = 401
+    code = "invalid_api_key"
+    kind = "authentication_error"
+
+
+class Refused(OverspillError):
+    """The tier is healthy but will not serve this request now.
+
+    Attributes:
+        retry_after_s: seconds after which a retry has a fair chance; sent as `retry-after` and `retry-after-ms`.
+        should_retry: sent as `x-should-retry: false` when no retry can help.
+    """
+
+    should_retry: bool = True
+
+    def __init__(self, message: str, *, retry_after_s: float, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
+
+
+class Shed(Refused):
+    """A quota or a class queue is full."""
+
+    status = 429
+    code = "shed"
+    kind = "overloaded_error"
+
+
+class Unavailable(Refused):
+    """No candidate has capacity, or none is healthy."""
+
+    status = 503
+    code = "unavailable"
+    kind = "unavailable_error"
+
+
+class DeadlineLost(Unavailable):
+    """The deadline has passed or cannot be met by any candidate, however soon it is retried."""
+
+    code = "deadline_lost"
+    should_retry = False
+
+
+class ReplicaError(OverspillError):
+    """A replica failed while serving a request."""
+
+    status = 502
+    code = "replica_error"
+
+
+class ReplicaUnreachable(ReplicaError):
+    """The replica generated nothing: it is safe to send the request elsewhere."""
+
+    code = "replica_unreachable"
+
+
+class ReplicaBroken(ReplicaError):
+    """The stream ended before its finish reason; what was emitted so far stands."""
+
+    code = "replica_broken"
+
+
+class ArtifactError(OverspillError):
+    """A model file is missing, damaged, or of a kind this runtime cannot load."""
+
+    code = "artifact_error"

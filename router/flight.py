@@ -1,0 +1,77 @@
+"""What this tier has sent and not seen the end of, by replica: counted at once, before any report shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from router.latency import NOTHING_IN_FLIGHT, InFlight, SentWork
+from router.policy.protocol import Choice
+from router.replica import Replica, ReplicaInfo
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """One request on its way on one replica.
+
+    Attributes:
+        sent_at_s: when it was bound.
+        expected_tokens: what the answer was expected to run to.
+        trial: it is the trial of a half-open breaker.
+        opened: the replica has it, so its snapshots can show it.
+        first_at_s: when its first text came, None before; tokens: how many came.
+        batch: answers that ran beside it at its first token, itself included.
+    """
+
+    replica: Replica
+    choice: Choice
+    sent_at_s: float
+    work: SentWork
+    prompt_tokens: int
+    expected_tokens: int
+    trial: bool = False
+    opened: bool = False
+    first_at_s: float | None = None
+    tokens: int = 0
+    batch: int = 1
+
+    @property
+    def info(self) -> ReplicaInfo:
+        return self.choice.candidate.info
+
+    @property
+    def left_tokens(self) -> int:
+        """Tokens still expected; an answer that outran the expectation may go on for a quarter of its length."""
+        return max(self.expected_tokens - self.tokens, self.tokens // 4, 1)
+
+
+class Flights:
+    """All of them; every `begin` has exactly one `end`."""
+
+    def __init__(self) -> None:
+        self._by_replica: dict[str, set[Flight]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_replica.values()))
+
+    def begin(self, flight: Flight) -> None:
+        self._by_replica.setdefault(flight.info.replica_id, set()).add(flight)
+
+    def end(self, flight: Flight) -> None:
+        flights = self._by_replica[flight.info.replica_id]
+        flights.remove(flight)
+        if not flights:
+            del self._by_replica[flight.info.replica_id]
+
+    def at(self, replica_id: str) -> InFlight:
+        flights = self._by_replica.get(replica_id)
+        if not flights:
+            return NOTHING_IN_FLIGHT
+        unopened = [flight for flight in flights if not flight.opened]
+        return InFlight(
+            requests=len(flights),
+            prefill_tokens=sum(flight.prompt_tokens for flight in flights if flight.first_at_s is None),
+            left_tokens=sorted(flight.left_tokens for flight in flights),
+            unopened=len(unopened),
+            unopened_prefill_tokens=sum(flight.prompt_tokens for flight in unopened),
+            unopened_decode_tokens=sum(flight.expected_tokens for flight in unopened),
+        )

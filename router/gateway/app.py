@@ -1,0 +1,82 @@
+"""The HTTP surface of a tier: OpenAI, KServe V2 and operations on one ASGI application."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.errors import InvalidRequest, OverspillError
+from router.gateway.auth import Authentication
+from router.gateway.deps import (
+    DecisionRecord,
+    Dispatch,
+    GatewayDeps,
+    GatewayLimits,
+    PromptCounter,
+    Telemetry,
+)
+from router.gateway.errors import NoSuchPage, WrongMethod, dialect_of, render_error
+from router.gateway.intake import Intake, load_of
+from router.gateway.kserve_routes import KServeRoutes
+from router.gateway.metrics import GatewayMetrics
+from router.gateway.openai_routes import OpenAIRoutes
+from router.gateway.ops_routes import OpsRoutes
+
+__all__ = ["DecisionRecord", "Dispatch", "GatewayDeps", "GatewayLimits", "PromptCounter", "Telemetry", "create_app"]
+
+
+def create_app(deps: GatewayDeps) -> FastAPI:
+    """Build the gateway of a tier; the tier may mount further routers on the result.
+
+    The routes are bare ASGI endpoints, because a hot path has no use for dependency injection and response models;
+    FastAPI carries what tiers add. One application takes one metrics registry: build it once.
+    """
+    app = FastAPI(title=f"Overspill {deps.tier}", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.gateway = deps
+    metrics = GatewayMetrics(deps.telemetry.registry, lambda: load_of(deps))
+    intake = Intake(deps, metrics)
+    for group in (
+        OpenAIRoutes(deps, intake, metrics),
+        KServeRoutes(deps, intake, metrics),
+        OpsRoutes(deps, intake, metrics),
+    ):
+        app.router.routes.extend(group.routes())
+    app.add_middleware(Authentication, api_keys=deps.api_keys)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(OverspillError, _overspill_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(Exception, _overspill_error)
+    return app
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    """Errors that routing itself raises: no such path, no such method."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    where = f"{request.method} {request.url.path[:200]}"
+    known: dict[int, OverspillError] = {
+        404: NoSuchPage(f"{where}: no such path"),
+        405: WrongMethod(f"{where}: this path has other methods"),
+    }
+    detail = str(getattr(error, "detail", "")) or f"{where}: HTTP {status}"
+    found = known.get(status) or (InvalidRequest(detail) if status < 500 else OverspillError(detail))
+    reply = render_error(found, dialect_of(request.url.path))
+    extra = dict(getattr(error, "headers", None) or {})
+    return Response(reply.body, status, headers={**extra, **dict(reply.headers)}, media_type=reply.media_type)
+
+
+def _validation_error(request: Request, error: Exception) -> Response:
+    """Bodies and parameters that do not fit the types of a mounted router: the first problem, by its field's path."""
+    problems = error.errors() if isinstance(error, RequestValidationError) else []
+    where = ".".join(str(part) for part in problems[0]["loc"][1:]) if problems else ""
+    what = str(problems[0]["msg"]) if problems else "does not fit"
+    return _overspill_error(request, InvalidRequest(f"`{where}`: {what}", param=where or None))
+
+
+def _overspill_error(request: Request, error: Exception) -> Response:
+    """Errors of routers that a tier mounted; what is not of the tree is logged by the server, and not told."""
+    found = error if isinstance(error, OverspillError) else OverspillError("internal error; the log has the details")
+    reply = render_error(found, dialect_of(request.url.path))
+    return Response(reply.body, reply.status, headers=dict(reply.headers), media_type=reply.media_type)

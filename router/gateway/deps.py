@@ -1,0 +1,125 @@
+"""What a tier hands to its gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from prometheus_client import CollectorRegistry
+
+from router.answer import Answer
+from router.clock import Clock
+from router.replica import ReplicaInfo, ReplicaSnapshot
+from router.wire.inference import IN_THREAD_CHARS, InferenceRequest, Prompt
+
+
+class PromptCounter(Protocol):
+    """Counts tokens with the tokenizer of a model. Safe to call from a worker thread."""
+
+    def count(self, model: str, prompt: Prompt) -> int:
+        """Return the length of the rendered prompt, in tokens.
+
+        Raises:
+            ModelNotFound: no tokenizer is known for `model`.
+            InvalidRequest: the prompt cannot be encoded (an id outside the vocabulary, a role the template refuses).
+        """
+        ...
+
+
+class DecisionRecord(Protocol):
+    """Why a request went where it went."""
+
+    def to_json(self) -> Mapping[str, object]:
+        """Return it as values that JSON knows."""
+        ...
+
+
+class Dispatch(Protocol):
+    """What the gateway needs of `router.dispatch.Dispatcher`."""
+
+    async def start(self, request: InferenceRequest) -> Answer:
+        """Return when the first chunk is ready; raises any error of `router.errors`."""
+        ...
+
+    def decision(self, request_id: str) -> DecisionRecord | None:
+        """Return the record of a recent request."""
+        ...
+
+    def load(self) -> Sequence[ReplicaSnapshot]:
+        """Return a snapshot of every replica."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a replica in the tier's own queue."""
+        ...
+
+    def known_models(self) -> Collection[str]:
+        """Return every family and variant name that may be asked for."""
+        ...
+
+
+class Telemetry(Protocol):
+    """What the gateway needs of `router.telemetry`."""
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Where the metrics of this tier live."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLimits:
+    """What one caller may cost before the router has seen the request.
+
+    Attributes:
+        max_body_bytes: larger bodies are refused with 413.
+        body_timeout_s: a body that takes longer to arrive is refused with 408.
+        max_requests: requests inside the gateway at once, streams included; the next one is shed before its prompt
+            is tokenised.
+        send_stall_s: a client that reads nothing for so long is taken for gone, and its work is cancelled.
+        count_in_thread_chars: prompts from this length on are counted in a worker thread.
+        retry_after_s: told to callers while the tier is not ready or `max_requests` is reached.
+    """
+
+    max_body_bytes: int = 16 * 1024 * 1024
+    body_timeout_s: float = 60.0
+    max_requests: int = 4096
+    send_stall_s: float = 60.0
+    count_in_thread_chars: int = IN_THREAD_CHARS
+    retry_after_s: float = 1.0
+
+
+def always_ready() -> tuple[bool, str]:
+    """Readiness of a tier that has nothing to wait for."""
+    return True, ""
+
+
+def kv_usage_unknown() -> float | None:
+    """KV use of a tier whose replicas do not tell."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayDeps:
+    """Everything the gateway needs of its tier.
+
+    Attributes:
+        tier: what this tier calls itself in `x-overspill-tier` and `/v1/models`.
+        models: the replicas that `/v1/models` lists, local and remote.
+        api_keys: accepted bearer keys. Empty means open, and then only callers on loopback are let in.
+        ready: whether new requests may come in, and if not, why (`starting`, `draining`).
+        kv_usage: used share of the tier's KV cache in [0, 1], for autoscalers; None if unknown.
+    """
+
+    dispatcher: Dispatch
+    prompts: PromptCounter
+    tier: Literal["edge", "cloud"]
+    telemetry: Telemetry
+    clock: Clock
+    models: Callable[[], Sequence[ReplicaInfo]]
+    api_keys: frozenset[str] = frozenset()
+    ready: Callable[[], tuple[bool, str]] = always_ready
+    limits: GatewayLimits = field(default_factory=GatewayLimits)
+    kv_usage: Callable[[], float | None] = kv_usage_unknown

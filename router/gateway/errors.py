@@ -1,0 +1,83 @@
+"""Errors → HTTP replies, in the dialect of the API that was called."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import orjson
+
+from router.errors import InvalidRequest, OverspillError, Refused, Unauthenticated
+from router.wire import headers, openai_reply
+
+JSON = "application/json"
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body is larger than this tier reads."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class BodyTimeout(InvalidRequest):
+    """The body did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class UnsupportedMedia(InvalidRequest):
+    """The body's content type or encoding is not read here."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class NoSuchPage(InvalidRequest):
+    """The path or the record asked for does not exist."""
+
+    status = 404
+    code = "not_found"
+
+
+class WrongMethod(InvalidRequest):
+    """The path exists, for another HTTP method."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+class Dialect(enum.Enum):
+    """How errors look."""
+
+    OPENAI = "openai"
+    KSERVE = "kserve"
+
+
+def dialect_of(path: str) -> Dialect:
+    return Dialect.KSERVE if path == "/v2" or path.startswith("/v2/") else Dialect.OPENAI
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole HTTP reply."""
+
+    body: bytes
+    status: int = 200
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    media_type: str = JSON
+
+
+def render_error(error: OverspillError, dialect: Dialect) -> Reply:
+    """Return the reply for an error; a refusal always says when to come back."""
+    lines: list[tuple[str, str]] = []
+    if isinstance(error, Refused):
+        lines = headers.retry_headers(error.retry_after_s, should_retry=error.should_retry)
+    elif isinstance(error, Unauthenticated):
+        lines = [("www-authenticate", "Bearer")]
+    elif isinstance(error, (BodyTooLarge, BodyTimeout)):
+        lines = [("connection", "close")]  # the rest of the body is not read
+    kserve = dialect is Dialect.KSERVE
+    body = orjson.dumps({"error": error.message}) if kserve else openai_reply.encode_error(error)
+    return Reply(body=body, status=error.status, headers=lines)

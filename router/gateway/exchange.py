@@ -1,0 +1,285 @@
+"""One HTTP exchange on bare ASGI: read the body, race the work against the client going away, always close the stream.
+
+Starlette's streaming response can abandon a body without closing it. Here the reply is sent by the task that made it,
+and that task is cancelled, and waited for, the moment the client is gone: what runs on a replica ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from starlette.types import Message, Receive, Scope, Send
+
+from router.errors import OverspillError, Refused, Unavailable
+from router.gateway.deps import GatewayDeps
+from router.gateway.errors import JSON, BodyTimeout, BodyTooLarge, Dialect, Reply, dialect_of, render_error
+from router.gateway.metrics import GatewayMetrics
+from router.tasks import end, within
+from router.wire import headers as wire_headers
+from router.wire.inference import TokenChunk
+
+_log = structlog.get_logger("router.gateway")
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was complete. Nobody is left to answer."""
+
+
+@dataclass(slots=True)
+class StreamReply:
+    """A reply that is sent piece by piece.
+
+    Attributes:
+        pieces: encoded events. The generator never raises `OverspillError`: errors after the head was sent are events.
+    """
+
+    headers: list[tuple[str, str]]
+    pieces: AsyncGenerator[bytes, None]
+    media_type: str = "text/event-stream; charset=utf-8"
+
+
+@dataclass(slots=True)
+class Exchange:
+    """The request side of one exchange.
+
+    Attributes:
+        headers: lower-case names.
+        params: path parameters.
+        request_id: set for inference; sent back on every reply, errors included.
+        accepted_at_s: on the tier's clock, when the body was complete.
+        chunks: the running answer; closed on every path out of the exchange, which cancels its work.
+        closers: called once when the exchange is over.
+        timings_ms: what goes into `server-timing`.
+    """
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    params: dict[str, Any]
+    dialect: Dialect
+    body: bytes = b""
+    request_id: str | None = None
+    accepted_at_s: float = 0.0
+    chunks: AsyncGenerator[TokenChunk, None] | None = None
+    closers: list[Callable[[], None]] = field(default_factory=list)
+    timings_ms: list[tuple[str, float]] = field(default_factory=list)
+
+
+Handler = Callable[[Exchange], Awaitable["Reply | StreamReply"]]
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    path: str = scope["path"]
+    return Exchange(
+        method=scope["method"],
+        path=path,
+        headers=wire_headers.lower_case(scope["headers"]),
+        params=scope.get("path_params", {}),
+        dialect=dialect_of(path),
+    )
+
+
+class Endpoint:
+    """An ASGI application around one handler."""
+
+    def __init__(self, name: str, handler: Handler, deps: GatewayDeps, metrics: GatewayMetrics) -> None:
+        self._name = name
+        self._handler = handler
+        self._deps = deps
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = exchange_of(scope)
+        try:
+            exchange.request_id = wire_headers.request_id(exchange.headers)
+            if exchange.method not in {"GET", "HEAD"}:
+                exchange.body = await read_body(receive, exchange.headers, self._deps)
+        except OverspillError as error:
+            await self._send_reply(render_error(error, exchange.dialect), exchange, send)
+            return
+        except ClientGone:
+            self._metrics.disconnects.inc()
+            return
+        exchange.accepted_at_s = self._deps.clock.now_s()
+        await self._race(exchange, receive, send)
+
+    async def _race(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        """Run the handler and send its reply until it is done, the client is gone, or it has stopped reading."""
+        sender = _Sender(send, self._deps.limits.send_stall_s)
+        work = asyncio.create_task(self._serve(exchange, sender), name=f"gateway {exchange.request_id}")
+        gone = asyncio.create_task(_wait_for_disconnect(receive), name=f"gateway {exchange.request_id} disconnect")
+        try:
+            await asyncio.wait({work, gone, sender.stalled}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left_early = not work.done()
+            sender.left = left_early
+            await end(gone, work)
+            for close in exchange.closers:
+                close()
+        if left_early:
+            self._metrics.disconnects.inc()
+            why = "stopped reading" if sender.stalled.done() else "went away"
+            _log.info("client left", request_id=exchange.request_id, route=self._name, why=why)
+        elif not work.cancelled() and work.exception() is not None:
+            raise work.exception()  # type: ignore[misc]  # not None, by the line above
+
+    async def _serve(self, exchange: Exchange, send: Send) -> None:
+        try:
+            reply = await self._handle(exchange)
+            if isinstance(reply, Reply):
+                await self._send_reply(reply, exchange, send)
+            else:
+                await self._send_stream(reply, exchange, send)
+        except ClientGone:
+            pass  # counted by the race that it lost
+        except OSError:  # what ASGI servers raise when the connection broke under a send
+            self._metrics.disconnects.inc()
+        finally:
+            if exchange.chunks is not None:
+                await exchange.chunks.aclose()
+
+    async def _handle(self, exchange: Exchange) -> Reply | StreamReply:
+        try:
+            return await self._handler(exchange)
+        except OverspillError as error:
+            if error.status >= 500 and not isinstance(error, Refused):
+                _log.warning("request failed", request_id=exchange.request_id, code=error.code, error=error.message)
+            return render_error(error, exchange.dialect)
+        except Exception:  # noqa: BLE001 - the task boundary: a bug is logged with its trace and answered
+            crashed("request", exchange.request_id)
+            return render_error(internal_error(exchange.request_id), exchange.dialect)
+
+    async def _send_reply(self, reply: Reply, exchange: Exchange, send: Send) -> None:
+        self._metrics.responses.labels(self._name, reply.status).inc()
+        lines = [*reply.headers, ("content-length", str(len(reply.body)))]
+        await send(_head(reply.status, reply.media_type, lines, exchange.request_id))
+        await send({"type": "http.response.body", "body": b"" if exchange.method == "HEAD" else reply.body})
+
+    async def _send_stream(self, reply: StreamReply, exchange: Exchange, send: Send) -> None:
+        self._metrics.responses.labels(self._name, 200).inc()
+        lines = [*reply.headers, ("cache-control", "no-cache"), ("x-accel-buffering", "no")]
+        try:
+            await send(_head(200, reply.media_type, lines, exchange.request_id))
+            async for piece in reply.pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            await reply.pieces.aclose()
+
+
+class _Sender:
+    """The server's `send`, with a watch on how long a single call may take."""
+
+    def __init__(self, send: Send, stall_s: float) -> None:
+        self._send = send
+        self._stall_s = stall_s
+        self._loop = asyncio.get_running_loop()
+        self.stalled: asyncio.Future[None] = self._loop.create_future()
+        self.left = False
+
+    async def __call__(self, message: Message) -> None:
+        if self.left:
+            raise ClientGone
+        watch = self._loop.call_later(self._stall_s, self._stall)
+        try:
+            await self._send(message)
+        finally:
+            watch.cancel()
+
+    def _stall(self) -> None:
+        if not self.stalled.done():
+            self.stalled.set_result(None)
+
+
+def crashed(what: str, request_id: str | None) -> None:
+    """Log the exception in flight. As text: renderers that show local variables would write prompts into the log."""
+    _log.error(f"{what} crashed", request_id=request_id, trace=traceback.format_exc())
+
+
+def internal_error(request_id: str | None) -> OverspillError:
+    return OverspillError(f"internal error; the log has the details under request id {request_id}")
+
+
+def draining_or_starting(deps: GatewayDeps) -> Unavailable | None:
+    """Return the refusal of a tier that takes no new requests now, with its reason."""
+    ready, why = deps.ready()
+    if ready:
+        return None
+    return Unavailable(
+        f"this tier takes no requests now: {why or 'not ready'}", retry_after_s=deps.limits.retry_after_s
+    )
+
+
+async def read_body(receive: Receive, headers: dict[str, str], deps: GatewayDeps) -> bytes:
+    """Read the whole body.
+
+    Raises:
+        BodyTooLarge: it is, or says it is, larger than the limit.
+        BodyTimeout: it takes longer than the limit.
+        ClientGone: the connection closed first.
+    """
+    limits = deps.limits
+    length = headers.get("content-length", "0")
+    if length.isdigit() and int(length) > limits.max_body_bytes:
+        raise _too_large(limits.max_body_bytes)
+    message = await _receive_within(receive, limits.body_timeout_s)
+    if not message.get("more_body", False) and message["type"] == "http.request":
+        body: bytes = message.get("body", b"")  # the usual case: one message, no copy, no timer left
+        if len(body) > limits.max_body_bytes:
+            raise _too_large(limits.max_body_bytes)
+        return body
+    return await _read_rest(message, receive, deps)
+
+
+async def _read_rest(message: Message, receive: Receive, deps: GatewayDeps) -> bytes:
+    limits = deps.limits
+    ends_at_s = deps.clock.now_s() + limits.body_timeout_s
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > limits.max_body_bytes:
+            raise _too_large(limits.max_body_bytes)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+        message = await _receive_within(receive, ends_at_s - deps.clock.now_s())
+
+
+async def _receive_within(receive: Receive, limit_s: float) -> Message:
+    try:
+        return await within(limit_s, _received(receive))
+    except asyncio.TimeoutError:
+        raise BodyTimeout("the request body did not arrive in time: send it faster, or in smaller parts") from None
+
+
+def _too_large(limit_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the request body is larger than the {limit_bytes} bytes that this tier reads")
+
+
+async def _received(receive: Receive) -> Message:
+    return await receive()
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _head(status: int, media_type: str, lines: list[tuple[str, str]], request_id: str | None) -> Message:
+    raw = [(b"content-type", media_type.encode())]
+    if request_id is not None:
+        raw.append((b"x-request-id", request_id.encode("latin-1")))
+    raw.extend((name.encode("latin-1"), value.encode("latin-1")) for name, value in lines)
+    return {"type": "http.response.start", "status": status, "headers": raw}
+
+
+def json_reply(body: bytes) -> Reply:
+    return Reply(body=body, media_type=JSON)

@@ -1,0 +1,213 @@
+"""From a decoded call to an `InferenceRequest`: the same path for OpenAI and KServe V2."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+
+from router.answer import Answer
+from router.errors import ModelNotFound, ReplicaBroken, Shed, Unavailable
+from router.gateway.deps import GatewayDeps
+from router.gateway.exchange import Exchange, draining_or_starting
+from router.gateway.metrics import GatewayMetrics
+from router.wire import headers as wire_headers
+from router.wire import load as wire_load
+from router.wire.inference import (
+    ChatPrompt,
+    FinishReason,
+    InferenceRequest,
+    Message,
+    Objective,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    TokenChunk,
+    size_chars,
+)
+from router.wire.openai_reply import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What any API asks for.
+
+    Attributes:
+        priority, deadline_s: of the body; the header of the same meaning beats them.
+    """
+
+    model: str
+    prompt: Prompt
+    sampling: SamplingParams
+    continuation: str = ""
+    priority: int | None = None
+    deadline_s: float | None = None
+
+
+class Intake:
+    """Lets calls in, and builds the request that the router sees."""
+
+    def __init__(self, deps: GatewayDeps, metrics: GatewayMetrics) -> None:
+        self._deps = deps
+        self._metrics = metrics
+        self._in_flight: set[str] = set()
+
+    def load(self) -> wire_load.LoadReport:
+        return load_of(self._deps)
+
+    def admit(self, exchange: Exchange) -> None:
+        """Take a place for this exchange before anything is decoded or tokenised.
+
+        Two requests may carry one id (a retry, a continuation while the broken stream is still being torn down): the
+        later one gets a suffix, so that everything behind the gateway may rely on ids in flight being unique.
+
+        Raises:
+            Unavailable: the tier is starting or draining.
+            Shed: the gateway is full.
+        """
+        refusal = draining_or_starting(self._deps)
+        if refusal is not None:
+            raise refusal
+        limits = self._deps.limits
+        if len(self._in_flight) >= limits.max_requests:
+            raise Shed(
+                f"{limits.max_requests} requests are in flight here, the limit of this gateway",
+                retry_after_s=limits.retry_after_s,
+            )
+        request_id = given = exchange.request_id or ""
+        attempt = 1
+        while request_id in self._in_flight:
+            attempt += 1
+            request_id = f"{given}~{attempt}"
+        exchange.request_id = request_id
+        self._in_flight.add(request_id)
+        self._metrics.in_flight.set(len(self._in_flight))
+        exchange.closers.append(lambda: self._leave(request_id))
+
+    def _leave(self, request_id: str) -> None:
+        self._in_flight.discard(request_id)
+        self._metrics.in_flight.set(len(self._in_flight))
+
+    async def start(self, exchange: Exchange, call: Call) -> tuple[Answer, int]:
+        """Count, build the request, dispatch it; returns the answer and the prompt's tokens with the first chunk ready.
+
+        Raises:
+            OverspillError: any of the tree.
+        """
+        self._check_model(call.model)
+        objective = self._objective(exchange, call)
+        passed_on = wire_headers.passed_on(exchange.headers)
+        began = time.perf_counter()
+        prompt_tokens = await self._count(call)
+        counted = time.perf_counter()
+        exchange.timings_ms.append(("tokenize", (counted - began) * 1000))
+        request = InferenceRequest(
+            request_id=exchange.request_id or "",
+            model=call.model,
+            prompt=call.prompt,
+            sampling=call.sampling,
+            objective=objective,
+            prompt_tokens=prompt_tokens,
+            accepted_at_s=exchange.accepted_at_s,
+            prompt_bytes=len(exchange.body),
+            continuation=call.continuation,
+            headers=passed_on,
+        )
+        exchange.body = b""  # a stream may live for minutes; what it was asked with need not
+        answer = await self._deps.dispatcher.start(request)
+        exchange.chunks = answer.chunks
+        exchange.timings_ms.append(("first-token", (time.perf_counter() - counted) * 1000))
+        return answer, prompt_tokens
+
+    def _check_model(self, model: str) -> None:
+        known = self._deps.dispatcher.known_models()
+        if not known:
+            # Nothing was found yet, which says nothing about the model: the caller shall come back.
+            raise Unavailable(
+                "no model is known here yet: none is loaded, and no upstream was reached",
+                retry_after_s=self._deps.limits.retry_after_s,
+            )
+        if model not in known:
+            raise unknown_model(model, sorted(known))
+
+    def _objective(self, exchange: Exchange, call: Call) -> Objective:
+        default = Objective()
+        if call.priority is not None:
+            default = replace(default, priority=call.priority)
+        if call.deadline_s is not None:
+            default = replace(default, deadline_s=call.deadline_s)
+        return wire_headers.parse_objective(exchange.headers, default)
+
+    async def _count(self, call: Call) -> int:
+        prompts = _with_continuation(call.prompt, call.continuation)
+        if sum(size_chars(prompt) for prompt in prompts) < self._deps.limits.count_in_thread_chars:
+            return self._count_all(call.model, prompts)
+        return await asyncio.to_thread(self._count_all, call.model, prompts)
+
+    def _count_all(self, model: str, prompts: list[Prompt]) -> int:
+        return sum(self._deps.prompts.count(model, prompt) for prompt in prompts)
+
+    def reply_headers(self, exchange: Exchange, answer: Answer) -> list[tuple[str, str]]:
+        """Say who answers and why, how long it took, and, to callers that asked for it, the tier's load."""
+        lines = wire_headers.route_headers(answer.route)
+        lines.append(("server-timing", ", ".join(f"{name};dur={ms:.2f}" for name, ms in exchange.timings_ms)))
+        if wire_load.FORMAT_HEADER in exchange.headers:
+            lines.append((wire_load.HEADER, wire_load.encode_orca(self.load())))
+        return lines
+
+
+def load_of(deps: GatewayDeps) -> wire_load.LoadReport:
+    """Return what the tier has to tell about its load."""
+    dispatcher = deps.dispatcher
+    return wire_load.summarise(dispatcher.load(), kv_usage=deps.kv_usage(), waiting=dispatcher.waiting)
+
+
+def unknown_model(model: str, known: list[str]) -> ModelNotFound:
+    close = difflib.get_close_matches(model, known, n=1)
+    hint = f"; did you mean `{close[0]}`?" if close else ""
+    return ModelNotFound(
+        f"`model`: `{model}` is not served here, these are: {', '.join(known) or 'none yet'}{hint}", param="model"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A finished answer."""
+
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+
+
+async def collect(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) -> Whole:
+    """Gather an answer to its end.
+
+    Raises:
+        ReplicaBroken: it ended without a finish reason.
+    """
+    pieces: list[str] = []
+    tokens = 0
+    async for chunk in chunks:
+        pieces.append(chunk.text)
+        tokens += chunk.tokens
+        if chunk.finish_reason is not None:
+            usage = Usage(chunk.prompt_tokens or prompt_tokens, tokens)
+            return Whole("".join(pieces), chunk.finish_reason, usage)
+    raise unfinished()
+
+
+def unfinished() -> ReplicaBroken:
+    return ReplicaBroken("the answer ended without a finish reason: it is incomplete, send the request again")
+
+
+def _with_continuation(prompt: Prompt, continuation: str) -> list[Prompt]:
+    """What to count: the prompt as the replica will see it, and a few template tokens too many."""
+    if not continuation:
+        return [prompt]
+    if isinstance(prompt, ChatPrompt):
+        return [ChatPrompt((*prompt.messages, Message("assistant", continuation)))]
+    if isinstance(prompt, TextPrompt):
+        return [TextPrompt(prompt.text + continuation)]
+    return [prompt, TextPrompt(continuation)]

@@ -1,0 +1,53 @@
+"""What a body says it is: content type and compression."""
+
+from __future__ import annotations
+
+import zlib
+
+from router.errors import InvalidRequest
+from router.gateway.errors import BodyTooLarge, UnsupportedMedia
+from router.gateway.exchange import Exchange
+
+
+def plain_body(exchange: Exchange, max_bytes: int) -> bytes:
+    """Return the body, decompressed if it came as gzip or deflate.
+
+    Raises:
+        UnsupportedMedia: another encoding.
+        BodyTooLarge: it unpacks to more than `max_bytes`; it is not unpacked further than that.
+        InvalidRequest: it is empty or damaged.
+    """
+    encoding = exchange.headers.get("content-encoding", "identity").lower()
+    if not exchange.body:
+        raise InvalidRequest("the request body is empty: send a JSON object")
+    if encoding == "identity":
+        return exchange.body
+    if encoding not in {"gzip", "deflate"}:
+        raise UnsupportedMedia(
+            f"`content-encoding: {encoding[:40]}` is not read here: send gzip, deflate or a plain body",
+            param="content-encoding",
+        )
+    unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: gzip and zlib headers, told apart by themselves
+    try:
+        body = unpack.decompress(exchange.body, max_bytes + 1)
+    except zlib.error as error:
+        raise InvalidRequest(f"the request body is no valid {encoding}: {error}", param="content-encoding") from None
+    if len(body) > max_bytes:
+        raise BodyTooLarge(f"the request body unpacks to more than the {max_bytes} bytes that this tier reads")
+    if not unpack.eof:
+        raise InvalidRequest(f"the request body is no valid {encoding}: it ends early", param="content-encoding")
+    return body
+
+
+def require_json(exchange: Exchange) -> None:
+    """Refuse a body that says it is something else; a body that says nothing is taken for JSON.
+
+    Raises:
+        UnsupportedMedia: another content type.
+    """
+    given = exchange.headers.get("content-type", "application/json")
+    essence = given.partition(";")[0].strip().lower()
+    if essence != "application/json" and not (essence.startswith("application/") and essence.endswith("+json")):
+        raise UnsupportedMedia(
+            f"`content-type: {given[:80]}` is not read here: send application/json", param="content-type"
+        )

@@ -1,0 +1,103 @@
+"""/v1/models, /v1/chat/completions, /v1/completions, /v1/embeddings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+import orjson
+from starlette.routing import BaseRoute, Route
+
+from router.errors import ModelNotFound
+from router.gateway.deps import GatewayDeps
+from router.gateway.errors import Reply
+from router.gateway.exchange import Endpoint, Exchange, StreamReply, json_reply
+from router.gateway.intake import Call, Intake, collect, unknown_model
+from router.gateway.media import plain_body, require_json
+from router.gateway.metrics import GatewayMetrics
+from router.gateway.sse import EventStream
+from router.wire import openai, openai_reply
+from router.wire.openai_reply import EventEncoder, ReplyHead
+
+
+class _Embedding(msgspec.Struct, frozen=True):
+    model: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    input: str | list[str | int | list[int]]
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    user: str | None = None
+
+
+_embedding_decoder = msgspec.json.Decoder(_Embedding)
+
+
+class OpenAIRoutes:
+    """The handlers of the OpenAI API."""
+
+    def __init__(self, deps: GatewayDeps, intake: Intake, metrics: GatewayMetrics) -> None:
+        self._deps = deps
+        self._intake = intake
+        self._metrics = metrics
+        self._created_s = int(time.time())
+
+    def routes(self) -> list[BaseRoute]:
+        def endpoint(name: str, handler: Any) -> Endpoint:
+            return Endpoint(name, handler, self._deps, self._metrics)
+
+        return [
+            Route("/v1/chat/completions", endpoint("chat", self._chat), methods=["POST"]),
+            Route("/v1/completions", endpoint("completions", self._completions), methods=["POST"]),
+            Route("/v1/embeddings", endpoint("embeddings", self._embeddings), methods=["POST"]),
+            Route("/v1/models", endpoint("models", self._list_models), methods=["GET"]),
+            Route("/v1/models/{model:path}", endpoint("model", self._show_model), methods=["GET"]),
+        ]
+
+    async def _chat(self, exchange: Exchange) -> Reply | StreamReply:
+        return await self._generate(exchange, openai.decode_chat)
+
+    async def _completions(self, exchange: Exchange) -> Reply | StreamReply:
+        return await self._generate(exchange, openai.decode_completion)
+
+    async def _generate(self, exchange: Exchange, decode: Callable[[bytes], openai.OpenAICall]) -> Reply | StreamReply:
+        self._intake.admit(exchange)
+        require_json(exchange)
+        call = decode(plain_body(exchange, self._deps.limits.max_body_bytes))
+        answer, prompt_tokens = await self._intake.start(
+            exchange, Call(call.model, call.prompt, call.sampling, call.continuation, call.priority)
+        )
+        head = ReplyHead(
+            chat=call.chat,
+            request_id=exchange.request_id or "",
+            created_s=int(time.time()),
+            model=answer.route.variant,
+        )
+        if call.stream:
+            encoder = EventEncoder(head, include_usage=call.include_usage, running_usage=call.running_usage)
+            events = EventStream(answer.chunks, encoder, prompt_tokens, exchange.request_id, self._metrics)
+            first = await events.first()
+            return StreamReply(self._intake.reply_headers(exchange, answer), events.pieces(first))
+        whole = await collect(answer.chunks, prompt_tokens)
+        body = openai_reply.encode_body(head, whole.text, whole.finish_reason, whole.usage)
+        return Reply(body, headers=self._intake.reply_headers(exchange, answer))
+
+    async def _embeddings(self, exchange: Exchange) -> Reply:
+        require_json(exchange)
+        body = plain_body(exchange, self._deps.limits.max_body_bytes)
+        call = openai.decode_json(_embedding_decoder, body)
+        raise ModelNotFound(f"`model`: `{call.model[:80]}` is no embedding model; none is served here", param="model")
+
+    async def _list_models(self, exchange: Exchange) -> Reply:  # noqa: ARG002
+        return json_reply(openai_reply.encode_models(self._cards()))
+
+    async def _show_model(self, exchange: Exchange) -> Reply:
+        wanted = exchange.params["model"]
+        cards = self._cards()
+        for card in cards:
+            if card["id"] == wanted:
+                return json_reply(orjson.dumps(card))
+        raise unknown_model(wanted, sorted(str(card["id"]) for card in cards))
+
+    def _cards(self) -> list[dict[str, object]]:
+        return openai_reply.model_cards(self._deps.models(), self._created_s)

@@ -1,0 +1,63 @@
+"""/health/live, /health/ready, /metrics, /v1/decisions/{request_id}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.routing import BaseRoute, Route
+
+from router.gateway.deps import GatewayDeps
+from router.gateway.errors import NoSuchPage, Reply, render_error
+from router.gateway.exchange import Endpoint, Exchange, draining_or_starting, json_reply
+from router.gateway.intake import Intake
+from router.gateway.metrics import GatewayMetrics
+from router.wire import load as wire_load
+
+
+class OpsRoutes:
+    """The handlers that operators, probes and the tier below use."""
+
+    def __init__(self, deps: GatewayDeps, intake: Intake, metrics: GatewayMetrics) -> None:
+        self._deps = deps
+        self._intake = intake
+        self._metrics = metrics
+
+    def routes(self) -> list[BaseRoute]:
+        def endpoint(name: str, handler: Any) -> Endpoint:
+            return Endpoint(name, handler, self._deps, self._metrics)
+
+        return [
+            Route("/health/live", endpoint("live", self._live), methods=["GET"]),
+            Route("/health/ready", endpoint("ready", self._ready), methods=["GET"]),
+            Route("/metrics", endpoint("metrics", self._show_metrics), methods=["GET"]),
+            Route("/v1/decisions/{request_id:path}", endpoint("decision", self._decision), methods=["GET"]),
+        ]
+
+    async def _live(self, exchange: Exchange) -> Reply:  # noqa: ARG002
+        return json_reply(b'{"status":"live"}')
+
+    async def _ready(self, exchange: Exchange) -> Reply:
+        """Readiness, always with the load report: the tier below polls this page."""
+        report = (wire_load.HEADER, wire_load.encode_orca(self._intake.load()))
+        refusal = draining_or_starting(self._deps)
+        if refusal is None:
+            return Reply(orjson.dumps({"status": "ready", "tier": self._deps.tier}), headers=[report])
+        reply = render_error(refusal, exchange.dialect)
+        reply.headers.append(report)
+        return reply
+
+    async def _show_metrics(self, exchange: Exchange) -> Reply:  # noqa: ARG002
+        return Reply(generate_latest(self._deps.telemetry.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def _decision(self, exchange: Exchange) -> Reply:
+        wanted = exchange.params["request_id"]
+        record = self._deps.dispatcher.decision(wanted)
+        if record is None:
+            raise NoSuchPage(
+                f"no decision is kept for request id `{wanted[:128]}`: only recent ones are; ids are in `x-request-id`",
+                param="request_id",
+            )
+        return json_reply(orjson.dumps(record.to_json(), option=orjson.OPT_NON_STR_KEYS))

@@ -1,0 +1,20 @@
+"""The device whatever its rung, as long as it keeps the objective: for metered or weak uplinks."""
+
+from __future__ import annotations
+
+from router.policy.promise import choose, keeps, late_or_hopeless, reason_for, shorten
+from router.policy.protocol import Choice, Hopeless, Situation
+
+
+class LocalFirst:
+    """See the module."""
+
+    def decide(self, situation: Situation) -> Choice | Hopeless:
+        ranked = sorted(situation.candidates, key=lambda c: (c.info.remote, -c.info.quality, c.prediction.ttft_s))
+        for candidate in ranked:
+            if keeps(candidate, situation):
+                return choose(candidate, situation, reason_for(candidate, situation))
+        return shorten(ranked, situation) or late_or_hopeless(situation)
+
+
+POLICY = LocalFirst()

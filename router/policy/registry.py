@@ -1,0 +1,32 @@
+"""Policies by name; choosing one imports that one only.
+
+| name | what it does |
+|---|---|
+| `quality-in-objective` | the default: the best quality that keeps the objective; among near equals the device first |
+| `local-first` | the device while any of its rungs keeps the objective, even a smaller one; then the upstream |
+| `cloud-first` | remote replicas while they keep the objective, the device when they do not |
+| `local-only` | never leaves this tier, whatever the request's locality says |
+| `smallest-rung` | the smallest rung that keeps the objective and the request's quality floor, the device first |
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from router.policy.protocol import Policy
+
+POLICIES = {
+    "quality-in-objective": "router.policy.quality_in_objective",
+    "cloud-first": "router.policy.cloud_first",
+    "local-first": "router.policy.local_first",
+    "local-only": "router.policy.local_only",
+    "smallest-rung": "router.policy.smallest_rung",
+}
+
+
+def load_policy(name: str) -> Policy:
+    """Return the policy called `name`, which `RouterSettings` has checked."""
+    policy: Policy = importlib.import_module(POLICIES[name]).POLICY
+    return policy

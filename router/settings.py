@@ -1,0 +1,87 @@
+"""What an operator can tell the router: the `[router]` table of either tier, and what the fleet may change."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from router.policy.registry import POLICIES
+
+Milliseconds = Annotated[float, msgspec.Meta(gt=0, le=86_400_000)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class BreakerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[router.breaker]`: when an endpoint is left alone, and for how long.
+
+    Attributes:
+        failures: consecutive failures that open it.
+        open_ms: first time it stays open; doubles with every failed trial.
+        max_open_ms: longest time it stays open.
+        failure_ratio, window: it also opens when this share of the last `window` requests failed.
+    """
+
+    failures: Count = 3
+    open_ms: Milliseconds = 1_000.0
+    max_open_ms: Milliseconds = 30_000.0
+    failure_ratio: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
+    window: Annotated[int, msgspec.Meta(ge=2, le=1000)] = 20
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot say."""
+        if self.max_open_ms < self.open_ms:
+            raise ValueError(f"max_open_ms = {self.max_open_ms} is below open_ms = {self.open_ms}")
+
+
+class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[router]`. Every key can be changed on a running tier.
+
+    Attributes:
+        policy: a name of `router.policy.registry`.
+        ttft_slo_ms: the promise of a request that names none. A request is served late rather than refused when only
+            this default is missed; a promise the caller asked for is kept, degraded or refused.
+        device_first_quality_slack: rungs whose quality differs by no more than this count as equal, and then the
+            device wins. Above it, quality wins.
+        max_queue: requests that wait in this tier at once; the next one is shed.
+        max_sheddable_queue: the same for requests of negative priority.
+        max_wait_ms: longest wait for a free replica.
+        first_token_timeout_ms: sent → first token; then the replica counts as failed.
+        stall_timeout_ms: longest gap inside a running answer; then the stream counts as broken.
+        max_attempts: replicas tried for one request, continuations included.
+        overload_enter, overload_leave: share of `max_queue` that waits, at which overload begins and ends. While it
+            lasts, answers are capped to `overload_answer_tokens` and smaller rungs count as good enough.
+        overload_answer_tokens: the cap of an answer under overload.
+        min_answer_tokens: no answer is shortened below this.
+        expected_answer_tokens: assumed length of an answer before any was seen.
+        decision_log: decision records kept for `/v1/decisions`.
+        breaker: see `BreakerSettings`.
+    """
+
+    policy: str = "quality-in-objective"
+    ttft_slo_ms: Milliseconds = 3_000.0
+    device_first_quality_slack: Share = 0.05
+    max_queue: Count = 64
+    max_sheddable_queue: Count = 16
+    max_wait_ms: Milliseconds = 30_000.0
+    first_token_timeout_ms: Milliseconds = 120_000.0
+    stall_timeout_ms: Milliseconds = 30_000.0
+    max_attempts: Count = 4
+    overload_enter: Share = 0.25
+    overload_leave: Share = 0.1
+    overload_answer_tokens: Count = 64
+    min_answer_tokens: Count = 16
+    expected_answer_tokens: Count = 128
+    decision_log: Count = 2_048
+    breaker: BreakerSettings = BreakerSettings()
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot say; msgspec puts the key's path in front of a ValueError."""
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy {self.policy!r} is not known; known: {', '.join(sorted(POLICIES))}")
+        if self.overload_leave > self.overload_enter:
+            raise ValueError(
+                f"overload_leave = {self.overload_leave} is above overload_enter = {self.overload_enter}; "
+                "overload must end below where it begins"
+            )

@@ -1,0 +1,220 @@
+"""HTTP headers that carry the promise in, and what was done about it out.
+
+Names on the wire are lower case. A request header that does not parse is an `InvalidRequest` that names the header:
+a promise that was asked for and silently dropped is worse than a refusal.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+
+from router.answer import Route
+from router.errors import InvalidRequest
+from router.wire.inference import Locality, Objective
+
+REQUEST_ID = "x-request-id"
+DEADLINE = "x-overspill-deadline-ms"
+TTFT = "x-overspill-ttft-slo-ms"
+TPOT = "x-overspill-tpot-slo-ms"
+PRIORITY = "x-overspill-priority"
+LOCALITY = "x-overspill-locality"
+MIN_QUALITY = "x-overspill-min-quality"
+SESSION = "x-overspill-session"
+HOPS = "x-overspill-hops"
+
+TIER = "x-overspill-tier"
+MODEL = "x-overspill-model"
+RUNG = "x-overspill-rung"
+REASON = "x-overspill-reason"
+DEGRADED = "x-overspill-degraded"
+PREDICTED_TTFT = "x-overspill-predicted-ttft-ms"
+MAX_TOKENS = "x-overspill-max-tokens"
+
+# Names other routers use for the same promise; the first one present wins.
+TTFT_NAMES = (TTFT, "x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+TPOT_NAMES = (TPOT, "x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+TRACE_NAMES = ("traceparent", "tracestate")
+
+MAX_HOPS = 8
+_MAX_MS = 7 * 24 * 3600 * 1000.0
+_MAX_PRIORITY = 2**31 - 1
+_REQUEST_ID = re.compile(r"[\w.:~/+=@-]{1,128}", re.ASCII)
+_SESSION = re.compile(r"[\x20-\x7e]{1,256}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+
+
+def lower_case(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Turn ASGI headers into a mapping; of a repeated header the last one counts."""
+    return {name.decode("latin-1").lower(): value.decode("latin-1").strip() for name, value in raw}
+
+
+def request_id(headers: Mapping[str, str]) -> str:
+    """Return the caller's request id, or a fresh one.
+
+    Raises:
+        InvalidRequest: it is longer than 128 characters or holds characters that do not belong into a log line.
+    """
+    given = headers.get(REQUEST_ID)
+    if not given:
+        return uuid.uuid4().hex
+    if not _REQUEST_ID.fullmatch(given):
+        raise InvalidRequest(
+            f"`{REQUEST_ID}` must be 1 to 128 characters out of letters, digits and . _ : ~ / + = @ -", param=REQUEST_ID
+        )
+    return given
+
+
+def parse_objective(headers: Mapping[str, str], default: Objective) -> Objective:
+    """Lay the request's headers over what its body asked for.
+
+    Args:
+        headers: lower-case names.
+
+    Raises:
+        InvalidRequest: a header holds a value out of range; `param` is the header's name.
+    """
+    found: dict[str, object] = {}
+    ttft_s = _first_s(headers, TTFT_NAMES)
+    if ttft_s is not None:
+        found["ttft_s"] = ttft_s
+    tpot_s = _first_s(headers, TPOT_NAMES)
+    if tpot_s is not None:
+        found["tpot_s"] = tpot_s
+    deadline_s = _first_s(headers, (DEADLINE,))
+    if deadline_s is not None:
+        found["deadline_s"] = deadline_s
+    if PRIORITY in headers:
+        found["priority"] = _priority(headers[PRIORITY])
+    if LOCALITY in headers:
+        found["locality"] = _locality(headers[LOCALITY])
+    if MIN_QUALITY in headers:
+        found["min_quality"] = _number(headers[MIN_QUALITY], MIN_QUALITY, 0.0, 1.0, "a number from 0 to 1")
+    if SESSION in headers:
+        if not _SESSION.fullmatch(headers[SESSION]):
+            raise InvalidRequest(f"`{SESSION}` must be 1 to 256 printable ASCII characters", param=SESSION)
+        found["session"] = headers[SESSION]
+    return replace(default, **found) if found else default  # type: ignore[arg-type]
+
+
+def objective_headers(objective: Objective) -> list[tuple[str, str]]:
+    """Return the headers that `parse_objective` reads back as `objective`."""
+    lines = []
+    for name, value_s in ((TTFT, objective.ttft_s), (TPOT, objective.tpot_s), (DEADLINE, objective.deadline_s)):
+        if value_s is not None:
+            lines.append((name, f"{value_s * 1000:.3f}"))
+    if objective.priority:
+        lines.append((PRIORITY, str(objective.priority)))
+    if objective.locality is not Locality.ANY:
+        lines.append((LOCALITY, objective.locality.value))
+    if objective.min_quality > 0:
+        lines.append((MIN_QUALITY, f"{objective.min_quality:g}"))
+    if objective.session is not None:
+        lines.append((SESSION, objective.session))
+    return lines
+
+
+def passed_on(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Pick what travels with the request to the next tier: trace context and the hop count.
+
+    A malformed `traceparent` is dropped with its `tracestate`, as the W3C recommendation asks.
+
+    Raises:
+        InvalidRequest: the request went through more than `MAX_HOPS` tiers: some tier is its own upstream.
+    """
+    kept = []
+    if _TRACEPARENT.fullmatch(headers.get("traceparent", "")):
+        kept = [(name, headers[name]) for name in TRACE_NAMES if name in headers]
+    hops = headers.get(HOPS)
+    if hops is not None:
+        if not hops.isascii() or not hops.isdigit() or int(hops) > MAX_HOPS:
+            raise InvalidRequest(
+                f"`{HOPS}: {hops[:16]}`: a request may pass through {MAX_HOPS} tiers; "
+                "is a tier configured as its own upstream?",
+                param=HOPS,
+            )
+        kept.append((HOPS, hops))
+    return tuple(kept)
+
+
+def next_hop(kept: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
+    """Return the headers of `passed_on` for the next tier, one hop further."""
+    hops = next((int(value) for name, value in kept if name == HOPS), 0)
+    return [(name, value) for name, value in kept if name != HOPS] + [(HOPS, str(hops + 1))]
+
+
+def route_headers(route: Route) -> list[tuple[str, str]]:
+    """Tell the caller who answers, and what was given up for it."""
+    lines = [
+        (TIER, route.tier),
+        (MODEL, route.variant),
+        (RUNG, str(route.rung)),
+        (REASON, header_safe(route.reason)),
+        (DEGRADED, "true" if route.degraded else "false"),
+    ]
+    if route.predicted_ttft_s is not None and math.isfinite(route.predicted_ttft_s):
+        lines.append((PREDICTED_TTFT, f"{route.predicted_ttft_s * 1000:.1f}"))
+    if route.max_tokens is not None:
+        lines.append((MAX_TOKENS, str(route.max_tokens)))
+    return lines
+
+
+def retry_headers(retry_after_s: float, *, should_retry: bool) -> list[tuple[str, str]]:
+    """Say when to come back: whole seconds for HTTP (at least 1), milliseconds for clients that read them."""
+    finite_s = min(max(retry_after_s, 0.001), 3600.0) if math.isfinite(retry_after_s) else 3600.0
+    lines = [("retry-after", str(max(1, math.ceil(finite_s)))), ("retry-after-ms", str(math.ceil(finite_s * 1000)))]
+    if not should_retry:
+        lines.append(("x-should-retry", "false"))
+    return lines
+
+
+def header_safe(text: str) -> str:
+    """Replace what may not stand in a header value by `?`."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text)
+
+
+def _first_s(headers: Mapping[str, str], names: tuple[str, ...]) -> float | None:
+    for name in names:
+        if name in headers:
+            value_ms = _number(headers[name], name, 0.0, _MAX_MS, "milliseconds, more than 0 and at most 7 days")
+            if value_ms == 0:
+                raise InvalidRequest(f"`{name}` must be more than 0 milliseconds", param=name)
+            return value_ms / 1000
+    return None
+
+
+def _number(text: str, name: str, low: float, high: float, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:  # also refuses NaN
+        raise InvalidRequest(f"`{name}: {header_safe(text[:40])}`: expected {what}", param=name)
+    return value
+
+
+def _priority(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = _MAX_PRIORITY + 1
+    if abs(value) > _MAX_PRIORITY:
+        raise InvalidRequest(
+            f"`{PRIORITY}: {header_safe(text[:20])}`: expected a 32-bit integer, "
+            "higher is better, negative may be shed first",
+            param=PRIORITY,
+        )
+    return value
+
+
+def _locality(text: str) -> Locality:
+    try:
+        return Locality(text.lower())
+    except ValueError:
+        known = ", ".join(member.value for member in Locality)
+        raise InvalidRequest(
+            f"`{LOCALITY}: {header_safe(text[:40])}`: expected one of {known}", param=LOCALITY
+        ) from None

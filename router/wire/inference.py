@@ -1,0 +1,189 @@
+"""What one request is, and what comes back, between any two stages of a tier. Pure values."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class Locality(enum.Enum):
+    """Where a request may run. Holds through every failover and continuation."""
+
+    ANY = "any"
+    LOCAL_ONLY = "local-only"
+    CLOUD_ONLY = "cloud-only"
+
+
+class Outcome(enum.Enum):
+    """How a request ended (see the glossary in docs/architecture.md)."""
+
+    COMPLETED = "completed"
+    DEGRADED = "degraded"
+    SHED = "shed"
+    UNAVAILABLE = "unavailable"
+    EVICTED = "evicted"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class FinishReason(enum.Enum):
+    """Why generation ended, in the words of the OpenAI API."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat turn; `content` is plain text (content parts are joined by the codec)."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation, to be rendered by the chat template of the model that serves it."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Raw text to continue."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids to continue; valid only for models that share the tokenizer."""
+
+    token_ids: tuple[int, ...]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+IN_THREAD_CHARS = 20_000
+"""Prompts from this size on take long enough to encode that a worker thread should do it, not the event loop."""
+_MESSAGE_CHARS = 32  # what an empty message costs the template, as text
+
+
+def size_chars(prompt: Prompt) -> int:
+    """Return how much text there is to encode; 0 for token ids."""
+    if isinstance(prompt, ChatPrompt):
+        return sum(len(message.content) + _MESSAGE_CHARS for message in prompt.messages)
+    return len(prompt.text) if isinstance(prompt, TextPrompt) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn.
+
+    Attributes:
+        max_tokens: upper bound on generated tokens; None means up to the end of the context window.
+        temperature: 0 is greedy.
+        top_p: nucleus mass in (0, 1].
+        top_k: keep the k most likely tokens; 0 keeps all.
+        seed: makes the draw reproducible on one replica and batch-independent.
+        stop: at most 4 strings; generation ends before the first that appears and does not emit it.
+        presence_penalty, frequency_penalty: OpenAI's, over generated tokens, in [-2, 2].
+        repetition_penalty: CTRL's, over prompt and generated tokens; 1 is off.
+        ignore_eos: keep generating past the end-of-turn token (load generators use it).
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """The promise the caller asks for. None means: no promise of that kind.
+
+    Attributes:
+        ttft_s: accepted → first non-empty token, in seconds.
+        tpot_s: (end to end − TTFT) / (n − 1), in seconds a token.
+        deadline_s: accepted → last token, in seconds.
+        priority: higher is better; negative may be shed first.
+        min_quality: lowest acceptable quality of a rung, in [0, 1].
+        session: requests of one session prefer one replica.
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    deadline_s: float | None = None
+    priority: int = 0
+    locality: Locality = Locality.ANY
+    min_quality: float = 0.0
+    session: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """One request as every stage after the gateway sees it.
+
+    Attributes:
+        model: what the caller named: a family (any rung may serve it) or one exact variant (only that one may).
+        prompt_tokens: length of the rendered prompt, counted by the gateway's tokenizer.
+        prompt_bytes: size of the prompt on the wire, for the uplink term of a prediction.
+        accepted_at_s: when the gateway accepted it, on the tier's `Clock`.
+        continuation: text of the answer already emitted by another replica; the serving replica renders it as the
+            beginning of the assistant's turn, continues after it and never repeats it.
+        continuation_tokens: how many tokens that text counts for against `sampling.max_tokens`.
+        headers: trace context to pass on (`traceparent`), lower-case names.
+    """
+
+    request_id: str
+    model: str
+    prompt: Prompt
+    sampling: SamplingParams
+    objective: Objective
+    prompt_tokens: int
+    accepted_at_s: float
+    prompt_bytes: int = 0
+    continuation: str = ""
+    continuation_tokens: int = 0
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who really answered, as told by the replica (an upstream tier routes again and may step down).
+
+    Attributes:
+        max_tokens: the answer cap the upstream put in force, None if the caller's own stands.
+    """
+
+    tier: str
+    variant: str
+    rung: int
+    degraded: bool = False
+    reason: str = ""
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """A piece of a streamed answer.
+
+    Attributes:
+        text: new text, possibly empty (a token can end in the middle of a UTF-8 character or of a stop string).
+        tokens: how many generated tokens this chunk stands for.
+        finish_reason: set on the last chunk only, and always set there; a stream that ends without it broke.
+        prompt_tokens: set on the last chunk by a replica that counted the prompt itself, else None.
+        origin: set on the first chunk by an upstream tier, else None.
+    """
+
+    text: str
+    tokens: int = 1
+    finish_reason: FinishReason | None = None
+    prompt_tokens: int | None = None
+    origin: Origin | None = field(default=None, repr=False)

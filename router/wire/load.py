@@ -1,0 +1,147 @@
+"""Load reports between tiers, as an ORCA header: `endpoint-load-metrics: JSON {...}`.
+
+The totals carry the names that other routers read (`queue_depth`, `running`, `kv_cache_utilization`); each variant adds
+its own named metrics (`<variant>|slots` …), from which the tier below rebuilds the snapshot of every remote rung.
+ORCA allows numbers only as named metrics, so availability is 0 or 1 and an unknown KV room is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from router.replica import ReplicaSnapshot
+
+HEADER = "endpoint-load-metrics"
+FORMAT_HEADER = "endpoint-load-metrics-format"
+"""A request with this header asks for a report on its own answer (the convention of Triton)."""
+
+_FIGURES = ("slots", "running", "queued", "queued_prefill_tokens", "pending_decode_tokens")
+_SEPARATOR = "|"
+_MAX_REPORT_CHARS = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class VariantLoad:
+    """The load of one variant on one tier, summed over its replicas; fields as in `ReplicaSnapshot`."""
+
+    variant: str
+    available: bool
+    slots: int = 0
+    running: int = 0
+    queued: int = 0
+    queued_prefill_tokens: int = 0
+    pending_decode_tokens: int = 0
+    kv_free_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """One tier's load now.
+
+    Attributes:
+        kv_usage: used share of the KV cache in [0, 1], None if no replica knows.
+        waiting: requests in the tier's own queue, not bound to any replica yet.
+    """
+
+    variants: tuple[VariantLoad, ...] = ()
+    kv_usage: float | None = None
+    waiting: int = 0
+
+    @property
+    def running(self) -> int:
+        return sum(v.running for v in self.variants)
+
+    @property
+    def queued(self) -> int:
+        return self.waiting + sum(v.queued for v in self.variants)
+
+    @property
+    def slots(self) -> int:
+        return sum(v.slots for v in self.variants if v.available)
+
+
+def summarise(snapshots: Iterable[ReplicaSnapshot], *, kv_usage: float | None = None, waiting: int = 0) -> LoadReport:
+    """Sum replica snapshots by variant; a variant is available when one of its replicas is."""
+    merged: dict[str, VariantLoad] = {}
+    for snapshot in snapshots:
+        name = snapshot.info.variant
+        merged[name] = _add(merged.get(name, VariantLoad(variant=name, available=False)), snapshot)
+    return LoadReport(variants=tuple(merged.values()), kv_usage=kv_usage, waiting=waiting)
+
+
+def _add(load: VariantLoad, snapshot: ReplicaSnapshot) -> VariantLoad:
+    kv_free = load.kv_free_tokens
+    if snapshot.kv_free_tokens is not None and snapshot.available:
+        kv_free = (kv_free or 0) + snapshot.kv_free_tokens
+    return VariantLoad(
+        variant=load.variant,
+        available=load.available or snapshot.available,
+        slots=load.slots + (snapshot.slots if snapshot.available else 0),
+        running=load.running + snapshot.running,
+        queued=load.queued + snapshot.queued,
+        queued_prefill_tokens=load.queued_prefill_tokens + snapshot.queued_prefill_tokens,
+        pending_decode_tokens=load.pending_decode_tokens + snapshot.pending_decode_tokens,
+        kv_free_tokens=kv_free,
+    )
+
+
+def encode_orca(report: LoadReport) -> str:
+    """Return the value of the `endpoint-load-metrics` header. Variant names are ASCII catalogue names."""
+    named: dict[str, float] = {"queue_depth": report.queued, "running": report.running}
+    if report.waiting:
+        named["waiting"] = report.waiting
+    if report.kv_usage is not None:
+        named["kv_cache_utilization"] = round(report.kv_usage, 4)
+    for load in report.variants:
+        named[f"{load.variant}{_SEPARATOR}available"] = int(load.available)
+        for figure in _FIGURES:
+            value = getattr(load, figure)
+            if value:
+                named[f"{load.variant}{_SEPARATOR}{figure}"] = value
+        if load.kv_free_tokens is not None:
+            named[f"{load.variant}{_SEPARATOR}kv_free_tokens"] = load.kv_free_tokens
+    body: dict[str, object] = {"named_metrics": named}
+    if report.slots:
+        body["application_utilization"] = round((report.running + report.queued) / report.slots, 4)
+    return "JSON " + msgspec.json.encode(body).decode()
+
+
+class _Orca(msgspec.Struct):
+    named_metrics: dict[str, float] = {}
+
+
+_decoder = msgspec.json.Decoder(_Orca)
+
+
+def decode_orca(value: str) -> LoadReport | None:
+    """Read a report written by `encode_orca`; None if it is no JSON report (a figure nobody can read is no figure)."""
+    kind, _, text = value.partition(" ")
+    if kind.upper() != "JSON" or len(text) > _MAX_REPORT_CHARS:
+        return None
+    try:
+        named = _decoder.decode(text).named_metrics
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    variants: dict[str, dict[str, int]] = {}
+    for key, number in named.items():
+        name, found, figure = key.rpartition(_SEPARATOR)
+        if found and math.isfinite(number):
+            variants.setdefault(name, {})[figure] = max(0, int(number))
+    return LoadReport(
+        variants=tuple(_variant(name, figures) for name, figures in variants.items()),
+        kv_usage=named.get("kv_cache_utilization"),
+        waiting=max(0, int(named.get("waiting", 0))),
+    )
+
+
+def _variant(name: str, figures: dict[str, int]) -> VariantLoad:
+    return VariantLoad(
+        variant=name,
+        available=figures.get("available", 0) > 0,
+        kv_free_tokens=figures.get("kv_free_tokens"),
+        **{figure: figures.get(figure, 0) for figure in _FIGURES},
+    )

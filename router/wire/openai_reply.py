@@ -1,0 +1,184 @@
+"""Values → OpenAI replies: bodies, server-sent events, the model list, errors. Bytes throughout, through orjson."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from router.errors import OverspillError
+from router.replica import ReplicaInfo
+from router.wire.inference import FinishReason
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one exchange."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    def to_json(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyHead:
+    """What every event and body of one reply repeats.
+
+    Attributes:
+        created_s: Unix time, whole seconds.
+        model: the variant that answers.
+    """
+
+    chat: bool
+    request_id: str
+    created_s: int
+    model: str
+
+    def fields(self, kind: str) -> dict[str, object]:
+        prefix = "chatcmpl" if self.chat else "cmpl"
+        return {
+            "id": f"{prefix}-{self.request_id}",
+            "object": kind,
+            "created": self.created_s,
+            "model": self.model,
+        }
+
+
+def encode_body(head: ReplyHead, text: str, finish_reason: FinishReason, usage: Usage) -> bytes:
+    """Return the body of a reply that is not streamed."""
+    choice: dict[str, object] = {"index": 0}
+    if head.chat:
+        choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+    else:
+        choice["text"] = text
+    choice["logprobs"] = None
+    choice["finish_reason"] = finish_reason.value
+    body = head.fields("chat.completion" if head.chat else "text_completion")
+    body["choices"] = [choice]
+    body["usage"] = usage.to_json()
+    return orjson.dumps(body)
+
+
+class EventEncoder:
+    """Encodes one stream. The unchanging parts of an event are serialised once; a token costs one string escape.
+
+    Args:
+        include_usage: events carry `"usage":null`, and the stream ends with a usage event without choices.
+        running_usage: events carry the usage so far.
+    """
+
+    def __init__(self, head: ReplyHead, *, include_usage: bool, running_usage: bool) -> None:
+        self._head = head
+        self._include_usage = include_usage
+        self._running_usage = running_usage
+        common = orjson.dumps(head.fields("chat.completion.chunk" if head.chat else "text_completion"))[:-1]
+        self._open = b"data: " + common + b',"choices":[{"index":0,' + (b'"delta":' if head.chat else b'"text":')
+        self._usage_open = b"data: " + common + b',"choices":[],"usage":'
+
+    def start(self, usage: Usage) -> bytes:
+        """The event that names the role; nothing for text completions."""
+        return self._event(b'{"role":"assistant","content":""}', None, usage) if self._head.chat else b""
+
+    def text(self, text: str, usage: Usage) -> bytes:
+        return self._event(self._piece(text), None, usage)
+
+    def end(self, finish_reason: FinishReason, usage: Usage) -> bytes:
+        """The event with the finish reason, the usage event if it was asked for, and the end mark."""
+        last = self._event(b"{}" if self._head.chat else b'""', finish_reason, usage)
+        if self._include_usage:
+            last += self._usage_open + orjson.dumps(usage.to_json()) + b"}\n\n"
+        return last + DONE
+
+    def _piece(self, text: str) -> bytes:
+        escaped = orjson.dumps(text)
+        return b'{"content":' + escaped + b"}" if self._head.chat else escaped
+
+    def _event(self, piece: bytes, finish_reason: FinishReason | None, usage: Usage) -> bytes:
+        reason = b"null" if finish_reason is None else b'"' + finish_reason.value.encode() + b'"'
+        event = self._open + piece + b',"logprobs":null,"finish_reason":' + reason + b"}]"
+        if self._running_usage:
+            event += b',"usage":' + orjson.dumps(usage.to_json())
+        elif self._include_usage:
+            event += b',"usage":null'
+        return event + b"}\n\n"
+
+
+def error_fields(error: OverspillError) -> dict[str, object]:
+    return {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
+
+
+def encode_error(error: OverspillError) -> bytes:
+    return orjson.dumps({"error": error_fields(error)})
+
+
+def encode_error_event(error: OverspillError) -> bytes:
+    """The event that ends a stream which cannot go on. No end mark follows: the answer is not complete."""
+    return b"data: " + encode_error(error) + b"\n\n"
+
+
+def model_cards(replicas: Sequence[ReplicaInfo], created_s: int) -> list[dict[str, object]]:
+    """Describe families, then variants, best rung first. One card a name: of two replicas the nearer one is shown."""
+    ordered = sorted(replicas, key=lambda r: (r.family, r.rung, r.remote))
+    families: dict[str, list[ReplicaInfo]] = {}
+    for info in ordered:
+        families.setdefault(info.family, []).append(info)
+    cards = [_card(name, created_s, _family(rungs)) for name, rungs in families.items()]
+    seen = set(families)
+    for info in ordered:
+        if info.variant not in seen:
+            seen.add(info.variant)
+            cards.append(_card(info.variant, created_s, _variant(info)))
+    return cards
+
+
+def encode_models(cards: Iterable[dict[str, object]]) -> bytes:
+    return orjson.dumps({"object": "list", "data": list(cards)})
+
+
+def _card(name: str, created_s: int, overspill: dict[str, object]) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created_s,
+        "owned_by": "overspill",
+        "max_model_len": overspill["context_tokens"],
+        "overspill": overspill,
+    }
+
+
+def _family(rungs: list[ReplicaInfo]) -> dict[str, object]:
+    return {
+        "kind": "family",
+        "family": rungs[0].family,
+        "variants": list(dict.fromkeys(info.variant for info in rungs)),
+        "quality": max(info.quality for info in rungs),
+        "context_tokens": max(info.context_tokens for info in rungs),
+    }
+
+
+def _variant(info: ReplicaInfo) -> dict[str, object]:
+    return {
+        "kind": "variant",
+        "family": info.family,
+        "variant": info.variant,
+        "rung": info.rung,
+        "quality": info.quality,
+        "context_tokens": info.context_tokens,
+        "tier": info.tier,
+        "remote": info.remote,
+        "prior": {
+            "prefill_tokens_per_s": info.prior.prefill_tokens_per_s,
+            "decode_tokens_per_s": info.prior.decode_tokens_per_s,
+            "decode_batch_slope": info.prior.decode_batch_slope,
+            "source": info.prior.source,
+        },
+    }
