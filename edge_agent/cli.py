@@ -1,0 +1,56 @@
+"""`overspill edge run|check|profile`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_agent.config import EdgeConfig, load_config
+from router import logs
+
+app = typer.Typer(no_args_is_help=True, help="The agent on the device.", pretty_exceptions_enable=False)
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="TOML file; examples/edge.toml documents every key.", show_default="defaults"),
+]
+PortOption = Annotated[int | None, typer.Option("--port", help="Over gateway.port; 0 picks a free one.")]
+UpstreamOption = Annotated[str | None, typer.Option("--upstream", help="Over upstream.url.")]
+
+
+@app.command()
+def run(config: ConfigOption = None, port: PortOption = None, upstream: UpstreamOption = None) -> None:
+    """Serve until SIGTERM; streams in flight then finish before it ends."""
+    loaded = _load(config, port, upstream)
+    settings = loaded.agent
+    from edge_agent.daemon import serve  # noqa: PLC0415  (`edge --help` must be quick)
+
+    logs.configure(settings.log_level, settings.log_format)
+
+    serve(loaded)
+
+
+@app.command()
+def check(config: ConfigOption = None, port: PortOption = None, upstream: UpstreamOption = None) -> None:
+    """Validate configuration, profile and artifacts, and say what `run` would do. Exits 2 if it could not run."""
+    loaded = _load(config, port, upstream)
+    from edge_agent.report import check_lines  # noqa: PLC0415
+
+    for line in check_lines(loaded):
+        typer.echo(line)
+
+
+@app.command()
+def profile(config: ConfigOption = None) -> None:
+    """Say which device this is, which profile it gets and why, and how it is doing."""
+    loaded = _load(config, None, None)
+    from edge_agent.report import profile_lines  # noqa: PLC0415
+
+    for line in profile_lines(loaded):
+        typer.echo(line)
+
+
+def _load(config: Path | None, port: int | None, upstream: str | None) -> EdgeConfig:
+    return load_config(config, flags={"gateway.port": port, "upstream.url": upstream})

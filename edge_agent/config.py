@@ -1,0 +1,159 @@
+"""The agent's configuration: `examples/edge.toml` documents every key.
+
+Values come from the file, then from `OVERSPILL_EDGE__SECTION__KEY` variables, then from flags.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from edge_agent.fleet.config import FleetConfig
+from router.config import decode, load, overlay
+from router.errors import ConfigError
+from router.loopback import is_loopback
+from router.settings import RouterSettings
+
+ENV_PREFIX = "OVERSPILL_EDGE"
+
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[agent]`.
+
+    Attributes:
+        profile: a hardware profile by name, or `auto`.
+        profiles_dir: a directory of further profiles; same names replace the built-in ones.
+        drain_deadline_s: how long streams in flight may go on after SIGTERM.
+        health_interval_s: how often temperature, memory and throttling are read.
+    """
+
+    profile: str = "auto"
+    profiles_dir: str = ""
+    drain_deadline_s: Seconds = 20.0
+    health_interval_s: Seconds = 2.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "console", "json"] = "auto"
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[gateway]`.
+
+    Attributes:
+        host: an address to listen on. Anything but loopback needs `api_keys`.
+        port: 0 picks a free one and logs it.
+        api_keys: accepted bearer tokens; a value `env:NAME` is read from the environment.
+        max_requests: requests inside the gateway at once, streams included.
+    """
+
+    host: str = "127.0.0.1"
+    port: Port = 8600
+    api_keys: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
+    max_requests: Annotated[int, msgspec.Meta(ge=1)] = 1024
+    max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 16 * 1024 * 1024
+
+
+class LocalModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[models]`; a value of 0 or an empty one leaves the choice to the hardware profile.
+
+    Attributes:
+        store: the model store; empty is OVERSPILL_MODELS, else ~/.cache/overspill/models.
+        variants: catalogue variants to serve from this device, any order; none makes the agent a pure router.
+        preload: variants to load at start; the others load with their first request.
+        allow_provider_fallback: serve on the CPU where the profile's accelerator is missing, and say so; else refuse.
+        unload_idle_s: free the memory of a model that had no request for so long; 0 never does.
+    """
+
+    store: str = ""
+    variants: tuple[str, ...] = ("smollm2-135m-int8", "smollm2-135m-pruned-int8")
+    preload: tuple[str, ...] = ("smollm2-135m-int8",)
+    catalog: str = ""
+    kv_slots: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    context_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    intra_op_threads: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
+    queue_limit: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
+    prefill_chunk_tokens: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
+    allow_provider_fallback: bool = True
+    unload_idle_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.preload) - set(self.variants))
+        if unknown:
+            raise ValueError(f"preload names {', '.join(unknown)}, which models.variants does not list")
+
+
+class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[upstream]`: the tier that takes over what this device cannot do.
+
+    Attributes:
+        url: base URL of its gateway, e.g. `https://cloud.example:8700`; empty: there is none.
+        api_key: bearer token; `env:NAME` is read from the environment.
+        ca_file, client_cert, client_key: PEM files for a private authority and mutual TLS.
+    """
+
+    url: Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s]+)?$")] = ""
+    api_key: str = ""
+    poll_interval_s: Seconds = 1.0
+    connect_timeout_s: Seconds = 2.0
+    first_token_timeout_s: Seconds = 120.0
+    stall_timeout_s: Seconds = 20.0
+    ca_file: str = ""
+    client_cert: str = ""
+    client_key: str = ""
+
+
+class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything an agent can be told; every section may be left out."""
+
+    agent: AgentSettings = AgentSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    models: LocalModels = LocalModels()
+    upstream: UpstreamSettings = UpstreamSettings()
+    router: RouterSettings = RouterSettings()
+    fleet: FleetConfig = FleetConfig()
+
+
+def load_config(
+    path: Path | None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    flags: Mapping[str, object] | None = None,
+) -> EdgeConfig:
+    """Read a configuration; without a file, defaults with the environment and the flags over them.
+
+    Raises:
+        ConfigError: a key, a value or their combination is wrong.
+    """
+    if path is None:
+        tree = overlay({}, ENV_PREFIX, environ, flags)
+        config = decode(tree, EdgeConfig, source="environment and flags")
+    else:
+        config = load(path, EdgeConfig, env_prefix=ENV_PREFIX, environ=environ, flags=flags)
+    if not is_loopback(config.gateway.host) and not config.gateway.api_keys:
+        raise ConfigError(
+            f"gateway.host {config.gateway.host} can be reached from other machines: set gateway.api_keys "
+            "(or OVERSPILL_EDGE__GATEWAY__API_KEYS='[\"…\"]'), or bind 127.0.0.1",
+            param="gateway.api_keys",
+        )
+    return config
+
+
+def secret(value: str, key: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return `value`, or what the environment holds under NAME for `env:NAME`.
+
+    Raises:
+        ConfigError: the variable is not set.
+    """
+    if not value.startswith("env:"):
+        return value
+    name = value.removeprefix("env:")
+    found = environ.get(name, "")
+    if not found:
+        raise ConfigError(f"{key}: environment variable {name} is not set or empty", param=key)
+    return found

@@ -1,0 +1,270 @@
+"""The agent in three phases: startup, serve, drain.
+
+Startup goes from the configuration to the profile, the gateway, the models and the fleet; the address is taken and
+answers `503 starting` before a model is loaded. A first SIGTERM or SIGINT drains: new requests are refused with the
+time to come back, streams in flight go on up to a deadline. A second one ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from edge_agent.config import EdgeConfig, LocalModels, secret
+from edge_agent.device.health import DeviceHealth, HealthReader, read_power_mode
+from edge_agent.device.identity import read_facts
+from edge_agent.fleet.session import FleetSession
+from edge_agent.lineup import Lineup
+from edge_agent.local_models import Shelf, local_models
+from edge_agent.memory import limit_arenas, rss_bytes
+from edge_agent.metrics import EdgeMetrics
+from edge_agent.prompts import PromptCounters
+from edge_agent.replica import LocalModel
+from edge_agent.steering import Steering
+from hardware_profiles.loader import Profile, ProfileMatch, choose_profile
+from router.clock import MonotonicClock
+from router.dispatch import Dispatcher
+from router.gateway.app import create_app
+from router.gateway.client import UpstreamOptions, UpstreamTier
+from router.gateway.deps import GatewayDeps, GatewayLimits
+from router.gateway.listener import ConnectionLimits, Listener, allow_open_files, bind
+from router.link import Link
+from router.replica import Replica, ReplicaInfo
+from router.telemetry import Telemetry
+
+_log = structlog.get_logger("edge_agent")
+
+_MALLOC_ARENAS = 2
+_DRAIN_LOOK_S = 0.05
+_CONNECTIONS = ConnectionLimits(max_connections=4096)
+
+Phase = Literal["starting", "serving", "draining"]
+
+
+class EdgeAgent:
+    """One agent; `run` is its whole life.
+
+    Args:
+        root: where /proc, /sys and /etc are read.
+    """
+
+    def __init__(self, config: EdgeConfig, root: Path = Path("/")) -> None:
+        self.config = config
+        self.phase: Phase = "starting"
+        self.port = config.gateway.port
+        self.serving = asyncio.Event()
+        self.health: DeviceHealth | None = None
+        self.clock = MonotonicClock()
+        self.telemetry = Telemetry()
+        self._root = root
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._upstream: UpstreamTier | None = None
+        self.match: ProfileMatch = choose_profile(
+            config.agent.profile, read_facts(root), _path(config.agent.profiles_dir)
+        )
+        self.shelf = Shelf.open(config.models)
+        self.dispatcher = Dispatcher([], config.router, clock=self.clock, telemetry=self.telemetry)
+        self.lineup = Lineup(self._describe_models, lambda _: self._publish())
+        self._prompts = PromptCounters(self._remote_names)
+
+    @property
+    def profile(self) -> Profile:
+        return self.match.profile
+
+    def stop(self) -> None:
+        """Drain and end; a second call ends at once."""
+        if self._stop.is_set():
+            self._stop_now.set()
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Live until `stop`.
+
+        Raises:
+            OverspillError: startup failed; says what to do.
+        """
+        limit_arenas(_MALLOC_ARENAS)
+        _log.info("profile", name=self.profile.name, why=self.match.reason)
+        allow_open_files(_CONNECTIONS)
+        bound = bind(self.config.gateway.host, self.config.gateway.port, "gateway")
+        self.port = bound.getsockname()[1]
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(bound.close)
+            self._take_signals(stack)
+            await self._start(stack, bound)
+            if not self._stop.is_set():
+                self.phase = "serving"
+                self.serving.set()
+                _log.info(
+                    "serving",
+                    url=f"http://{_shown(self.config.gateway.host)}:{self.port}",
+                    models=[replica.info.variant for replica in self.lineup.replicas],
+                    upstream=self.config.upstream.url or None,
+                    rss_mb=round(rss_bytes() / 1e6),
+                )
+                await self._stop.wait()
+            await self._drain()
+        _log.info("stopped")
+
+    async def _start(self, stack: contextlib.AsyncExitStack, bound: socket.socket) -> None:
+        """Bring everything up; what is entered here is left in reverse order."""
+        await stack.enter_async_context(self.dispatcher)
+        await stack.enter_async_context(self.lineup)
+        if self.config.upstream.url:
+            self._upstream = await stack.enter_async_context(self._upstream_tier())
+        self._listener = Listener(create_app(self._gateway_deps()), _CONNECTIONS)
+        await stack.enter_async_context(self._listener.running(bound))
+        stack.push_async_callback(_cancelled, asyncio.create_task(self._watch_health(), name="health"))
+        EdgeMetrics(self.telemetry.registry, self.lineup, lambda: self.health)
+        loading = asyncio.create_task(self.lineup.apply(self.config.models), name="load models")
+        stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not loading.done():
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            return
+        await loading
+        if self.config.fleet.enabled:
+            steering = Steering(self)
+            session = FleetSession(
+                self.config.fleet,
+                apply=steering.apply,
+                describe=steering.describe,
+                telemetry=steering.snapshot,
+                clock=self.clock,
+            )
+            await stack.enter_async_context(session)
+
+    async def _drain(self) -> None:
+        self.phase = "draining"
+        deadline_s = self.clock.now_s() + self.config.agent.drain_deadline_s
+        _log.info("draining", in_flight=self._listener.busy, deadline_s=self.config.agent.drain_deadline_s)
+        while self._listener.busy and self.clock.now_s() < deadline_s and not self._stop_now.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(_DRAIN_LOOK_S)
+        if self._listener.busy:
+            _log.warning("drain_incomplete", cut_off=self._listener.busy)
+
+    def _take_signals(self, stack: contextlib.AsyncExitStack) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            try:
+                loop.add_signal_handler(number, self.stop)
+            except (ValueError, RuntimeError, NotImplementedError):
+                return  # not in the main thread: the owner calls `stop`
+            stack.callback(loop.remove_signal_handler, number)
+
+    def _describe_models(self, settings: LocalModels) -> list[LocalModel]:
+        mode = read_power_mode(self._root, self.profile.power_modes)
+        speed = next((item.speed for item in self.profile.power_modes if item.name == mode), 1.0)
+        return local_models(settings, self.profile, self.shelf, speed)
+
+    def _publish(self) -> None:
+        """Tell the router and the gateway which replicas there are now."""
+        local = self.lineup.replicas
+        remote: Sequence[Replica] = self._upstream.replicas if self._upstream else ()
+        self.dispatcher.set_replicas([*local, *remote])
+        self._prompts.codecs = {
+            name: replica.codec for replica in reversed(local) for name in (replica.info.variant, replica.info.family)
+        }
+
+    def infos(self) -> list[ReplicaInfo]:
+        """Describe every replica, local ones first."""
+        remote: Sequence[Replica] = self._upstream.replicas if self._upstream else ()
+        return [replica.info for replica in [*self.lineup.replicas, *remote]]
+
+    def _remote_names(self) -> frozenset[str]:
+        remote = self._upstream.replicas if self._upstream else []
+        return frozenset(name for replica in remote for name in (replica.info.family, replica.info.variant))
+
+    def _upstream_tier(self) -> UpstreamTier:
+        settings = self.config.upstream
+        return UpstreamTier(
+            settings.url,
+            link=Link(settings.url.rstrip("/")),
+            clock=self.clock,
+            api_key=secret(settings.api_key, "upstream.api_key") or None,
+            poll_interval_s=settings.poll_interval_s,
+            on_change=self._publish,
+            probe_succeeded=self.dispatcher.probe_succeeded,
+            probe_failed=self.dispatcher.probe_failed,
+            options=UpstreamOptions(
+                ca_file=_path(settings.ca_file),
+                client_cert=_path(settings.client_cert),
+                client_key=_path(settings.client_key),
+                connect_timeout_s=settings.connect_timeout_s,
+                first_token_timeout_s=settings.first_token_timeout_s,
+                stall_timeout_s=settings.stall_timeout_s,
+            ),
+        )
+
+    def _gateway_deps(self) -> GatewayDeps:
+        settings = self.config.gateway
+        return GatewayDeps(
+            dispatcher=self.dispatcher,
+            prompts=self._prompts,
+            tier="edge",
+            telemetry=self.telemetry,
+            clock=self.clock,
+            models=self.infos,
+            api_keys=frozenset(secret(key, "gateway.api_keys") for key in settings.api_keys),
+            ready=lambda: (self.phase == "serving", "" if self.phase == "serving" else self.phase),
+            limits=GatewayLimits(max_body_bytes=settings.max_body_bytes, max_requests=settings.max_requests),
+            kv_usage=self._kv_usage,
+        )
+
+    def _kv_usage(self) -> float | None:
+        """Used share of the KV slots' positions over all local models."""
+        snapshots = [replica.snapshot() for replica in self.lineup.replicas]
+        total = sum(item.slots * item.info.context_tokens for item in snapshots)
+        free = sum(item.kv_free_tokens or 0 for item in snapshots)
+        return 1 - free / total if total else None
+
+    async def _watch_health(self) -> None:
+        reader = HealthReader(self.profile, self._root)
+        while True:
+            try:
+                self.health = await asyncio.to_thread(reader.read)
+            except (OSError, ValueError):  # the last look stays in force; a sensor that fails must not end the watch
+                _log.exception("health_unreadable")
+            else:
+                for replica in self.lineup.replicas:
+                    replica.throttle(self.health.why_not)
+                if self.health.throttle_events:
+                    _log.warning("throttled", events=self.health.throttle_events, hottest_c=self.health.hottest_c)
+            await self.clock.sleep(self.config.agent.health_interval_s)
+
+
+def serve(config: EdgeConfig) -> None:
+    """Run an agent on its own event loop until a signal ends it.
+
+    Raises:
+        OverspillError: startup failed.
+    """
+    import uvloop  # noqa: PLC0415  (not needed to check a configuration, nor on Windows)
+
+    async def live() -> None:
+        await EdgeAgent(config).run()
+
+    uvloop.run(live())
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _path(text: str) -> Path | None:
+    return Path(text).expanduser() if text else None
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,390 @@
+"""The device's side of the fleet: one task that stays connected, and a few that speak and listen while it is.
+
+`async with FleetSession(...)` returns at once, broker or not: the last good configuration is in force again, and the
+session connects in the background, for as long as it takes. Nothing that the broker or an operator sends can end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import random
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import structlog
+
+from edge_agent.fleet.backoff import Backoff
+from edge_agent.fleet.commands import Responder
+from edge_agent.fleet.config import FleetConfig
+from edge_agent.fleet.configurator import ApplyDesired, Configurator, Standing
+from edge_agent.fleet.connection import Connection, ConnectionEnded, End, Message, Outgoing, PublishRefused, Will
+from edge_agent.fleet.courier import Courier
+from edge_agent.fleet.effective import tellable
+from edge_agent.fleet.namesake import Namesake
+from edge_agent.fleet.outbox import Outbox, OutboxStats, Row
+from edge_agent.fleet.state import StateDir
+from router.clock import Clock, MonotonicClock
+from router.errors import ConfigError
+from router.wire.fleet import (
+    BadDocument,
+    ModelReport,
+    Reported,
+    Snapshot,
+    Status,
+    Telemetry,
+    decode_as,
+    encode,
+    utc_now,
+)
+
+log = structlog.get_logger("overspill.fleet")
+
+R = TypeVar("R")
+
+_DESIRED_BACKLOG = 16
+_COMMAND_BACKLOG = 64
+_GOODBYE_S = 2.0
+_RESTART_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the agent says about itself in `reported`; `effective`: what is in force, secrets are blacked out."""
+
+    effective: object
+    agent_version: str = ""
+    models: tuple[ModelReport, ...] = ()
+
+
+Describe = Callable[[], Description | Awaitable[Description]]
+TakeSnapshot = Callable[[], Snapshot | Awaitable[Snapshot]]
+
+
+class _NameTaken(Exception):
+    """Another agent holds this device's name at the broker."""
+
+
+class FleetSession:
+    """Lifetime: `async with`. All methods are for the event loop it was entered on."""
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        *,
+        apply: ApplyDesired,
+        describe: Describe,
+        telemetry: TakeSnapshot,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """Prepare; nothing is opened yet.
+
+        Args:
+            apply: puts a desired document into force as a whole, or raises `ConfigError` and changes nothing.
+            describe: content of `reported`; called after each change and on each connection.
+            telemetry: a snapshot of load and health; called every `telemetry_interval_s`.
+
+        Raises:
+            ConfigError: the device has no valid name.
+        """
+        self.config = config
+        self.address = config.address()
+        self.connected = False
+        self._describe = describe
+        self._take_snapshot = telemetry
+        self._clock: Clock = clock or MonotonicClock()
+        self._rng = rng or random.Random()  # noqa: S311 - jitter, not secrets
+        self._life = uuid.uuid4().hex
+        self._birth = 0
+        self._namesake = Namesake(self._life)
+        self._samples = 0
+        self._reports = 0
+        self._state = StateDir(config.state_path())
+        outbox = Outbox(config.state_path() / "outbox.db", config.outbox_max_rows, config.outbox_max_bytes)
+        self._courier = Courier(outbox)
+        self._configurator = Configurator(apply, self._state, config.apply_timeout_s, self.report)
+        self._responder = Responder(self.address, self._reported, self._snapshot)
+        self._backoff = Backoff(config.reconnect_min_s, config.reconnect_max_s, config.takeover_min_s, self._rng)
+        self._connection: Connection | None = None
+        self._desired: deque[bytes] = deque(maxlen=_DESIRED_BACKLOG)
+        self._desired_came = asyncio.Event()
+        self._commands: asyncio.Queue[Message] = asyncio.Queue(_COMMAND_BACKLOG)
+        self._closing = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started_s = 0.0
+
+    async def __aenter__(self) -> FleetSession:
+        """Restore the last good configuration and begin to connect; does nothing at all when not enabled.
+
+        Raises:
+            ConfigError: the state folder cannot be used, or a password or certificate cannot be read.
+        """
+        if not self.config.enabled:
+            return self
+        self.config.password()
+        if self.config.tls is not None:
+            self.config.tls.context()
+        self._started_s = self._clock.now_s()
+        self._state.open()
+        try:
+            await self._courier.open()
+            await self._configurator.restore()
+        except BaseException:
+            await self._courier.close()
+            self._state.close()
+            raise
+        for name, work in (
+            ("connect", self._stay_connected),
+            ("desired", self._obey),
+            ("commands", self._answer),
+            ("telemetry", self._sample),
+        ):
+            self._tasks.append(asyncio.create_task(_keep_going(work, name), name=f"fleet-{name}"))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Say goodbye if there is anyone to say it to, and stop. Takes at most a few seconds, broker or not."""
+        if not self._tasks:
+            return
+        self._closing.set()
+        connect, *others = self._tasks
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.wait({connect}, timeout=3 * _GOODBYE_S)
+        connect.cancel()
+        await asyncio.gather(connect, return_exceptions=True)
+        self._tasks.clear()
+        await self._courier.close()
+        self._state.close()
+
+    @property
+    def standing(self) -> Standing:
+        """What became of the document handled last, and the version in force."""
+        return self._configurator.standing
+
+    async def outbox_stats(self) -> OutboxStats:
+        """Return what waits for the broker."""
+        return await self._courier.stats()
+
+    async def report(self) -> None:
+        """Publish `reported` anew: call it when the effective configuration or the models changed."""
+        if not self.config.enabled:
+            return
+        self._reports += 1
+        row = Row(
+            key=f"reported:{self._life}:{self._reports}",
+            kind="state",
+            topic=self.address.topic("reported"),
+            payload=encode(await self._reported()),
+            retain=True,
+            slot="reported",
+        )
+        await self._courier.put(row)
+
+    # One connection after the other.
+
+    async def _stay_connected(self) -> None:
+        while not self._closing.is_set():
+            began_s = self._clock.now_s()
+            end = await self._one_connection()
+            if self._closing.is_set():
+                return
+            wait_s = self._backoff.next_s(end, self._clock.now_s() - began_s)
+            if end.kind == "taken_over":
+                log.error(
+                    "another client uses this device's name at the broker; staying away",
+                    address=str(self.address),
+                    reason=end.reason,
+                    retry_s=round(wait_s, 1),
+                )
+            else:
+                log.warning("no broker", reason=end.reason, kind=end.kind, retry_s=round(wait_s, 1))
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), wait_s)
+
+    async def _one_connection(self) -> End:
+        self._birth = await asyncio.to_thread(self._state.next_birth)
+        will = Will(self.address.topic("status"), encode(self._status("offline", "will")), self.config.will_delay_s)
+        try:
+            connection = Connection(self.config, f"overspill/{self.address}", will, self._on_message)
+        except ConfigError as error:  # a password or certificate that was there at the start
+            return End("refused", error.message)
+        closing = asyncio.create_task(self._closing.wait(), name="fleet-closing")
+        courier: asyncio.Task[None] | None = None
+        end: End | None = None
+        try:
+            await _first(self._greet(connection), closing)
+            if not self._closing.is_set():
+                self.connected = True
+                log.info("connected to the broker", host=self.config.host, port=self.config.port, birth=self._birth)
+                courier = asyncio.create_task(self._carry(connection), name="fleet-courier")
+                over: set[asyncio.Future[Any]] = {connection.ended, closing, courier}
+                await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+        except _NameTaken as taken:
+            end = End("taken_over", str(taken))
+        except ConnectionEnded as error:
+            end = End("refused", str(error)) if not connection.ended.done() else None
+        finally:
+            self._connection, self.connected = None, False
+            for task in (closing, courier):
+                if task is not None:
+                    task.cancel()
+            await self._part(connection)
+        return end or (connection.ended.result() if connection.ended.done() else End("lost", "given up"))
+
+    async def _greet(self, connection: Connection) -> None:
+        """Connect, see who had our name, listen, announce the birth, and say what is in force."""
+        self._namesake.begin()
+        await connection.open()
+        await connection.subscribe(self.address.topic("status"))
+        # Its acknowledgement comes after the status retained under the subscription before.
+        await connection.subscribe(self.address.topic("desired"), self.address.topic("command"))
+        if self._namesake.must_yield():
+            raise _NameTaken("another agent was born under this name")
+        try:
+            await self._announce(connection, "online", "birth")
+        except PublishRefused as error:
+            raise ConnectionEnded(f"the broker refused the birth: {error}") from error
+        self._namesake.announced = True
+        self._connection = connection
+        await self.report()
+
+    async def _part(self, connection: Connection) -> None:
+        """Publish `offline` before DISCONNECT when leaving by our own will; the last will is then discarded."""
+        if self._closing.is_set() and not connection.ended.done():
+            with contextlib.suppress(asyncio.TimeoutError, ConnectionEnded, PublishRefused):
+                await asyncio.wait_for(self._announce(connection, "offline", "goodbye"), _GOODBYE_S)
+        await connection.close()
+
+    async def _announce(self, connection: Connection, state: Any, reason: str) -> None:
+        payload = encode(self._status(state, reason))
+        await connection.publish(Outgoing(self.address.topic("status"), payload, retain=True))
+
+    def _status(self, state: Any, reason: str) -> Status:
+        return Status(state=state, birth=self._birth, session=self._life, reason=reason, at=utc_now())
+
+    # What comes in.
+
+    def _on_message(self, message: Message) -> None:
+        if message.topic == self.address.topic("desired"):
+            self._desired.append(message.payload)  # the oldest leaves: newer versions count
+            self._desired_came.set()
+        elif message.topic == self.address.topic("command"):
+            try:
+                self._commands.put_nowait(message)
+            except asyncio.QueueFull:
+                log.warning("too many commands at once; one was dropped")
+        elif message.topic == self.address.topic("status"):
+            self._check_status(message.payload)
+
+    def _check_status(self, payload: bytes) -> None:
+        """Before our birth: see who had the name. After it: a will that comes late hides us, so speak up again."""
+        try:
+            status = decode_as(payload, Status) if payload else None
+        except BadDocument:
+            status = None
+        if self._connection is None:
+            self._namesake.note(status)
+            return
+        ours = status is not None and (status.birth, status.session) == (self._birth, self._life)
+        if status is not None and ours and status.state == "online":
+            return
+        log.warning("a stale status was overwritten", birth=status.birth if status else None)
+        self._connection.publish(
+            Outgoing(self.address.topic("status"), encode(self._status("online", "birth")), retain=True)
+        )
+
+    async def _obey(self) -> None:
+        while True:
+            await self._desired_came.wait()
+            self._desired_came.clear()
+            while self._desired:
+                await self._configurator.obey(self._desired.popleft())
+
+    async def _answer(self) -> None:
+        while True:
+            message = await self._commands.get()
+            answer = await self._responder.answer(message, self._birth)
+            if answer is not None and self._connection is not None:
+                self._connection.publish(answer)
+
+    # What goes out.
+
+    async def _carry(self, connection: Connection) -> None:
+        try:
+            await self._courier.run(connection)
+        except Exception:
+            log.exception("the outbox failed; the connection begins anew")  # its end is the task's end, see the caller
+
+    async def _sample(self) -> None:
+        while True:
+            await self._clock.sleep(self.config.telemetry_interval_s * self._rng.uniform(0.8, 1.2))
+            stats = await self._courier.stats()
+            self._samples += 1
+            sample = Telemetry(
+                key=f"{self._life}:{self._samples}",
+                at=utc_now(),
+                uptime_s=round(self._clock.now_s() - self._started_s, 3),
+                birth=self._birth,
+                snapshot=await self._snapshot(),
+                outbox_pending=stats.pending,
+                outbox_dropped=stats.dropped,
+            )
+            topic = self.address.topic("telemetry")
+            if self.config.telemetry_qos == 1:
+                await self._courier.put(Row(sample.key, "telemetry", topic, encode(sample)))
+            elif self._connection is not None:
+                self._connection.publish(Outgoing(topic, encode(sample), qos=0, key=sample.key))
+
+    async def _snapshot(self) -> Snapshot:
+        try:
+            return await _value(self._take_snapshot())
+        except Exception:
+            log.exception("no snapshot could be taken")  # a broken sensor must not silence the device
+            return Snapshot(errors=("no snapshot could be taken; see the agent's log",))
+
+    async def _reported(self) -> Reported:
+        standing = self._configurator.standing
+        common: dict[str, Any] = {"birth": self._birth, "reported_at": utc_now()}
+        try:
+            said = await _value(self._describe())
+            effective = tellable(said.effective)
+        except Exception as error:
+            log.exception("the agent could not be described")  # the outcome must reach the operator all the same
+            return standing.reported(effective={"unknown": f"{type(error).__name__}: {error}"}, **common)
+        return standing.reported(effective=effective, agent_version=said.agent_version, models=said.models, **common)
+
+
+async def _value(result: R | Awaitable[R]) -> R:
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _first(work: Coroutine[Any, Any, None], other: asyncio.Task[Any]) -> None:
+    """Run `work` until it is done or `other` is; raises what `work` raises."""
+    task = asyncio.create_task(work, name="fleet-greet")
+    try:
+        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not task.done():
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    if not task.cancelled():
+        task.result()
+
+
+async def _keep_going(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    """A task's boundary: what ends it unexpectedly is logged, and it begins anew; the agent serves on meanwhile."""
+    while True:
+        try:
+            await work()
+        except Exception:  # noqa: PERF203 - once in a task's life
+            log.exception("a fleet task failed and begins anew", task=name, wait_s=_RESTART_S)
+            await asyncio.sleep(_RESTART_S)
+        else:
+            return

@@ -1,0 +1,78 @@
+"""The agent's own gauges and counters beside the router's: models, fallbacks, heat, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from edge_agent.memory import rss_bytes
+
+if TYPE_CHECKING:
+    from edge_agent.device.health import DeviceHealth
+    from edge_agent.lineup import Lineup
+
+_COUNTERS = {
+    "steps": ("steps", "Steps computed."),
+    "failed_steps": ("failed_steps", "Steps that failed."),
+    "loads": ("model_loads", "Times the model was loaded."),
+    "prefill_tokens": ("prefill_tokens", "Prompt tokens computed."),
+    "decode_tokens": ("decode_tokens", "Tokens generated."),
+    "compute_s": ("compute_seconds", "Time spent in the runtime."),
+}
+
+
+class EdgeMetrics(Collector):
+    """Read from the replicas at each scrape, so that the hot path counts nothing twice."""
+
+    def __init__(self, registry: CollectorRegistry, lineup: Lineup, health: Callable[[], DeviceHealth | None]) -> None:
+        self._lineup = lineup
+        self._health = health
+        registry.register(self)
+
+    def describe(self) -> Iterator[Metric]:
+        """Name nothing in advance: the models are known only when they are served."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._models()
+        yield from self._device()
+
+    def _models(self) -> Iterator[Metric]:
+        loaded = GaugeMetricFamily("overspill_edge_model_loaded", "1 while its weights are loaded.", labels=["variant"])
+        fallbacks = GaugeMetricFamily(
+            "overspill_edge_provider_fallbacks", "Accelerators asked for and not had.", labels=["variant"]
+        )
+        counters = {
+            field: CounterMetricFamily(f"overspill_edge_{name}", text, labels=["variant"])
+            for field, (name, text) in _COUNTERS.items()
+        }
+        for replica in self._lineup.replicas:
+            name = [replica.info.variant]
+            runtime = replica.loop.runtime
+            loaded.add_metric(name, 1.0 if runtime else 0.0)
+            fallbacks.add_metric(name, len(runtime.facts.fallbacks) if runtime else 0)
+            for field, family in counters.items():
+                family.add_metric(name, float(getattr(replica.loop.counters, field)))
+        yield loaded
+        yield fallbacks
+        yield from counters.values()
+
+    def _device(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("overspill_edge_rss_bytes", "Resident set of the agent.", value=rss_bytes())
+        health = self._health()
+        if health is None:
+            return
+        yield GaugeMetricFamily("overspill_edge_hot", "1 while the device sheds for its heat.", value=float(health.hot))
+        zones = GaugeMetricFamily("overspill_edge_temperature_celsius", "By thermal zone.", labels=["zone"])
+        for zone, celsius in health.temperatures_c.items():
+            zones.add_metric([zone], celsius)
+        yield zones
+        if health.power_w is not None:
+            yield GaugeMetricFamily("overspill_edge_power_watts", "Draw of the board.", value=health.power_w)
+        if health.gpu_load is not None:
+            yield GaugeMetricFamily("overspill_edge_gpu_load", "Share in [0, 1].", value=health.gpu_load)

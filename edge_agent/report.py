@@ -1,0 +1,104 @@
+"""What `edge check` and `edge profile` print: the agent's view of itself, before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from edge_agent.config import EdgeConfig, secret
+from edge_agent.device.health import HealthReader
+from edge_agent.device.identity import read_facts
+from edge_agent.local_models import Shelf, describe_runtime, effective_settings, local_models
+from edge_agent.runtime.manifest import read_manifest, verify_files
+from hardware_profiles.loader import ProfileMatch, choose_profile
+
+
+def profile_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
+    """Describe the device and its profile.
+
+    Raises:
+        ConfigError: no profile fits.
+    """
+    facts = read_facts(root)
+    yield f"board         {facts.board or 'none named (no device tree)'}"
+    yield f"processor     {facts.cpu_model or facts.architecture}, {facts.cpu_count} cores, {facts.architecture}"
+    yield f"memory        {_gib(facts.memory_bytes)}"
+    if facts.l4t:
+        yield f"L4T           {facts.l4t}"
+    match = _matched(config, root)
+    profile = match.profile
+    yield f"profile       {profile.name}: {profile.title}"
+    yield f"because       {match.reason}"
+    if profile.hardware.int8_dense_tops and profile.hardware.memory_bytes_per_s:
+        yield (
+            f"figures       {profile.hardware.int8_dense_tops:g} dense INT8 TOPS, "
+            f"{profile.hardware.memory_bytes_per_s / 1e9:g} GB/s, SM {profile.hardware.cuda_compute_capability}"
+        )
+    yield f"runtime       {describe_runtime(profile.runtime)}"
+    serving = profile.serving
+    slots = f"{serving.kv_slots} KV slots of {serving.context_tokens} tokens"
+    yield f"serving       {slots}, queue of {serving.queue_limit}"
+    for prior in profile.priors:
+        yield (
+            f"prior         {prior.parameters / 1e6:.0f}M {prior.precision}: "
+            f"decode {prior.decode_tokens_per_s:g} tok/s, prefill {prior.prefill_tokens_per_s:g} tok/s ({prior.source})"
+        )
+    health = HealthReader(profile, root).read()
+    heat = f"{health.hottest_c:.0f} °C" if health.hottest_c is not None else "no sensor"
+    yield (
+        f"now           {_gib(health.memory_available_bytes)} free, {heat} (throttles at {health.passive_c:.0f}), "
+        f"power mode {health.power_mode or 'unknown'}" + (f", {health.power_w:.1f} W" if health.power_w else "")
+    )
+
+
+def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
+    """Say what `edge run` would do, after checking everything it needs that can be checked without loading.
+
+    Raises:
+        OverspillError: it could not run; says what to do.
+    """
+    match = _matched(config, root)
+    yield f"profile   {match.profile.name} ({match.reason})"
+    keys = [secret(key, "gateway.api_keys") for key in config.gateway.api_keys]
+    secret(config.upstream.api_key, "upstream.api_key")
+    access = f"{len(keys)} API key(s)" if keys else "open to this machine only"
+    yield f"gateway   http://{config.gateway.host}:{config.gateway.port}, {access}"
+    shelf = Shelf.open(config.models)
+    settings = effective_settings(config.models, match.profile)
+    for model in local_models(config.models, match.profile, shelf):
+        info = model.info
+        directory = shelf.store.artifact_dir(info.variant)
+        manifest = read_manifest(directory)
+        verify_files(directory, manifest)
+        size = sum(file.bytes for file in manifest.files.values())
+        when = "loaded at start" if info.variant in settings.preload else "loaded with its first request"
+        yield (
+            f"model     {info.variant}: rung {info.rung}, quality {info.quality:g}, {size / 2**20:.0f} MiB, digests "
+            f"verified, {when}"
+        )
+        kv_bytes = 2 * 4 * manifest.num_layers * manifest.num_kv_heads * manifest.head_dim
+        most = settings.kv_slots * info.context_tokens * kv_bytes / 2**20
+        yield (
+            f"          {settings.kv_slots} slots of {info.context_tokens} tokens: at most {most:.0f} MiB of KV cache, "
+            f"used as it fills; first guess {info.prior.decode_tokens_per_s:.0f} tok/s"
+        )
+    if not config.models.variants:
+        yield "model     none: this agent routes everything to its upstream"
+    yield f"upstream  {config.upstream.url or 'none: what this device cannot do is refused'}"
+    fleet = config.fleet
+    yield (
+        f"fleet     {fleet.address().fleet}/{fleet.address().device} at {fleet.host}:{fleet.port}"
+        if fleet.enabled
+        else "fleet     not joined"
+    )
+    yield f"policy    {config.router.policy}"
+    yield "ok"
+
+
+def _matched(config: EdgeConfig, root: Path) -> ProfileMatch:
+    extra = Path(config.agent.profiles_dir).expanduser() if config.agent.profiles_dir else None
+    return choose_profile(config.agent.profile, read_facts(root), extra)
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"

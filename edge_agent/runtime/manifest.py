@@ -1,0 +1,149 @@
+"""What is inside an artifact directory, and whether it is what was built."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from router.errors import ArtifactError
+
+FORMAT = "overspill-onnx"
+VERSION = 1
+_READ_BYTES = 1 << 20
+
+Count = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class FileDigest(msgspec.Struct, frozen=True):
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """manifest.json of an ONNX artifact; keys not named here are for other readers.
+
+    Attributes:
+        prefix_token_ids: ids whose keys and values prefix.npz holds, empty if there is no such file.
+        files: every other file of the directory, by name.
+    """
+
+    format: str
+    version: int
+    family: str
+    variant: str
+    precision: str
+    num_layers: Count
+    num_kv_heads: Count
+    head_dim: Count
+    vocab_size: Count
+    context_tokens: Count
+    eos_token_ids: tuple[int, ...]
+    files: dict[str, FileDigest]
+    bos_token_id: int | None = None
+    prepend_bos: bool = False
+    prefix_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Keys and values of the first ids of every prompt.
+
+    Attributes:
+        kv: float32 (2·layers, 1, kv_heads, len(token_ids), head_dim); even entries are keys, odd ones values.
+    """
+
+    token_ids: tuple[int, ...]
+    kv: npt.NDArray[np.float32]
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read manifest.json.
+
+    Raises:
+        ArtifactError: it is missing, broken, or of another format; names the remedy.
+    """
+    path = directory / "manifest.json"
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"cannot read {path}: {error.strerror}; {_remedy(directory)}") from error
+    try:
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise ArtifactError(f"{path} is not a valid manifest: {error}; {_remedy(directory)}") from error
+    if (manifest.format, manifest.version) != (FORMAT, VERSION):
+        raise ArtifactError(
+            f"{path} has format `{manifest.format}` version {manifest.version}, this agent reads "
+            f"`{FORMAT}` version {VERSION}; {_remedy(directory)}"
+        )
+    return manifest
+
+
+def verify_files(directory: Path, manifest: Manifest) -> None:
+    """Compare every file with its size and digest.
+
+    Raises:
+        ArtifactError: names the first file that is missing or differs.
+    """
+    if "model.onnx" not in manifest.files:
+        raise ArtifactError(f"{directory / 'manifest.json'} lists no model.onnx; {_remedy(directory)}")
+    outside = next((name for name in manifest.files if Path(name).name != name), None)
+    if outside is not None:
+        raise ArtifactError(
+            f"{directory / 'manifest.json'} names a file outside its directory: `{outside}`; {_remedy(directory)}"
+        )
+    for name, expected in manifest.files.items():
+        path = directory / name
+        try:
+            size = path.stat().st_size
+            digest = _sha256(path) if size == expected.bytes else ""
+        except OSError as error:
+            raise ArtifactError(f"cannot read {path}: {error.strerror}; {_remedy(directory)}") from error
+        if size != expected.bytes:
+            raise ArtifactError(f"{path} has {size} bytes, not {expected.bytes}; {_remedy(directory)}")
+        if digest != expected.sha256:
+            raise ArtifactError(
+                f"{path} is damaged: sha256 {digest[:12]}… instead of {expected.sha256[:12]}…; {_remedy(directory)}"
+            )
+
+
+def read_prefix(directory: Path, manifest: Manifest) -> Prefix | None:
+    """Read prefix.npz, None where the manifest names no prefix.
+
+    Raises:
+        ArtifactError: its arrays do not fit the manifest.
+    """
+    if not manifest.prefix_token_ids:
+        return None
+    path = directory / "prefix.npz"
+    expected = (manifest.num_layers, manifest.num_kv_heads, len(manifest.prefix_token_ids), manifest.head_dim)
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            keys, values = arrays["k"], arrays["v"]
+    except (OSError, KeyError, ValueError) as error:
+        raise ArtifactError(f"cannot read {path}: {error}; {_remedy(directory)}") from error
+    for array in (keys, values):
+        if array.shape != expected or array.dtype != np.float32 or not np.isfinite(array).all():
+            raise ArtifactError(
+                f"{path}: expected finite float32 {expected}, found {array.dtype} {array.shape}; {_remedy(directory)}"
+            )
+    kv = np.stack([keys, values], axis=1).reshape(2 * expected[0], 1, *expected[1:])
+    return Prefix(manifest.prefix_token_ids, np.ascontiguousarray(kv))
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _remedy(directory: Path) -> str:
+    return f"run: overspill models pull {directory.parent.name} --prepare --force"

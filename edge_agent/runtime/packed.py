@@ -1,0 +1,212 @@
+"""What every runtime over this graph contract shares: sequences, the KV pack, and steps bound to tensors.
+
+The graph takes the past as inputs and returns only the keys and values of the new positions. In a decode step the
+executor reads the pack of the open sequences in place, and one numpy assignment a sequence stores what it returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_agent.runtime.kv_pack import KvPack, KvShape
+from edge_agent.runtime.manifest import Manifest, Prefix
+from edge_agent.runtime.protocol import Logits, RuntimeFacts, RuntimeRequest, StepInput
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+Key = tuple[int, int, int, int, int]
+
+_MASKED = np.float32(-1e9)
+_COPY_BELOW = 0.75
+
+
+class Executor(Protocol):
+    """Runs the graph on tensors that it can read and write in place.
+
+    Attributes:
+        min_past_tokens: shortest past it accepts; 1 where a tensor must not be empty.
+        owns_memory: tensors must come from `empty`, not from anywhere.
+    """
+
+    name: str
+    providers: tuple[str, ...]
+    fallbacks: tuple[str, ...]
+    min_past_tokens: int
+    owns_memory: bool
+
+    def empty(self, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
+        """Return a zeroed, contiguous tensor."""
+        ...
+
+    def bind(self, inputs: Tensors, outputs: Tensors) -> Callable[[], None]:
+        """Return what runs the graph once from `inputs` into `outputs`, for as often as it is called."""
+        ...
+
+    def release_memory(self) -> None:
+        """Give back what an idle executor does not need."""
+        ...
+
+    def close(self) -> None:
+        """Free the weights."""
+        ...
+
+
+@dataclass(slots=True)
+class _Step:
+    """The tensors of one shape of step, bound to the executor; valid while the pack keeps its layout.
+
+    Attributes:
+        key: (first row, rows, tokens, past tokens in the pack, past tokens passed).
+    """
+
+    key: Key
+    run: Callable[[], None]
+    ids: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    bias: npt.NDArray[np.float32]
+    new: npt.NDArray[np.float32]
+    logits: npt.NDArray[np.float32]
+
+
+class PackedRuntime:
+    """`Runtime` over an executor."""
+
+    def __init__(self, executor: Executor, manifest: Manifest, prefix: Prefix | None, request: RuntimeRequest) -> None:
+        self._executor = executor
+        self._manifest = manifest
+        self._prefix = prefix
+        context_tokens = min(request.context_tokens, manifest.context_tokens)
+        shape = KvShape(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim, request.slots, context_tokens)
+        memory = (lambda count: executor.empty((count,), np.float32)) if executor.owns_memory else None
+        self._pack = KvPack(shape, memory)
+        self._owners: list[int] = []
+        self._next_sequence = 0
+        self._decode: _Step | None = None
+        self.facts = RuntimeFacts(
+            name=executor.name,
+            variant=manifest.variant,
+            vocab_size=manifest.vocab_size,
+            context_tokens=context_tokens,
+            slots=request.slots,
+            kv_bytes_per_token=shape.bytes_per_token,
+            providers=executor.providers,
+            fallbacks=executor.fallbacks,
+        )
+
+    def open(self, token_ids: Sequence[int]) -> tuple[int, int]:
+        row = self._pack.add_row()
+        sequence = self._next_sequence
+        self._next_sequence += 1
+        self._owners.append(sequence)
+        prefix = self._prefix
+        if prefix is None or len(token_ids) <= len(prefix.token_ids):
+            return sequence, 0
+        if tuple(token_ids[: len(prefix.token_ids)]) != prefix.token_ids:
+            return sequence, 0
+        self._pack.append(row, prefix.kv)
+        return sequence, len(prefix.token_ids)
+
+    def forward(self, batch: Sequence[StepInput]) -> Logits:
+        tokens = len(batch[0].token_ids)
+        if tokens == 0 or any(len(item.token_ids) != tokens for item in batch):
+            raise ValueError("every input of a batch must feed the same number of ids, at least one")
+        rows = self._gather(batch)
+        first = min(rows)
+        step = self._step(first, len(rows), tokens)
+        lengths = np.array(self._pack.lengths[first : first + len(rows)])
+        for item, row in zip(batch, rows, strict=True):
+            step.ids[row - first] = item.token_ids
+        step.positions[:] = lengths[:, None] + np.arange(tokens)
+        past = step.key[4]
+        step.bias[:, 0, :, :past] = np.where(np.arange(past) < lengths[:, None], np.float32(0), _MASKED)[:, None]
+        step.run()
+        self._pack.append(first, step.new)
+        wanted = [row - first for item, row in zip(batch, rows, strict=True) if item.want_logits]
+        return step.logits[wanted, 0]
+
+    def close_sequence(self, sequence: int) -> None:
+        row = self._row(sequence)
+        moved = self._pack.remove_row(row)
+        last = self._owners.pop()
+        if moved is not None:
+            self._owners[row] = last
+
+    def release_memory(self) -> None:
+        self._decode = None
+        self._pack.release()
+        self._executor.release_memory()
+
+    def close(self) -> None:
+        self._decode = None
+        self._executor.close()
+        self._owners.clear()
+        self._pack.lengths.clear()
+        self._pack.release()
+
+    def _row(self, sequence: int) -> int:
+        try:
+            return self._owners.index(sequence)
+        except ValueError:
+            raise RuntimeError(f"sequence {sequence} is not open") from None
+
+    def _gather(self, batch: Sequence[StepInput]) -> list[int]:
+        """Return the row of each input, after moving them next to each other if they are not."""
+        rows = [self._row(item.sequence) for item in batch]
+        if max(rows) - min(rows) + 1 == len(rows):
+            return rows
+        strangers = [row for row in range(len(rows)) if row not in rows]
+        for row in sorted(rows):
+            if row >= len(rows):
+                other = strangers.pop()
+                self._pack.swap_rows(row, other)
+                self._owners[row], self._owners[other] = self._owners[other], self._owners[row]
+        return [self._row(item.sequence) for item in batch]
+
+    def _step(self, first: int, rows: int, tokens: int) -> _Step:
+        """Return bound tensors for this shape of step; those of the last decode step are kept."""
+        self._pack.reserve(1)
+        in_pack = self._pack.past_tokens
+        passed = in_pack
+        length = self._pack.lengths[first]
+        if rows == 1 and length < _COPY_BELOW * in_pack - 64 and length >= self._executor.min_past_tokens:
+            passed = length  # a short row beside a long one: copying it is cheaper than attending to the padding
+        elif rows == 1 and tokens > 1 and length >= self._executor.min_past_tokens:
+            passed = length
+        key = (first, rows, tokens, in_pack, passed)
+        if self._decode is not None and self._decode.key == key and passed == in_pack:
+            return self._decode
+        step = self._bind(key)
+        if tokens == 1:
+            self._decode = step
+        return step
+
+    def _bind(self, key: Key) -> _Step:
+        first, rows, tokens, in_pack, passed = key
+        manifest, empty = self._manifest, self._executor.empty
+        past = self._pack.past(first, rows)
+        if passed != in_pack:
+            short = empty((*past.shape[:3], passed, past.shape[4]), np.float32)
+            short[:] = past[:, :, :, :passed]
+            past = short
+        heads, width = manifest.num_kv_heads, manifest.head_dim
+        inputs: dict[str, npt.NDArray[Any]] = {
+            "input_ids": empty((rows, tokens), np.int64),
+            "position_ids": empty((rows, tokens), np.int64),
+            "attention_bias": empty((rows, 1, tokens, passed + tokens), np.float32),
+            "logits_at": empty((rows, 1), np.int64),
+        }
+        inputs["attention_bias"][:, 0, :, passed:] = np.triu(np.full((tokens, tokens), _MASKED, np.float32), 1)
+        inputs["logits_at"][:] = tokens - 1
+        new = empty((2 * manifest.num_layers, rows, heads, tokens, width), np.float32)
+        logits = empty((rows, 1, manifest.vocab_size), np.float32)
+        outputs: dict[str, npt.NDArray[Any]] = {"logits": logits}
+        step_tensors = (inputs["input_ids"], inputs["position_ids"], inputs["attention_bias"])
+        for index in range(2 * manifest.num_layers):
+            name = f"{'kv'[index % 2]}.{index // 2}"
+            inputs[f"past_{name}"] = past[index]
+            outputs[f"new_{name}"] = new[index]
+        return _Step(key, self._executor.bind(inputs, outputs), *step_tensors, new, logits)

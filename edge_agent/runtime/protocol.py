@@ -1,0 +1,122 @@
+"""What the generation loop asks of anything that can compute logits on this device.
+
+A runtime owns the weights and the KV cache. The loop opens a sequence, feeds it token ids in steps, and closes it;
+it never sees a key or a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hardware_profiles.loader import RuntimeOptions
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeRequest:
+    """What to load and within which bounds.
+
+    Attributes:
+        artifact_dir: a directory with a manifest.json, as the model store places it.
+        slots: sequences that may be open at once.
+        context_tokens: longest sequence; the KV cache never outgrows slots · context_tokens.
+    """
+
+    artifact_dir: Path
+    options: RuntimeOptions
+    slots: int
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeFacts:
+    """What a loaded runtime is.
+
+    Attributes:
+        providers: what really executes, best first.
+        fallbacks: one line for each thing asked for and not had, empty when all is as the profile says.
+        kv_bytes_per_token: KV cache bytes of one position of one sequence.
+    """
+
+    name: str
+    variant: str
+    vocab_size: int
+    context_tokens: int
+    slots: int
+    kv_bytes_per_token: int
+    providers: tuple[str, ...]
+    fallbacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """The next tokens of one open sequence, placed after everything fed before.
+
+    Attributes:
+        sequence: what `open` returned.
+        token_ids: at least one id.
+        want_logits: False for all but the last chunk of a prompt.
+    """
+
+    sequence: int
+    token_ids: Sequence[int]
+    want_logits: bool = True
+
+
+class Runtime(Protocol):
+    """Executes one model variant. Not thread-safe: one thread opens, feeds and closes."""
+
+    @property
+    def facts(self) -> RuntimeFacts:
+        """What is loaded."""
+        ...
+
+    def open(self, token_ids: Sequence[int]) -> tuple[int, int]:
+        """Start a sequence that will be fed `token_ids`.
+
+        Returns:
+            The sequence's handle, and how many leading ids are in the cache already (fewer than len(token_ids)).
+
+        Raises:
+            RuntimeError: every slot is taken.
+        """
+        ...
+
+    def forward(self, batch: Sequence[StepInput]) -> Logits:
+        """Compute one step; every input of a batch feeds the same number of ids.
+
+        Returns:
+            float32 (n, vocab): the logits after the last id of each of the n inputs that want them, in their order.
+            Valid until the next call.
+        """
+        ...
+
+    def close_sequence(self, sequence: int) -> None:
+        """Forget a sequence; its slot is free."""
+        ...
+
+    def release_memory(self) -> None:
+        """Give back what an idle runtime does not need."""
+        ...
+
+    def close(self) -> None:
+        """Free the weights and the cache; the runtime is not used afterwards."""
+        ...
+
+
+class RuntimeFactory(Protocol):
+    """Loads a runtime.
+
+    Raises:
+        ArtifactError: a file is missing, damaged or of the wrong kind.
+        ConfigError: the runtime cannot run on this machine as asked.
+    """
+
+    def __call__(self, request: RuntimeRequest) -> Any: ...

@@ -1,0 +1,99 @@
+"""The example documents every key; mistakes are named; nothing is open to the network by accident."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edge_agent.config import EdgeConfig, is_loopback, load_config, secret
+from router.errors import ConfigError
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "edge.toml"
+
+
+def test_the_example_is_the_default() -> None:
+    assert load_config(EXAMPLE, environ={}) == EdgeConfig()
+
+
+def _keys(shape: type, prefix: str = "") -> set[str]:
+    found = set()
+    for field in msgspec.structs.fields(shape):
+        inner = [item for item in getattr(field.type, "__args__", (field.type,)) if isinstance(item, type)]
+        table = next((item for item in inner if issubclass(item, msgspec.Struct)), None)
+        found |= _keys(table, f"{prefix}{field.name}.") if table else {f"{prefix}{field.name}"}
+    return found
+
+
+def test_the_example_names_every_key() -> None:
+    table, named = "", set()
+    for line in EXAMPLE.read_text(encoding="utf-8").splitlines():
+        header = re.match(r"#? ?\[([a-z.]+)\]", line)
+        key = re.match(r"#? ?([a-z_]+) = ", line)
+        if header:
+            table = header[1]
+        elif key:
+            named.add(f"{table}.{key[1]}")
+    assert named == _keys(EdgeConfig)
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "edge.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[agent]\nprofil = 'auto'", r"edge.toml:2: unknown key `agent.profil`; did you mean `profile`"),
+        ("[gateway]\nport = 70000", "gateway.port"),
+        ("[gateway]\nport = '8600'", "gateway.port"),
+        ("[models]\nkv_slots = -1", "models.kv_slots"),
+        ("[models]\npreload = ['other']", "preload names other"),
+        ("[upstream]\nurl = 'cloud:8700'", "upstream.url"),
+        ("[router]\npolicy = 'best'", "best"),
+        ("[gateway]\nhost = '0.0.0.0'", "gateway.api_keys"),
+        ("[gateway]\nhost = '192.168.1.5'", "reached from other machines"),
+        ("gateway = 3", "gateway"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(tmp_path, text), environ={})
+
+
+def test_environment_lies_over_the_file_and_flags_over_both(tmp_path: Path) -> None:
+    path = write(tmp_path, "[gateway]\nport = 1\n")
+    environ = {"OVERSPILL_EDGE__GATEWAY__PORT": "2", "OVERSPILL_EDGE__MODELS__VARIANTS": "[]"}
+    assert load_config(path, environ={}).gateway.port == 1
+    with pytest.raises(ConfigError, match="preload"):
+        load_config(path, environ=environ)
+    environ["OVERSPILL_EDGE__MODELS__PRELOAD"] = "[]"
+    assert load_config(path, environ=environ).gateway.port == 2
+    assert load_config(path, environ=environ, flags={"gateway.port": 3}).gateway.port == 3
+    assert load_config(None, environ={}, flags={"gateway.port": None}) == EdgeConfig()
+
+
+def test_a_key_opens_the_door_to_the_network(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, "[gateway]\nhost = '0.0.0.0'\napi_keys = ['env:KEY']"), environ={})
+    assert secret(config.gateway.api_keys[0], "gateway.api_keys", {"KEY": "s3cret"}) == "s3cret"
+    with pytest.raises(ConfigError, match="KEY is not set"):
+        secret(config.gateway.api_keys[0], "gateway.api_keys", {})
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        ("0.0.0.0", False),  # noqa: S104
+        ("edge.local", False),
+    ],
+)
+def test_loopback_is_recognised(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected

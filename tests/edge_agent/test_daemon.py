@@ -1,0 +1,223 @@
+"""A whole agent on a tiny model: served over real HTTP, drained, reconfigured, overrun."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+
+import httpx
+import pytest
+from tiny_store import TinyWorld, build_world
+
+from edge_agent.config import EdgeConfig
+from edge_agent.daemon import EdgeAgent
+from edge_agent.fleet.effective import tellable
+from edge_agent.steering import Steering
+from router.errors import ConfigError, OverspillError
+from router.wire.fleet import DesiredConfig
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> TinyWorld:
+    return build_world(tmp_path_factory.mktemp("world"))
+
+
+@asynccontextmanager
+async def served(config: EdgeConfig) -> AsyncIterator[tuple[EdgeAgent, httpx.AsyncClient]]:
+    agent = EdgeAgent(config)
+    running = asyncio.create_task(agent.run())
+    serving = asyncio.create_task(agent.serving.wait())
+    await asyncio.wait({running, serving}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    serving.cancel()
+    if running.done():
+        running.result()
+    try:
+        limits = httpx.Limits(max_connections=400)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", timeout=60, limits=limits) as client:
+            yield agent, client
+    finally:
+        agent.stop()
+        await asyncio.wait_for(running, 30)
+
+
+def ignoring_eos(**more: object) -> dict[str, object]:
+    return {**CHAT, "ignore_eos": True, **more}
+
+
+async def test_it_answers_and_says_who_did(world: TinyWorld) -> None:
+    async with served(world.config()) as (agent, client):
+        ready = await client.get("/health/ready")
+        assert ready.status_code == 200
+        reply = await client.post("/v1/chat/completions", json=CHAT)
+        assert reply.status_code == 200, reply.text
+        assert reply.headers["x-overspill-tier"] == "edge"
+        assert reply.headers["x-overspill-model"] == "tiny-int8"
+        again = await client.post("/v1/chat/completions", json=CHAT)
+        assert again.json()["choices"] == reply.json()["choices"]
+        listed = {card["id"] for card in (await client.get("/v1/models")).json()["data"]}
+        assert {"tiny", "tiny-int8", "tiny-pruned-int8"} <= listed
+        pinned = await client.post("/v1/chat/completions", json={**CHAT, "model": "tiny-pruned-int8"})
+        assert pinned.headers["x-overspill-model"] == "tiny-pruned-int8"  # loaded by this request
+        metrics = (await client.get("/metrics")).text
+        assert 'overspill_edge_model_loaded{variant="tiny-pruned-int8"} 1.0' in metrics
+        assert "overspill_edge_rss_bytes" in metrics
+        assert not list(agent.lineup.replicas[0].loop.live)
+
+
+async def test_bad_requests_are_told_what_is_wrong(world: TinyWorld) -> None:
+    async with served(world.config()) as (_, client):
+        unknown = await client.post("/v1/chat/completions", json={**CHAT, "model": "gpt-9"})
+        assert unknown.status_code == 404
+        long = await client.post("/v1/completions", json={"model": "tiny", "prompt": "x" * 5000})
+        assert long.status_code == 400
+        assert long.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_draining_finishes_streams_and_refuses_newcomers(world: TinyWorld) -> None:
+    async with served(world.config()) as (agent, client):
+        body = ignoring_eos(stream=True, max_tokens=150)
+        async with client.stream("POST", "/v1/chat/completions", json=body) as stream:
+            lines = stream.aiter_lines()
+            await anext(lines)
+            agent.stop()
+            while agent.phase != "draining":  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            refused = await client.post("/v1/chat/completions", json=CHAT)
+            assert refused.status_code == 503
+            assert "retry-after" in refused.headers
+            assert (await client.get("/health/ready")).status_code == 503
+            assert (await client.get("/health/live")).status_code == 200
+            rest = [line async for line in lines]
+        assert rest[-2:] == ["data: [DONE]", ""] or rest[-1] == "data: [DONE]"
+        finals = [json.loads(line[6:]) for line in rest if line.startswith("data: {")]
+        assert finals[-1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_second_stop_does_not_wait(world: TinyWorld) -> None:
+    config = world.config(agent={"drain_deadline_s": 600.0}, models={"context_tokens": 512})
+    async with served(config) as (agent, client):
+        body = ignoring_eos(stream=True, max_tokens=450)
+        async with client.stream("POST", "/v1/chat/completions", json=body) as stream:
+            await anext(stream.aiter_lines())
+            agent.stop()
+            agent.stop()
+
+
+async def test_more_requests_than_fit_all_end_well(world: TinyWorld) -> None:
+    async with served(world.config()) as (agent, client):
+
+        async def one(number: int) -> int:
+            body = ignoring_eos(stream=True, max_tokens=8, seed=number)
+            async with client.stream("POST", "/v1/chat/completions", json=body) as stream:
+                text = "".join([line async for line in stream.aiter_lines()])
+                if stream.status_code == 200:
+                    assert text.endswith("data: [DONE]")
+                else:
+                    assert "retry-after" in stream.headers
+                return stream.status_code
+
+        statuses = await asyncio.wait_for(asyncio.gather(*(one(n) for n in range(200))), 60)
+        assert set(statuses) <= {200, 429, 503}
+        assert statuses.count(200) >= 8
+        assert all(not list(replica.loop.live) for replica in agent.lineup.replicas)
+
+
+def desired(version: int, **tables: object) -> DesiredConfig:
+    return DesiredConfig(version=version, issued_at=datetime.now(timezone.utc), **tables)
+
+
+async def test_overrides_are_applied_without_dropping_a_stream(world: TinyWorld) -> None:
+    async with served(world.config()) as (agent, client):
+        steering = Steering(agent)
+        before = agent.lineup.replicas
+        body = ignoring_eos(stream=True, max_tokens=120)
+        async with client.stream("POST", "/v1/chat/completions", json=body) as stream:
+            lines = stream.aiter_lines()
+            await anext(lines)
+            await steering.apply(
+                desired(1, models={"kv_slots": 2}, router={"overload_answer_tokens": 20, "max_queue": 5})
+            )
+            assert [replica.snapshot().slots for replica in agent.lineup.replicas] == [2, 2]
+            assert not set(before) & set(agent.lineup.replicas)
+            assert agent.dispatcher.settings.max_queue == 5
+            rest = [line async for line in lines]
+            assert any('"finish_reason":"length"' in line for line in rest)
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        await steering.apply(desired(2))  # overrides taken away: the file's values are back
+        assert [replica.snapshot().slots for replica in agent.lineup.replicas] == [4, 4]
+        kept = agent.lineup.replicas
+        await steering.apply(desired(3, router={"max_queue": 6}))
+        assert agent.lineup.replicas == kept
+
+
+@pytest.mark.parametrize(
+    ("tables", "key"),
+    [
+        ({"models": {"variants": ["tiny-int8", "nothing"], "preload": []}}, "model"),
+        ({"models": {"variants": ["tiny-fp32"], "preload": []}}, "models.variants"),
+        ({"models": {"slots": 3}}, "models.slots"),
+        ({"models": {"store": "/elsewhere"}}, "models.store"),
+        ({"gateway": {"port": 1}}, "gateway.port"),
+        ({"router": {"policy": "nonsense"}}, "router"),
+    ],
+)
+async def test_what_cannot_be_applied_changes_nothing(world: TinyWorld, tables: dict[str, object], key: str) -> None:
+    async with served(world.config()) as (agent, client):
+        before = (agent.config, agent.lineup.replicas, agent.dispatcher.settings)
+        with pytest.raises(ConfigError) as raised:
+            await Steering(agent).apply(desired(1, **tables))
+        assert key in (raised.value.param or "") or key in raised.value.message
+        assert (agent.config, agent.lineup.replicas, agent.dispatcher.settings) == before
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+
+async def test_the_fleet_sees_the_agent_without_its_secrets(world: TinyWorld) -> None:
+    config = world.config(gateway={"api_keys": ["top-secret"]}, upstream={"api_key": "hush"})
+    async with served(config) as (agent, client):
+        refused = await client.post("/v1/chat/completions", json=CHAT)
+        assert refused.status_code == 401
+        steering = Steering(agent)
+        described = steering.describe()
+        assert [(model.variant, model.state) for model in described.models] == [
+            ("tiny-int8", "loaded"),
+            ("tiny-pruned-int8", "on-demand"),
+        ]
+        assert "top-secret" not in json.dumps(tellable(config))
+        assert "hush" not in json.dumps(described.effective)
+        snapshot = steering.snapshot()
+        assert snapshot.load == 0
+        assert (snapshot.memory_rss_bytes or 0) > 1e6
+
+
+async def test_a_taken_port_and_a_missing_artifact_end_the_start(world: TinyWorld, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match="another process has it"):
+            await EdgeAgent(world.config(gateway={"port": taken.getsockname()[1]})).run()
+    with pytest.raises(OverspillError, match="overspill models pull"):
+        await EdgeAgent(world.config(models={"store": str(tmp_path)})).run()
+
+
+async def test_an_agent_without_models_is_a_router(world: TinyWorld) -> None:
+    config = world.config(models={"variants": [], "preload": []})
+    async with served(config) as (_, client):
+        assert (await client.get("/health/ready")).status_code == 200
+        refused = await client.post("/v1/chat/completions", json=CHAT)
+        assert refused.status_code in (404, 503)
+        assert refused.json()["error"]["message"]
+
+
+def test_the_daemon_imports_neither_torch_nor_a_runtime() -> None:
+    code = "import sys, edge_agent.daemon; print([m for m in ('torch', 'onnxruntime', 'onnx') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
