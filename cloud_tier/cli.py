@@ -1,0 +1,97 @@
+"""`overspill cloud serve` and `overspill cloud check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cloud_tier.config import CloudConfig, load, replace_models
+
+if TYPE_CHECKING:
+    from cloud_tier.server import Plan
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="The cloud tier.")
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="TOML file; examples/cloud.toml documents every key.")
+]
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option("--model", "-m", help="A catalogue name or a Hugging Face directory; may be given several times."),
+]
+TensorParallelOption = Annotated[
+    int | None, typer.Option("--tensor-parallel", "--tp", min=1, help="Ranks an engine, for every model served.")
+]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or auto.")]
+DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")]
+HostOption = Annotated[str | None, typer.Option(help="Address to listen on; beyond loopback API keys are required.")]
+PortOption = Annotated[int | None, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one.")]
+
+
+@app.command()
+def serve(
+    *,
+    config: ConfigOption = None,
+    model: ModelOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+) -> None:
+    """Serve models until SIGTERM or Ctrl-C, then drain."""
+    import uvloop  # noqa: PLC0415 - `overspill cloud --help` stays quick
+
+    from cloud_tier import server  # noqa: PLC0415
+    from router import logs  # noqa: PLC0415
+
+    settings = _settings(config, host, port, model, _engine_flags(tensor_parallel, device, dtype))
+    logs.configure(settings.server.log_level, settings.server.log_format)
+    uvloop.run(server.serve(server.make_plan(settings)))
+
+
+@app.command()
+def check(
+    *,
+    config: ConfigOption = None,
+    model: ModelOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+) -> None:
+    """Check configuration, keys and weights; start nothing. Exit status 2 names what is wrong."""
+    from cloud_tier import server  # noqa: PLC0415 - as above
+
+    settings = _settings(config, host, port, model, _engine_flags(tensor_parallel, device, dtype))
+    _describe(server.make_plan(settings))
+
+
+def _engine_flags(tensor_parallel: int | None, device: str | None, dtype: str | None) -> dict[str, object]:
+    return {"tensor_parallel": tensor_parallel, "device": device, "dtype": dtype}
+
+
+def _settings(
+    path: Path | None, host: str | None, port: int | None, models: list[str] | None, engine: dict[str, object]
+) -> CloudConfig:
+    settings = load(path, flags={"server.host": host, "server.port": port})
+    return replace_models(settings, models or [], engine)
+
+
+def _describe(plan: Plan) -> None:
+    server = plan.config.server
+    keys = len(plan.api_keys)
+    access = f"{keys} API key{'s' if keys != 1 else ''}" if keys else "open to callers on this host"
+    typer.echo(f"listen   {server.host}:{server.port}, {access}")
+    for place in plan.places:
+        engine = place.engine
+        typer.echo(
+            f"model    {place.info.variant} (family {place.info.family}, rung {place.info.rung}): "
+            f"{engine.tensor_parallel} rank{'s' if engine.tensor_parallel > 1 else ''} on {engine.device}, "
+            f"{engine.dtype}, window {place.info.context_tokens} tokens, weights {place.source}"
+        )
+    typer.echo(f"policy   {plan.config.router.policy}")
+    typer.echo("the configuration is good")

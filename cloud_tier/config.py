@@ -1,0 +1,244 @@
+"""The cloud tier's configuration: `[server]`, `[[models]]`, `[router]`, `[auth]`, `[limits]`.
+
+`examples/cloud.toml` documents every key. Environment variables lie over the file
+(`OVERSPILL_CLOUD__SERVER__PORT=8701`), flags over both.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from router import config
+from router.errors import ConfigError
+from router.loopback import is_loopback
+from router.settings import RouterSettings
+
+ENV_PREFIX = "OVERSPILL_CLOUD"
+MIN_KEY_CHARS = 16
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where the tier listens, and how it starts and ends.
+
+    Attributes:
+        host: an address of this machine; anything but loopback demands API keys.
+        port: 0 takes a free one and logs it.
+        drain_s: how long streams in flight may go on after SIGTERM.
+        warm_up: measure each engine's speed before it serves; without it, the catalogue's figures are the prior.
+        models_dir: the model store; None takes `OVERSPILL_MODELS`, then `~/.cache/overspill/models`.
+        log_format: `auto` writes text to a terminal and JSON to anything else.
+    """
+
+    host: Annotated[str, msgspec.Meta(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8700
+    drain_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 30.0
+    warm_up: bool = True
+    models_dir: str | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "console", "json"] = "auto"
+
+
+class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One engine.
+
+    Attributes:
+        variant: a name of the catalogue; a family's name means its best variant that has weights.
+        path: instead of `variant`: a Hugging Face directory (config.json, safetensors, tokenizer.json).
+        name: what to call the model of `path`; None takes the directory's name.
+        family, rung, quality: where the model of `path` stands on a ladder; None for `family` takes `name`.
+        tensor_parallel: ranks, one process each; at most the model's number of KV heads.
+        device: `auto` takes CUDA where torch finds a GPU.
+        dtype: `auto` is float32 on the CPU, bfloat16 on CUDA.
+        threads: of a rank; None shares the cores that this process may use between all ranks, but for one.
+        gpus: which GPUs the ranks take, e.g. `["2", "3"]`, one for each rank; empty takes the first ones. Several
+            engines on one machine need disjoint ones.
+        max_running, token_budget, kv_cache_tokens, max_context_tokens, prefix_caching, step_timeout_s,
+        start_timeout_s: as in `cloud_tier.engine.protocol.EngineConfig`.
+    """
+
+    variant: str | None = None
+    path: str | None = None
+    name: str | None = None
+    family: str | None = None
+    rung: Annotated[int, msgspec.Meta(ge=0, le=99)] = 0
+    quality: Fraction = 1.0
+    tensor_parallel: Positive = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_running: Positive = 16
+    token_budget: Positive = 256
+    kv_cache_tokens: Positive = 16_384
+    max_context_tokens: Positive | None = None
+    threads: Positive | None = None
+    prefix_caching: bool = True
+    step_timeout_s: Seconds = 60.0
+    start_timeout_s: Seconds = 300.0
+    gpus: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot say; msgspec puts the entry's path in front of a ValueError."""
+        if (self.variant is None) == (self.path is None):
+            raise ValueError(f"give either `variant` or `path`, not {'both' if self.path else 'neither'}")
+        if self.gpus and len(self.gpus) != self.tensor_parallel:
+            raise ValueError(
+                f"`gpus` names {len(self.gpus)} for tensor_parallel = {self.tensor_parallel}: one for each rank"
+            )
+        if self.variant is not None and (self.name is not None or self.family is not None):
+            raise ValueError(f"`name` and `family` go with `path`; `{self.variant}` has its own in the catalogue")
+        for key, text in (("name", self.served_name), ("family", self.family or self.served_name)):
+            if not _NAME.fullmatch(text):
+                raise ValueError(f"`{key}` = {text!r}: use letters, digits and . _ - (at most 100); set `{key}`")
+
+    @property
+    def served_name(self) -> str:
+        """What callers ask for: the catalogue's name, `name`, or the directory's."""
+        return self.variant or self.name or Path(self.path or "").resolve().name
+
+    @property
+    def label(self) -> str:
+        return self.variant or self.path or "an entry without a model"
+
+
+class AuthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where the accepted bearer keys are; the keys themselves never stand in the configuration.
+
+    Attributes:
+        keys_file: one key a line; `#` begins a comment.
+        keys_env: an environment variable with keys, separated by commas or blanks.
+    """
+
+    keys_file: str | None = None
+    keys_env: str = "OVERSPILL_CLOUD_API_KEYS"
+
+
+class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What callers may cost before an engine sees them.
+
+    Attributes:
+        max_body_bytes: larger bodies are refused with 413.
+        body_timeout_s: a body that takes longer to arrive is refused with 408.
+        header_timeout_s: a request head that takes longer to arrive is refused with 408.
+        keep_alive_s: an idle connection is closed after so long.
+        max_connections: open connections; further ones are told to come back, and closed.
+        max_requests: requests in the tier at once, streams included; the next is shed with 429.
+        send_stall_s: a client that reads nothing for so long is taken for gone.
+    """
+
+    max_body_bytes: Positive = 16 * 1024 * 1024
+    body_timeout_s: Seconds = 60.0
+    header_timeout_s: Seconds = 15.0
+    keep_alive_s: Seconds = 75.0
+    max_connections: Positive = 8192
+    max_requests: Positive = 4096
+    send_stall_s: Seconds = 60.0
+
+
+class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything `overspill cloud serve` can be told."""
+
+    server: ServerConfig = ServerConfig()
+    models: tuple[ModelConfig, ...] = ()
+    router: RouterSettings = RouterSettings()
+    auth: AuthConfig = AuthConfig()
+    limits: LimitsConfig = LimitsConfig()
+
+
+def load(
+    path: Path | None,
+    *,
+    flags: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> CloudConfig:
+    """Read the file, or take the defaults where there is none; then the environment, then flags.
+
+    Args:
+        flags: dotted key → value; None values are skipped.
+
+    Raises:
+        ConfigError: a key is unknown, or a value does not fit.
+    """
+    if path is not None:
+        return config.load(path, CloudConfig, env_prefix=ENV_PREFIX, environ=environ, flags=flags)
+    tree = config.overlay({}, ENV_PREFIX, environ, flags)
+    return config.decode(tree, CloudConfig, source="flags and environment")
+
+
+def read_keys(auth: AuthConfig, environ: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """Collect all accepted keys.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key is too short to be one; no key is ever in the message.
+    """
+    lines: list[tuple[str, str]] = []
+    if auth.keys_file is not None:
+        path = Path(auth.keys_file)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise ConfigError(f"auth.keys_file: cannot read {path}: {reason}", param="auth.keys_file") from None
+        lines += [(f"{path}:{number}", line.split("#")[0].strip()) for number, line in enumerate(text.splitlines(), 1)]
+    lines += [(f"${auth.keys_env}", key) for key in re.split(r"[,\s]+", environ.get(auth.keys_env, ""))]
+    return frozenset(_checked_key(key, where) for where, key in lines if key)
+
+
+def require_keys(server: ServerConfig, auth: AuthConfig, keys: frozenset[str]) -> None:
+    """Refuse to open a tier to the network that anyone could use.
+
+    Raises:
+        ConfigError: `host` is not loopback and there is no key; names the remedy.
+    """
+    if keys or is_loopback(server.host):
+        return
+    raise ConfigError(
+        f"server.host = {server.host!r} is reachable from other machines, and no API key is set. Put one into "
+        f"${auth.keys_env} (for example: export {auth.keys_env}=$(openssl rand -hex 24)), name a file with "
+        "auth.keys_file, or bind to 127.0.0.1",
+        param="auth.keys_file",
+    )
+
+
+def replace_models(tree: CloudConfig, names: Sequence[str], changes: Mapping[str, object]) -> CloudConfig:
+    """Lay the model flags of the command line over the configuration.
+
+    Args:
+        names: catalogue names or directories; empty keeps the configured models.
+        changes: fields of `ModelConfig` to set on every model; None values are skipped.
+
+    Raises:
+        ConfigError: a value does not fit.
+    """
+    models = tree.models
+    if names:
+        configured = {model.served_name: model for model in tree.models}
+        models = tuple(configured.get(name) or _named(name) for name in names)
+    given = {key: value for key, value in changes.items() if value is not None}
+    entries = [{**msgspec.structs.asdict(model), **given} for model in models]
+    merged = config.decode({"models": entries}, CloudConfig, source="flags")
+    return msgspec.structs.replace(tree, models=merged.models)
+
+
+def _named(name: str) -> ModelConfig:
+    is_directory = os.sep in name or Path(name).is_dir()
+    return ModelConfig(path=name) if is_directory else ModelConfig(variant=name)
+
+
+def _checked_key(key: str, where: str) -> str:
+    if len(key) < MIN_KEY_CHARS or not key.isascii() or not key.isprintable():
+        raise ConfigError(
+            f"{where}: an API key needs at least {MIN_KEY_CHARS} printable ASCII characters "
+            "(for example: openssl rand -hex 24)",
+            param="auth.keys_file",
+        )
+    return key

@@ -1,0 +1,225 @@
+"""The decoder of the Llama family (Llama 2/3, SmolLM2, Qwen2, Qwen3) on one tensor-parallel rank.
+
+All tokens of a step, of all its sequences, go through every matrix product together; only attention tells them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from cloud_tier.engine.attention import Attention, AttentionPlan, KvCache
+from cloud_tier.engine.messages import Segment
+from cloud_tier.engine.parallel import Group
+from cloud_tier.engine.rope import rope_tables, rotate
+from cloud_tier.engine.sharding import Shard, Span, shard, split
+from models.weights import rope_inverse_frequencies
+
+if TYPE_CHECKING:
+    from cloud_tier.engine.protocol import EngineConfig
+    from models.weights import ModelConfig, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """A weight (out, in) and perhaps a bias (out,)."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer's share. `qkv` is query, key, value rows stacked; `gate_up` likewise."""
+
+    input_norm: torch.Tensor
+    qkv: _Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    o: _Linear
+    post_norm: torch.Tensor
+    gate_up: _Linear
+    down: _Linear
+
+
+class Model:
+    """One rank's share of the weights, its KV cache, and the forward pass.
+
+    Attributes:
+        config: the model's own, after layers were dropped.
+        context_tokens: positions the rotary tables cover: prompt and answer together.
+        group: the ranks that hold the other shares.
+        attention: over this rank's heads.
+    """
+
+    def __init__(self, weights: Weights, engine: EngineConfig, group: Group, context_tokens: int) -> None:
+        self.config = weights.config
+        self.context_tokens = context_tokens
+        self.group = group
+        self._dtype = getattr(torch, engine.dtype)
+        self._device = torch.device("cuda", group.rank) if engine.device == "cuda" else torch.device("cpu")
+        config = self.config
+        self._shard = shard(
+            group.rank,
+            group.ranks,
+            heads=(config.num_heads, config.num_kv_heads),
+            intermediate=config.intermediate_size,
+            vocab=config.vocab_size,
+        )
+        self._vocab_widths = [split(config.vocab_size, group.ranks, rank).size for rank in range(group.ranks)]
+        loader = _Loader(weights, self._shard, self._dtype, self._device)
+        self._embedding = loader.rows("model.embed_tokens.weight", self._shard.vocab)
+        self._head = self._embedding if config.tie_embeddings else loader.rows("lm_head.weight", self._shard.vocab)
+        self._norm = loader.whole("model.norm.weight")
+        self._layers = [loader.layer(index) for index in range(config.num_layers)]
+        cos, sin = rope_tables(rope_inverse_frequencies(config), context_tokens)
+        self._cos, self._sin = (table.to(self._device, self._dtype) for table in (cos, sin))
+        blocks = engine.kv_cache_tokens // engine.kv_block_tokens
+        slots = blocks * engine.kv_block_tokens
+        cache = KvCache(
+            (config.num_layers, self._shard.kv_heads.size, slots, config.head_dim), self._dtype, self._device
+        )
+        self.attention = Attention(
+            cache,
+            (self._shard.query_heads.size, self._shard.kv_heads.size),
+            engine.kv_block_tokens,
+            gathered=engine.device == "cuda",
+        )
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment]) -> torch.Tensor | None:
+        """Run one step.
+
+        Returns:
+            float32 logits (segments that draw, vocab) in their order; None on ranks other than 0, or if none draws.
+        """
+        device = self._device
+        ids = torch.tensor([token for segment in segments for token in segment.tokens], device=device)
+        positions = torch.tensor(
+            [position for s in segments for position in range(s.start, s.start + len(s.tokens))], device=device
+        )
+        plan = self.attention.plan(segments)
+        cos, sin = self._cos[positions], self._sin[positions]
+        x = self._embed(ids)
+        for index, layer in enumerate(self._layers):
+            x += self._attend(index, layer, plan, F.rms_norm(x, x.shape[-1:], layer.input_norm, self._eps), (cos, sin))
+            x += self._feed_forward(layer, F.rms_norm(x, x.shape[-1:], layer.post_norm, self._eps))
+        return self._logits(x, segments)
+
+    @property
+    def device(self) -> torch.device:
+        """Where logits lie."""
+        return self._device
+
+    @property
+    def _eps(self) -> float:
+        eps: float = self.config.rms_norm_eps
+        return eps
+
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Token ids (tokens,) → (tokens, hidden): every rank looks up its own part of the vocabulary, the rest is 0."""
+        if self.group.ranks == 1:
+            return F.embedding(ids, self._embedding)
+        vocab = self._shard.vocab
+        foreign = (ids < vocab.start) | (ids >= vocab.end)
+        own = (ids - vocab.start).masked_fill_(foreign, 0)
+        return self.group.sum(F.embedding(own, self._embedding).masked_fill_(foreign.unsqueeze(1), 0.0))
+
+    def _attend(
+        self,
+        index: int,
+        layer: _Layer,
+        plan: AttentionPlan,
+        x: torch.Tensor,
+        tables: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        heads, kv_heads = self._shard.query_heads.size, self._shard.kv_heads.size
+        qkv = layer.qkv(x).view(x.shape[0], heads + 2 * kv_heads, self.config.head_dim)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            dim = qkv.shape[-1:]
+            turned = torch.cat(
+                [
+                    F.rms_norm(qkv[:, :heads], dim, layer.q_norm, self._eps),
+                    F.rms_norm(qkv[:, heads : heads + kv_heads], dim, layer.k_norm, self._eps),
+                ],
+                dim=1,
+            )
+        else:
+            turned = qkv[:, : heads + kv_heads]
+        turned = rotate(turned, *tables)
+        out = self.attention.attend(index, plan, turned[:, :heads], turned[:, heads:], qkv[:, heads + kv_heads :])
+        return self.group.sum(layer.o(out))
+
+    def _feed_forward(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
+        gate, up = layer.gate_up(x).chunk(2, dim=-1)
+        return self.group.sum(layer.down(F.silu(gate) * up))
+
+    def _logits(self, x: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor | None:
+        last: list[int] = []
+        row = 0
+        for segment in segments:
+            row += len(segment.tokens)
+            if segment.draws:
+                last.append(row - 1)
+        if not last:
+            return None
+        drawn = F.rms_norm(x[last], x.shape[-1:], self._norm, self._eps)
+        logits = F.linear(drawn, self._head).float()
+        return self.group.gather_last(logits, self._vocab_widths, self._shard.vocab_width)
+
+
+class _Loader:
+    """Reads one rank's part of every weight."""
+
+    def __init__(self, weights: Weights, part: Shard, dtype: torch.dtype, device: torch.device) -> None:
+        self._weights = weights
+        self._config: ModelConfig = weights.config
+        self._part = part
+        self._dtype = dtype
+        self._device = device
+
+    def whole(self, name: str) -> torch.Tensor:
+        return self._place(self._weights.tensor(name))
+
+    def rows(self, name: str, span: Span) -> torch.Tensor:
+        return self._place(self._weights.tensor(name)[span.start : span.end])
+
+    def columns(self, name: str, span: Span) -> torch.Tensor:
+        return self._place(self._weights.tensor(name)[:, span.start : span.end])
+
+    def layer(self, index: int) -> _Layer:
+        prefix = f"model.layers.{index}."
+        attention, feed_forward = prefix + "self_attn.", prefix + "mlp."
+        config, part = self._config, self._part
+        queries, keys = part.query_heads.times(config.head_dim), part.kv_heads.times(config.head_dim)
+        spans = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        bias = None
+        if config.attention_bias:
+            bias = torch.cat([self.rows(f"{attention}{name}.bias", span) for name, span in spans.items()])
+        return _Layer(
+            input_norm=self.whole(prefix + "input_layernorm.weight"),
+            qkv=_Linear(
+                torch.cat([self.rows(f"{attention}{name}.weight", span) for name, span in spans.items()]), bias
+            ),
+            q_norm=self.whole(attention + "q_norm.weight") if config.qk_norm else None,
+            k_norm=self.whole(attention + "k_norm.weight") if config.qk_norm else None,
+            o=_Linear(self.columns(attention + "o_proj.weight", queries)),
+            post_norm=self.whole(prefix + "post_attention_layernorm.weight"),
+            gate_up=_Linear(
+                torch.cat(
+                    [self.rows(f"{feed_forward}{name}.weight", part.intermediate) for name in ("gate_proj", "up_proj")]
+                )
+            ),
+            down=_Linear(self.columns(feed_forward + "down_proj.weight", part.intermediate)),
+        )
+
+    def _place(self, array: np.ndarray[Any, np.dtype[np.float32]]) -> torch.Tensor:
+        return torch.from_numpy(np.array(array, order="C")).to(self._device, self._dtype)

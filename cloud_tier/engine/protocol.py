@@ -1,0 +1,218 @@
+"""What the cloud tier asks of an engine, in plain values: nothing here imports torch.
+
+One request's life: `Engine.generate` hands an `EngineRequest` to the engine process; its scheduler lets it wait, gives
+it KV blocks, runs it in steps beside the others, and every step's new tokens come back as `EngineChunk`s.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Annotated, Literal, Protocol
+
+import msgspec
+
+from router.errors import ConfigError
+from router.wire.inference import FinishReason, SamplingParams
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One engine: one variant of one model, on one or more ranks.
+
+    Attributes:
+        weights: a GGUF file or a Hugging Face directory, as `models.weights.open_weights` takes it.
+        layers: the layers to keep, in order, for a depth-pruned variant; None keeps all.
+        dtype: of weights, activations and KV cache; logits are float32 always.
+        tensor_parallel: ranks, one process each; at most the model's number of KV heads.
+        max_running: sequences that may be in one step.
+        token_budget: most tokens computed in one step, over all sequences; must exceed `max_running`.
+        step_target_s: how long a step may hold up decoding sequences for somebody else's prompt, in seconds: while
+            some decode, prompts are computed in chunks that fit this time at the measured speed.
+        kv_block_tokens, kv_cache_tokens: size of a KV block, and of the cache, in tokens.
+        max_context_tokens: window for prompt and answer together; None takes the model's, and the cache bounds both.
+        threads: torch threads a rank. More than one pays only where cores are idle.
+        prefix_caching: keep the KV blocks of finished sequences until their room is needed.
+        step_timeout_s: the engine is killed and restarted when it has work and reports nothing for so long.
+        start_timeout_s: bound on loading the weights.
+        gpus: the GPUs of the ranks, by index or UUID as in CUDA_VISIBLE_DEVICES; empty takes the first ones.
+    """
+
+    weights: str
+    layers: tuple[int, ...] | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: Literal["cpu", "cuda"] = "cpu"
+    tensor_parallel: Positive = 1
+    max_running: Positive = 16
+    token_budget: Positive = 256
+    step_target_s: Seconds = 0.25
+    kv_block_tokens: Positive = 16
+    kv_cache_tokens: Positive = 16384
+    max_context_tokens: Positive | None = None
+    threads: Positive = 1
+    prefix_caching: bool = True
+    step_timeout_s: Seconds = 60.0
+    start_timeout_s: Seconds = 300.0
+    gpus: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot say.
+
+        Raises:
+            ConfigError: two fields contradict each other.
+        """
+        if self.token_budget <= self.max_running:
+            raise ConfigError(
+                f"token_budget = {self.token_budget} must exceed max_running = {self.max_running}, or prompts would "
+                "never be computed while that many sequences decode",
+                param="token_budget",
+            )
+        if self.kv_cache_tokens < 2 * self.kv_block_tokens:
+            raise ConfigError(
+                f"kv_cache_tokens = {self.kv_cache_tokens} holds fewer than two blocks of {self.kv_block_tokens} "
+                "tokens; raise it",
+                param="kv_cache_tokens",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One prompt to continue.
+
+    Attributes:
+        request_id: for logs; need not be unique.
+        max_tokens: bound on generated tokens; the context window bounds it too. `sampling.max_tokens` is not read.
+        priority: higher is served first and preempted last; equals are served in the order of `arrival_s`.
+        eos_ids: tokens that end the answer (unless `sampling.ignore_eos`); they are not emitted.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int
+    priority: int = 0
+    arrival_s: float = 0.0
+    eos_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChunk:
+    """New tokens of one request: at least one, except in a last chunk, which carries the finish reason.
+
+    `STOP` means that a token of `eos_ids` was drawn (it is not in `token_ids`); `LENGTH`, that `max_tokens` or the
+    context window was reached. Stop strings are the caller's: it closes the generator.
+    """
+
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """The engine's load as last reported, with requests sent since then counted as queued.
+
+    Attributes:
+        running, queued: sequences in steps; sequences waiting (new and preempted ones).
+        queued_prefill_tokens: prompt tokens accepted and not yet computed, of running and waiting sequences.
+        pending_decode_tokens: upper bound on tokens still to generate.
+        kv_blocks_total, kv_blocks_free: free ones include those kept for prefix hits, which yield when needed.
+        kv_block_tokens: size of a block.
+        step_s: smoothed duration of one step, in seconds; 0 before the first.
+        decode_step_s: the same over steps that computed no prompt tokens.
+        prefill_tokens_per_s: smoothed over steps that did; 0 before the first.
+        steps, preemptions, prefix_hit_tokens: counted since the engine process started.
+    """
+
+    running: int = 0
+    queued: int = 0
+    queued_prefill_tokens: int = 0
+    pending_decode_tokens: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_free: int = 0
+    kv_block_tokens: int = 0
+    step_s: float = 0.0
+    decode_step_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    steps: int = 0
+    preemptions: int = 0
+    prefix_hit_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What is known once the weights are loaded.
+
+    Attributes:
+        context_tokens: the window in force: the least of the model's, the configuration's and the cache's.
+        load_s: seconds from the start of the processes to ready.
+        pids: one process a rank, rank 0 first.
+    """
+
+    vocab_size: int
+    num_layers: int
+    context_tokens: int
+    max_running: int
+    tensor_parallel: int
+    load_s: float
+    pids: tuple[int, ...] = ()
+
+
+class EngineState(enum.Enum):
+    """Where the engine is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+class Engine(Protocol):
+    """Runs one variant for many callers at once. Lives in one event loop; everything heavy is in other processes."""
+
+    @property
+    def state(self) -> EngineState:
+        """Where the engine is in its life."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """True while `generate` is served."""
+        ...
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """The static description, None before the engine was first ready."""
+        ...
+
+    async def start(self) -> None:
+        """Return when the engine is ready.
+
+        Raises:
+            ArtifactError: the weights are missing or of a kind the engine cannot run.
+            ConfigError: the configuration does not fit the model.
+            ReplicaUnreachable: the engine process died or did not become ready in time.
+        """
+        ...
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Refuse new requests, let running ones finish for `drain_s` seconds, then end every process."""
+        ...
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
+        """Stream the answer; closing the generator ends the sequence and frees its KV blocks.
+
+        Raises:
+            InvalidRequest: the prompt is empty or holds ids outside the vocabulary.
+            ContextTooLong: the prompt leaves no room for one token.
+            ReplicaUnreachable: nothing was generated; the engine is not ready, or died before the first token.
+            ReplicaBroken: the engine died after the first token.
+        """
+        ...
+
+    def load(self) -> EngineLoad:
+        """Return the load now. Cheap; no I/O."""
+        ...

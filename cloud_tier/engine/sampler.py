@@ -1,0 +1,161 @@
+"""Draw the next token of every sequence of a step, vectorised over the batch.
+
+A row depends on nothing but its own logits, parameters, history and random numbers: each request has a generator of
+its own and consumes exactly one uniform number a token, so its draws are the same in any company. Order, as in
+vLLM: repetition, frequency and presence penalties; temperature; top-k; top-p over what top-k left; draw by inverting
+the cumulative distribution.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from router.wire.inference import SamplingParams
+
+_NUCLEUS_CANDIDATES = 512  # sorting a whole vocabulary costs milliseconds a row; few nuclei are wider than this
+_COLDEST = 1e-5  # below it the division overflows; the draw is greedy long before
+
+
+@dataclass(slots=True)
+class SamplerState:
+    """What one request needs between draws.
+
+    Attributes:
+        params: the request's.
+        generator: source of its uniform numbers (always on the CPU), None for greedy requests.
+        seen: bool (vocab,), tokens of prompt and answer; None unless the repetition penalty is on.
+        counts: float32 (vocab,), occurrences in the answer; None unless presence or frequency penalty is on.
+    """
+
+    params: SamplingParams
+    generator: torch.Generator | None = None
+    seen: torch.Tensor | None = field(default=None, repr=False)
+    counts: torch.Tensor | None = field(default=None, repr=False)
+
+    @classmethod
+    def create(
+        cls, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int, device: torch.device
+    ) -> SamplerState:
+        """Prepare the state of a new request."""
+        state = cls(params)
+        if params.temperature > 0:
+            state.generator = torch.Generator()
+            # manual_seed takes 64 bits; any Python integer is a legal seed.
+            state.generator.manual_seed((secrets.randbits(63) if params.seed is None else params.seed) % 2**63)
+        if params.repetition_penalty != 1.0:
+            state.seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+            state.seen[torch.tensor(prompt_ids, dtype=torch.int64, device=device)] = True
+        if params.presence_penalty or params.frequency_penalty:
+            state.counts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
+        return state
+
+    def uniform(self) -> float:
+        """Return the next number in [0, 1)."""
+        return torch.rand((), generator=self.generator).item()
+
+    def note(self, token: int) -> None:
+        """Take a drawn token into the history."""
+        if self.seen is not None:
+            self.seen[token] = True
+        if self.counts is not None:
+            self.counts[token] += 1
+
+
+@torch.inference_mode()
+def sample(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int]:
+    """Draw one token a row.
+
+    Args:
+        logits: float32 (rows, vocab); overwritten.
+        states: one a row; their generators advance and their histories take the drawn tokens.
+    """
+    _penalise(logits, states)
+    drawn = logits.argmax(dim=-1)
+    plain = [row for row, s in enumerate(states) if s.params.temperature > 0 and not _filters(s.params)]
+    narrow = [row for row, s in enumerate(states) if s.params.temperature > 0 and _filters(s.params)]
+    if plain or narrow:
+        uniforms = torch.tensor([s.uniform() if s.generator is not None else 0.0 for s in states], device=logits.device)
+    for rows, draw in ((plain, _draw_plain), (narrow, _draw_filtered)):
+        if rows:
+            index = torch.tensor(rows, device=logits.device)
+            chosen = [states[row].params for row in rows]
+            temperatures = logits.new_tensor([max(p.temperature, _COLDEST) for p in chosen]).unsqueeze(1)
+            drawn[index] = draw(logits[index] / temperatures, uniforms[index], chosen)
+    tokens: list[int] = drawn.tolist()
+    for state, token in zip(states, tokens, strict=True):
+        state.note(token)
+    return tokens
+
+
+def _filters(params: SamplingParams) -> bool:
+    return params.top_p < 1.0 or params.top_k > 0
+
+
+def _penalise(logits: torch.Tensor, states: Sequence[SamplerState]) -> None:
+    """Apply CTRL's repetition penalty and OpenAI's frequency and presence penalties in place."""
+    repeating = [(row, s.seen, s.params.repetition_penalty) for row, s in enumerate(states) if s.seen is not None]
+    if repeating:
+        rows = torch.tensor([row for row, _, _ in repeating], device=logits.device)
+        seen = torch.stack([seen for _, seen, _ in repeating])
+        penalty = logits.new_tensor([value for _, _, value in repeating]).unsqueeze(1)
+        part = logits[rows]
+        logits[rows] = torch.where(seen, torch.where(part > 0, part / penalty, part * penalty), part)
+    counted = [(row, s.counts, s.params) for row, s in enumerate(states) if s.counts is not None]
+    if counted:
+        rows = torch.tensor([row for row, _, _ in counted], device=logits.device)
+        counts = torch.stack([counts for _, counts, _ in counted])
+        frequency = logits.new_tensor([params.frequency_penalty for _, _, params in counted]).unsqueeze(1)
+        presence = logits.new_tensor([params.presence_penalty for _, _, params in counted]).unsqueeze(1)
+        logits[rows] -= frequency * counts + presence * (counts > 0)
+
+
+def _draw_plain(scaled: torch.Tensor, uniforms: torch.Tensor, _: Sequence[SamplingParams]) -> torch.Tensor:
+    return _invert(torch.softmax(scaled, dim=-1), uniforms)
+
+
+def _draw_filtered(scaled: torch.Tensor, uniforms: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Draw from the top-k, top-p part of each row: (rows, vocab) → (rows,)."""
+    vocab_size = scaled.shape[-1]
+    top_k = torch.tensor([min(p.top_k, vocab_size) or vocab_size for p in params], device=scaled.device)
+    top_p = scaled.new_tensor([p.top_p for p in params])
+    drawn, complete = _draw_among(scaled, min(_NUCLEUS_CANDIDATES, vocab_size), uniforms, top_k, top_p)
+    wide = (~complete).nonzero().squeeze(1)
+    if len(wide):
+        drawn[wide], _ = _draw_among(scaled[wide], vocab_size, uniforms[wide], top_k[wide], top_p[wide])
+    return drawn
+
+
+def _draw_among(
+    scaled: torch.Tensor, candidates: int, uniforms: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw with only the likeliest `candidates` tokens sorted; also tell for which rows those were enough."""
+    values, tokens = scaled.topk(candidates, dim=-1)
+    position = torch.arange(candidates, device=scaled.device)
+    within_k = position < top_k.unsqueeze(1)
+    # Mass of everything top-k keeps: all of the row when top-k is off or wider than the candidates (then not complete).
+    every = torch.where(
+        top_k < scaled.shape[-1],
+        values.masked_fill(~within_k, -torch.inf).logsumexp(dim=-1),
+        scaled.logsumexp(dim=-1),
+    )
+    probabilities = (values - every.unsqueeze(1)).exp().masked_fill(~within_k, 0.0)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    kept = (before < top_p.unsqueeze(1)) & within_k
+    kept[:, 0] = True
+    complete = (top_k <= candidates) | ((top_k >= scaled.shape[-1]) & ~kept[:, -1])
+    index = _invert(probabilities.masked_fill(~kept, 0.0), uniforms)
+    return tokens.gather(1, index.unsqueeze(1)).squeeze(1), complete
+
+
+def _invert(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Invert the cumulative distribution of each row (unnormalised) at its uniform number: (rows, n) → (rows,)."""
+    cumulative = probabilities.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, uniforms.unsqueeze(1) * total, right=True).squeeze(1)
+    # Rounding may land the target on the total itself: then the last token that has any mass is meant.
+    last = (cumulative < total).sum(dim=-1)
+    return torch.minimum(index, last)

@@ -1,0 +1,143 @@
+"""Which sequences compute how many tokens in the next step.
+
+As in vLLM's second scheduler there are no phases: every sequence catches `num_computed` up to its length under one
+token budget. Sequences one token short (decoding) come first, so that a prompt never starves them; then running ones
+in the middle of their prompt; then waiting ones, while blocks last. When blocks run out, the sequence of the lowest
+priority that arrived last gives its own up and is computed again later.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+from operator import attrgetter
+
+from cloud_tier.engine.kv_blocks import BlockPool
+from cloud_tier.engine.sequence import Sequence
+
+_GROWTH_TOKENS = 512  # room reserved softly behind a sequence, so that its keys stay in few runs
+_WATERMARK = 0.01  # share of the blocks an admission leaves free for running sequences to grow
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A sequence and how many of its next tokens the step computes. `draws`: the step reaches its last token."""
+
+    sequence: Sequence
+    num_tokens: int
+    draws: bool
+
+
+class Scheduler:
+    """Waiting and running sequences of one engine, and their blocks."""
+
+    def __init__(self, pool: BlockPool, *, max_running: int, token_budget: int) -> None:
+        self._pool = pool
+        self._max_running = max_running
+        self._token_budget = token_budget
+        self._watermark_blocks = max(1, int(pool.num_blocks * _WATERMARK))
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self.preemptions = 0
+        self.prefix_hit_tokens = 0
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Sequences that hold blocks, best rank first."""
+        return self._running
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Sequences that hold none, best rank first."""
+        return self._waiting
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait for its turn."""
+        insort(self._waiting, sequence, key=attrgetter("rank"))
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence, finished or abandoned, and free its blocks."""
+        if sequence.blocks is None:
+            self._waiting.remove(sequence)
+        else:
+            self._release(sequence)
+
+    def schedule(self, prompt_limit: int) -> list[Scheduled]:
+        """Plan one step. Empty only if nothing waits or runs.
+
+        Args:
+            prompt_limit: tokens of prompts in a step that others decode in, so that these need not wait for long.
+        """
+        plan: dict[int, Scheduled] = {}
+        before = self.preemptions
+        decoding = [sequence for sequence in self._running if sequence.remaining == 1]
+        prefilling = [sequence for sequence in self._running if sequence.remaining > 1]
+        limit = prompt_limit if decoding else self._token_budget
+        for sequence in decoding + prefilling:
+            if sequence.blocks is None:  # preempted a moment ago
+                continue
+            num_tokens = min(sequence.remaining, self._left(plan, limit))
+            if num_tokens > 0 and self._make_room(sequence, num_tokens, plan):
+                plan[sequence.handle] = Scheduled(sequence, num_tokens, num_tokens == sequence.remaining)
+        if self.preemptions == before:
+            self._admit(plan, limit)
+        return list(plan.values())
+
+    def computed(self, entry: Scheduled) -> None:
+        """Note that the step of a plan has run: its keys and values lie in the cache, its full blocks may be shared."""
+        sequence = entry.sequence
+        sequence.num_computed += entry.num_tokens
+        if sequence.blocks is not None:
+            self._pool.register(sequence.blocks, sequence.tokens, sequence.num_computed)
+
+    def _make_room(self, sequence: Sequence, num_tokens: int, plan: dict[int, Scheduled]) -> bool:
+        """Give a running sequence blocks for its next tokens; preempt until they are there. False: it went itself."""
+        needed = self._pool.blocks_for(sequence.num_computed + num_tokens)
+        while sequence.blocks is not None:
+            if self._pool.grow(sequence.blocks, needed, self._room(sequence) - len(sequence.blocks.ids)):
+                return True
+            victim = self._running[-1]
+            plan.pop(victim.handle, None)
+            self._preempt(victim)
+        return False
+
+    def _preempt(self, victim: Sequence) -> None:
+        self._release(victim)
+        victim.num_computed = 0
+        victim.preempted = True
+        self.preemptions += 1
+        self.add(victim)
+
+    def _admit(self, plan: dict[int, Scheduled], limit: int) -> None:
+        """Move waiting sequences to running, in order, while slots, blocks for the whole of each, and budget last."""
+        while self._waiting and len(self._running) < self._max_running and self._left(plan, limit) > 0:
+            sequence = self._waiting[0]
+            prefix = self._pool.cached_prefix(sequence.tokens)
+            needed = self._pool.blocks_for(len(sequence.tokens))
+            spare = self._watermark_blocks if self._running else 0
+            if needed - len(prefix) + spare > self._pool.num_free:
+                return
+            sequence.blocks = self._pool.open(prefix, needed, self._room(sequence))
+            if sequence.blocks is None:
+                return
+            del self._waiting[0]
+            sequence.num_computed = len(prefix) * self._pool.block_tokens
+            self.prefix_hit_tokens += sequence.num_computed
+            insort(self._running, sequence, key=attrgetter("rank"))
+            num_tokens = min(sequence.remaining, self._left(plan, limit))
+            plan[sequence.handle] = Scheduled(sequence, num_tokens, num_tokens == sequence.remaining)
+
+    def _left(self, plan: dict[int, Scheduled], limit: int) -> int:
+        """Tokens that may still join the plan: of the budget, and of what prompts may have of it."""
+        sizes = [entry.num_tokens for entry in plan.values()]
+        return min(self._token_budget - sum(sizes), limit - sum(size for size in sizes if size > 1))
+
+    def _release(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        if sequence.blocks is not None:
+            self._pool.close(sequence.blocks)
+            sequence.blocks = None
+
+    def _room(self, sequence: Sequence) -> int:
+        """Blocks the sequence is likely to hold soon."""
+        return self._pool.blocks_for(min(sequence.last_length, len(sequence.tokens) + _GROWTH_TOKENS))

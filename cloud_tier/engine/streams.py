@@ -1,0 +1,117 @@
+"""The parent's side of the requests in flight: one stream each, filled by the engine's reports."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+from cloud_tier.engine.messages import Step
+from cloud_tier.engine.protocol import EngineChunk, EngineLoad, EngineRequest
+from router.errors import ReplicaBroken, ReplicaUnreachable
+from router.wire.inference import FinishReason
+
+
+class Stream:
+    """The tokens of one request that nobody has read yet.
+
+    Attributes:
+        started: the engine has generated something for it.
+        finished: its last chunk has arrived, or it was broken off: the engine need not be told to abort it.
+    """
+
+    def __init__(self, request: EngineRequest) -> None:
+        self.request = request
+        self.started = False
+        self.finished = False
+        self._tokens: list[int] = []
+        self._finish_reason: FinishReason | None = None
+        self._failure: str | None = None
+        self._news = asyncio.Event()
+
+    def push(self, token_ids: tuple[int, ...], finish_reason: FinishReason | None) -> None:
+        """Take what a step brought."""
+        self.started = True
+        self._tokens += token_ids
+        self._finish_reason = finish_reason
+        self.finished = finish_reason is not None
+        self._news.set()
+
+    def fail(self, why: str) -> None:
+        """End the stream with an error, after what has arrived was read."""
+        self._failure = why
+        self.finished = True
+        self._news.set()
+
+    async def next(self) -> EngineChunk:
+        """Wait for news and return all of them as one chunk.
+
+        Raises:
+            ReplicaUnreachable, ReplicaBroken: see `Engine.generate`.
+        """
+        await self._news.wait()
+        self._news.clear()
+        if self._tokens or self._finish_reason is not None:
+            chunk = EngineChunk(tuple(self._tokens), self._finish_reason)
+            self._tokens.clear()
+            if self._failure is not None:
+                self._news.set()
+            return chunk
+        if self.started:
+            raise ReplicaBroken(f"{self._failure} in the middle of request {self.request.request_id!r}")
+        raise ReplicaUnreachable(f"{self._failure} before request {self.request.request_id!r} brought a token")
+
+
+class Streams:
+    """All requests in flight with one engine process, and the load they amount to."""
+
+    def __init__(self) -> None:
+        self._by_handle: dict[int, Stream] = {}
+        self._next_handle = 0
+        self._load = EngineLoad()
+        self._last_handle = -1
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def __len__(self) -> int:
+        return len(self._by_handle)
+
+    def open(self, request: EngineRequest) -> tuple[int, Stream]:
+        """Return a new stream and the number the engine shall know it by."""
+        handle = self._next_handle
+        self._next_handle += 1
+        stream = self._by_handle[handle] = Stream(request)
+        self.idle.clear()
+        return handle, stream
+
+    def close(self, handle: int) -> None:
+        """Forget a stream."""
+        self._by_handle.pop(handle, None)
+        if not self._by_handle:
+            self.idle.set()
+
+    def take(self, step: Step) -> None:
+        """Hand a step's tokens to their streams; tokens of streams closed meanwhile are dropped."""
+        self._load = step.load
+        self._last_handle = step.last_handle
+        for brought in step.tokens:
+            stream = self._by_handle.get(brought.handle)
+            if stream is not None:
+                stream.push(brought.token_ids, brought.finish_reason)
+
+    def fail(self, why: str) -> None:
+        """Break every stream off."""
+        for stream in self._by_handle.values():
+            if not stream.finished:
+                stream.fail(why)
+
+    def load(self) -> EngineLoad:
+        """The last reported load, plus the requests the engine has not seen yet."""
+        unseen = [s.request for handle, s in self._by_handle.items() if handle > self._last_handle and not s.finished]
+        if not unseen:
+            return self._load
+        return dataclasses.replace(
+            self._load,
+            queued=self._load.queued + len(unseen),
+            queued_prefill_tokens=self._load.queued_prefill_tokens + sum(len(r.prompt_ids) for r in unseen),
+            pending_decode_tokens=self._load.pending_decode_tokens + sum(r.max_tokens for r in unseen),
+        )

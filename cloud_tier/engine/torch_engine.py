@@ -1,0 +1,260 @@
+"""`TorchEngine`: the engine of `protocol.Engine` on torch, in supervised processes of its own.
+
+The parent never computes: it writes requests to rank 0's socket and is woken when a step's tokens arrive. When any rank
+dies or a step hangs, every stream ends at once with a clean error, the whole group is torn down, and a new one is
+started, with growing pauses if that keeps failing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator, Callable, Coroutine
+
+import msgspec
+import structlog
+
+from cloud_tier.engine.checks import check_model, checked_request
+from cloud_tier.engine.messages import Abort, Add, Quit, Ready, Step, ToParent
+from cloud_tier.engine.processes import RankProcess, RankProcesses
+from cloud_tier.engine.protocol import (
+    EngineChunk,
+    EngineConfig,
+    EngineInfo,
+    EngineLoad,
+    EngineRequest,
+    EngineState,
+)
+from cloud_tier.engine.streams import Stream, Streams
+from router.clock import Clock, MonotonicClock
+from router.errors import (
+    ArtifactError,
+    ConfigError,
+    OverspillError,
+    ReplicaUnreachable,
+)
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+_STABLE_S = 60.0  # a group that was ready for so long has earned a quick restart
+_EXIT_S = 5.0
+_PERMANENT: dict[str, type[OverspillError]] = {error.__name__: error for error in (ArtifactError, ConfigError)}
+
+
+class _Life:
+    """One group of processes, from start to end."""
+
+    def __init__(self, config: EngineConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._processes = RankProcesses(config)
+        self._heard_s = clock.now_s()
+        self.streams = Streams()
+        self.info: EngineInfo | None = None
+        self.refusal: OverspillError | None = None
+
+    async def serve(self, on_ready: Callable[[EngineInfo], None]) -> str:
+        """Start the group, serve, and return why it ended: a rank is gone, or nothing was heard for too long."""
+        await self._processes.start()
+        watchers = [
+            asyncio.create_task(self._watch(number, rank, on_ready), name=f"engine-rank-{number}")
+            for number, rank in enumerate(self._processes.ranks)
+        ]
+        watchers.append(asyncio.create_task(self._watch_time(), name="engine-watchdog"))
+        try:
+            done, _ = await asyncio.wait(watchers, return_when=asyncio.FIRST_COMPLETED)
+            return "; ".join(sorted(watcher.result() for watcher in done))
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+            await asyncio.gather(*watchers, return_exceptions=True)
+
+    async def end(self) -> None:
+        """Leave no process behind."""
+        await self._processes.end()
+
+    def add(self, request: EngineRequest) -> tuple[int, Stream]:
+        """Send a request; return its number and its stream."""
+        if not self.streams:
+            self._heard_s = self._clock.now_s()
+        handle, stream = self.streams.open(request)
+        self._processes.ranks[0].send(Add(handle, request))
+        return handle, stream
+
+    def forget(self, handle: int, stream: Stream) -> None:
+        """Close a stream; if it has not ended, tell the engine that nobody waits for it."""
+        self.streams.close(handle)
+        if not stream.finished:
+            self._processes.ranks[0].send(Abort(handle))
+
+    def quit(self) -> None:
+        """Ask the group to end; `serve` returns when it has."""
+        self._processes.ranks[0].send(Quit())
+
+    async def _watch(self, number: int, rank: RankProcess, on_ready: Callable[[EngineInfo], None]) -> str:
+        """Take what a rank sends; return when it is gone."""
+        decoder: msgspec.msgpack.Decoder[ToParent] = msgspec.msgpack.Decoder(ToParent)
+        async for message in rank.messages(decoder):
+            self._heard_s = self._clock.now_s()
+            if isinstance(message, Step):
+                self.streams.take(message)
+            elif isinstance(message, Ready):
+                self.info = dataclasses.replace(message.info, pids=self._processes.pids)
+                on_ready(self.info)
+            else:
+                self.refusal = _PERMANENT.get(message.kind, ReplicaUnreachable)(message.message)
+                return f"rank {number} cannot run: {message.message}"
+        return f"rank {number} (process {rank.process.pid}) is gone"
+
+    async def _watch_time(self) -> str:
+        """Return when the start, or a step, takes too long."""
+        while True:
+            limit_s = self._config.start_timeout_s if self.info is None else self._config.step_timeout_s
+            silent_s = self._clock.now_s() - self._heard_s
+            if silent_s >= limit_s and (self.streams or self.info is None):
+                return f"nothing was heard of the engine for {silent_s:.1f} s (limit {limit_s:g} s)"
+            await self._clock.sleep(min(max(limit_s - silent_s, limit_s / 10), self._config.step_timeout_s))
+
+
+class TorchEngine:
+    """See `protocol.Engine`. Lives in one event loop.
+
+    Args:
+        clock: for time limits and pauses.
+
+    Attributes:
+        restarts: how often the group was started again.
+    """
+
+    def __init__(self, config: EngineConfig, clock: Clock | None = None) -> None:
+        self.config = config
+        self.restarts = 0
+        self._clock = clock or MonotonicClock()
+        self._log = structlog.get_logger("engine").bind(weights=config.weights)
+        self._state = EngineState.STOPPED
+        self._life: _Life | None = None
+        self._info: EngineInfo | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> EngineState:
+        """Where the engine is in its life."""
+        return self._state
+
+    @property
+    def ready(self) -> bool:
+        """True while `generate` is served."""
+        return self._state is EngineState.READY
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """The static description of the last group that was ready."""
+        return self._info
+
+    async def start(self) -> None:
+        """See `protocol.Engine.start`."""
+        if self._supervisor is not None:
+            raise RuntimeError("the engine is started already")
+        await asyncio.to_thread(check_model, self.config)
+        self._state = EngineState.STARTING
+        started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._supervisor = supervisor = asyncio.create_task(self._supervise(started), name="engine-supervisor")
+        try:
+            await asyncio.wait([started, supervisor], return_when=asyncio.FIRST_COMPLETED)
+            if supervisor.cancelled():
+                raise ReplicaUnreachable("the engine was stopped before it was ready")
+            if not started.done():
+                await supervisor
+        finally:
+            if not started.done():
+                await self.stop()
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """See `protocol.Engine.stop`."""
+        if self._supervisor is None:
+            return
+        life = self._life
+        if self._state is EngineState.READY and life is not None:
+            self._state = EngineState.DRAINING
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(life.streams.idle.wait(), max(drain_s, 0.001))
+            life.streams.fail("the engine was stopped")
+            life.quit()
+            await asyncio.wait([self._supervisor], timeout=_EXIT_S)
+        self._supervisor.cancel()
+        await asyncio.gather(self._supervisor, return_exceptions=True)
+        self._supervisor = None
+        self._state = EngineState.STOPPED
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
+        """See `protocol.Engine.generate`."""
+        life = self._life
+        if life is None or life.info is None or not self.ready:
+            raise ReplicaUnreachable(f"the engine is {self._state.value}; send the request elsewhere, or later")
+        handle, stream = life.add(checked_request(request, life.info))
+        try:
+            finish_reason = None
+            while finish_reason is None:
+                chunk = await stream.next()
+                finish_reason = chunk.finish_reason
+                yield chunk
+        finally:
+            life.forget(handle, stream)
+
+    def load(self) -> EngineLoad:
+        """See `protocol.Engine.load`."""
+        return EngineLoad() if self._life is None else self._life.streams.load()
+
+    async def _supervise(self, started: asyncio.Future[None]) -> None:
+        """Keep a group alive until stopped.
+
+        Raises:
+            OverspillError: the first start failed.
+        """
+
+        def on_ready(info: EngineInfo) -> None:
+            self._info = info
+            self._state = EngineState.READY
+            self._log.info("engine ready", load_s=round(info.load_s, 2), pids=info.pids)
+            if not started.done():
+                started.set_result(None)
+
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            began_s = self._clock.now_s()
+            life, why = await self._live(on_ready)
+            if self._state is EngineState.DRAINING:
+                return
+            if not started.done():
+                raise life.refusal or ReplicaUnreachable(f"the engine did not start: {why}")
+            if self._clock.now_s() - began_s > _STABLE_S:
+                pause_s = _FIRST_PAUSE_S
+            self._log.error("engine ended; it will be restarted", why=why, pause_s=pause_s)
+            await self._clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            self.restarts += 1
+
+    async def _live(self, on_ready: Callable[[EngineInfo], None]) -> tuple[_Life, str]:
+        """Run one group; return it, and why it ended. Its callers have their errors before its processes are reaped."""
+        self._life = life = _Life(self.config, self._clock)
+        why = "the engine was stopped"
+        try:
+            why = await life.serve(on_ready)
+        finally:
+            self._life = None
+            if self._state is EngineState.READY:
+                self._state = EngineState.RESTARTING
+            life.streams.fail(why)
+            await _to_the_end(life.end())
+        return life, why
+
+
+async def _to_the_end(work: Coroutine[None, None, None]) -> None:
+    """Finish `work` even if the waiting task is cancelled meanwhile."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise

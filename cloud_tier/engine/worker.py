@@ -1,0 +1,212 @@
+"""One rank of an engine, in a process of its own: `python -m cloud_tier.engine.worker`, started by `processes`.
+
+Rank 0 schedules, samples and talks to the parent; the others run the steps they are told. A rank ends when it is told
+to, when whoever tells it is gone (its channel ends), and at the latest when the kernel sees its parent die.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import structlog
+
+from cloud_tier.engine.messages import (
+    Abort,
+    Add,
+    Channel,
+    Compute,
+    Failed,
+    Quit,
+    Ready,
+    Segment,
+    Setup,
+    Step,
+    ToPeer,
+    ToRank0,
+)
+from cloud_tier.engine.protocol import EngineConfig, EngineInfo
+from router.clock import MonotonicClock
+from router.errors import ArtifactError, OverspillError
+
+if TYPE_CHECKING:
+    import torch
+
+    from cloud_tier.engine.core import EngineCore
+    from cloud_tier.engine.model import Model
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Run one rank until it is told to stop; return the exit status."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--parent-pid", type=int, required=True)
+    arguments.add_argument("--parent-fd", type=int, required=True)
+    arguments.add_argument(
+        "--peer-fd", type=int, action="append", default=[], help="rank 0: a socket to each other rank"
+    )
+    arguments.add_argument("--mesh-fd", type=int, action="append", default=[], help="a socket to every other rank")
+    arguments.add_argument("--leader-fd", type=int, help="other ranks: the socket to rank 0")
+    options = arguments.parse_args()
+    _end_with(options.parent_pid)
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    log = structlog.get_logger("engine")
+    parent = _channel(options.parent_fd, ToRank0)
+    try:
+        setup: Setup = parent.receive()
+        rank = _Rank(setup, options.mesh_fd)
+        if options.leader_fd is None:
+            rank.lead(parent, [_channel(fd, ToPeer) for fd in options.peer_fd])
+        else:
+            rank.follow(_channel(options.leader_fd, ToPeer))
+    except OverspillError as error:
+        parent.send(Failed(type(error).__name__, error.message))
+        return 3
+    except (EOFError, ConnectionError) as error:
+        log.warning("engine rank ends: a peer is gone", error=str(error))
+        return 4
+    return 0
+
+
+def _end_with(parent_pid: int) -> None:
+    """Die with the parent, and leave the terminal's and the service manager's signals to it: it drains first."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit(4)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _channel(fd: int, messages: Any) -> Channel:
+    return Channel(socket.socket(fileno=fd), msgspec.msgpack.Decoder(messages))
+
+
+class _Rank:
+    """A rank with its weights loaded and its group joined."""
+
+    def __init__(self, setup: Setup, mesh_fds: list[int]) -> None:
+        self._clock = MonotonicClock()
+        started_s = self._clock.now_s()
+        self._config = setup.config
+        self._model, self._context_tokens = load(setup, mesh_fds)
+        self._load_s = self._clock.now_s() - started_s
+
+    def lead(self, parent: Channel, peers: list[Channel]) -> None:
+        """Rank 0: serve until told to quit."""
+        from cloud_tier.engine.core import EngineCore  # noqa: PLC0415 (imports torch)
+
+        model = self._model
+
+        def compute(segments: list[Segment]) -> torch.Tensor | None:
+            step = Compute(segments)
+            for peer in peers:
+                peer.send(step)
+            return model.forward(segments)
+
+        compute([Segment(0, [0, 0], [(0, 1)], draws=True)])
+        core = EngineCore(
+            self._config,
+            compute,
+            vocab_size=model.config.vocab_size,
+            context_tokens=self._context_tokens,
+            clock=self._clock,
+        )
+        parent.send(Ready(self._info()))
+        _serve(parent, core)
+        for peer in peers:
+            peer.send(Quit())
+        model.group.leave()
+
+    def follow(self, leader: Channel) -> None:
+        """Any other rank: run what rank 0 runs."""
+        while isinstance(message := leader.receive(), Compute):
+            self._model.forward(message.segments)
+        self._model.group.leave()
+
+    def _info(self) -> EngineInfo:
+        config = self._model.config
+        return EngineInfo(
+            vocab_size=config.vocab_size,
+            num_layers=config.num_layers,
+            context_tokens=self._context_tokens,
+            max_running=self._config.max_running,
+            tensor_parallel=self._config.tensor_parallel,
+            load_s=self._load_s,
+        )
+
+
+def load(setup: Setup, mesh_fds: list[int] | None = None) -> tuple[Model, int]:
+    """Join the group and load this rank's share of the weights; return the model and its window.
+
+    Args:
+        mesh_fds: connected stream sockets to every other rank, in their order; None leaves all sums to gloo or NCCL.
+    """
+    import torch  # noqa: PLC0415 (slow to import; the parent's death must be watched before)
+
+    from cloud_tier.engine.mesh import Mesh  # noqa: PLC0415
+    from cloud_tier.engine.model import Model  # noqa: PLC0415
+    from cloud_tier.engine.parallel import Group  # noqa: PLC0415
+    from models.weights import open_weights  # noqa: PLC0415
+
+    config = setup.config
+    torch.set_num_threads(config.threads)
+    if config.device == "cuda":
+        _need_gpus(torch.cuda.device_count(), config)
+        torch.cuda.set_device(setup.rank)
+    weights = open_weights(Path(config.weights))
+    if config.layers is not None:
+        weights = weights.keep_layers(config.layers)
+    mesh = None
+    if mesh_fds:
+        others = [rank for rank in range(config.tensor_parallel) if rank != setup.rank]
+        mesh = Mesh(setup.rank, {rank: socket.socket(fileno=fd) for rank, fd in zip(others, mesh_fds, strict=True)})
+    place = setup.rank, config.tensor_parallel
+    group = Group.join(place, setup.rendezvous, config.device, config.start_timeout_s, mesh)
+    cache_tokens = config.kv_cache_tokens // config.kv_block_tokens * config.kv_block_tokens
+    context_tokens = min(
+        config.max_context_tokens or weights.config.max_context_tokens, weights.config.max_context_tokens, cache_tokens
+    )
+    return Model(weights, config, group, context_tokens), context_tokens
+
+
+def _need_gpus(found: int, config: EngineConfig) -> None:
+    if found < config.tensor_parallel:
+        raise ArtifactError(
+            f"tensor_parallel = {config.tensor_parallel} on cuda needs as many GPUs and torch sees {found}; "
+            "lower it, or set device = 'cpu'"
+        )
+
+
+def _serve(parent: Channel, core: EngineCore) -> None:
+    """Take requests between steps, step while there is work, sleep in the socket while there is none."""
+    poll = select.poll()
+    poll.register(parent.socket, select.POLLIN)
+    last_handle = -1
+    while True:
+        changed = False
+        while poll.poll(0 if core.busy or changed else None):
+            message = parent.receive()
+            changed = True
+            if isinstance(message, Quit):
+                return
+            if isinstance(message, Add):
+                core.add(message.handle, message.request)
+                last_handle = message.handle
+            elif isinstance(message, Abort):
+                core.abort(message.handle)
+        tokens = core.step() if core.busy else []
+        parent.send(Step(tokens, core.load(), last_handle))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""The line-up: what each `[[models]]` entry means on this machine: weights, prompts, place on the ladder, engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from cloud_tier.config import ModelConfig
+from cloud_tier.engine.protocol import EngineConfig
+from models.catalog import Catalog, Family, Variant, family_of_directory
+from models.chat import PromptEncoder
+from models.store import ModelStore
+from models.weights import open_weights
+from router.cores import usable_cores
+from router.errors import ConfigError, ModelNotFound
+from router.replica import ReplicaInfo, SpeedPrior
+
+_GPU_NODES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
+_ASK_TORCH = "import torch; raise SystemExit(0 if torch.cuda.is_available() else 1)"
+_ASK_TIMEOUT_S = 120.0
+_MAX_THREADS = 16  # further ones bring little to one matrix and cost at every barrier
+# Rough figures of a server core and a data-centre GPU, for an engine nobody has measured: bytes/s and FLOP/s.
+_BANDWIDTH = {"cpu": 15e9, "cuda": 800e9}
+_COMPUTE = {"cpu": 60e9, "cuda": 60e12}
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """One engine to start.
+
+    Attributes:
+        info: as the router shall see it; window and prior are corrected by the engine itself.
+        source: the weights: a GGUF file or a Hugging Face directory, with tokenizer and chat template.
+        prepend_bos: the catalogue's word for raw text; None leaves it to the model's files.
+    """
+
+    info: ReplicaInfo
+    source: Path
+    prepend_bos: bool | None
+    engine: EngineConfig
+
+    def prompts(self) -> PromptEncoder:
+        """Read tokenizer and chat template.
+
+        Raises:
+            ArtifactError: a file is missing or damaged.
+        """
+        return PromptEncoder.load(self.source, prepend_bos=self.prepend_bos)
+
+
+def find_device() -> str:
+    """Return `cuda` where torch finds a GPU, else `cpu`. Asks torch in a process of its own, and only with a GPU."""
+    if not any(Path(node).exists() for node in _GPU_NODES):
+        return "cpu"
+    try:
+        asked = subprocess.run([sys.executable, "-c", _ASK_TORCH], check=False, timeout=_ASK_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return "cpu"
+    return "cuda" if asked.returncode == 0 else "cpu"
+
+
+def line_up(
+    entries: Sequence[ModelConfig],
+    catalog: Catalog,
+    store: ModelStore,
+    device: Callable[[], str] = find_device,
+) -> tuple[Place, ...]:
+    """Resolve every entry, and check what can be checked before an engine starts.
+
+    Raises:
+        ConfigError: there is no entry, two clash, or an entry does not fit its model.
+        ModelNotFound: the catalogue has no such model.
+        ArtifactError: weights are missing or damaged; names the command that brings them.
+    """
+    if not entries:
+        raise ConfigError(
+            "no model to serve: name one with --model (for example: --model smollm2-135m) or in [[models]]",
+            param="models",
+        )
+    found: list[str] = []
+
+    def device_once() -> str:
+        if not found:
+            found.append(device())
+        return found[0]
+
+    threads = max(1, (usable_cores() - 1) // sum(entry.tensor_parallel for entry in entries))
+    places = [_place(_with_threads(entry, threads), catalog, store, device_once) for entry in entries]
+    return tuple(_with_own_ids(places))
+
+
+def _with_threads(entry: ModelConfig, threads: int) -> ModelConfig:
+    return entry if entry.threads is not None else msgspec.structs.replace(entry, threads=min(threads, _MAX_THREADS))
+
+
+def _place(entry: ModelConfig, catalog: Catalog, store: ModelStore, device: Callable[[], str]) -> Place:
+    if entry.path is not None:
+        directory = Path(entry.path).expanduser()
+        family = family_of_directory(directory)
+        source, layers = directory.resolve(), None
+        name, family_name = entry.served_name, entry.family or entry.served_name
+        rung, quality = entry.rung, entry.quality
+    else:
+        variant, family = _variant(str(entry.variant), catalog)
+        source, layers = store.source_path(family.name), variant.layers
+        name, family_name = variant.name, family.name
+        rung, quality = variant.rung, variant.quality
+    engine = _engine(entry, source, layers, device)
+    _check_split(entry, source)
+    info = ReplicaInfo(
+        replica_id=f"engine/{name}",
+        endpoint=f"engine/{name}",
+        tier="cloud",
+        remote=False,
+        family=family_name,
+        variant=name,
+        rung=rung,
+        quality=quality,
+        context_tokens=min(engine.max_context_tokens or family.context_tokens, family.context_tokens),
+        prior=_rough_prior(family.parameters, engine),
+    )
+    return Place(info, source, family.prepend_bos, engine)
+
+
+def _variant(name: str, catalog: Catalog) -> tuple[Variant, Family]:
+    """Find a variant that an engine can run; a family's name means its best one.
+
+    Raises:
+        ModelNotFound: nothing is called that.
+        ConfigError: the variant is an ONNX artifact.
+    """
+    families = {family.name: family for family in catalog}
+    if name in families:
+        family = families[name]
+        best = min((v for v in family.variants if v.format == "weights"), key=lambda v: v.rung, default=None)
+        if best is None:
+            raise ConfigError(f"family `{name}` has no variant with weights for an engine", param="models.variant")
+        return best, family
+    try:
+        variant = catalog.variant(name)
+    except ModelNotFound as error:
+        known = sorted([*families, *(v.name for f in families.values() for v in f.variants if v.format == "weights")])
+        raise ModelNotFound(
+            f"no model `{name}` in the catalogue; an engine can serve: {', '.join(known)}, "
+            "or a Hugging Face directory (give its path)",
+            param="models.variant",
+        ) from error
+    family = families[variant.family]
+    if variant.format != "weights":
+        usable = ", ".join(v.name for v in family.variants if v.format == "weights") or "none"
+        raise ConfigError(
+            f"`{name}` is an ONNX artifact for an edge runtime; an engine runs weights: {usable}",
+            param="models.variant",
+        )
+    return variant, family
+
+
+def _engine(
+    entry: ModelConfig, source: Path, layers: tuple[int, ...] | None, device: Callable[[], str]
+) -> EngineConfig:
+    where = device() if entry.device == "auto" else entry.device
+    automatic = "bfloat16" if where == "cuda" else "float32"
+    return EngineConfig(
+        weights=str(source),
+        layers=layers,
+        dtype=automatic if entry.dtype == "auto" else entry.dtype,  # type: ignore[arg-type]  # both are Literals
+        device=where,  # type: ignore[arg-type]  # find_device says `cpu` or `cuda`
+        tensor_parallel=entry.tensor_parallel,
+        max_running=entry.max_running,
+        token_budget=entry.token_budget,
+        kv_cache_tokens=entry.kv_cache_tokens,
+        max_context_tokens=entry.max_context_tokens,
+        threads=entry.threads or 1,
+        prefix_caching=entry.prefix_caching,
+        step_timeout_s=entry.step_timeout_s,
+        start_timeout_s=entry.start_timeout_s,
+        gpus=entry.gpus,
+    )
+
+
+def _check_split(entry: ModelConfig, source: Path) -> None:
+    """Refuse more ranks than KV heads: a head is the smallest share a rank can hold.
+
+    Raises:
+        ConfigError: there are.
+    """
+    kv_heads = open_weights(source).config.num_kv_heads
+    if entry.tensor_parallel > kv_heads:
+        raise ConfigError(
+            f"tensor_parallel = {entry.tensor_parallel} for {entry.label}: the model has {kv_heads} KV heads, "
+            f"and every rank needs one; use at most {kv_heads}",
+            param="models.tensor_parallel",
+        )
+
+
+def _rough_prior(parameters: int, engine: EngineConfig) -> SpeedPrior:
+    """Bandwidth bounds decoding (every weight is read once a token), compute bounds prefill (2 FLOP a weight)."""
+    read_bytes = parameters * _DTYPE_BYTES[engine.dtype]
+    ranks = engine.tensor_parallel if engine.device == "cuda" else 1
+    return SpeedPrior(
+        prefill_tokens_per_s=ranks * _COMPUTE[engine.device] / (2 * parameters),
+        decode_tokens_per_s=ranks * _BANDWIDTH[engine.device] / read_bytes,
+        source=f"estimated from {parameters / 1e6:.0f} M parameters in {engine.dtype} on {engine.device}",
+    )
+
+
+def _with_own_ids(places: list[Place]) -> Iterator[Place]:
+    """Number the engines of one variant, and refuse one name for two models.
+
+    Raises:
+        ConfigError: a variant's name is also another family's, or one name stands for two sources.
+    """
+    sources: dict[str, tuple[Path, tuple[int, ...] | None]] = {}
+    counts: dict[str, int] = {}
+    for place in places:
+        name = place.info.variant
+        what = (place.source, place.engine.layers)
+        if sources.setdefault(name, what) != what:
+            raise ConfigError(f"two different models are called `{name}`: give one another `name`", param="models.name")
+        if any(other.info.family == name and place.info.family != name for other in places):
+            raise ConfigError(f"`{name}` is both a model and another model's family: rename one", param="models.name")
+        counts[name] = counts.get(name, 0) + 1
+        if counts[name] > 1:
+            own = f"{place.info.replica_id}#{counts[name]}"
+            yield dataclasses.replace(place, info=dataclasses.replace(place.info, replica_id=own, endpoint=own))
+        else:
+            yield place

@@ -1,0 +1,278 @@
+"""The cloud tier, from start to end: listen, start engines, serve, drain, stop.
+
+Three phases. *Starting*: the address is taken and health answers, while engines load in processes of their own.
+*Serving*. *Draining*, from the first SIGTERM or SIGINT: not ready, new requests are refused with a time to come back,
+streams in flight go on for up to `server.drain_s`; then the engines end, and what still streamed ends with an error
+event. A second signal skips the wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import enum
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import structlog
+from fastapi import FastAPI
+from prometheus_client import ProcessCollector
+
+from cloud_tier.config import CloudConfig, LimitsConfig, read_keys, require_keys
+from cloud_tier.engine.protocol import EngineConfig
+from cloud_tier.lineup import Place, line_up
+from cloud_tier.replicas import EngineMetrics, EngineReplica, SupervisedEngine, TierPrompts, kv_usage
+from models.catalog import load_catalog
+from models.chat import PromptEncoder
+from models.store import ModelStore, default_root
+from router.clock import Clock, MonotonicClock
+from router.dispatch import Dispatcher
+from router.errors import ReplicaError
+from router.gateway.app import GatewayDeps, GatewayLimits, create_app
+from router.gateway.listener import ConnectionLimits, Listener, allow_open_files, bind
+from router.replica import ReplicaInfo
+from router.telemetry import Telemetry
+
+_log = structlog.get_logger("cloud")
+
+_LAST_WORDS_S = 2.0  # after the engines ended: for error events to reach their callers
+_POLL_S = 0.02
+
+EngineFactory = Callable[[EngineConfig, Clock], SupervisedEngine]
+
+
+class Phase(enum.Enum):
+    """Where the tier is in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything `serve` needs, checked: nothing in it can be wrong any more but the machine."""
+
+    config: CloudConfig
+    places: tuple[Place, ...]
+    api_keys: frozenset[str] = dataclasses.field(repr=False)
+
+
+def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> Plan:
+    """Check a configuration against this machine: keys, models, weights. Reads files; starts nothing.
+
+    Raises:
+        ConfigError: the tier would be open to the network, or an entry does not fit its model.
+        ModelNotFound, ArtifactError: a model is unknown, or its weights are not here; names the command to run.
+    """
+    keys = read_keys(config.auth, environ)
+    require_keys(config.server, config.auth, keys)
+    folder = config.server.models_dir
+    catalog = load_catalog()
+    store = ModelStore(Path(folder).expanduser() if folder else default_root(), catalog)
+    return Plan(config, line_up(config.models, catalog, store), keys)
+
+
+def torch_engine(config: EngineConfig, clock: Clock) -> SupervisedEngine:
+    """The engine of this release: torch in processes of its own."""
+    from cloud_tier.engine.torch_engine import TorchEngine  # noqa: PLC0415 - one engine kind is imported, when chosen
+
+    return TorchEngine(config, clock)
+
+
+class CloudTier:
+    """One tier. `run` it once."""
+
+    def __init__(self, plan: Plan, make_engine: EngineFactory = torch_engine, clock: Clock | None = None) -> None:
+        """Build every part; nothing runs yet.
+
+        Raises:
+            ArtifactError: a tokenizer or chat template is damaged.
+        """
+        self._config = plan.config
+        self._clock = clock or MonotonicClock()
+        self._phase = Phase.STARTING
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        encoders = {place.info.variant: place.prompts() for place in plan.places}
+        self._replicas = [
+            EngineReplica(make_engine(place.engine, self._clock), encoders[place.info.variant], place.info)
+            for place in plan.places
+        ]
+        self._telemetry = Telemetry()
+        self._telemetry.registry.register(EngineMetrics(self._replicas))
+        ProcessCollector(registry=self._telemetry.registry)
+        self._dispatcher = Dispatcher([], plan.config.router, clock=self._clock, telemetry=self._telemetry)
+        self.app = self._gateway(plan, encoders)
+        self._listener = Listener(self.app, _connection_limits(plan.config.limits))
+
+    @property
+    def phase(self) -> Phase:
+        """Where the tier is in its life."""
+        return self._phase
+
+    @property
+    def replicas(self) -> Sequence[EngineReplica]:
+        """One a configured engine."""
+        return self._replicas
+
+    def stop(self) -> None:
+        """Begin to drain; called again, stop without waiting for streams. Safe as a signal handler of the loop."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    async def run(self, bound: socket.socket) -> None:
+        """Serve on a bound socket until `stop`; return when every process and connection has ended.
+
+        Raises:
+            OverspillError: an engine cannot start; names the remedy.
+        """
+        async with self._dispatcher:
+            serving = asyncio.create_task(self._listener.serve(sockets=[bound]), name="cloud-listener")
+            stopping = asyncio.create_task(self._stop.wait(), name="cloud-stop")
+            starting = asyncio.create_task(self._start_engines(), name="cloud-start")
+            try:
+                await asyncio.wait({starting, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if starting.done():
+                    starting.result()
+                    self._begin_serving(bound)
+                    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stopping.cancel()
+                starting.cancel()
+                await asyncio.gather(starting, stopping, return_exceptions=True)
+                await self._drain(serving)
+        _log.info("stopped")
+
+    def _begin_serving(self, bound: socket.socket) -> None:
+        self._dispatcher.set_replicas(self._replicas)
+        self._phase = Phase.SERVING
+        _notify_service_manager("READY=1")
+        host, port = bound.getsockname()[:2]
+        _log.info("serving", host=host, port=port, models=[replica.info.variant for replica in self._replicas])
+
+    async def _start_engines(self) -> None:
+        """Start all engines side by side, then measure one after the other, so that none is measured under load.
+
+        Raises:
+            OverspillError: one cannot start; the others are then stopped by `_drain`.
+        """
+        for replica in self._replicas:
+            _log.info("starting engine", engine=replica.info.replica_id)
+        starts = [asyncio.create_task(replica.engine.start()) for replica in self._replicas]
+        try:
+            await asyncio.gather(*starts)
+        finally:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+        for replica in self._replicas:
+            if self._config.server.warm_up:
+                try:
+                    await replica.warm_up(self._clock)
+                except ReplicaError as error:
+                    _log.warning("warm-up failed", engine=replica.info.replica_id, error=error.message)
+            prior = replica.info.prior
+            _log.info(
+                "engine ready",
+                engine=replica.info.replica_id,
+                context_tokens=replica.info.context_tokens,
+                prefill_tokens_per_s=round(prior.prefill_tokens_per_s, 1),
+                decode_tokens_per_s=round(prior.decode_tokens_per_s, 1),
+                prior=prior.source,
+            )
+
+    async def _drain(self, serving: asyncio.Task[None]) -> None:
+        """Let streams end, then engines, then connections: in this order every caller hears how its request ended."""
+        was_serving = self._phase is Phase.SERVING
+        self._phase = Phase.DRAINING
+        _notify_service_manager("STOPPING=1")
+        if was_serving and not serving.done():
+            limit_s = self._config.server.drain_s
+            _log.info("draining", in_flight=self._listener.busy, limit_s=limit_s)
+            await self._wait_idle(limit_s)
+            if self._listener.busy:
+                _log.warning("streams cut off", in_flight=self._listener.busy)
+        stops = await asyncio.gather(*(r.engine.stop() for r in self._replicas), return_exceptions=True)
+        for replica, error in zip(self._replicas, stops, strict=True):
+            if isinstance(error, BaseException):
+                _log.error("engine did not stop cleanly", engine=replica.info.replica_id, exc_info=error)
+        if not serving.done():
+            await self._wait_idle(_LAST_WORDS_S)
+            self._listener.should_exit = True
+        await serving
+
+    async def _wait_idle(self, limit_s: float) -> None:
+        ends_at_s = self._clock.now_s() + limit_s
+        while self._listener.busy and not self._hurry.is_set() and self._clock.now_s() < ends_at_s:
+            await self._clock.sleep(_POLL_S)
+
+    def _gateway(self, plan: Plan, encoders: Mapping[str, PromptEncoder]) -> FastAPI:
+        limits = plan.config.limits
+        by_name = {place.info.family: encoders[place.info.variant] for place in reversed(plan.places)}
+        return create_app(
+            GatewayDeps(
+                dispatcher=self._dispatcher,
+                prompts=TierPrompts({**by_name, **encoders}, max(p.info.context_tokens for p in plan.places)),
+                tier="cloud",
+                telemetry=self._telemetry,
+                clock=self._clock,
+                models=self._models,
+                api_keys=plan.api_keys,
+                ready=self._ready,
+                limits=GatewayLimits(
+                    max_body_bytes=limits.max_body_bytes,
+                    body_timeout_s=limits.body_timeout_s,
+                    max_requests=limits.max_requests,
+                    send_stall_s=limits.send_stall_s,
+                ),
+                kv_usage=lambda: kv_usage([replica.engine.load() for replica in self._replicas]),
+            )
+        )
+
+    def _models(self) -> list[ReplicaInfo]:
+        return [replica.info for replica in self._replicas]
+
+    def _ready(self) -> tuple[bool, str]:
+        if self._phase is not Phase.SERVING:
+            return False, self._phase.value
+        if not any(replica.engine.ready for replica in self._replicas):
+            return False, "every engine is restarting"
+        return True, ""
+
+
+async def serve(plan: Plan, make_engine: EngineFactory = torch_engine) -> None:
+    """Run the tier until SIGTERM or SIGINT has drained it.
+
+    Raises:
+        OverspillError: the address is taken, or an engine cannot start.
+    """
+    allow_open_files(_connection_limits(plan.config.limits))
+    bound = bind(plan.config.server.host, plan.config.server.port, "server")
+    with contextlib.closing(bound):
+        tier = CloudTier(plan, make_engine)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, tier.stop)
+        await tier.run(bound)
+
+
+def _connection_limits(limits: LimitsConfig) -> ConnectionLimits:
+    return ConnectionLimits(limits.header_timeout_s, limits.keep_alive_s, limits.max_connections)
+
+
+def _notify_service_manager(state: str) -> None:
+    """Tell systemd (`Type=notify`), if it started us; see sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.setblocking(False)
+        notify.sendto(state.encode(), address)
