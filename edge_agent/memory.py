@@ -56,29 +56,40 @@ class _Mapping:
     resident_bytes: int = 0
     changed_bytes: int = 0
 
+    @classmethod
+    def below(cls, prefix: str, head: re.Match[str]) -> _Mapping | None:
+        """The mapping whose first line `head` is, if its file lies below `prefix`."""
+        if not head["path"].startswith(prefix):
+            return None
+        start, end = int(head["start"], 16), int(head["end"], 16)
+        return cls(start, end - start)
+
+    def read(self, line: str) -> None:
+        """Take in one of the lines that follow the first."""
+        name, _, rest = line.partition(":")
+        if name == "Rss":
+            self.resident_bytes = int(rest.split()[0]) * 1024
+        elif name in ("Anonymous", "Swap"):
+            self.changed_bytes += int(rest.split()[0]) * 1024
+
 
 def _mappings(directory: Path) -> list[_Mapping]:
-    """Read /proc/self/smaps for the files below `directory`."""
-    try:
-        lines = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
+    """Read /proc/self/smaps for the files below `directory`, line by line: a large process has megabytes of it."""
     prefix = str(directory.resolve()) + "/"
     found: list[_Mapping] = []
     current: _Mapping | None = None
-    for line in lines:
-        head = _MAPPING_LINE.match(line)
-        if head is not None:
-            start, end = int(head["start"], 16), int(head["end"], 16)
-            current = _Mapping(start, end - start) if head["path"].startswith(prefix) else None
-            if current is not None:
-                found.append(current)
-        elif current is not None:
-            name, _, rest = line.partition(":")
-            if name == "Rss":
-                current.resident_bytes = int(rest.split()[0]) * 1024
-            elif name in ("Anonymous", "Swap"):
-                current.changed_bytes += int(rest.split()[0]) * 1024
+    try:
+        with Path("/proc/self/smaps").open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                head = _MAPPING_LINE.match(line)
+                if head is not None:
+                    current = _Mapping.below(prefix, head)
+                    if current is not None:
+                        found.append(current)
+                elif current is not None:
+                    current.read(line)
+    except OSError:
+        return []
     return found
 
 
@@ -94,7 +105,7 @@ def limit_arenas(count: int) -> None:
 
 _M_ARENA_MAX = -8
 _MADV_DONTNEED = 4
-_MAPPING_LINE = re.compile(r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) \S+ \S+ \S+ \S+\s*(?P<path>.*)$")
+_MAPPING_LINE = re.compile(r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) \S+ \S+ \S+ \S+\s*(?P<path>.*)\n?$")
 
 
 @functools.cache
