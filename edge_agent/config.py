@@ -101,8 +101,6 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_key: str = ""
     poll_interval_s: Seconds = 1.0
     connect_timeout_s: Seconds = 2.0
-    first_token_timeout_s: Seconds = 120.0
-    stall_timeout_s: Seconds = 20.0
     ca_file: str = ""
     client_cert: str = ""
     client_key: str = ""

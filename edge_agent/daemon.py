@@ -32,7 +32,7 @@ from hardware_profiles.loader import Profile, ProfileMatch, choose_profile
 from router.clock import MonotonicClock
 from router.dispatch import Dispatcher
 from router.gateway.app import create_app
-from router.gateway.client import UpstreamOptions, UpstreamTier
+from router.gateway.client import UpstreamHooks, UpstreamOptions, UpstreamTier
 from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.listener import ConnectionLimits, Listener, allow_open_files, bind
 from router.link import Link
@@ -67,6 +67,7 @@ class EdgeAgent:
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._upstream: UpstreamTier | None = None
+        self._fleet: FleetSession | None = None
         self.match: ProfileMatch = choose_profile(
             config.agent.profile, read_facts(root), _path(config.agent.profiles_dir)
         )
@@ -123,7 +124,7 @@ class EdgeAgent:
         self._listener = Listener(create_app(self._gateway_deps()), _CONNECTIONS)
         await stack.enter_async_context(self._listener.running(bound))
         stack.push_async_callback(_cancelled, asyncio.create_task(self._watch_health(), name="health"))
-        EdgeMetrics(self.telemetry.registry, self.lineup, lambda: self.health)
+        EdgeMetrics(self.telemetry.registry, self.lineup, lambda: self.health, lambda: self._fleet)
         loading = asyncio.create_task(self.lineup.apply(self.config.models), name="load models")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -142,7 +143,7 @@ class EdgeAgent:
                 telemetry=steering.snapshot,
                 clock=self.clock,
             )
-            await stack.enter_async_context(session)
+            self._fleet = await stack.enter_async_context(session)
 
     async def _drain(self) -> None:
         self.phase = "draining"
@@ -191,18 +192,18 @@ class EdgeAgent:
             settings.url,
             link=Link(settings.url.rstrip("/")),
             clock=self.clock,
-            api_key=secret(settings.api_key, "upstream.api_key") or None,
-            poll_interval_s=settings.poll_interval_s,
-            on_change=self._publish,
-            probe_succeeded=self.dispatcher.probe_succeeded,
-            probe_failed=self.dispatcher.probe_failed,
             options=UpstreamOptions(
+                api_key=secret(settings.api_key, "upstream.api_key") or None,
+                poll_interval_s=settings.poll_interval_s,
                 ca_file=_path(settings.ca_file),
                 client_cert=_path(settings.client_cert),
                 client_key=_path(settings.client_key),
                 connect_timeout_s=settings.connect_timeout_s,
-                first_token_timeout_s=settings.first_token_timeout_s,
-                stall_timeout_s=settings.stall_timeout_s,
+            ),
+            hooks=UpstreamHooks(
+                on_change=self._publish,
+                probe_succeeded=self.dispatcher.probe_succeeded,
+                probe_failed=self.dispatcher.probe_failed,
             ),
         )
 

@@ -1,4 +1,4 @@
-"""The agent's own gauges and counters beside the router's: models, fallbacks, heat, memory."""
+"""The agent's own gauges and counters beside the router's: models, fallbacks, heat, memory, fleet."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from edge_agent.memory import rss_bytes
 
 if TYPE_CHECKING:
     from edge_agent.device.health import DeviceHealth
+    from edge_agent.fleet.session import FleetSession
     from edge_agent.lineup import Lineup
 
 _COUNTERS = {
@@ -27,11 +28,22 @@ _COUNTERS = {
 
 
 class EdgeMetrics(Collector):
-    """Read from the replicas at each scrape, so that the hot path counts nothing twice."""
+    """Read from the replicas at each scrape, so that the hot path counts nothing twice.
 
-    def __init__(self, registry: CollectorRegistry, lineup: Lineup, health: Callable[[], DeviceHealth | None]) -> None:
+    Args:
+        fleet: the session, None while the agent belongs to no fleet.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        lineup: Lineup,
+        health: Callable[[], DeviceHealth | None],
+        fleet: Callable[[], FleetSession | None],
+    ) -> None:
         self._lineup = lineup
         self._health = health
+        self._fleet = fleet
         registry.register(self)
 
     def describe(self) -> Iterator[Metric]:
@@ -41,6 +53,9 @@ class EdgeMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._models()
         yield from self._device()
+        session = self._fleet()
+        if session is not None:
+            yield from _fleet(session)
 
     def _models(self) -> Iterator[Metric]:
         loaded = GaugeMetricFamily("overspill_edge_model_loaded", "1 while its weights are loaded.", labels=["variant"])
@@ -76,3 +91,16 @@ class EdgeMetrics(Collector):
             yield GaugeMetricFamily("overspill_edge_power_watts", "Draw of the board.", value=health.power_w)
         if health.gpu_load is not None:
             yield GaugeMetricFamily("overspill_edge_gpu_load", "Share in [0, 1].", value=health.gpu_load)
+
+
+def _fleet(session: FleetSession) -> Iterator[Metric]:
+    standing, outbox = session.standing, session.outbox
+    yield GaugeMetricFamily("overspill_edge_fleet_connected", "1 while the broker is there.", value=session.connected)
+    yield GaugeMetricFamily(
+        "overspill_edge_fleet_version",
+        "Version of the desired configuration in force.",
+        value=standing.applied_version or 0,
+    )
+    yield GaugeMetricFamily("overspill_edge_outbox_rows", "Messages that wait for the broker.", value=outbox.pending)
+    yield GaugeMetricFamily("overspill_edge_outbox_bytes", "Their payloads.", value=outbox.pending_bytes)
+    yield CounterMetricFamily("overspill_edge_outbox_dropped", "Telemetry dropped for room.", value=outbox.dropped)

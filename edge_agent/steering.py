@@ -14,7 +14,6 @@ from edge_agent.fleet.effective import tellable
 from edge_agent.fleet.session import Description
 from edge_agent.memory import rss_bytes
 from router.config import decode
-from router.errors import ConfigError
 from router.telemetry import Telemetry
 from router.wire.fleet import DesiredConfig, ModelReport, ReplicaTelemetry, Snapshot
 from router.wire.overrides import lay_over
@@ -40,25 +39,12 @@ class Steering:
         """Put a document into force; requests in flight are not touched.
 
         Raises:
-            ConfigError: it is not valid, cannot be served, or needs a restart; everything stays as it was.
+            ConfigError: it is not valid, or cannot be served; everything stays as it was.
         """
         tree = lay_over(msgspec.to_builtins(self._base), desired.overrides)
         wanted = decode(tree, EdgeConfig, source=f"desired version {desired.version}")
         current = self._agent.config
-        if wanted.gateway != current.gateway:
-            changed = [
-                name
-                for name in wanted.gateway.__struct_fields__
-                if getattr(wanted.gateway, name) != getattr(current.gateway, name)
-            ]
-            raise ConfigError(
-                f"gateway.{changed[0]} cannot change while the agent runs: set it in the device's file and restart",
-                param=f"gateway.{changed[0]}",
-            )
         if wanted.models != current.models:
-            for fixed in ("store", "catalog"):
-                if getattr(wanted.models, fixed) != getattr(current.models, fixed):
-                    raise ConfigError(f"models.{fixed} cannot change while the agent runs", param=f"models.{fixed}")
             await self._agent.lineup.apply(wanted.models)
         if wanted.router != current.router:
             self._agent.dispatcher.reconfigure(wanted.router)

@@ -9,7 +9,6 @@ the usual reason to be late. What a hedge would win is won by waiting here and b
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
@@ -17,7 +16,7 @@ from typing import Any, final
 
 import structlog
 
-from router.alarms import Alarms, Elapsed
+from router.alarms import Alarms
 from router.answer import Answer
 from router.binding import Binder, Brain
 from router.breaker import BreakerState
@@ -64,10 +63,7 @@ class Dispatcher:
         )
         self._binder = Binder(self._brain, self.clock, self.alarms, self.telemetry)
         self._log = DecisionLog(settings.decision_log)
-        self._active = 0
-        self._draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._closed = False
         self.set_replicas(replicas)
         self._watch()
 
@@ -78,7 +74,7 @@ class Dispatcher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._draining = True
+        self._closed = True
         self._binder.refuse_all(_shutting_down())
         await self.alarms.__aexit__(kind, error, trace)
 
@@ -89,12 +85,10 @@ class Dispatcher:
             InvalidRequest: no replica can ever serve it as it is.
             Refused: not now; says when to come back.
         """
-        if self._draining:
+        if self._closed:
             raise _shutting_down()
         record = DecisionRecord.of(request, self.settings.policy)
         self._log.add(record)
-        self._active += 1
-        self._idle.clear()
         journey = Journey(self, request, record)
         chunks = journey.chunks()
         first = await anext(chunks)
@@ -166,15 +160,6 @@ class Dispatcher:
     def breaker_states(self) -> dict[str, str]:
         """State of every endpoint's breaker."""
         return self._brain.health.states()
-
-    async def drain(self, deadline_s: float) -> bool:
-        """Refuse new requests and wait for those inside; returns whether all ended in time."""
-        self._draining = True
-        try:
-            await self.alarms.within(self._idle.wait(), self.clock.now_s() + deadline_s)
-        except Elapsed:
-            return False
-        return True
 
     # ── what a journey asks of it ───────────────────────────────────────────────────────────────────────────────────
 
@@ -276,9 +261,6 @@ class Dispatcher:
         self.telemetry.requests.labels(outcome.value, tier, variant, reason).inc()
         if outcome in {Outcome.COMPLETED, Outcome.DEGRADED}:
             self.telemetry.e2e_s.labels(tier, variant).observe(record.finish_s)
-        self._active -= 1
-        if self._active == 0:
-            self._idle.set()
 
     def _breaker_changed(self, endpoint: str, state: BreakerState, why: str) -> None:
         self.telemetry.breaker_changes.labels(endpoint, state.value).inc()

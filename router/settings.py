@@ -66,7 +66,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     max_sheddable_queue: Count = 16
     max_wait_ms: Milliseconds = 30_000.0
     first_token_timeout_ms: Milliseconds = 120_000.0
-    stall_timeout_ms: Milliseconds = 30_000.0
+    stall_timeout_ms: Milliseconds = 20_000.0
     max_attempts: Count = 4
     overload_enter: Share = 0.25
     overload_leave: Share = 0.1

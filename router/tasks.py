@@ -24,10 +24,11 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
         _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
 
 
-async def within(limit_s: float, work: Coroutine[Any, Any, R], news: asyncio.Future[Any] | None = None) -> R:
+async def within(limit_s: float | None, work: Coroutine[Any, Any, R], news: asyncio.Future[Any] | None = None) -> R:
     """Return what `work` returns; on every other way out it is cancelled and over.
 
     Args:
+        limit_s: None for no limit but `news`.
         news: a future that ends the wait when it is done.
 
     Raises:

@@ -7,12 +7,17 @@ import socket
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 os.environ.setdefault("OVERSPILL_MODELS", str(REPOSITORY / ".overspill" / "models"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# How long an example takes says something of the machine, nothing of the code.
+settings.register_profile("overspill", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("overspill")
 
 
 @pytest.fixture(scope="session")

@@ -63,7 +63,7 @@ def set_(
         typer.Argument(metavar="[KEY=VALUE]...", help="TOML values: router.max_queue=32; null removes an override."),
     ] = None,
     *,
-    file: Annotated[Path | None, typer.Option(help="TOML or JSON with tables router, models, gateway.")] = None,
+    file: Annotated[Path | None, typer.Option(help="TOML or JSON with tables router, models.")] = None,
     unset: Annotated[list[str] | None, typer.Option(help="Remove an override; may be repeated.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Begin from no overrides instead of merging.")] = False,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the device's word; 0: do not wait.")] = 10.0,

@@ -29,10 +29,12 @@ class Courier:
     """Owns the outbox's thread.
 
     Attributes:
+        stats: what waited after the last change.
         refused: telemetry rows dropped because the broker would never take them.
     """
 
     outbox: Outbox
+    stats: OutboxStats = field(default_factory=OutboxStats)
     refused: int = 0
     _disk: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="fleet-outbox")
@@ -42,18 +44,15 @@ class Courier:
     _settled: list[Row] = field(default_factory=list)
 
     async def open(self) -> None:
-        await self._on_disk(self.outbox.open)
+        self.stats = await self._on_disk(partial(_then_count, self.outbox, self.outbox.open))
 
     async def close(self) -> None:
         await self._on_disk(self.outbox.close)
         self._disk.shutdown(wait=False)
 
     async def put(self, row: Row) -> None:
-        await self._on_disk(partial(self.outbox.put, row))
+        self.stats = await self._on_disk(partial(_then_count, self.outbox, partial(self.outbox.put, row)))
         self._wake.set()
-
-    async def stats(self) -> OutboxStats:
-        return await self._on_disk(self.outbox.stats)
 
     async def run(self, connection: Connection) -> None:
         """Send until the connection ends or the task is cancelled. Rows in flight then are sent again next time."""
@@ -69,7 +68,7 @@ class Courier:
             await self._wake.wait()
             settled, self._settled = self._settled, []
             if settled:
-                await self._on_disk(partial(self.outbox.ack, settled))
+                self.stats = await self._on_disk(partial(_then_count, self.outbox, partial(self.outbox.ack, settled)))
                 for row in settled:
                     self._in_flight.pop(row.key, None)
 
@@ -109,3 +108,8 @@ class Courier:
 
     async def _on_disk(self, call: Callable[[], R]) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._disk, call)
+
+
+def _then_count(outbox: Outbox, change: Callable[[], object]) -> OutboxStats:
+    change()
+    return outbox.stats()

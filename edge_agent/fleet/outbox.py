@@ -67,10 +67,10 @@ class Row:
 class OutboxStats:
     """Rows and bytes that wait; telemetry rows dropped for room since the start; whether the disk is out of use."""
 
-    pending: int
-    pending_bytes: int
-    dropped: int
-    in_memory: bool
+    pending: int = 0
+    pending_bytes: int = 0
+    dropped: int = 0
+    in_memory: bool = False
 
 
 @dataclass(slots=True)

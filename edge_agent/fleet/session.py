@@ -168,9 +168,10 @@ class FleetSession:
         """What became of the document handled last, and the version in force."""
         return self._configurator.standing
 
-    async def outbox_stats(self) -> OutboxStats:
-        """Return what waits for the broker."""
-        return await self._courier.stats()
+    @property
+    def outbox(self) -> OutboxStats:
+        """What waits for the broker."""
+        return self._courier.stats
 
     async def report(self) -> None:
         """Publish `reported` anew: call it when the effective configuration or the models changed."""
@@ -325,7 +326,7 @@ class FleetSession:
     async def _sample(self) -> None:
         while True:
             await self._clock.sleep(self.config.telemetry_interval_s * self._rng.uniform(0.8, 1.2))
-            stats = await self._courier.stats()
+            stats = self._courier.stats
             self._samples += 1
             sample = Telemetry(
                 key=f"{self._life}:{self._samples}",

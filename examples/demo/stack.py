@@ -42,7 +42,6 @@ context_tokens = 2048
 url = "http://127.0.0.1:{cloud_port}"
 api_key = "env:OVERSPILL_DEMO_KEY"
 poll_interval_s = 0.5
-stall_timeout_s = 10.0
 
 [router]
 {router}

@@ -38,33 +38,27 @@ _Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 @dataclass(frozen=True, slots=True)
 class UpstreamOptions:
-    """Transport of an upstream.
+    """Transport of an upstream. How long an answer may take is the router's to say, for every kind of replica alike.
 
     Attributes:
-        name: prefix of the replica ids; the tier that the upstream calls itself if None.
+        api_key: sent as bearer key.
+        poll_interval_s: between two looks at the upstream's load.
         ca_file: PEM bundle to trust instead of the system's.
         client_cert, client_key: PEM files for mutual TLS, both or neither.
-        proxy: URL of an HTTP proxy; the environment's proxies are not used.
         connect_timeout_s: TCP and TLS handshake.
-        first_token_timeout_s: request sent → response head, where the request itself has no earlier deadline.
-        stall_timeout_s: longest gap between two reads of a running stream; then the stream counts as broken.
         probe_timeout_s: whole exchange of a load poll or discovery.
-        by_family: send the family name upstream, so that the upstream may step down by itself.
         max_connections: to this upstream at once.
         keepalive_expiry_s: how long an idle connection is kept; less than the upstream keeps it (uvicorn: 5 s), or a
             request now and then meets a connection that is just being closed.
     """
 
-    name: str | None = None
+    api_key: str | None = None
+    poll_interval_s: float = 1.0
     ca_file: Path | None = None
     client_cert: Path | None = None
     client_key: Path | None = None
-    proxy: str | None = None
     connect_timeout_s: float = 2.0
-    first_token_timeout_s: float = 120.0
-    stall_timeout_s: float = 20.0
     probe_timeout_s: float = 3.0
-    by_family: bool = False
     max_connections: int = 512
     keepalive_expiry_s: float = 4.0
 
@@ -103,11 +97,23 @@ class _NotReady(msgspec.Struct):
 _cards_decoder = msgspec.json.Decoder(_Cards)
 
 
+def _nobody(*_: object) -> None:
+    """Nobody listens."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Hooks:
-    on_change: Callable[[], None] | None
-    probe_succeeded: Callable[[str], None] | None
-    probe_failed: Callable[[str, str], None] | None
+class UpstreamHooks:
+    """Who hears of what polling finds out.
+
+    Attributes:
+        on_change: called when `replicas` has changed.
+        probe_succeeded, probe_failed: called after each poll with the endpoint, and with the reason of a failure: the
+            breaker's half-open probe that costs no request.
+    """
+
+    on_change: Callable[[], None] = _nobody
+    probe_succeeded: Callable[[str], None] = _nobody
+    probe_failed: Callable[[str, str], None] = _nobody
 
 
 @final
@@ -119,12 +125,7 @@ class UpstreamTier:
 
     Args:
         base_url: of the upstream's gateway, `https://cloud.example:8700`; also the `endpoint` of its replicas.
-        api_key: sent as bearer key.
         link: learns round trip and throughput from real exchanges.
-        poll_interval_s: between two looks at the upstream's load.
-        on_change: called when `replicas` has changed.
-        probe_succeeded, probe_failed: called after each poll with the endpoint, and with the reason of a failure: the
-            breaker's half-open probe that costs no request.
 
     Raises:
         ConfigError: the URL or a TLS file is wrong.
@@ -136,12 +137,8 @@ class UpstreamTier:
         *,
         link: Link,
         clock: Clock,
-        api_key: str | None = None,
-        poll_interval_s: float = 1.0,
-        on_change: Callable[[], None] | None = None,
-        probe_succeeded: Callable[[str], None] | None = None,
-        probe_failed: Callable[[str, str], None] | None = None,
         options: UpstreamOptions | None = None,
+        hooks: UpstreamHooks | None = None,
     ) -> None:
         self.endpoint = _checked_url(base_url)
         self.link = link
@@ -149,12 +146,12 @@ class UpstreamTier:
         self.condition = Condition()
         self.lost = LostNews()
         self._options = options or UpstreamOptions()
-        self._poll_interval_s = poll_interval_s
-        self._hooks = _Hooks(on_change, probe_succeeded, probe_failed)
+        self._hooks = hooks or UpstreamHooks()
         secure = self.endpoint.startswith("https:")
         files = (self._options.ca_file, self._options.client_cert, self._options.client_key)
         self._tls = client_context(*files) if secure else False
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        key = self._options.api_key
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._replicas: list[UpstreamReplica] = []
         self._silent_probes = 0
         self._polls_since_discovery = _REDISCOVER_EVERY_POLLS
@@ -192,24 +189,20 @@ class UpstreamTier:
             base_url=self.endpoint,
             headers=self._headers,
             verify=self._tls,
-            proxy=options.proxy,
             trust_env=False,
             follow_redirects=False,
-            # Reads are bounded by `guarded`, which also hears of a lost upstream.
+            # Reads are bounded by the dispatcher, and by the news of a lost upstream.
             timeout=httpx.Timeout(None, connect=options.connect_timeout_s, pool=options.connect_timeout_s),
             limits=httpx.Limits(max_connections=connections, keepalive_expiry=options.keepalive_expiry_s),
         )
 
     def call(self, request: InferenceRequest, info: ReplicaInfo) -> UpstreamCall:
-        options = self._options
         return UpstreamCall(
             request=request,
-            model=info.family if options.by_family else info.variant,
+            model=info.variant,
             who=self.who,
             context_tokens=info.context_tokens,
             rtt_s=self.link.snapshot().rtt_s,
-            first_token_timeout_s=options.first_token_timeout_s,
-            stall_timeout_s=options.stall_timeout_s,
         )
 
     def learn(self, exchanged: Exchanged) -> None:
@@ -233,7 +226,7 @@ class UpstreamTier:
 
     async def _pause(self) -> None:
         """Wait for the next poll; a request that could not reach the upstream brings it forward."""
-        sleep = asyncio.create_task(self.clock.sleep(self._poll_interval_s))
+        sleep = asyncio.create_task(self.clock.sleep(self._options.poll_interval_s))
         wake = asyncio.create_task(self._wake.wait())
         try:
             await asyncio.wait({sleep, wake}, return_when=asyncio.FIRST_COMPLETED)
@@ -241,7 +234,7 @@ class UpstreamTier:
             await end(sleep, wake)
         if self._wake.is_set():
             # Not more often than ten times the usual pace, however many requests fail.
-            await self.clock.sleep(self._poll_interval_s / 10)
+            await self.clock.sleep(self._options.poll_interval_s / 10)
 
     async def _poll(self) -> None:
         try:
@@ -295,7 +288,7 @@ class UpstreamTier:
         if rung.kind != "variant" or not rung.variant or rung.prior is None:
             return None
         return ReplicaInfo(
-            replica_id=f"{self._options.name or rung.tier}/{rung.variant}",
+            replica_id=f"{rung.tier}/{rung.variant}",
             endpoint=self.endpoint,
             tier=rung.tier,
             remote=True,
@@ -320,8 +313,7 @@ class UpstreamTier:
             return
         self._replicas = found
         _log.info("upstream rungs", endpoint=self.endpoint, variants=[info.variant for info in infos])
-        if self._hooks.on_change is not None:
-            self._hooks.on_change()
+        self._hooks.on_change()
 
     def _report(self, report: wire_load.LoadReport, at_s: float) -> None:
         for replica in self._replicas:
@@ -332,15 +324,14 @@ class UpstreamTier:
             _log.info("upstream reached", endpoint=self.endpoint, ready=ready)
         self._silent_probes = 0
         self.condition = Condition(reachable=True, ready=ready, why=why)
-        if ready and self._hooks.probe_succeeded is not None:
+        if ready:
             self._hooks.probe_succeeded(self.endpoint)
 
     def _failed(self, why: str) -> None:
         if self.condition.reachable or self.condition.why != f"unreachable: {why}":
             _log.warning("upstream unreachable", endpoint=self.endpoint, why=why)
         self.condition = Condition(reachable=False, ready=False, why=f"unreachable: {why}")
-        if self._hooks.probe_failed is not None:
-            self._hooks.probe_failed(self.endpoint, why)
+        self._hooks.probe_failed(self.endpoint, why)
 
 
 def _by_rung(info: ReplicaInfo) -> tuple[str, int]:

@@ -23,6 +23,7 @@ from router.wire.openai_client import Event, EventParser
 R = TypeVar("R")
 
 _MAX_ERROR_BYTES = 64 * 1024
+_ERROR_BODY_S = 5.0
 _LEAST_S = 0.001
 _TIMING = re.compile(r"dur=([0-9.]+)")
 
@@ -48,7 +49,7 @@ class LostNews:
             self._news.set_result(why)
 
 
-async def guarded(work: Coroutine[Any, Any, R], news: asyncio.Future[str], limit_s: float) -> R:
+async def guarded(work: Coroutine[Any, Any, R], news: asyncio.Future[str], limit_s: float | None = None) -> R:
     """Return what `work` returns.
 
     Raises:
@@ -62,7 +63,7 @@ async def guarded(work: Coroutine[Any, Any, R], news: asyncio.Future[str], limit
 
 @dataclass(frozen=True, slots=True)
 class UpstreamCall:
-    """What to send, and how long to wait for it.
+    """What to send, and to whom.
 
     Attributes:
         model: the name to ask for.
@@ -76,8 +77,6 @@ class UpstreamCall:
     who: str
     context_tokens: int
     rtt_s: float
-    first_token_timeout_s: float
-    stall_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +143,9 @@ async def open_stream(
     post = client.build_request(
         "POST", openai_client.path_of(request), content=body, headers=lines, extensions={"trace": trace}
     )
-    limit_s = call.first_token_timeout_s
-    if objective.deadline_s is not None:
-        limit_s = min(limit_s, objective.deadline_s)
     began_s = clock.now_s()
     try:
-        response = await _head(client, post, news, limit_s)
+        response = await _head(client, post, news, objective.deadline_s)
     except UpstreamSilentError as error:
         raise ReplicaUnreachable(f"{call.who}: no answer: {error}") from None
     except httpx.PoolTimeout:
@@ -168,7 +164,7 @@ async def open_stream(
 
 
 async def _head(
-    client: httpx.AsyncClient, post: httpx.Request, news: asyncio.Future[str], limit_s: float
+    client: httpx.AsyncClient, post: httpx.Request, news: asyncio.Future[str], limit_s: float | None
 ) -> httpx.Response:
     opened: list[httpx.Response] = []
 
@@ -187,7 +183,7 @@ async def _head(
 
 async def _refusal(response: httpx.Response, call: UpstreamCall, news: asyncio.Future[str]) -> OverspillError:
     try:
-        body = await guarded(_read_some(response), news, call.stall_timeout_s)
+        body = await guarded(_read_some(response), news, _ERROR_BODY_S)
     except (httpx.HTTPError, UpstreamSilentError):
         body = b""  # the status says enough
     finally:
@@ -243,7 +239,7 @@ class OpenStream:
         source = self._response.aiter_bytes()
         while True:
             try:
-                data = await guarded(_next_bytes(source), self._news, self._call.stall_timeout_s)
+                data = await guarded(_next_bytes(source), self._news)
             except (httpx.HTTPError, UpstreamSilentError) as error:
                 if finished:
                     return

@@ -48,7 +48,6 @@ OVERRIDABLE: dict[str, frozenset[str] | None] = {
             "unload_idle_s",
         }
     ),
-    "gateway": frozenset({"max_requests", "max_body_bytes"}),
 }
 """What a `desired` document may touch, by table: None for every key. Addresses, paths and secrets stay local."""
 
@@ -118,7 +117,7 @@ Utc = Annotated[dt.datetime, msgspec.Meta(tz=True)]
 class DesiredConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """What an operator wants of one device: every override in force, not a change to the version before.
 
-    `router`, `models` and `gateway` are partial tables of the device's own configuration, laid over its file by
+    `router` and `models` are partial tables of the device's own configuration, laid over its file by
     `router.wire.overrides.lay_over`: tables merge key by key, arrays and single values replace, and null stands for no
     override (the file's value stays). The device validates the result as a whole.
 
@@ -133,7 +132,6 @@ class DesiredConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     issued_by: Annotated[str, msgspec.Meta(max_length=128)] = ""
     router: dict[str, Any] = {}
     models: dict[str, Any] = {}
-    gateway: dict[str, Any] = {}
 
     @property
     def overrides(self) -> dict[str, Any]:

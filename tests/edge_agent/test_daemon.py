@@ -165,8 +165,6 @@ async def test_overrides_are_applied_without_dropping_a_stream(world: TinyWorld)
         ({"models": {"variants": ["tiny-int8", "nothing"], "preload": []}}, "model"),
         ({"models": {"variants": ["tiny-fp32"], "preload": []}}, "models.variants"),
         ({"models": {"slots": 3}}, "models.slots"),
-        ({"models": {"store": "/elsewhere"}}, "models.store"),
-        ({"gateway": {"port": 1}}, "gateway.port"),
         ({"router": {"policy": "nonsense"}}, "router"),
     ],
 )

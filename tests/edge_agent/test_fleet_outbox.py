@@ -109,7 +109,7 @@ class CrashesAndReconnects(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-CrashesAndReconnects.TestCase.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+CrashesAndReconnects.TestCase.settings = settings(max_examples=20, stateful_step_count=20)
 TestCrashesAndReconnects = CrashesAndReconnects.TestCase
 
 

@@ -54,7 +54,7 @@ def test_two_agents_cannot_share_a_folder(tmp_path: Path) -> None:
     second.close()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.binary(max_size=100))
 def test_a_damaged_file_counts_as_nothing_known(tmp_path_factory: pytest.TempPathFactory, garbage: bytes) -> None:
     folder = tmp_path_factory.mktemp("state")

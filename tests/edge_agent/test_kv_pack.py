@@ -18,7 +18,7 @@ def block(tokens: int, value: float, rows: int = 1) -> np.ndarray:
     return (np.arange(np.prod(shape), dtype=np.float32) + value).reshape(shape)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from("aardfs"), st.integers(0, 3), st.integers(1, 150)), max_size=40))
 def test_pack_equals_a_list_of_arrays(actions: list[tuple[str, int, int]]) -> None:
     pack = KvPack(SHAPE)

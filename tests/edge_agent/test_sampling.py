@@ -41,7 +41,7 @@ def test_a_seed_repeats_and_seeds_differ() -> None:
     assert draws(WIDE, 5, seed=-3) == draws(WIDE, 5, seed=-3)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.integers(0, 60),
     st.floats(0.05, 1.0),

@@ -42,7 +42,7 @@ def _prepared(shape: str = "grouped, tied") -> Quantised:
     return prepare(fuse(TinyWeights(tiny_config(**SHAPES[shape]))), SEQUENCES)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(hnp.arrays(np.float32, (12, 5), elements=st.floats(-1e4, 1e4, width=32)))
 def test_rounding_errs_by_half_a_step_or_clips_to_lose_less(matrix: np.ndarray) -> None:
     values, scale = quantise_columns(matrix)

@@ -12,7 +12,7 @@ from pathlib import Path
 import gguf
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, pre_tokenizers
 
@@ -62,13 +62,11 @@ def split(ids: list[int], cuts: list[int]) -> list[list[int]]:
     return [ids[begin:end] for begin, end in itertools.pairwise(edges)]
 
 
-@settings(deadline=None)
 @given(IDS)
 def test_decode_equals_the_library(ids: list[int]) -> None:
     assert TOKENIZER.decode(ids) == BACKEND.decode(ids, skip_special_tokens=True)
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_encode_then_decode_is_the_text(text: str) -> None:
     ids = TOKENIZER.encode(text)
@@ -76,7 +74,6 @@ def test_encode_then_decode_is_the_text(text: str) -> None:
     assert TOKENIZER.decode(ids) == text
 
 
-@settings(deadline=None)
 @given(st.one_of(IDS, TEXTS.map(TOKENIZER.encode)), STOPS, st.lists(st.integers(0, 99), max_size=12))
 def test_a_stream_is_the_text_cut_at_the_first_stop(ids: list[int], stops: tuple[str, ...], cuts: list[int]) -> None:
     stream = TextStream(TOKENIZER, stops)
@@ -91,7 +88,6 @@ def test_a_stream_is_the_text_cut_at_the_first_stop(ids: list[int], stops: tuple
     assert not any(delta.text for delta in deltas[seen.count(False) + 1 :])
 
 
-@settings(deadline=None)
 @given(TEXTS, STOPS)
 def test_nothing_is_held_back_without_reason(text: str, stops: tuple[str, ...]) -> None:
     stream = TextStream(TOKENIZER, stops)
@@ -106,7 +102,6 @@ def test_nothing_is_held_back_without_reason(text: str, stops: tuple[str, ...]) 
     assert not held or any(stop.startswith(held) for stop in stops)
 
 
-@settings(deadline=None)
 @given(TEXTS, TEXTS, STOPS)
 def test_a_continuation_stops_where_the_whole_text_would(before: str, after: str, stops: tuple[str, ...]) -> None:
     stream = TextStream(TOKENIZER, stops, prompt_tail=before)

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from router_fakes import World, answer, request, world
 
@@ -134,13 +134,13 @@ def check(plan: Plan, w: World) -> None:
         assert not any(ask.objective.locality.value == "cloud-only" for ask in local.sent)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120)
 @given(plan=PLANS)
 def test_every_request_ends_once_whole_and_where_it_may(plan: Plan) -> None:
     asyncio.run(play(plan))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(
     at_s=st.lists(st.sampled_from([0.0, 0.01, 0.2, 1.0]), min_size=4, max_size=16),
     cancel_after_s=st.lists(st.sampled_from([0.0, 0.015, 0.11, 0.5, 3.0]), min_size=4, max_size=4),

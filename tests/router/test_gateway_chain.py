@@ -17,7 +17,7 @@ from router.clock import MonotonicClock
 from router.dispatch import Dispatcher
 from router.errors import ReplicaBroken
 from router.gateway.app import GatewayDeps, create_app
-from router.gateway.client import UpstreamOptions, UpstreamTier
+from router.gateway.client import UpstreamHooks, UpstreamOptions, UpstreamTier
 from router.link import Link
 from router.replica import ReplicaInfo, ReplicaSnapshot
 from router.settings import RouterSettings
@@ -118,11 +118,12 @@ async def chain() -> AsyncIterator[tuple[Tier, Tier, Reciter, Reciter]]:
             cloud.url,
             link=Link(cloud.url),
             clock=CLOCK,
-            poll_interval_s=0.05,
-            on_change=lambda: edge.dispatcher.set_replicas([small, *upstream.replicas]),
-            probe_succeeded=edge.dispatcher.probe_succeeded,
-            probe_failed=edge.dispatcher.probe_failed,
-            options=UpstreamOptions(connect_timeout_s=1.0, probe_timeout_s=1.0),
+            options=UpstreamOptions(poll_interval_s=0.05, connect_timeout_s=1.0, probe_timeout_s=1.0),
+            hooks=UpstreamHooks(
+                on_change=lambda: edge.dispatcher.set_replicas([small, *upstream.replicas]),
+                probe_succeeded=edge.dispatcher.probe_succeeded,
+                probe_failed=edge.dispatcher.probe_failed,
+            ),
         )
         async with upstream:
             await until(lambda: all(r.snapshot().available for r in edge.dispatcher.replicas) and upstream.replicas)
