@@ -14,6 +14,7 @@ import platform
 import statistics
 import time
 from collections import Counter
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from router.candidates import Asked, Look, Sight, assess
@@ -26,7 +27,7 @@ from router.link import Link
 from router.policy.registry import POLICIES, load_policy
 from router.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.settings import BreakerSettings, RouterSettings
-from router.wire.inference import InferenceRequest, Objective, SamplingParams, TextPrompt
+from router.wire.inference import FinishReason, InferenceRequest, Objective, SamplingParams, TextPrompt, TokenChunk
 
 CANDIDATES = (2, 4, 8, 16)
 
@@ -55,9 +56,8 @@ class StandIn:
     def snapshot(self) -> ReplicaSnapshot:
         return self._snapshot
 
-    async def generate(self, request: InferenceRequest):  # noqa: ANN201 - never called
-        raise NotImplementedError
-        yield request
+    async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:  # noqa: ARG002
+        yield TokenChunk("", 0, finish_reason=FinishReason.STOP)
 
 
 def measure(candidates: int, policy_name: str, decisions: int) -> dict[str, object]:

@@ -37,7 +37,7 @@ from router.gateway.listener import ConnectionLimits, Listener, allow_open_files
 from router.replica import ReplicaInfo
 from router.telemetry import Telemetry
 
-_log = structlog.get_logger("cloud")
+log = structlog.get_logger("cloud_tier")
 
 _LAST_WORDS_S = 2.0  # after the engines ended: for error events to reach their callers
 _POLL_S = 0.02
@@ -147,14 +147,14 @@ class CloudTier:
                 starting.cancel()
                 await asyncio.gather(starting, stopping, return_exceptions=True)
                 await self._drain(serving)
-        _log.info("stopped")
+        log.info("stopped")
 
     def _begin_serving(self, bound: socket.socket) -> None:
         self._dispatcher.set_replicas(self._replicas)
         self._phase = Phase.SERVING
         _notify_service_manager("READY=1")
         host, port = bound.getsockname()[:2]
-        _log.info("serving", host=host, port=port, models=[replica.info.variant for replica in self._replicas])
+        log.info("serving", host=host, port=port, models=[replica.info.variant for replica in self._replicas])
 
     async def _start_engines(self) -> None:
         """Start all engines side by side, then measure one after the other, so that none is measured under load.
@@ -163,7 +163,7 @@ class CloudTier:
             OverspillError: one cannot start; the others are then stopped by `_drain`.
         """
         for replica in self._replicas:
-            _log.info("starting engine", engine=replica.info.replica_id)
+            log.info("starting engine", engine=replica.info.replica_id)
         starts = [asyncio.create_task(replica.engine.start()) for replica in self._replicas]
         try:
             await asyncio.gather(*starts)
@@ -176,9 +176,9 @@ class CloudTier:
                 try:
                     await replica.warm_up(self._clock)
                 except ReplicaError as error:
-                    _log.warning("warm-up failed", engine=replica.info.replica_id, error=error.message)
+                    log.warning("warm-up failed", engine=replica.info.replica_id, error=error.message)
             prior = replica.info.prior
-            _log.info(
+            log.info(
                 "engine ready",
                 engine=replica.info.replica_id,
                 context_tokens=replica.info.context_tokens,
@@ -194,14 +194,14 @@ class CloudTier:
         _notify_service_manager("STOPPING=1")
         if was_serving and not serving.done():
             limit_s = self._config.server.drain_s
-            _log.info("draining", in_flight=self._listener.busy, limit_s=limit_s)
+            log.info("draining", in_flight=self._listener.busy, limit_s=limit_s)
             await self._wait_idle(limit_s)
             if self._listener.busy:
-                _log.warning("streams cut off", in_flight=self._listener.busy)
+                log.warning("streams cut off", in_flight=self._listener.busy)
         stops = await asyncio.gather(*(r.engine.stop() for r in self._replicas), return_exceptions=True)
         for replica, error in zip(self._replicas, stops, strict=True):
             if isinstance(error, BaseException):
-                _log.error("engine did not stop cleanly", engine=replica.info.replica_id, exc_info=error)
+                log.error("engine did not stop cleanly", engine=replica.info.replica_id, exc_info=error)
         if not serving.done():
             await self._wait_idle(_LAST_WORDS_S)
             self._listener.should_exit = True

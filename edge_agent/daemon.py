@@ -39,7 +39,7 @@ from router.link import Link
 from router.replica import Replica, ReplicaInfo
 from router.telemetry import Telemetry
 
-_log = structlog.get_logger("edge_agent")
+log = structlog.get_logger("edge_agent")
 
 _MALLOC_ARENAS = 2
 _DRAIN_LOOK_S = 0.05
@@ -93,7 +93,7 @@ class EdgeAgent:
             OverspillError: startup failed; says what to do.
         """
         limit_arenas(_MALLOC_ARENAS)
-        _log.info("profile", name=self.profile.name, why=self.match.reason)
+        log.info("profile", name=self.profile.name, why=self.match.reason)
         allow_open_files(_CONNECTIONS)
         bound = bind(self.config.gateway.host, self.config.gateway.port, "gateway")
         self.port = bound.getsockname()[1]
@@ -104,7 +104,7 @@ class EdgeAgent:
             if not self._stop.is_set():
                 self.phase = "serving"
                 self.serving.set()
-                _log.info(
+                log.info(
                     "serving",
                     url=f"http://{_shown(self.config.gateway.host)}:{self.port}",
                     models=[replica.info.variant for replica in self.lineup.replicas],
@@ -113,7 +113,7 @@ class EdgeAgent:
                 )
                 await self._stop.wait()
             await self._drain()
-        _log.info("stopped")
+        log.info("stopped")
 
     async def _start(self, stack: contextlib.AsyncExitStack, bound: socket.socket) -> None:
         """Bring everything up; what is entered here is left in reverse order."""
@@ -148,11 +148,11 @@ class EdgeAgent:
     async def _drain(self) -> None:
         self.phase = "draining"
         deadline_s = self.clock.now_s() + self.config.agent.drain_deadline_s
-        _log.info("draining", in_flight=self._listener.busy, deadline_s=self.config.agent.drain_deadline_s)
+        log.info("draining", in_flight=self._listener.busy, deadline_s=self.config.agent.drain_deadline_s)
         while self._listener.busy and self.clock.now_s() < deadline_s and not self._stop_now.is_set():  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_LOOK_S)
         if self._listener.busy:
-            _log.warning("drain_incomplete", cut_off=self._listener.busy)
+            log.warning("drain incomplete", cut_off=self._listener.busy)
 
     def _take_signals(self, stack: contextlib.AsyncExitStack) -> None:
         loop = asyncio.get_running_loop()
@@ -235,12 +235,12 @@ class EdgeAgent:
             try:
                 self.health = await asyncio.to_thread(reader.read)
             except (OSError, ValueError):  # the last look stays in force; a sensor that fails must not end the watch
-                _log.exception("health_unreadable")
+                log.exception("health unreadable")
             else:
                 for replica in self.lineup.replicas:
                     replica.throttle(self.health.why_not)
                 if self.health.throttle_events:
-                    _log.warning("throttled", events=self.health.throttle_events, hottest_c=self.health.hottest_c)
+                    log.warning("throttled", events=self.health.throttle_events, hottest_c=self.health.hottest_c)
             await self.clock.sleep(self.config.agent.health_interval_s)
 
 

@@ -22,7 +22,7 @@ from edge_agent.turn import Turn
 from router.errors import OverspillError, ReplicaBroken, ReplicaError, ReplicaUnreachable
 from router.wire.inference import FinishReason, TokenChunk
 
-_log = structlog.get_logger("edge_agent.generate")
+log = structlog.get_logger("edge_agent")
 
 _FAILURES_BEFORE_RELOAD = 3
 _RELOAD_PAUSE_S = 5.0
@@ -149,8 +149,8 @@ class GenerationLoop:
             try:
                 with self._turn:
                     self._step()
-            except Exception:  # noqa: BLE001  task boundary: nothing may end the worker silently
-                _log.exception("worker_failed", model=self.name)
+            except Exception:
+                log.exception("worker failed", model=self.name)
                 self._drop_runtime("internal error in the generation loop")
             self._flush()
         self._fail_all(ReplicaBroken, "the agent is shutting down")
@@ -198,7 +198,7 @@ class GenerationLoop:
         runtime, self.runtime = self.runtime, None
         if runtime is not None:
             runtime.close()
-            _log.info("model_unloaded", model=self.name)
+            log.info("model unloaded", model=self.name)
         del runtime
         trim_heap()
 
@@ -219,17 +219,17 @@ class GenerationLoop:
         started_s = time.monotonic()
         try:
             self.runtime = self._open_runtime()
-        except Exception as error:  # noqa: BLE001  task boundary: a runtime library may raise anything
+        except Exception as error:
             known = isinstance(error, OverspillError)
             self.problem = error.message if isinstance(error, OverspillError) else f"cannot be loaded: {error}"
-            _log.error("model_not_loaded", model=self.name, why=self.problem, exc_info=not known)
+            log.error("model not loaded", model=self.name, why=self.problem, exc_info=not known)  # noqa: TRY400
             self._load_again_at_s = time.monotonic() + _RELOAD_PAUSE_S
             return
         self.counters.loads += 1
         self.problem = ""
         self._failures = 0
         trim_heap()
-        _log.info("model_loaded", model=self.name, load_s=round(time.monotonic() - started_s, 2))
+        log.info("model loaded", model=self.name, load_s=round(time.monotonic() - started_s, 2))
 
     def _step(self) -> None:
         runtime = self.runtime
@@ -264,8 +264,8 @@ class GenerationLoop:
             generation = self._by_sequence[id(sequence)]
             try:
                 self._draw(generation, logits, index)
-            except Exception as error:  # noqa: BLE001  task boundary: one request's sampling or text must not end the others
-                _log.exception("request_failed", model=self.name, request_id=generation.request_id)
+            except Exception as error:
+                log.exception("request failed", model=self.name, request_id=generation.request_id)
                 self._fail(generation, ReplicaBroken, f"failed while drawing a token: {error}")
 
     def _draw(self, generation: Generation, logits: Logits, index: int) -> None:
@@ -293,7 +293,7 @@ class GenerationLoop:
     def _step_failed(self, step: PrefillStep | DecodeStep, error: Exception) -> None:
         self._failures += 1
         self.counters.failed_steps += 1
-        _log.error("step_failed", model=self.name, in_a_row=self._failures, exc_info=error)
+        log.error("step failed", model=self.name, in_a_row=self._failures, exc_info=error)
         for sequence in step.sequences if isinstance(step, DecodeStep) else (step.sequence,):
             self._fail(self._by_sequence[id(sequence)], ReplicaBroken, f"the runtime failed: {error}")
         if self._failures >= _FAILURES_BEFORE_RELOAD:
@@ -301,7 +301,7 @@ class GenerationLoop:
 
     def _drop_runtime(self, why: str) -> None:
         """Unload a runtime that no longer works; sequences in its slots are lost, waiting ones see the next load."""
-        _log.warning("model_reload", model=self.name, why=why)
+        log.warning("model reload", model=self.name, why=why)
         for generation in [item for item in self._by_sequence.values() if item.sequence.handle is not None]:
             self._fail(generation, ReplicaBroken, f"the model is loaded anew: {why}")
         self._unload()

@@ -19,7 +19,7 @@ from edge_agent.turn import Turn
 from router.errors import ConfigError, OverspillError
 from router.replica import Replica
 
-_log = structlog.get_logger("edge_agent.lineup")
+log = structlog.get_logger("edge_agent")
 
 _RETIRE_AFTER_S = 600.0
 _RETIRE_LOOK_S = 0.2
@@ -117,4 +117,4 @@ async def _retire(replica: LocalReplica) -> None:
             await asyncio.sleep(_RETIRE_LOOK_S)
     finally:
         await replica.close()
-        _log.info("model_retired", variant=replica.info.variant)
+        log.info("model retired", variant=replica.info.variant)

@@ -21,7 +21,7 @@ from router.wire.overrides import lay_over
 if TYPE_CHECKING:
     from edge_agent.daemon import EdgeAgent
 
-_log = structlog.get_logger("edge_agent.fleet")
+log = structlog.get_logger("edge_agent.fleet")
 
 
 class Steering:
@@ -49,7 +49,7 @@ class Steering:
         if wanted.router != current.router:
             self._agent.dispatcher.reconfigure(wanted.router)
         self._agent.config = wanted
-        _log.info("desired_applied", version=desired.version)
+        log.info("desired applied", version=desired.version)
 
     def describe(self) -> Description:
         return Description(

@@ -14,6 +14,7 @@ from router.clock import Clock
 
 T = TypeVar("T")
 
+_SWEEP_ABOVE = 256
 _GRACE_S = 5.0  # for a cancelled piece of work to end; one that does not is left behind
 
 
@@ -22,16 +23,18 @@ class Elapsed(Exception):
 
 
 class Alarm:
-    """Rings once at `due_s`, unless it is moved or cancelled before."""
+    """Rings once at its time, unless it is cancelled before."""
 
-    __slots__ = ("due_s", "ring")
+    __slots__ = ("_keeper", "ring")
 
-    def __init__(self, due_s: float, ring: Callable[[], None]) -> None:
-        self.due_s = due_s
+    def __init__(self, ring: Callable[[], None], keeper: Alarms) -> None:
         self.ring: Callable[[], None] | None = ring
+        self._keeper = keeper
 
     def cancel(self) -> None:
-        self.ring = None
+        if self.ring is not None:
+            self.ring = None
+            self._keeper.one_cancelled()
 
 
 class Alarms:
@@ -41,6 +44,7 @@ class Alarms:
         self._clock = clock
         self._heap: list[tuple[float, int, Alarm]] = []
         self._order = count()
+        self._cancelled = 0
         self._sleeps_until_s = float("inf")
         self._nudge = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -58,11 +62,19 @@ class Alarms:
 
     def set(self, due_s: float, ring: Callable[[], None]) -> Alarm:
         """Call `ring` at `due_s` of the clock; it must not raise."""
-        alarm = Alarm(due_s, ring)
+        alarm = Alarm(ring, self)
         heapq.heappush(self._heap, (due_s, next(self._order), alarm))
         if due_s < self._sleeps_until_s:
             self._nudge.set()
         return alarm
+
+    def one_cancelled(self) -> None:
+        """Sweep the cancelled out once they are half of all: each token of an answer sets one and cancels it."""
+        self._cancelled += 1
+        if self._cancelled > max(_SWEEP_ABOVE, len(self._heap) // 2):
+            self._heap = [entry for entry in self._heap if entry[2].ring is not None]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
 
     async def within(self, work: Coroutine[Any, Any, T], due_s: float) -> T:
         """Return what `work` returns.
@@ -116,6 +128,8 @@ class Alarms:
                 return due_s
             heapq.heappop(self._heap)
             ring, alarm.ring = alarm.ring, None
-            if ring is not None:
+            if ring is None:
+                self._cancelled -= 1
+            else:
                 ring()
         return float("inf")

@@ -259,6 +259,19 @@ class Dispatcher:
         tier, variant = (route.tier, route.variant) if route else ("none", "none")
         reason = route.reason if route else outcome.value
         self.telemetry.requests.labels(outcome.value, tier, variant, reason).inc()
+        log.info(
+            "request",
+            request_id=record.request_id,
+            outcome=outcome.value,
+            tier=tier,
+            model=variant,
+            reason=reason,
+            prompt_tokens=journey.request.prompt_tokens,
+            answer_tokens=journey.tokens,
+            ttft_ms=None if record.ttft_s is None else round(record.ttft_s * 1e3, 1),
+            finish_ms=round(record.finish_s * 1e3, 1),
+            error=error,
+        )
         if outcome in {Outcome.COMPLETED, Outcome.DEGRADED}:
             self.telemetry.e2e_s.labels(tier, variant).observe(record.finish_s)
 

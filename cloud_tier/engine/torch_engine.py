@@ -131,7 +131,7 @@ class TorchEngine:
         self.config = config
         self.restarts = 0
         self._clock = clock or MonotonicClock()
-        self._log = structlog.get_logger("engine").bind(weights=config.weights)
+        self._log = structlog.get_logger("cloud_tier.engine").bind(weights=config.weights)
         self._state = EngineState.STOPPED
         self._life: _Life | None = None
         self._info: EngineInfo | None = None

@@ -59,7 +59,7 @@ def main() -> int:
     options = arguments.parse_args()
     _end_with(options.parent_pid)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    log = structlog.get_logger("engine")
+    log = structlog.get_logger("cloud_tier.engine")
     parent = _channel(options.parent_fd, ToRank0)
     try:
         setup: Setup = parent.receive()

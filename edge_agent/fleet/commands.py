@@ -10,7 +10,7 @@ import structlog
 from edge_agent.fleet.connection import Message, Outgoing
 from router.wire.fleet import Address, BadDocument, Reported, Response, Snapshot, decode_command, encode, utc_now
 
-log = structlog.get_logger("overspill.fleet")
+log = structlog.get_logger("edge_agent.fleet")
 
 _MAX_CORRELATION_BYTES = 64
 _ANSWER_EXPIRY_S = 30

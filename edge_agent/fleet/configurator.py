@@ -16,7 +16,7 @@ from edge_agent.fleet.state import StateDir
 from router.errors import ConfigError
 from router.wire.fleet import DesiredConfig, DesiredRefused, Reported, ReportedState, decode_desired, digest_of
 
-log = structlog.get_logger("overspill.fleet")
+log = structlog.get_logger("edge_agent.fleet")
 
 ApplyDesired = Callable[[DesiredConfig], Awaitable[None] | None]
 """Puts a document into force as a whole or raises `ConfigError` and leaves everything as it was.

@@ -24,7 +24,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from edge_agent.fleet.config import FleetConfig
 from edge_agent.fleet.network import NetworkClient
 
-log = structlog.get_logger("overspill.fleet")
+log = structlog.get_logger("edge_agent.fleet")
 
 EndKind = Literal["closed", "lost", "refused", "unreachable", "kicked", "taken_over"]
 MAX_INBOUND_BYTES = 1024 * 1024

@@ -14,7 +14,7 @@ import structlog
 from edge_agent.fleet.connection import Connection, ConnectionEnded, Outgoing, PublishRefused
 from edge_agent.fleet.outbox import Outbox, OutboxStats, Row
 
-log = structlog.get_logger("overspill.fleet.outbox")
+log = structlog.get_logger("edge_agent.fleet")
 
 R = TypeVar("R")
 

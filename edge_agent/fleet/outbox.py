@@ -23,7 +23,7 @@ from typing import Literal
 
 import structlog
 
-log = structlog.get_logger("overspill.fleet.outbox")
+log = structlog.get_logger("edge_agent.fleet")
 
 Kind = Literal["state", "telemetry"]
 _RETRY_DISK_S = 60.0

@@ -42,7 +42,7 @@ from router.wire.fleet import (
     utc_now,
 )
 
-log = structlog.get_logger("overspill.fleet")
+log = structlog.get_logger("edge_agent.fleet")
 
 R = TypeVar("R")
 

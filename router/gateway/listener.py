@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 
 from router.errors import ConfigError
 
-_log = structlog.get_logger("gateway.listener")
+log = structlog.get_logger("router.gateway")
 
 _MAX_HEAD_BYTES = 64 * 1024
 _BACKLOG = 2048
@@ -101,7 +101,7 @@ def allow_open_files(limits: ConnectionLimits) -> None:
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < wanted:
-        _log.warning(
+        log.warning(
             "the open-files limit is lower than so many connections need; raise LimitNOFILE or `ulimit -Hn`",
             limit=allowed,
             max_connections=limits.max_connections,

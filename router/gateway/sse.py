@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator
 import structlog
 
 from router.errors import OverspillError
-from router.gateway.exchange import crashed, internal_error
+from router.gateway.exchange import internal_error
 from router.gateway.intake import unfinished
 from router.gateway.metrics import GatewayMetrics
 from router.wire.inference import TokenChunk
 from router.wire.openai_reply import EventEncoder, Usage, encode_error_event
 
-_log = structlog.get_logger("router.gateway")
+log = structlog.get_logger("router.gateway")
 
 
 class EventStream:
@@ -64,8 +64,8 @@ class EventStream:
                     return
         except OverspillError as error:
             yield self._error(error)
-        except Exception:  # noqa: BLE001 - the task boundary: a bug is logged with its trace and ends the stream visibly
-            crashed("stream", self._request_id)
+        except Exception:  # the task boundary: a bug is logged with its trace and ends the stream visibly
+            log.exception("stream crashed", request_id=self._request_id)
             yield self._error(internal_error(self._request_id))
         else:
             yield self._error(unfinished())
@@ -85,5 +85,5 @@ class EventStream:
 
     def _error(self, error: OverspillError) -> bytes:
         self._metrics.stream_errors.labels(error.code).inc()
-        _log.warning("stream ended with an error", request_id=self._request_id, code=error.code, error=error.message)
+        log.warning("stream ended with an error", request_id=self._request_id, code=error.code, error=error.message)
         return encode_error_event(error)
