@@ -38,12 +38,14 @@ async def play(folder: Path, keep: bool) -> int:
             result = SceneResult(title)
             results.append(result)
             screen.scene(number, title)
+            scene_started_s = time.monotonic()
             try:
                 await asyncio.wait_for(scene(stage, result), SCENE_TIMEOUT_S)
             except asyncio.TimeoutError:
                 result.check(False, f"everything ends within {SCENE_TIMEOUT_S:.0f} s")
             except (StackError, openai.OpenAIError) as error:
                 result.check(False, f"{type(error).__name__}: {error}")
+            result.took_s = time.monotonic() - scene_started_s
             screen.verdict(result)
         screen.summary(results, time.monotonic() - started_s)
         broken = [f"scene {number} ({r.title})" for number, r in enumerate(results, 1) if r.failures]

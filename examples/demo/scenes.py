@@ -73,7 +73,7 @@ async def long_document(stage: Stage, result: SceneResult) -> None:
 async def overflow(stage: Stage, result: SceneResult) -> None:
     headers = {"x-overspill-ttft-slo-ms": "3500"}
     prompts = [f"{prompt} Tell me all about it." for prompt in SHORT + SHORT[:6]]
-    asks = [Ask(prompt, max_tokens=112, headers=headers, full_length=True) for prompt in prompts]
+    asks = [Ask(prompt, max_tokens=80, headers=headers, full_length=True) for prompt in prompts]
     await stage.play(result, asks)
     tiers = Counter(reply.tier for reply in result.replies)
     result.check(all(r.served for r in result.replies), "every request of the burst is answered")
@@ -112,7 +112,7 @@ async def cloud_killed(stage: Stage, result: SceneResult) -> None:
             killed.set()
 
     busy = [
-        Ask(COUNT, max_tokens=300, headers={"x-overspill-locality": "local-only"}, full_length=True) for _ in range(4)
+        Ask(COUNT, max_tokens=220, headers={"x-overspill-locality": "local-only"}, full_length=True) for _ in range(4)
     ]
     local = [asyncio.create_task(stage.one(result, ask)) for ask in busy]
     await asyncio.sleep(0.3)

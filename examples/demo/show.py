@@ -21,6 +21,7 @@ class SceneResult:
     """What one scene promised, and what it showed."""
 
     title: str
+    took_s: float = 0.0
     replies: list[Reply] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -77,8 +78,8 @@ class Screen:
 
     def summary(self, results: Sequence[SceneResult], took_s: float) -> None:
         table = Table(title=f"Overspill demo: {len(results)} scenes in {took_s:.0f} s")
-        for column in ("#", "scene", "requests", "outcomes", "edge / cloud", "TTFT p50", "promise"):
-            table.add_column(column, justify="right" if column in {"#", "requests", "TTFT p50"} else "left")
+        for column in ("#", "scene", "requests", "outcomes", "edge / cloud", "TTFT p50", "took", "promise"):
+            table.add_column(column, justify="right" if column in {"#", "requests", "TTFT p50", "took"} else "left")
         for number, result in enumerate(results, 1):
             outcomes = Counter(reply.outcome for reply in result.replies)
             tiers = Counter(reply.tier for reply in result.replies if reply.served)
@@ -90,6 +91,7 @@ class Screen:
                 ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common()),
                 f"{tiers['edge']} / {tiers['cloud']}",
                 _milliseconds(waits[len(waits) // 2] if waits else None),
+                f"{result.took_s:.1f} s",
                 "[green]kept[/green]" if not result.failures else f"[red]{len(result.failures)} not kept[/red]",
             )
         self.console.print()
