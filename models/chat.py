@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from router.errors import ArtifactError, InvalidRequest
 from router.wire.inference import ChatPrompt, Message, Prompt, TextPrompt
 
 TEMPLATE_FILE = "chat_template.jinja"
+_MARK = secrets.token_hex(16)
+"""Stands inside of special tokens that are text; nobody outside of this process can write it."""
 
 
 class ChatTemplate:
@@ -123,7 +126,7 @@ class PromptEncoder:
         return cls(tokenizer, ChatTemplate.load(path, tokenizer), prepend_bos=prepend_bos)
 
     def encode(self, prompt: Prompt, continuation: str = "") -> list[int]:
-        """Return the ids to prefill.
+        """Return the ids to prefill. Special tokens written in raw text become their ids; those in messages do not.
 
         Args:
             continuation: text of the answer that was emitted already; the ids end with it.
@@ -136,7 +139,7 @@ class PromptEncoder:
                 raise InvalidRequest(
                     "this model has no chat template; send its prompt to /v1/completions", param="messages"
                 )
-            return self.tokenizer.encode(self.template.render(prompt.messages, continuation=continuation))
+            return self._chat(self.template, prompt.messages, continuation)
         if isinstance(prompt, TextPrompt):
             return self._with_bos(self.tokenizer.encode(prompt.text + continuation))
         unknown = next((token for token in prompt.token_ids if not 0 <= token < self.tokenizer.vocab_size), None)
@@ -145,6 +148,17 @@ class PromptEncoder:
                 f"token id {unknown} is outside of the vocabulary of {self.tokenizer.vocab_size}", param="prompt"
             )
         return [*prompt.token_ids, *(self.tokenizer.encode(continuation) if continuation else ())]
+
+    def _chat(self, template: ChatTemplate, messages: Sequence[Message], continuation: str) -> list[int]:
+        """Encode a conversation: special tokens come from the template alone.
+
+        One that somebody wrote into a message stays the text it is, or a user could close his own turn and speak as
+        the system.
+        """
+        mark = self.tokenizer.mark_special
+        marked = [Message(mark(message.role, _MARK), mark(message.content, _MARK)) for message in messages]
+        pieces = template.render(marked, continuation=mark(continuation, _MARK)).split(_MARK)
+        return [token for piece in pieces for token in self.tokenizer.encode(piece)]
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         bos = self.tokenizer.bos_id

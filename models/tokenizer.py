@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import ctypes
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,10 @@ class Tokenizer:
         self._backend = backend
         self._pieces: dict[int, bytes] = {}
         _return_freed_memory()
-        self._special = frozenset(token for token, added in backend.get_added_tokens_decoder().items() if added.special)
+        specials = {token: added for token, added in backend.get_added_tokens_decoder().items() if added.special}
+        self._special = frozenset(specials)
+        written = sorted((re.escape(added.content) for added in specials.values()), key=len, reverse=True)
+        self._special_text = re.compile("|".join(written)) if written else None
         ordered = tuple(eos_ids)
         self.eos_ids = frozenset(ordered)
         self.eos_id = ordered[0] if ordered else None
@@ -155,6 +159,15 @@ class Tokenizer:
             raise InvalidRequest(
                 "the prompt holds half a surrogate pair; send valid Unicode", param="prompt"
             ) from error
+
+    def mark_special(self, text: str, mark: str) -> str:
+        """Return `text` with `mark` put into every special token that is written in it, after its first character.
+
+        What is between the marks holds no special token any more: encoded piece by piece, all of it is plain text.
+        """
+        if self._special_text is None:
+            return text
+        return self._special_text.sub(lambda found: found[0][0] + mark + found[0][1:], text)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids` without special tokens; bytes that are no UTF-8 become U+FFFD."""
