@@ -29,12 +29,14 @@ from cloud_tier.replicas import EngineMetrics, EngineReplica, SupervisedEngine, 
 from models.catalog import load_catalog
 from models.chat import PromptEncoder
 from models.store import ModelStore, default_root
+from router import systemd
 from router.clock import Clock, MonotonicClock
 from router.dispatch import Dispatcher
 from router.errors import ReplicaError
 from router.gateway.app import GatewayDeps, GatewayLimits, create_app
 from router.gateway.listener import ConnectionLimits, Listener, allow_open_files, bind
 from router.replica import ReplicaInfo
+from router.tasks import end
 from router.telemetry import Telemetry
 
 log = structlog.get_logger("cloud_tier")
@@ -136,6 +138,7 @@ class CloudTier:
             serving = asyncio.create_task(self._listener.serve(sockets=[bound]), name="cloud-listener")
             stopping = asyncio.create_task(self._stop.wait(), name="cloud-stop")
             starting = asyncio.create_task(self._start_engines(), name="cloud-start")
+            watchdog = asyncio.create_task(systemd.watch(), name="cloud-watchdog")
             try:
                 await asyncio.wait({starting, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
@@ -147,12 +150,13 @@ class CloudTier:
                 starting.cancel()
                 await asyncio.gather(starting, stopping, return_exceptions=True)
                 await self._drain(serving)
+                await end(watchdog)
         log.info("stopped")
 
     def _begin_serving(self, bound: socket.socket) -> None:
         self._dispatcher.set_replicas(self._replicas)
         self._phase = Phase.SERVING
-        _notify_service_manager("READY=1")
+        systemd.notify(systemd.READY)
         host, port = bound.getsockname()[:2]
         log.info("serving", host=host, port=port, models=[replica.info.variant for replica in self._replicas])
 
@@ -191,7 +195,7 @@ class CloudTier:
         """Let streams end, then engines, then connections: in this order every caller hears how its request ended."""
         was_serving = self._phase is Phase.SERVING
         self._phase = Phase.DRAINING
-        _notify_service_manager("STOPPING=1")
+        systemd.notify(systemd.STOPPING)
         if was_serving and not serving.done():
             limit_s = self._config.server.drain_s
             log.info("draining", in_flight=self._listener.busy, limit_s=limit_s)
@@ -264,15 +268,3 @@ async def serve(plan: Plan, make_engine: EngineFactory = torch_engine) -> None:
 
 def _connection_limits(limits: LimitsConfig) -> ConnectionLimits:
     return ConnectionLimits(limits.header_timeout_s, limits.keep_alive_s, limits.max_connections)
-
-
-def _notify_service_manager(state: str) -> None:
-    """Tell systemd (`Type=notify`), if it started us; see sd_notify(3)."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
-        notify.setblocking(False)
-        notify.sendto(state.encode(), address)

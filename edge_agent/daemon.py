@@ -29,6 +29,7 @@ from edge_agent.prompts import PromptCounters
 from edge_agent.replica import LocalModel
 from edge_agent.steering import Steering
 from hardware_profiles.loader import Profile, ProfileMatch, choose_profile
+from router import systemd
 from router.clock import MonotonicClock
 from router.dispatch import Dispatcher
 from router.gateway.app import create_app
@@ -37,6 +38,7 @@ from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.listener import ConnectionLimits, Listener, allow_open_files, bind
 from router.link import Link
 from router.replica import Replica, ReplicaInfo
+from router.tasks import end
 from router.telemetry import Telemetry
 
 log = structlog.get_logger("edge_agent")
@@ -103,6 +105,7 @@ class EdgeAgent:
             await self._start(stack, bound)
             if not self._stop.is_set():
                 self.phase = "serving"
+                systemd.notify(systemd.READY)
                 self.serving.set()
                 log.info(
                     "serving",
@@ -123,7 +126,8 @@ class EdgeAgent:
             self._upstream = await stack.enter_async_context(self._upstream_tier())
         self._listener = Listener(create_app(self._gateway_deps()), _CONNECTIONS)
         await stack.enter_async_context(self._listener.running(bound))
-        stack.push_async_callback(_cancelled, asyncio.create_task(self._watch_health(), name="health"))
+        for name, work in (("health", self._watch_health()), ("watchdog", systemd.watch())):
+            stack.push_async_callback(end, asyncio.create_task(work, name=name))
         EdgeMetrics(self.telemetry.registry, self.lineup, lambda: self.health, lambda: self._fleet)
         loading = asyncio.create_task(self.lineup.apply(self.config.models), name="load models")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
@@ -147,6 +151,7 @@ class EdgeAgent:
 
     async def _drain(self) -> None:
         self.phase = "draining"
+        systemd.notify(systemd.STOPPING)
         deadline_s = self.clock.now_s() + self.config.agent.drain_deadline_s
         log.info("draining", in_flight=self._listener.busy, deadline_s=self.config.agent.drain_deadline_s)
         while self._listener.busy and self.clock.now_s() < deadline_s and not self._stop_now.is_set():  # noqa: ASYNC110
@@ -256,11 +261,6 @@ def serve(config: EdgeConfig) -> None:
         await EdgeAgent(config).run()
 
     uvloop.run(live())
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def _path(text: str) -> Path | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,12 +103,11 @@ def _provider_options(name: str, manifest: Manifest, request: RuntimeRequest) ->
 def tensorrt_options(manifest: Manifest, request: RuntimeRequest) -> dict[str, str]:
     """Options of the TensorRT execution provider on a board whose GPU shares the memory of the CPU.
 
-    Engine and timing cache lie beside the model, so an engine is built once for each device; min, opt and max shapes
-    are all given, else every new shape would build another engine.
+    Engine and timing cache stay on disk, so an engine is built once for each device; min, opt and max shapes are all
+    given, else every new shape would build another engine.
     """
     options = request.options.tensorrt
-    cache = request.artifact_dir / "tensorrt-cache"
-    cache.mkdir(exist_ok=True)
+    cache = _engine_cache(request.artifact_dir, manifest)
     past = min(options.max_past_tokens, request.context_tokens)
     sizes = {
         "min": (1, 1, 1),
@@ -126,6 +128,24 @@ def tensorrt_options(manifest: Manifest, request: RuntimeRequest) -> dict[str, s
             for bound, (batch, tokens, past_tokens) in sizes.items()
         },
     }
+
+
+def _engine_cache(artifact_dir: Path, manifest: Manifest) -> Path:
+    """Return a folder for engines: beside the model, or in the user's cache where the store cannot be written.
+
+    Raises:
+        ArtifactError: neither can be written.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    content = hashlib.sha256("".join(sorted(file.sha256 for file in manifest.files.values())).encode()).hexdigest()
+    name = f"{manifest.variant}-{content[:12]}"  # an engine of other weights must never be found
+    tried = (artifact_dir / "tensorrt-cache", home / "overspill" / "tensorrt-cache" / name)
+    for folder in tried:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder
+    raise ArtifactError(f"no folder for TensorRT engines can be written; tried {' and '.join(map(str, tried))}")
 
 
 def _shapes(manifest: Manifest, batch: int, tokens: int, past: int) -> str:

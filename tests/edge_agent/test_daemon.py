@@ -53,6 +53,16 @@ def ignoring_eos(**more: object) -> dict[str, object]:
     return {**CHAT, "ignore_eos": True, **more}
 
 
+async def test_the_service_manager_is_told(world: TinyWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        async with served(world.config()):
+            assert await asyncio.to_thread(manager.recv, 64) == b"READY=1"
+        assert await asyncio.to_thread(manager.recv, 64) == b"STOPPING=1"
+
+
 async def test_it_answers_and_says_who_did(world: TinyWorld) -> None:
     async with served(world.config()) as (agent, client):
         ready = await client.get("/health/ready")

@@ -141,6 +141,22 @@ def test_tensorrt_gets_all_three_shapes_and_its_caches(artifact: Path) -> None:
     assert Path(options["trt_engine_cache_path"]).is_dir()
 
 
+def test_engines_of_a_store_that_cannot_be_written_go_to_the_users_cache(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shut = copied(artifact, tmp_path / "store")
+    (shut / "tensorrt-cache").write_text("no folder can be made here")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    request = RuntimeRequest(shut, RuntimeOptions(), slots=2, context_tokens=200)
+    cache = Path(tensorrt_options(read_manifest(shut), request)["trt_engine_cache_path"])
+    assert cache.is_dir()
+    assert cache.is_relative_to(tmp_path / "cache")
+    (tmp_path / "cache").rename(tmp_path / "away")
+    (tmp_path / "cache").write_text("nor here")
+    with pytest.raises(ArtifactError, match="TensorRT engines"):
+        tensorrt_options(read_manifest(shut), request)
+
+
 def _flip(directory: Path) -> None:
     raw = bytearray((directory / "model.onnx").read_bytes())
     raw[len(raw) // 2] ^= 1
