@@ -18,6 +18,7 @@ from edge_agent.replica import LocalModel, LocalReplica
 from edge_agent.turn import Turn
 from router.errors import ConfigError, OverspillError
 from router.replica import Replica
+from router.tasks import end
 
 log = structlog.get_logger("edge_agent")
 
@@ -48,7 +49,7 @@ class Lineup:
         self._publish = publish
         self._turn = Turn()
         self._places: list[_Place] = []
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring: dict[asyncio.Task[None], LocalReplica] = {}
 
     async def __aenter__(self) -> Lineup:
         return self
@@ -56,10 +57,9 @@ class Lineup:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._retiring:
-            task.cancel()
-        await asyncio.gather(*self._retiring, return_exceptions=True)
-        await asyncio.gather(*(place.replica.close() for place in self._places))
+        retiring = dict(self._retiring)
+        await end(*retiring)
+        await asyncio.gather(*(replica.close() for replica in (*self.replicas, *retiring.values())))
 
     @property
     def replicas(self) -> list[LocalReplica]:
@@ -86,16 +86,24 @@ class Lineup:
             for place in wanted:
                 if place.replica.info.variant in settings.preload:
                     await place.replica.load()
-        except OverspillError as error:
-            await asyncio.gather(*(place.replica.close() for place in fresh))
+        except BaseException as error:
+            closing = [self._retire(place.replica) for place in fresh]
+            if not isinstance(error, OverspillError):
+                raise  # cancelled: whoever did that need not wait for a load to end
+            if closing:
+                await asyncio.wait(closing)
             raise ConfigError(f"models: {error.message}", param=error.param or "models") from error
         leaving = [place for place in self._places if place not in wanted]
         self._places = wanted
         self._publish(self.replicas)
         for place in leaving:
-            task = asyncio.create_task(_retire(place.replica), name=f"retire {place.replica.info.variant}")
-            self._retiring.add(task)
-            task.add_done_callback(self._retiring.discard)
+            self._retire(place.replica)
+
+    def _retire(self, replica: LocalReplica) -> asyncio.Task[None]:
+        task = asyncio.create_task(_retire(replica), name=f"retire {replica.info.variant}")
+        self._retiring[task] = replica
+        task.add_done_callback(self._retiring.pop)
+        return task
 
 
 def _how_loaded(settings: LocalModels) -> tuple[object, ...]:
