@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from examples.demo.traffic import Ask, Reply, send
 
 LICENSE = Path(__file__).resolve().parents[2] / "LICENSE"
 COUNT = "Count from 1 to 40, one number after the other, separated by commas: 1, 2, 3 and so on up to 40."
+LOCAL = {"x-overspill-locality": "local-only"}
 SHORT = (
     "What is the capital of France?",
     "Name three primary colours.",
@@ -35,12 +36,21 @@ SHORT = (
 
 @dataclass
 class Stage:
-    """What a scene plays on."""
+    """What a scene plays on.
+
+    Attributes:
+        pace_ms: the device's time for one token, alone, as scene 1 measured it. Objectives are multiples of it, so that
+            a fast machine is as busy with a scene as a slow one.
+    """
 
     stack: Stack
     client: openai.AsyncOpenAI
     screen: Screen
-    seen: list[Reply] = field(default_factory=list)
+    pace_ms: float = 0.0
+
+    def tokens_ms(self, tokens: float) -> str:
+        """The time in which the device alone writes so many tokens, for a header."""
+        return f"{max(tokens * self.pace_ms, 400.0):.0f}"
 
     async def play(self, result: SceneResult, asks: Sequence[Ask]) -> list[Reply]:
         """Send all asks at once; print each line as it ends."""
@@ -60,6 +70,10 @@ async def short_chat(stage: Stage, result: SceneResult) -> None:
     result.check("Paris" in result.replies[0].text, f"the capital of France is Paris, not {result.replies[0].text!r}")
     result.check(all(r.served for r in result.replies), "every short chat is answered")
     result.check(all(r.tier == "edge" for r in result.replies), "a short chat is answered on the device")
+    alone = await stage.one(result, Ask(COUNT, max_tokens=48, full_length=True, headers=LOCAL))
+    result.check(alone.served, f"the device's pace can be measured: {alone.error}")
+    stage.pace_ms = (alone.e2e_ms - (alone.ttft_ms or 0.0)) / 47
+    result.facts.append(f"alone, the device writes a token in {stage.pace_ms:.0f} ms; the promises below follow it")
 
 
 async def long_document(stage: Stage, result: SceneResult) -> None:
@@ -71,7 +85,7 @@ async def long_document(stage: Stage, result: SceneResult) -> None:
 
 
 async def overflow(stage: Stage, result: SceneResult) -> None:
-    headers = {"x-overspill-ttft-slo-ms": "3500"}
+    headers = {"x-overspill-ttft-slo-ms": stage.tokens_ms(160)}
     prompts = [f"{prompt} Tell me all about it." for prompt in SHORT + SHORT[:6]]
     asks = [Ask(prompt, max_tokens=80, headers=headers, full_length=True) for prompt in prompts]
     await stage.play(result, asks)
@@ -82,8 +96,8 @@ async def overflow(stage: Stage, result: SceneResult) -> None:
 
 
 async def beyond_both(stage: Stage, result: SceneResult) -> None:
-    headers = {"x-overspill-ttft-slo-ms": "4000", "x-overspill-deadline-ms": "12000"}
-    asks = [Ask(f"{SHORT[i % len(SHORT)]} ({i})", max_tokens=200, headers=headers) for i in range(64)]
+    headers = {"x-overspill-ttft-slo-ms": stage.tokens_ms(180), "x-overspill-deadline-ms": stage.tokens_ms(550)}
+    asks = [Ask(f"{SHORT[i % len(SHORT)]} ({i})", max_tokens=128, headers=headers, full_length=True) for i in range(72)]
     started_s = time.monotonic()
     await stage.play(result, asks)
     refused = [r for r in result.replies if not r.served]
@@ -111,12 +125,10 @@ async def cloud_killed(stage: Stage, result: SceneResult) -> None:
             victims.append(reply)
             killed.set()
 
-    busy = [
-        Ask(COUNT, max_tokens=220, headers={"x-overspill-locality": "local-only"}, full_length=True) for _ in range(4)
-    ]
+    busy = [Ask(COUNT, max_tokens=220, headers=LOCAL, full_length=True) for _ in range(4)]
     local = [asyncio.create_task(stage.one(result, ask)) for ask in busy]
     await asyncio.sleep(0.3)
-    headers = {"x-overspill-ttft-slo-ms": "1200", "x-overspill-min-quality": "0.9"}
+    headers = {"x-overspill-ttft-slo-ms": stage.tokens_ms(55), "x-overspill-min-quality": "0.9"}
     overflowing = stage.one(result, Ask(COUNT, max_tokens=150, headers=headers), cut_the_power)
     await asyncio.gather(overflowing, *local)
     result.check(killed.is_set(), "an answer overflowed to the cloud, and the cloud was killed in the middle of it")

@@ -62,12 +62,14 @@ log_format = "json"
 
 [[models]]
 variant = "smollm2-135m-fp32"
+device = "cpu"
 tensor_parallel = {tensor_parallel}
 dtype = "{dtype}"
 max_running = 8
 
 [[models]]
 variant = "smollm2-135m-pruned-fp32"
+device = "cpu"
 tensor_parallel = 1
 dtype = "{dtype}"
 max_running = 8
