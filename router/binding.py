@@ -28,7 +28,7 @@ from router.latency import Demand, LatencyModel
 from router.policy.promise import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S
 from router.policy.protocol import Choice, Hopeless
 from router.policy.registry import load_policy
-from router.replica import Replica
+from router.replica import Replica, ReplicaSnapshot
 from router.settings import RouterSettings
 from router.telemetry import Telemetry
 
@@ -37,6 +37,7 @@ log = structlog.get_logger("router")
 # How often whoever waits is decided again when nothing else happens: predictions age, deadlines pass.
 _RECHECK_S = 0.1
 _SESSIONS_KEPT = 4096
+_RETRY_AFTER_S = 1.0  # where nothing better is known
 # Callers turned away for want of capacity count as waiting for so long: a tier that refuses at once is overloaded too.
 _REFUSALS_COUNT_S = 2.0
 
@@ -91,6 +92,7 @@ class Binder:
         self._tickets: dict[Place[Flight], Ticket] = {}
         self._sessions: OrderedDict[str, str] = OrderedDict()
         self._refused_at_s: deque[float] = deque()
+        self._unreadable: set[str] = set()
         self._scheduled = False
         self._rechecking = False
 
@@ -153,7 +155,14 @@ class Binder:
         look = self._look(ahead)
         for place in self.admission.in_order(scarce=self._brain.ladder.overloaded):
             ticket = self._tickets[place]
-            if self._decide_for(ticket, look):
+            try:
+                taken = self._decide_for(ticket, look)
+            except Exception:  # one bad request must not starve those behind it
+                log.exception("decision crashed", request_id=ticket.record.request_id)
+                if not place.bound.done():
+                    place.bound.set_exception(_internal_error(ticket.record.request_id))
+                continue
+            if taken:
                 look.sights = self._sights()
             elif ticket.target is not None and not place.bound.done():
                 ahead[ticket.target] += 1
@@ -202,16 +211,7 @@ class Binder:
         if choice.max_tokens is not None:
             expected = max(1, min(expected, choice.max_tokens - asked.request.continuation_tokens))
         demand = Demand(asked.request.prompt_tokens, expected, asked.request.prompt_bytes)
-        flight = Flight(
-            replica=sight.replica,
-            choice=choice,
-            sent_at_s=now_s,
-            work=self._brain.latency.sent(sight.snapshot, sight.link, demand, sight.mine),
-            prompt_tokens=demand.prompt_tokens,
-            expected_tokens=expected,
-            trial=self._brain.health.breaker(info).begin(),
-        )
-        self._brain.flights.begin(flight)
+        work = self._brain.latency.sent(sight.snapshot, sight.link, demand, sight.mine)
         self._remember_session(asked.request.objective.session, info.replica_id)
         if ticket.promised is not None:
             hoped = ticket.promised.candidate
@@ -220,6 +220,16 @@ class Binder:
         if not ticket.place.continuing:
             self._count(choice, now_s - asked.request.accepted_at_s)
         record.happened(now_s, "sent", replica=info.replica_id, reason=choice.reason, max_tokens=choice.max_tokens)
+        flight = Flight(
+            replica=sight.replica,
+            choice=choice,
+            sent_at_s=now_s,
+            work=work,
+            prompt_tokens=demand.prompt_tokens,
+            expected_tokens=expected,
+            trial=self._brain.health.breaker(info).begin(),
+        )
+        self._brain.flights.begin(flight)  # last: nothing may fail between taking the slot and handing it over
         ticket.place.bound.set_result(flight)
 
     def _count(self, choice: Choice, waited_s: float) -> None:
@@ -267,8 +277,13 @@ class Binder:
 
         Spread over a quarter more by request id: a burst that is turned away must not come back as a burst.
         """
-        situation, _ = assess(ticket.asked, self._look(self._ahead(ticket)))
-        wait_s = 1.0 if situation is None else min(c.prediction.wait_s for c in situation.candidates)
+        wait_s = _RETRY_AFTER_S
+        try:
+            situation, _ = assess(ticket.asked, self._look(self._ahead(ticket)))
+            if situation is not None:
+                wait_s = min(c.prediction.wait_s for c in situation.candidates)
+        except Exception:  # an estimate: the refusal it goes with must reach its caller in any case
+            log.exception("estimate of the backlog crashed", request_id=ticket.record.request_id)
         return _bounded(wait_s * (1 + zlib.crc32(ticket.record.request_id.encode()) / 2**34))
 
     def _ahead(self, newcomer: Ticket) -> Counter[str]:
@@ -290,8 +305,21 @@ class Binder:
         )
 
     def _sights(self) -> Sequence[Sight]:
-        health, flights = self._brain.health, self._brain.flights
-        return [Sight.of(replica, health.of, flights.at) for replica in self.replicas.values()]
+        return [self._sight(replica) for replica in self.replicas.values()]
+
+    def _sight(self, replica: Replica) -> Sight:
+        """Look at a replica; one whose load cannot be read can take no request, and the others still can."""
+        health, flights, name = self._brain.health, self._brain.flights, replica.info.replica_id
+        try:
+            sight = Sight.of(replica, health.of, flights.at)
+        except Exception:
+            if name not in self._unreadable:  # once, not at every look
+                log.exception("load unreadable", replica=name)
+            self._unreadable.add(name)
+            unknown = ReplicaSnapshot(replica.info, available=False, slots=0, why="its load cannot be read")
+            return Sight(replica, replica.info, unknown, None, health.of(unknown), flights.at(name))
+        self._unreadable.discard(name)
+        return sight
 
     def _remember_session(self, session: str | None, replica_id: str) -> None:
         if session is not None:
@@ -307,6 +335,8 @@ class Binder:
             refused.popleft()
         if ladder.update(len(self.admission) + len(refused), self._brain.settings):
             log.warning("overload", overloaded=ladder.overloaded, waiting=len(self.admission))
+        if ladder.overloaded:
+            self._recheck_later()  # refusals stop to count by time alone: somebody has to look, or it never ends
 
     def _recheck_later(self) -> None:
         if not self._rechecking:
@@ -315,6 +345,7 @@ class Binder:
 
     def _recheck(self) -> None:
         self._rechecking = False
+        self._update_ladder()
         if len(self.admission):
             self.wake()
             self._recheck_later()
@@ -324,3 +355,7 @@ def _bounded(retry_after_s: float) -> float:
     if not math.isfinite(retry_after_s):
         return MAX_RETRY_AFTER_S
     return min(max(retry_after_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+
+
+def _internal_error(request_id: str) -> OverspillError:
+    return OverspillError(f"internal error while choosing a replica; the log has the details under id {request_id}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import structlog
 from router_fakes import VirtualClock
 
 from router.alarms import Alarms, Elapsed
@@ -38,6 +39,15 @@ async def test_alarms_ring_in_order_once_and_not_when_cancelled() -> None:
         await clock.run(clock.sleep(10.0))
         first.cancel()
     assert rung == ["a", "c"]
+
+
+async def test_an_alarm_that_crashes_ends_no_other_bound() -> None:
+    clock = VirtualClock()
+    async with Alarms(clock) as alarms:
+        alarms.set(clock.now_s() + 1.0, lambda: 1 // 0)
+        with structlog.testing.capture_logs() as logs, pytest.raises(Elapsed):
+            await clock.run(alarms.within(asyncio.Event().wait(), clock.now_s() + 5.0))
+    assert [log["event"] for log in logs] == ["alarm crashed"]
 
 
 async def test_cancelled_alarms_do_not_pile_up() -> None:

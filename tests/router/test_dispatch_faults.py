@@ -1,0 +1,85 @@
+"""What goes wrong in one request, one reading or one reader stays there: all others are decided and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import structlog
+from prometheus_client import generate_latest
+from router_fakes import answer, world
+
+from router import binding
+from router.errors import OverspillError, Shed, Unavailable
+
+
+def broken(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("a bug")
+
+
+async def everyone(w, asks: list) -> list:
+    return await w.clock.run(asyncio.gather(*asks, return_exceptions=True))
+
+
+def metric(w, name: str) -> float:
+    lines = generate_latest(w.dispatcher.telemetry.registry).decode().splitlines()
+    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[-1])
+
+
+async def test_one_bad_reading_while_somebody_gives_up_ends_no_time_limit():
+    patient = {"max_wait_ms": 2000.0, "overload_enter": 1.0, "ttft_slo_ms": 80_000.0}
+    async with world(remote=False, **patient) as w:
+        real = w.local.snapshot
+
+        def bad_at_the_limit():
+            if w.clock.now_s() >= began_s + 2.0:
+                raise RuntimeError("one bad reading")
+            return real()
+
+        began_s, w.local.snapshot = w.clock.now_s(), bad_at_the_limit
+        asks = [w.ask(max_tokens=1500, ignore_eos=True, model="tiny-int8") for _ in range(12)]
+        ended = await everyone(w, asks)
+        assert sum(isinstance(one, Unavailable) for one in ended) == 8
+        w.nothing_is_held()
+
+
+async def test_a_replica_whose_load_cannot_be_read_is_left_out_and_said_once():
+    async with world() as w:
+        w.local.snapshot = broken
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(3):
+                route, _ = await w.clock.run(w.ask(max_tokens=8))
+                assert route.variant == "tiny-fp32"
+        assert [log["replica"] for log in logs if log["event"] == "load unreadable"] == ["local/tiny-int8"]
+        with pytest.raises(Unavailable, match="cannot be read"):
+            await w.clock.run(w.ask(model="tiny-int8"))
+
+
+async def test_a_request_that_cannot_be_decided_gets_an_error_and_starves_nobody(monkeypatch: pytest.MonkeyPatch):
+    async with world(remote=False, ttft_slo_ms=80_000.0) as w:
+        sessions = ["good"] * 5 + ["bad"] + ["good"] * 4
+        asks = [asyncio.ensure_future(w.ask(model="tiny-int8", session=name)) for name in sessions]
+        await w.clock.settle()
+        assert w.dispatcher.waiting == 6
+        real = binding.assess
+
+        def assess(asked, look):
+            return broken() if asked.request.objective.session == "bad" else real(asked, look)
+
+        monkeypatch.setattr(binding, "assess", assess)
+        ended = await everyone(w, asks)
+        failed = ended.pop(5)
+        assert isinstance(failed, OverspillError)
+        assert (failed.status, "the log" in failed.message) == (500, True)
+        assert [text for _, text in ended] == [answer(24)] * 9
+        w.nothing_is_held()
+
+
+async def test_overload_ends_by_itself_after_a_burst():
+    async with world(remote=False, max_queue=8) as w:
+        ended = await everyone(w, [w.ask(max_tokens=20) for _ in range(60)])
+        assert sum(isinstance(one, Shed) for one in ended) > 40
+        await w.clock.advance(10.0)
+        assert metric(w, "overspill_overloaded") == 0
+        route, _ = await w.clock.run(w.ask(max_tokens=200))
+        assert not route.degraded
