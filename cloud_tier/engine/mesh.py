@@ -11,16 +11,21 @@ import socket
 
 import torch
 
+from cloud_tier.engine.messages import MESH_LIMIT_BYTES
+from router.errors import ConfigError
+
 
 class Mesh:
     """A socket to every other rank.
 
+    Every rank sends to all others before it reads, so the largest tensor that is summed here must fit a socket's
+    buffer, or all would wait for each other. `join` proves that it does.
+
     Attributes:
-        LIMIT_BYTES: the largest tensor that is summed here: it must fit a socket's buffer, since every rank sends to
-            all others before it reads.
+        LIMIT_BYTES: the largest tensor that is summed here.
     """
 
-    LIMIT_BYTES = 64 * 1024
+    LIMIT_BYTES = MESH_LIMIT_BYTES
 
     def __init__(self, rank: int, peers: dict[int, socket.socket]) -> None:
         """Join.
@@ -32,6 +37,29 @@ class Mesh:
         self._rank = rank
         self._peers = dict(sorted(peers.items()))
         self._inbox = torch.empty((len(peers) + 1, self.LIMIT_BYTES), dtype=torch.uint8)
+
+    def join(self) -> None:
+        """Exchange a message of the largest size with every other rank; return when all are here.
+
+        Raises:
+            ConfigError: a socket does not take it at once; names the remedy.
+            ConnectionError: a rank is gone.
+        """
+        largest = bytes(self.LIMIT_BYTES)
+        for peer in self._peers.values():
+            try:
+                taken = peer.send(largest, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                taken = 0
+            if taken < len(largest):
+                raise ConfigError(
+                    f"a socket between two ranks takes {taken} bytes at once, and the sums between them need "
+                    f"{len(largest)}: raise the kernel's limit (sysctl -w net.core.wmem_max=212992), "
+                    "or set tensor_parallel = 1",
+                    param="tensor_parallel",
+                )
+        for rank, peer in self._peers.items():
+            _fill(peer, _bytes(self._inbox[rank]))
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks, the same to the last bit on each: they are added in the order of ranks.

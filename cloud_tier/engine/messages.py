@@ -17,6 +17,8 @@ from cloud_tier.engine.protocol import EngineConfig, EngineInfo, EngineLoad, Eng
 from router.wire.inference import FinishReason
 
 LENGTH = struct.Struct("<I")
+MESH_LIMIT_BYTES = 64 * 1024
+"""The largest tensor that CPU ranks hand each other directly (see `mesh`)."""
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):

@@ -23,10 +23,11 @@ from typing import Any
 import msgspec
 
 import cloud_tier
-from cloud_tier.engine.messages import LENGTH, Setup, ToParent, frame
+from cloud_tier.engine.messages import LENGTH, MESH_LIMIT_BYTES, Setup, ToParent, frame
 from cloud_tier.engine.protocol import EngineConfig
 
 _SOURCE_ROOT = Path(cloud_tier.__file__).resolve().parents[1]
+_MESH_BUFFER_BYTES = 4 * MESH_LIMIT_BYTES  # the kernel counts its bookkeeping in, and cuts this to its own limit
 
 
 @dataclass(slots=True)
@@ -71,10 +72,12 @@ class RankProcesses:
         ranks = range(self._config.tensor_parallel)
         with contextlib.ExitStack() as to_close:
 
-            def pair() -> tuple[socket.socket, socket.socket]:
+            def pair(buffer_bytes: int = 0) -> tuple[socket.socket, socket.socket]:
                 ends = socket.socketpair()
                 for end in ends:
                     to_close.callback(end.close)
+                    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF) if buffer_bytes else ():
+                        end.setsockopt(socket.SOL_SOCKET, option, buffer_bytes)
                 return ends
 
             fds: list[list[tuple[str, socket.socket]]] = [[] for _ in ranks]
@@ -84,15 +87,14 @@ class RankProcesses:
                 fds[rank].append(("leader", follower))
             if self._config.device == "cpu":
                 for low, high in itertools.combinations(ranks, 2):
-                    ends = pair()
+                    ends = pair(_MESH_BUFFER_BYTES)
                     fds[low].append(("mesh", ends[0]))
                     fds[high].append(("mesh", ends[1]))
             for rank in ranks:
-                # Our end goes to the stream, the child's copy to the child: the stack closes only what is left here.
-                ours, theirs = socket.socketpair()
-                to_close.callback(theirs.close)
+                # The stream and the child own copies of their ends: the stack closes these, whatever goes wrong.
+                ours, theirs = pair()
                 process = self._spawn([("parent", theirs), *fds[rank]])
-                reader, writer = await asyncio.open_unix_connection(sock=ours)
+                reader, writer = await asyncio.open_unix_connection(sock=ours.dup())
                 self.ranks.append(RankProcess(process, reader, writer))
                 self.ranks[-1].send(Setup(self._config, rank, str(self._folder / "rendezvous")))
 
@@ -104,7 +106,7 @@ class RankProcesses:
             await asyncio.to_thread(process.wait)
         for rank in self.ranks:
             rank.writer.close()
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(OSError):
                 await rank.writer.wait_closed()
         shutil.rmtree(self._folder, ignore_errors=True)
 

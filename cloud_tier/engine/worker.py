@@ -170,6 +170,7 @@ def load(setup: Setup, mesh_fds: list[int] | None = None) -> tuple[Model, int]:
     if mesh_fds:
         others = [rank for rank in range(config.tensor_parallel) if rank != setup.rank]
         mesh = Mesh(setup.rank, {rank: socket.socket(fileno=fd) for rank, fd in zip(others, mesh_fds, strict=True)})
+        mesh.join()
     place = setup.rank, config.tensor_parallel
     group = Group.join(place, setup.rendezvous, config.device, config.start_timeout_s, mesh)
     cache_tokens = config.kv_cache_tokens // config.kv_block_tokens * config.kv_block_tokens

@@ -37,6 +37,7 @@ def test_a_mesh_sums_and_gathers_like_one(ranks: int, dtype: torch.dtype) -> Non
     parts = [torch.randn(28, 576, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(ranks)]
     widths = [part.shape[1] - rank for rank, part in enumerate(parts)]
     with ThreadPoolExecutor(ranks) as pool:
+        list(pool.map(Mesh.join, meshes))
         sums = list(pool.map(lambda rank: meshes[rank].sum(parts[rank]), range(ranks)))
         joined = list(
             pool.map(lambda rank: meshes[rank].gather_last(parts[rank][:, : widths[rank]], widths), range(ranks))
@@ -49,6 +50,14 @@ def test_a_mesh_sums_and_gathers_like_one(ranks: int, dtype: torch.dtype) -> Non
     for first, second in pairs.values():
         first.close()
         second.close()
+
+
+def test_a_mesh_whose_sockets_hold_too_little_says_so_instead_of_hanging() -> None:
+    first, second = socket.socketpair()
+    with first, second:
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with pytest.raises(ConfigError, match=r"sysctl -w net\.core\.wmem_max"):
+            Mesh(0, {1: first}).join()
 
 
 def test_smollm2_on_two_ranks_is_six_and_three_query_heads() -> None:
