@@ -62,32 +62,42 @@ class Stream:
 
 
 class Streams:
-    """All requests in flight with one engine process, and the load they amount to."""
+    """All requests in flight with one engine process, and the load they amount to.
+
+    A stream is the engine's work until it has finished, and its caller's from then on: how slowly an answer is read
+    says nothing about the engine.
+
+    Attributes:
+        idle: set while the engine owes nobody anything.
+    """
 
     def __init__(self) -> None:
         self._by_handle: dict[int, Stream] = {}
+        self._unfinished: set[int] = set()
         self._next_handle = 0
         self._load = EngineLoad()
         self._last_handle = -1
         self.idle = asyncio.Event()
         self.idle.set()
 
-    def __len__(self) -> int:
-        return len(self._by_handle)
+    @property
+    def unfinished(self) -> int:
+        """How many streams the engine still owes something."""
+        return len(self._unfinished)
 
     def open(self, request: EngineRequest) -> tuple[int, Stream]:
         """Return a new stream and the number the engine shall know it by."""
         handle = self._next_handle
         self._next_handle += 1
         stream = self._by_handle[handle] = Stream(request)
+        self._unfinished.add(handle)
         self.idle.clear()
         return handle, stream
 
     def close(self, handle: int) -> None:
         """Forget a stream."""
         self._by_handle.pop(handle, None)
-        if not self._by_handle:
-            self.idle.set()
+        self._settle(handle)
 
     def take(self, step: Step) -> None:
         """Hand a step's tokens to their streams; tokens of streams closed meanwhile are dropped."""
@@ -97,16 +107,18 @@ class Streams:
             stream = self._by_handle.get(brought.handle)
             if stream is not None:
                 stream.push(brought.token_ids, brought.finish_reason)
+                if stream.finished:
+                    self._settle(brought.handle)
 
     def fail(self, why: str) -> None:
-        """Break every stream off."""
-        for stream in self._by_handle.values():
-            if not stream.finished:
-                stream.fail(why)
+        """Break every stream off that has not finished."""
+        for handle in tuple(self._unfinished):
+            self._by_handle[handle].fail(why)
+            self._settle(handle)
 
     def load(self) -> EngineLoad:
         """The last reported load, plus the requests the engine has not seen yet."""
-        unseen = [s.request for handle, s in self._by_handle.items() if handle > self._last_handle and not s.finished]
+        unseen = [self._by_handle[handle].request for handle in self._unfinished if handle > self._last_handle]
         if not unseen:
             return self._load
         return dataclasses.replace(
@@ -115,3 +127,9 @@ class Streams:
             queued_prefill_tokens=self._load.queued_prefill_tokens + sum(len(r.prompt_ids) for r in unseen),
             pending_decode_tokens=self._load.pending_decode_tokens + sum(r.max_tokens for r in unseen),
         )
+
+    def _settle(self, handle: int) -> None:
+        """The engine owes this stream nothing any more."""
+        self._unfinished.discard(handle)
+        if not self._unfinished:
+            self.idle.set()

@@ -35,6 +35,8 @@ from router.errors import (
     ReplicaUnreachable,
 )
 
+log = structlog.get_logger("cloud_tier.engine")
+
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _STABLE_S = 60.0  # a group that was ready for so long has earned a quick restart
@@ -76,7 +78,7 @@ class _Life:
 
     def add(self, request: EngineRequest) -> tuple[int, Stream]:
         """Send a request; return its number and its stream."""
-        if not self.streams:
+        if not self.streams.unfinished:
             self._heard_s = self._clock.now_s()
         handle, stream = self.streams.open(request)
         self._processes.ranks[0].send(Add(handle, request))
@@ -112,7 +114,7 @@ class _Life:
         while True:
             limit_s = self._config.start_timeout_s if self.info is None else self._config.step_timeout_s
             silent_s = self._clock.now_s() - self._heard_s
-            if silent_s >= limit_s and (self.streams or self.info is None):
+            if silent_s >= limit_s and (self.streams.unfinished or self.info is None):
                 return f"nothing was heard of the engine for {silent_s:.1f} s (limit {limit_s:g} s)"
             await self._clock.sleep(min(max(limit_s - silent_s, limit_s / 10), self._config.step_timeout_s))
 
@@ -131,7 +133,6 @@ class TorchEngine:
         self.config = config
         self.restarts = 0
         self._clock = clock or MonotonicClock()
-        self._log = structlog.get_logger("cloud_tier.engine").bind(weights=config.weights)
         self._state = EngineState.STOPPED
         self._life: _Life | None = None
         self._info: EngineInfo | None = None
@@ -216,38 +217,53 @@ class TorchEngine:
         def on_ready(info: EngineInfo) -> None:
             self._info = info
             self._state = EngineState.READY
-            self._log.info("engine ready", load_s=round(info.load_s, 2), pids=info.pids)
+            log.info("engine ready", weights=self.config.weights, load_s=round(info.load_s, 2), pids=info.pids)
             if not started.done():
                 started.set_result(None)
 
         pause_s = _FIRST_PAUSE_S
         while True:
             began_s = self._clock.now_s()
-            life, why = await self._live(on_ready)
+            refusal: OverspillError | None = None
+            try:
+                refusal, why = await self._live(on_ready)
+            except Exception as error:  # what this host lacks now (processes, disk) it may have again
+                log.exception("engine met an error", weights=self.config.weights)
+                why = _said(error)
             if self._state is EngineState.DRAINING:
                 return
             if not started.done():
-                raise life.refusal or ReplicaUnreachable(f"the engine did not start: {why}")
+                raise refusal or ReplicaUnreachable(f"the engine did not start: {why}")
             if self._clock.now_s() - began_s > _STABLE_S:
                 pause_s = _FIRST_PAUSE_S
-            self._log.error("engine ended; it will be restarted", why=why, pause_s=pause_s)
+            log.error("engine ended; it will be restarted", weights=self.config.weights, why=why, pause_s=pause_s)
             await self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             self.restarts += 1
 
-    async def _live(self, on_ready: Callable[[EngineInfo], None]) -> tuple[_Life, str]:
-        """Run one group; return it, and why it ended. Its callers have their errors before its processes are reaped."""
+    async def _live(self, on_ready: Callable[[EngineInfo], None]) -> tuple[OverspillError | None, str]:
+        """Run one group; return what it refused to run for, if it did, and why it ended.
+
+        Its callers have their errors before its processes are reaped.
+        """
         self._life = life = _Life(self.config, self._clock)
         why = "the engine was stopped"
         try:
             why = await life.serve(on_ready)
+        except Exception as error:
+            why = _said(error)
+            raise
         finally:
             self._life = None
             if self._state is EngineState.READY:
                 self._state = EngineState.RESTARTING
             life.streams.fail(why)
             await _to_the_end(life.end())
-        return life, why
+        return life.refusal, why
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 async def _to_the_end(work: Coroutine[None, None, None]) -> None:

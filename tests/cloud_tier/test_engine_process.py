@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import engine_models
+import msgspec
 import psutil
 import pytest
+import torch
 from engine_models import Bench, prompt, small
 
+from cloud_tier.engine.processes import RankProcesses
 from cloud_tier.engine.protocol import EngineChunk, EngineConfig, EngineRequest, EngineState
+from cloud_tier.engine.streams import Streams
 from cloud_tier.engine.torch_engine import TorchEngine
+from router.clock import Clock, MonotonicClock
 from router.errors import (
     ArtifactError,
     ConfigError,
@@ -42,9 +47,31 @@ def _config(weights: Path, **options: Any) -> EngineConfig:
     return small(weights, **{"kv_cache_tokens": 8192, "max_context_tokens": 4000, **options})
 
 
+class _SteeredClock(MonotonicClock):
+    """The machine's clock, which a test can put forward.
+
+    Attributes:
+        ahead_s: by how much it was.
+        looks: how many sleeps of it have ended.
+    """
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+        self.looks = 0
+
+    def now_s(self) -> float:
+        return super().now_s() + self.ahead_s
+
+    async def sleep(self, duration_s: float) -> None:
+        ends_at_s = self.now_s() + duration_s
+        while self.now_s() < ends_at_s:  # noqa: ASYNC110 (time is what it waits for)
+            await asyncio.sleep(0.001)
+        self.looks += 1
+
+
 @contextlib.asynccontextmanager
-async def _running(config: EngineConfig) -> AsyncIterator[TorchEngine]:
-    engine = TorchEngine(config)
+async def _running(config: EngineConfig, clock: Clock | None = None) -> AsyncIterator[TorchEngine]:
+    engine = TorchEngine(config, clock)
     await engine.start()
     pids = engine.info.pids if engine.info else ()
     try:
@@ -161,27 +188,117 @@ async def test_kill_of_any_rank_fails_cleanly_and_restarts(weights: Path) -> Non
 
 
 async def test_a_hung_step_ends_like_a_dead_one(weights: Path) -> None:
-    async with _running(_config(weights, step_timeout_s=0.5)) as engine:
+    clock = _SteeredClock()
+    config = _config(weights)
+    async with _running(config, clock) as engine:
         stream = engine.generate(_request(prompt(20), LONG))
         await anext(stream)
         assert engine.info is not None
         os.kill(engine.info.pids[0], signal.SIGSTOP)
+        clock.ahead_s += config.step_timeout_s
         with pytest.raises(ReplicaBroken, match="nothing was heard of the engine"):
             await _exhaust(stream)
         assert engine.state is EngineState.RESTARTING
+
+
+async def test_an_answer_that_is_read_late_says_nothing_about_the_engine(weights: Path) -> None:
+    clock = _SteeredClock()
+    config = _config(weights)
+    async with _running(config, clock) as engine:
+        stream = engine.generate(_request(prompt(20), 30))
+        seen = len((await anext(stream)).token_ids)
+        await _until(lambda: engine.load().pending_decode_tokens == 0)
+        for _ in range(2):  # the second look is after a whole one at the new time
+            looks = clock.looks
+            clock.ahead_s += config.step_timeout_s + 1
+            await _until(lambda looks=looks: clock.looks > looks)
+        assert (engine.state, engine.restarts) == (EngineState.READY, 0)
+        async for chunk in stream:
+            seen += len(chunk.token_ids)
+        assert seen == 30
+        assert (await _collect(engine, _request(prompt(20), 3)))[1] is FinishReason.LENGTH
+
+
+async def test_a_drained_engine_does_not_wait_for_slow_readers(weights: Path) -> None:
+    async with _running(_config(weights)) as engine:
+        stream = engine.generate(_request(prompt(20), 30))
+        seen = len((await anext(stream)).token_ids)
+        await engine.stop(drain_s=10_000)
+        async for chunk in stream:
+            seen += len(chunk.token_ids)
+        assert seen == 30
+
+
+async def test_the_host_failing_a_restart_is_not_the_end(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, failures = RankProcesses._spawn, [OSError(24, "Too many open files"), BlockingIOError(11, "try again")]
+
+    def spawn(processes: RankProcesses, sockets: Any) -> subprocess.Popen[bytes]:
+        if failures and engine.info is not None:
+            raise failures.pop()
+        return real(processes, sockets)
+
+    monkeypatch.setattr(RankProcesses, "_spawn", spawn)
+    engine = TorchEngine(_config(weights), _SteeredClock())
+    await engine.start()
+    try:
+        assert engine.info is not None
+        os.kill(engine.info.pids[0], signal.SIGKILL)
+        await _until(lambda: not engine.ready)
+        await _until(lambda: engine.ready)
+        assert engine.restarts == 3
+        assert (await _collect(engine, _request(prompt(20), 3)))[1] is FinishReason.LENGTH
+    finally:
+        await engine.stop()
+
+
+async def test_a_host_that_cannot_start_processes_is_told_as_an_error(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spawn(*_: Any) -> None:
+        raise BlockingIOError(11, "no more processes")
+
+    monkeypatch.setattr(RankProcesses, "_spawn", spawn)
+    engine = TorchEngine(_config(weights))
+    with pytest.raises(ReplicaUnreachable, match=r"did not start: .*no more processes"):
+        await engine.start()
+    assert engine.state is EngineState.STOPPED
+
+
+async def test_a_message_that_cannot_be_read_ends_one_life(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, failures = Streams.take, [msgspec.ValidationError("expected `int`, got `str`")]
+
+    def take(streams: Streams, step: Any) -> None:
+        if failures:
+            raise failures.pop()
+        real(streams, step)
+
+    async with _running(_config(weights)) as engine:
+        monkeypatch.setattr(Streams, "take", take)
+        with pytest.raises(ReplicaUnreachable, match="expected `int`, got `str` before request"):
+            await _collect(engine, _request(prompt(20)))
+        await _until(lambda: engine.ready)
+        assert (await _collect(engine, _request(prompt(20), 3)))[1] is FinishReason.LENGTH
 
 
 async def test_an_engine_that_cannot_start_says_why(weights: Path, tmp_path: Path) -> None:
     for config, error in (
         (_config(tmp_path / "nothing"), ArtifactError),
         (_config(weights, tensor_parallel=4), ConfigError),
-        (_config(weights, device="cuda", tensor_parallel=3), ArtifactError),  # found out in the ranks: no GPU here
     ):
-        engine = TorchEngine(config)
-        with pytest.raises(error):
-            await engine.start()
-        assert engine.state is EngineState.STOPPED
-        assert engine.load().kv_blocks_total == 0
+        await _refuses(config, error)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() >= 3, reason="this machine has the GPUs that must be missing")
+async def test_missing_gpus_are_found_out_in_the_ranks(weights: Path) -> None:
+    await _refuses(_config(weights, device="cuda", tensor_parallel=3), ArtifactError)
+
+
+async def _refuses(config: EngineConfig, error: type[Exception]) -> None:
+    engine = TorchEngine(config)
+    with pytest.raises(error):
+        await engine.start()
+    assert engine.state is EngineState.STOPPED
+    assert engine.load().kv_blocks_total == 0
 
 
 async def test_stop_while_starting_leaves_nothing(weights: Path) -> None:
