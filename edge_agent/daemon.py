@@ -38,7 +38,7 @@ from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.listener import ConnectionLimits, Listener, allow_open_files, bind
 from router.link import Link
 from router.replica import Replica, ReplicaInfo
-from router.tasks import end
+from router.tasks import end, within
 from router.telemetry import Telemetry
 
 log = structlog.get_logger("edge_agent")
@@ -129,25 +129,29 @@ class EdgeAgent:
         for name, work in (("health", self._watch_health()), ("watchdog", systemd.watch())):
             stack.push_async_callback(end, asyncio.create_task(work, name=name))
         EdgeMetrics(self.telemetry.registry, self.lineup, lambda: self.health, lambda: self._fleet)
-        loading = asyncio.create_task(self.lineup.apply(self.config.models), name="load models")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
-        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not loading.done():
-            loading.cancel()
-            await asyncio.gather(loading, return_exceptions=True)
-            return
-        await loading
-        if self.config.fleet.enabled:
-            steering = Steering(self)
-            session = FleetSession(
-                self.config.fleet,
-                apply=steering.apply,
-                describe=steering.describe,
-                telemetry=steering.snapshot,
-                clock=self.clock,
-            )
-            self._fleet = await stack.enter_async_context(session)
+        stack.push_async_callback(end, stopping)
+        try:
+            await within(None, self._join_fleet(stack) if self.config.fleet.enabled else self._load(), stopping)
+        except asyncio.TimeoutError:
+            if not self._stop.is_set():
+                raise
+
+    async def _join_fleet(self, stack: contextlib.AsyncExitStack) -> None:
+        """Put the stored overrides into force, load what is wanted with them, and then listen to the broker."""
+        steering = Steering(self)
+        session = FleetSession(
+            self.config.fleet,
+            apply=steering.apply,
+            describe=steering.describe,
+            telemetry=steering.snapshot,
+            ready=self._load,
+            clock=self.clock,
+        )
+        self._fleet = await stack.enter_async_context(session)
+
+    async def _load(self) -> None:
+        await self.lineup.apply(self.config.models)
 
     async def _drain(self) -> None:
         self.phase = "draining"
@@ -235,18 +239,22 @@ class EdgeAgent:
         return 1 - free / total if total else None
 
     async def _watch_health(self) -> None:
-        reader = HealthReader(self.profile, self._root)
+        reader: HealthReader | None = None
         while True:
             try:
-                self.health = await asyncio.to_thread(reader.read)
-            except (OSError, ValueError):  # the last look stays in force; a sensor that fails must not end the watch
+                if reader is None:
+                    reader = await asyncio.to_thread(HealthReader, self.profile, self._root)
+                self._heed(await asyncio.to_thread(reader.read))
+            except Exception:  # the last look stays in force; nothing that a sensor does may end the watch
                 log.exception("health unreadable")
-            else:
-                for replica in self.lineup.replicas:
-                    replica.throttle(self.health.why_not)
-                if self.health.throttle_events:
-                    log.warning("throttled", events=self.health.throttle_events, hottest_c=self.health.hottest_c)
             await self.clock.sleep(self.config.agent.health_interval_s)
+
+    def _heed(self, health: DeviceHealth) -> None:
+        self.health = health
+        for replica in self.lineup.replicas:
+            replica.throttle(health.why_not)
+        if health.throttle_events:
+            log.warning("throttled", events=health.throttle_events, hottest_c=health.hottest_c)
 
 
 def serve(config: EdgeConfig) -> None:

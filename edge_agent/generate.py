@@ -27,10 +27,11 @@ log = structlog.get_logger("edge_agent")
 _FAILURES_BEFORE_RELOAD = 3
 _RELOAD_PAUSE_S = 5.0
 _IDLE_BEFORE_RELEASE_S = 0.5
+_JOIN_S = 10.0
 
 
 class GenerationLoop:
-    """Runs one model in one worker thread. Create and use it on the event loop; `close` joins the thread.
+    """Runs one model in one worker thread. Create and use it on the event loop; `close` ends it.
 
     Args:
         open_runtime: loads the model; called in the worker, again after repeated failures.
@@ -133,11 +134,17 @@ class GenerationLoop:
             self._wake.notify()
 
     async def close(self) -> None:
-        """End the thread; requests still running end as `ReplicaBroken`."""
+        """End the thread; requests still running end as `ReplicaBroken`.
+
+        A load cannot be broken off. One that takes longer than `_JOIN_S` is not waited for: the thread then frees the
+        model as soon as it is loaded, or ends with the process.
+        """
         with self._wake:
             self._stopping = True
             self._wake.notify()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, _JOIN_S)
+        if self._thread.is_alive():
+            log.warning("a model is still being loaded and is left to end by itself", model=self.name)
 
     # --- in the worker ---
 

@@ -14,6 +14,7 @@ from edge_agent.fleet import reconcile
 from edge_agent.fleet.reconcile import Apply, Drop, Handled, Knowledge, Refuse, Verdict
 from edge_agent.fleet.state import StateDir
 from router.errors import ConfigError
+from router.tasks import within
 from router.wire.fleet import DesiredConfig, DesiredRefused, Reported, ReportedState, decode_desired, digest_of
 
 log = structlog.get_logger("edge_agent.fleet")
@@ -135,12 +136,16 @@ class Configurator:
 
     async def _try(self, action: Apply) -> ConfigError | None:
         """Apply; None if it is in force now, else why not."""
-        await self._remember(reconcile.begin(self._known, action))
+        before = self._known
         announce = asyncio.get_running_loop().call_later(1.0, self._announce)
         try:
+            await self._remember(reconcile.begin(before, action))
             result = self.apply(action.desired)
             if inspect.isawaitable(result):
-                await asyncio.wait_for(result, self.apply_timeout_s)
+                await within(self.apply_timeout_s, _outcome(result))
+        except asyncio.CancelledError:
+            await self._remember(before)  # the agent is told to end: that is no fault of the document
+            raise
         except ConfigError as error:
             return error
         except asyncio.TimeoutError:
@@ -163,8 +168,14 @@ class Configurator:
         self._stand(refusal.version, refusal.digest, refusal.reason, refusal.key)
 
     async def _remember(self, known: Knowledge) -> None:
+        """Write it to the disk, completely also when cancelled: what is written next comes after it."""
         self._known = known
-        await asyncio.to_thread(self.state.save, known)
+        writing = asyncio.ensure_future(asyncio.to_thread(self.state.save, known))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait({writing})
+            raise
 
     def _stand(self, version: int | None, digest: str, reason: str, key: str = "") -> None:
         self.standing = replace(self.standing, state="refused", version=version, digest=digest, reason=reason, key=key)
@@ -185,3 +196,7 @@ class Configurator:
             self._stand(handled.version, handled.digest, handled.reason, handled.key)
         elif self._known.applied is not None and self.standing.applied_version == handled.version:
             self._stand_applied(self._known.applied, handled.digest)
+
+
+async def _outcome(result: Awaitable[None]) -> None:
+    await result

@@ -143,14 +143,15 @@ class Connection:
         self._opened = True
         self._client.start()
         try:
-            await asyncio.wait_for(asyncio.shield(self._connected), self.config.connect_timeout_s * 2)
-        except asyncio.TimeoutError:
-            self._end = End("unreachable", "the broker accepted the connection but does not answer")
-            await self.close()
-            raise ConnectionEnded(self._end.reason) from None
+            await asyncio.wait({self._connected}, timeout=self.config.connect_timeout_s * 2)
         except asyncio.CancelledError:
             self._abort()
             raise
+        if not self._connected.done():
+            self._end = End("unreachable", "the broker accepted the connection but does not answer")
+            await self.close()
+            raise ConnectionEnded(self._end.reason)
+        self._connected.result()
 
     async def subscribe(self, *topics: str) -> None:
         """Subscribe with QoS 1.

@@ -28,6 +28,7 @@ from edge_agent.fleet.effective import tellable
 from edge_agent.fleet.namesake import Namesake
 from edge_agent.fleet.outbox import Outbox, OutboxStats, Row
 from edge_agent.fleet.state import StateDir
+from router import tasks
 from router.clock import Clock, MonotonicClock
 from router.errors import ConfigError
 from router.wire.fleet import (
@@ -79,6 +80,7 @@ class FleetSession:
         apply: ApplyDesired,
         describe: Describe,
         telemetry: TakeSnapshot,
+        ready: Callable[[], Awaitable[None]] | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -88,6 +90,7 @@ class FleetSession:
             apply: puts a desired document into force as a whole, or raises `ConfigError` and changes nothing.
             describe: content of `reported`; called after each change and on each connection.
             telemetry: a snapshot of load and health; called every `telemetry_interval_s`.
+            ready: awaited once, when the stored overrides are in force and before the broker is asked for newer ones.
 
         Raises:
             ConfigError: the device has no valid name.
@@ -97,6 +100,7 @@ class FleetSession:
         self.connected = False
         self._describe = describe
         self._take_snapshot = telemetry
+        self._ready = ready
         self._clock: Clock = clock or MonotonicClock()
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not secrets
         self._life = uuid.uuid4().hex
@@ -123,6 +127,7 @@ class FleetSession:
 
         Raises:
             ConfigError: the state folder cannot be used, or a password or certificate cannot be read.
+            Exception: whatever `ready` raises.
         """
         if not self.config.enabled:
             return self
@@ -134,6 +139,8 @@ class FleetSession:
         try:
             await self._courier.open()
             await self._configurator.restore()
+            if self._ready is not None:
+                await self._ready()
         except BaseException:
             await self._courier.close()
             self._state.close()
@@ -153,12 +160,9 @@ class FleetSession:
             return
         self._closing.set()
         connect, *others = self._tasks
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await tasks.end(*others)
         await asyncio.wait({connect}, timeout=3 * _GOODBYE_S)
-        connect.cancel()
-        await asyncio.gather(connect, return_exceptions=True)
+        await tasks.end(connect)
         self._tasks.clear()
         await self._courier.close()
         self._state.close()
@@ -207,7 +211,7 @@ class FleetSession:
             else:
                 log.warning("no broker", reason=end.reason, kind=end.kind, retry_s=round(wait_s, 1))
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), wait_s)
+                await tasks.within(wait_s, self._closing.wait())
 
     async def _one_connection(self) -> End:
         self._birth = await asyncio.to_thread(self._state.next_birth)
@@ -260,7 +264,7 @@ class FleetSession:
         """Publish `offline` before DISCONNECT when leaving by our own will; the last will is then discarded."""
         if self._closing.is_set() and not connection.ended.done():
             with contextlib.suppress(asyncio.TimeoutError, ConnectionEnded, PublishRefused):
-                await asyncio.wait_for(self._announce(connection, "offline", "goodbye"), _GOODBYE_S)
+                await tasks.within(_GOODBYE_S, self._announce(connection, "offline", "goodbye"))
         await connection.close()
 
     async def _announce(self, connection: Connection, state: Any, reason: str) -> None:
@@ -372,9 +376,7 @@ async def _first(work: Coroutine[Any, Any, None], other: asyncio.Task[Any]) -> N
     try:
         await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        if not task.done():
-            task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await tasks.end(task)
     if not task.cancelled():
         task.result()
 

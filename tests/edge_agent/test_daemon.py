@@ -14,11 +14,17 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fleet_rig import until
 from tiny_store import TinyWorld, build_world
 
+import edge_agent.local_models
 from edge_agent.config import EdgeConfig
 from edge_agent.daemon import EdgeAgent
+from edge_agent.device.health import DeviceHealth, HealthReader
 from edge_agent.fleet.effective import tellable
+from edge_agent.fleet.reconcile import Knowledge, applied
+from edge_agent.fleet.state import StateDir
+from edge_agent.runtime.protocol import Runtime, RuntimeRequest
 from edge_agent.steering import Steering
 from router.errors import ConfigError, OverspillError
 from router.wire.fleet import DesiredConfig
@@ -167,6 +173,77 @@ async def test_overrides_are_applied_without_dropping_a_stream(world: TinyWorld)
         kept = agent.lineup.replicas
         await steering.apply(desired(3, router={"max_queue": 6}))
         assert agent.lineup.replicas == kept
+
+
+def with_overrides(world: TinyWorld, folder: Path, **tables: object) -> EdgeConfig:
+    """An agent of a fleet whose broker is away, and which had `tables` in force when it ended."""
+    config = world.config(fleet={"enabled": True, "port": 1, "device": "d", "state_dir": str(folder)})
+    state = StateDir(config.fleet.state_path())
+    state.open()
+    state.save(applied(Knowledge(), desired(1, **tables)))
+    state.close()
+    return config
+
+
+async def test_a_model_is_loaded_once_also_where_overrides_were_stored(
+    world: TinyWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[int] = []
+    open_runtime = edge_agent.local_models.open_runtime
+
+    def counted(request: RuntimeRequest) -> Runtime:
+        loads.append(request.slots)
+        return open_runtime(request)
+
+    monkeypatch.setattr(edge_agent.local_models, "open_runtime", counted)
+    config = with_overrides(world, tmp_path, models={"kv_slots": 2}, router={"max_queue": 7})
+    async with served(config) as (agent, client):
+        assert [replica.snapshot().slots for replica in agent.lineup.replicas] == [2, 2]
+        assert agent.dispatcher.settings.max_queue == 7
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+    assert loads == [2]
+
+
+async def test_overrides_that_no_longer_apply_leave_the_file_in_force(world: TinyWorld, tmp_path: Path) -> None:
+    config = with_overrides(world, tmp_path, models={"variants": ["gone"], "preload": []})
+    async with served(config) as (agent, client):
+        assert [replica.info.variant for replica in agent.lineup.replicas] == ["tiny-int8", "tiny-pruned-int8"]
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+
+async def test_a_stop_is_heard_while_stored_overrides_are_put_into_force(
+    world: TinyWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = asyncio.Event()
+
+    async def endless(*_: object) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Steering, "apply", endless)
+    agent = EdgeAgent(with_overrides(world, tmp_path, router={"max_queue": 7}))
+    running = asyncio.create_task(agent.run())
+    await begun.wait()
+    agent.stop()
+    ended, _ = await asyncio.wait({running}, timeout=30)
+    assert ended
+    running.result()
+    assert not agent.serving.is_set()
+
+
+async def test_the_watch_over_the_device_survives_any_error(world: TinyWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = HealthReader.read
+    looks: list[int] = []
+
+    def broken_at_first(reader: HealthReader) -> DeviceHealth:
+        looks.append(1)
+        if len(looks) < 3:
+            raise ZeroDivisionError("a driver's odd answer")
+        return read(reader)
+
+    monkeypatch.setattr(HealthReader, "read", broken_at_first)
+    async with served(world.config(agent={"health_interval_s": 0.2})) as (agent, _):
+        await until(lambda: agent.health is not None)
 
 
 @pytest.mark.parametrize(

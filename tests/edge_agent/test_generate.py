@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from fake_runtime import EOS, VOCAB, FakeRuntime, FakeText, answer, texts
+from fleet_rig import until
 
 from edge_agent.batcher import BatchLimits, Sequence
 from edge_agent.generate import GenerationLoop
@@ -226,6 +227,27 @@ async def test_closing_ends_running_requests_as_broken() -> None:
         with pytest.raises(ReplicaBroken, match="shutting down"):
             await collect(generation)
     assert runtime.closed
+
+
+async def test_closing_does_not_wait_for_a_load_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_agent.generate._JOIN_S", 0.01)
+    runtime, loading, gate = FakeRuntime(), asyncio.Event(), threading.Event()
+    here = asyncio.get_running_loop()
+
+    def slow() -> FakeRuntime:
+        here.call_soon_threadsafe(loading.set)
+        assert gate.wait(30)
+        return runtime
+
+    loop = GenerationLoop("fake", slow, LIMITS, Turn())
+    load = asyncio.create_task(loop.load())
+    await loading.wait()
+    await loop.close()
+    assert not runtime.closed
+    gate.set()
+    await asyncio.wait({load})
+    load.exception()  # whoever waited for it hears of the end, one way or the other
+    await until(lambda: runtime.closed and not loop._thread.is_alive())
 
 
 async def test_worthless_logits_fail_one_request_only() -> None:
