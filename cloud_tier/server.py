@@ -25,7 +25,9 @@ from prometheus_client import ProcessCollector
 from cloud_tier.config import CloudConfig, LimitsConfig, read_keys, require_keys
 from cloud_tier.engine.protocol import EngineConfig
 from cloud_tier.lineup import Place, line_up
-from cloud_tier.replicas import EngineMetrics, EngineReplica, SupervisedEngine, TierPrompts, kv_usage
+from cloud_tier.metrics import EngineMetrics, kv_usage
+from cloud_tier.prompts import TierPrompts
+from cloud_tier.replicas import EngineReplica, SupervisedEngine
 from models.catalog import load_catalog
 from models.chat import PromptEncoder
 from models.store import ModelStore, default_root
@@ -134,8 +136,7 @@ class CloudTier:
         Raises:
             OverspillError: an engine cannot start; names the remedy.
         """
-        async with self._dispatcher:
-            serving = asyncio.create_task(self._listener.serve(sockets=[bound]), name="cloud-listener")
+        async with self._dispatcher, self._listener.running(bound) as serving:
             stopping = asyncio.create_task(self._stop.wait(), name="cloud-stop")
             starting = asyncio.create_task(self._start_engines(), name="cloud-start")
             watchdog = asyncio.create_task(systemd.watch(), name="cloud-watchdog")
@@ -208,8 +209,6 @@ class CloudTier:
                 log.error("engine did not stop cleanly", engine=replica.info.replica_id, exc_info=error)
         if not serving.done():
             await self._wait_idle(_LAST_WORDS_S)
-            self._listener.should_exit = True
-        await serving
 
     async def _wait_idle(self, limit_s: float) -> None:
         ends_at_s = self._clock.now_s() + limit_s
@@ -222,7 +221,7 @@ class CloudTier:
         return create_app(
             GatewayDeps(
                 dispatcher=self._dispatcher,
-                prompts=TierPrompts({**by_name, **encoders}, max(p.info.context_tokens for p in plan.places)),
+                prompts=TierPrompts({**by_name, **encoders}, self._models),
                 tier="cloud",
                 telemetry=self._telemetry,
                 clock=self._clock,

@@ -76,7 +76,7 @@ class EdgeAgent:
         self.shelf = Shelf.open(config.models)
         self.dispatcher = Dispatcher([], config.router, clock=self.clock, telemetry=self.telemetry)
         self.lineup = Lineup(self._describe_models, lambda _: self._publish())
-        self._prompts = PromptCounters(self._remote_names)
+        self._prompts = PromptCounters(self.infos)
 
     @property
     def profile(self) -> Profile:
@@ -190,10 +190,6 @@ class EdgeAgent:
         """Describe every replica, local ones first."""
         remote: Sequence[Replica] = self._upstream.replicas if self._upstream else ()
         return [replica.info for replica in [*self.lineup.replicas, *remote]]
-
-    def _remote_names(self) -> frozenset[str]:
-        remote = self._upstream.replicas if self._upstream else []
-        return frozenset(name for replica in remote for name in (replica.info.family, replica.info.variant))
 
     def _upstream_tier(self) -> UpstreamTier:
         settings = self.config.upstream

@@ -9,9 +9,11 @@ from pathlib import Path
 from models.chat import PromptEncoder
 from models.tokenizer import TextStream
 from router.errors import ModelNotFound
-from router.wire.inference import ChatPrompt, Prompt, TextPrompt
+from router.replica import ReplicaInfo
+from router.wire.inference import ChatPrompt, Prompt, PromptSize, TextPrompt, TokenPrompt
 
-_BYTES_PER_TOKEN = 3.5
+_BYTES_PER_TOKEN = 3.5  # between prose (4.5 to 5) and code (2.5 to 3.5)
+_MOST_BYTES_PER_TOKEN = 8  # what no text but a monotonous one exceeds
 _TOKENS_PER_MESSAGE = 6
 
 
@@ -52,40 +54,46 @@ class PromptCodec:
 class PromptCounters:
     """Counts prompts for the gateway: `router.gateway.deps.PromptCounter`.
 
+    Where no tokenizer on this device fits, prompts are estimated by size; the upstream counts again and decides.
+
     Args:
-        elsewhere: names that an upstream tier serves. Where no tokenizer on this device fits, their prompts are
-            estimated by size; the upstream counts again and decides.
+        infos: every replica there is now, local and remote.
 
     Attributes:
         codecs: by family and by variant name; replaced as a whole when the models change.
     """
 
-    def __init__(self, elsewhere: Callable[[], frozenset[str]]) -> None:
+    def __init__(self, infos: Callable[[], Sequence[ReplicaInfo]]) -> None:
         self.codecs: Mapping[str, PromptCodec] = {}
-        self._elsewhere = elsewhere
+        self._infos = infos
 
-    def count(self, model: str, prompt: Prompt) -> int:
-        """Return the length of the rendered prompt, in tokens.
+    def count(self, model: str, prompt: Prompt) -> PromptSize:
+        """Return the length of the rendered prompt, or an estimate of it.
 
         Raises:
             ModelNotFound: neither this device nor its upstream knows the model.
+            ContextTooLong: it cannot fit any window, here or upstream, whatever it says.
             InvalidRequest: the prompt cannot be encoded.
         """
         codec = self.codecs.get(model)
+        infos = [info for info in self._infos() if model in (info.family, info.variant)]
         if codec is not None:
-            return len(codec.encode(prompt))
-        others = self._elsewhere()
-        if model not in others:
-            known = ", ".join(sorted({*self.codecs, *others})) or "none"
+            if infos:
+                codec.encoder.refuse_hopeless(prompt, model, max(info.context_tokens for info in infos))
+            return PromptSize(len(codec.encode(prompt)))
+        if not infos:
+            names = {name for info in self._infos() for name in (info.family, info.variant)}
+            known = ", ".join(sorted({*self.codecs, *names})) or "none"
             raise ModelNotFound(f"model `{model}` is not served here; known: {known}", param="model")
-        return estimate_tokens(prompt)
+        return estimate_size(prompt)
 
 
-def estimate_tokens(prompt: Prompt) -> int:
+def estimate_size(prompt: Prompt) -> PromptSize:
     """Guess the length of a prompt without its tokenizer, from its UTF-8 size; exact for token ids."""
-    if isinstance(prompt, ChatPrompt):
-        size = sum(len(message.content.encode()) for message in prompt.messages)
-        return int(size / _BYTES_PER_TOKEN) + _TOKENS_PER_MESSAGE * (len(prompt.messages) + 1)
-    if isinstance(prompt, TextPrompt):
-        return int(len(prompt.text.encode()) / _BYTES_PER_TOKEN) + 1
-    return len(prompt.token_ids)
+    if isinstance(prompt, TokenPrompt):
+        return PromptSize(len(prompt.token_ids))
+    texts = [message.content for message in prompt.messages] if isinstance(prompt, ChatPrompt) else [prompt.text]
+    size = sum(len(text.encode()) for text in texts)
+    template = _TOKENS_PER_MESSAGE * (len(texts) + 1) if isinstance(prompt, ChatPrompt) else 1
+    tokens = int(size / _BYTES_PER_TOKEN) + template
+    return PromptSize(tokens, tokens - size // _MOST_BYTES_PER_TOKEN)

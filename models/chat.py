@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import json
 import secrets
 from collections.abc import Sequence
@@ -17,10 +18,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from models.config import read_json
 from models.tokenizer import Tokenizer
-from router.errors import ArtifactError, InvalidRequest
-from router.wire.inference import ChatPrompt, Message, Prompt, TextPrompt
+from router.errors import ArtifactError, ContextTooLong, InvalidRequest
+from router.wire.inference import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
 
 TEMPLATE_FILE = "chat_template.jinja"
+_NORMALISED = 2  # Unicode normalisation (NFC) can join up to two characters into a byte's worth of text each
 _MARK = secrets.token_hex(16)
 """Stands inside of special tokens that are text; nobody outside of this process can write it."""
 
@@ -124,6 +126,39 @@ class PromptEncoder:
         """
         tokenizer = Tokenizer.load(path)
         return cls(tokenizer, ChatTemplate.load(path, tokenizer), prepend_bos=prepend_bos)
+
+    def refuse_hopeless(self, prompt: Prompt, model: str, window_tokens: int) -> None:
+        """Refuse what cannot fit whatever it says, before seconds and hundreds of megabytes go into its tokens.
+
+        A token is never longer than the vocabulary's longest, and a turn of a chat never less than one token.
+
+        Args:
+            model: what the caller named.
+            window_tokens: the longest window that may serve it.
+
+        Raises:
+            ContextTooLong: the prompt is surely longer than that.
+        """
+        if isinstance(prompt, TokenPrompt):
+            return  # counted already
+        is_chat = isinstance(prompt, ChatPrompt)
+        texts = [message.content for message in prompt.messages] if isinstance(prompt, ChatPrompt) else [prompt.text]
+        turns = len(texts) if is_chat else 0
+        characters = sum(map(len, texts))
+        limit = _NORMALISED * window_tokens
+        if turns <= window_tokens and (characters <= limit or characters <= limit * self._longest_token):
+            return
+        what = f"{turns} messages" if turns > window_tokens else f"a prompt of {characters} characters"
+        raise ContextTooLong(
+            f"{what}: the longest window of `{model}` here is {window_tokens} tokens, prompt and answer together",
+            param="messages" if is_chat else "prompt",
+        )
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """Characters of the vocabulary's longest token."""
+        tokenizer = self.tokenizer
+        return max(len(tokenizer.token_of(token) or "") for token in range(tokenizer.vocab_size))
 
     def encode(self, prompt: Prompt, continuation: str = "") -> list[int]:
         """Return the ids to prefill. Special tokens written in raw text become their ids; those in messages do not.

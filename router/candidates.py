@@ -165,7 +165,7 @@ def explain_none(asked: Asked, rejections: Sequence[Rejection]) -> OverspillErro
     if too_long:
         largest = max(too_long, key=lambda info: info.context_tokens)
         return ContextTooLong(
-            f"the prompt has {request.prompt_tokens} tokens; the largest window that may serve it is "
+            f"the prompt has {_length(request)} tokens; the largest window that may serve it is "
             f"{largest.context_tokens} tokens ({largest.replica_id}), prompt and answer together. Shorten the prompt",
             param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
         )
@@ -184,7 +184,7 @@ def explain_none(asked: Asked, rejections: Sequence[Rejection]) -> OverspillErro
 
 def expected_tokens(asked: Asked, info: ReplicaInfo, latency: LatencyModel) -> int:
     """Expected length of the rest of the answer on a replica: never more than its window leaves."""
-    room = info.context_tokens - asked.request.prompt_tokens
+    room = info.context_tokens - asked.request.least_prompt_tokens
     if asked.request.sampling.ignore_eos and asked.left_tokens is not None:
         return max(1, min(asked.left_tokens, room))
     return max(1, min(latency.answer_tokens(info.family, asked.left_tokens), room))
@@ -199,7 +199,7 @@ def _reject(asked: Asked, sight: Sight, min_answer_tokens: int) -> Rejection | N
         side = "remote" if info.remote else "local"
         return Rejection(info, "locality", f"{side}, asked for {request.objective.locality.value}")
     needed = 1 if asked.left_tokens is None else min(asked.left_tokens, min_answer_tokens)
-    if request.prompt_tokens + needed > info.context_tokens:
+    if request.least_prompt_tokens + needed > info.context_tokens:
         return Rejection(info, "context", _too_long(asked, info))
     if info.quality < request.objective.min_quality:
         return Rejection(info, "quality", f"quality {info.quality:g}, asked for {request.objective.min_quality:g}")
@@ -230,14 +230,19 @@ def _allowed(request: InferenceRequest, info: ReplicaInfo) -> bool:
 
 def _window_cap(asked: Asked, info: ReplicaInfo) -> int | None:
     """Cap on the whole answer that the window forces, None if it holds what was asked for."""
-    room = info.context_tokens - asked.request.prompt_tokens
+    room = info.context_tokens - asked.request.least_prompt_tokens
     left = asked.left_tokens
     return room + asked.request.continuation_tokens if left is not None and left > room else None
 
 
 def _too_long(asked: Asked, info: ReplicaInfo) -> str:
     answer = f" + answer {asked.left_tokens}" if asked.left_tokens is not None else ""
-    return f"prompt {asked.request.prompt_tokens}{answer} tokens, window {info.context_tokens}"
+    return f"prompt {_length(asked.request)}{answer} tokens, window {info.context_tokens}"
+
+
+def _length(request: InferenceRequest) -> str:
+    estimated = "at least about " if request.prompt_slack else ""
+    return f"{estimated}{request.least_prompt_tokens}"
 
 
 def _is(rejected: Mapping[str, Rejection], info: ReplicaInfo, code: str) -> bool:

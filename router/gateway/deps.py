@@ -11,17 +11,18 @@ from prometheus_client import CollectorRegistry
 from router.answer import Answer
 from router.clock import Clock
 from router.replica import ReplicaInfo, ReplicaSnapshot
-from router.wire.inference import IN_THREAD_CHARS, InferenceRequest, Prompt
+from router.wire.inference import IN_THREAD_CHARS, InferenceRequest, Prompt, PromptSize
 
 
 class PromptCounter(Protocol):
-    """Counts tokens with the tokenizer of a model. Safe to call from a worker thread."""
+    """Counts tokens with the tokenizer of a model, or estimates. Safe to call from a worker thread."""
 
-    def count(self, model: str, prompt: Prompt) -> int:
-        """Return the length of the rendered prompt, in tokens.
+    def count(self, model: str, prompt: Prompt) -> PromptSize:
+        """Return the length of the rendered prompt.
 
         Raises:
             ModelNotFound: no tokenizer is known for `model`.
+            ContextTooLong: the prompt cannot fit any window of `model`, whatever its tokens are.
             InvalidRequest: the prompt cannot be encoded (an id outside the vocabulary, a role the template refuses).
         """
         ...

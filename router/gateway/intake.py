@@ -22,6 +22,7 @@ from router.wire.inference import (
     Message,
     Objective,
     Prompt,
+    PromptSize,
     SamplingParams,
     TextPrompt,
     TokenChunk,
@@ -100,7 +101,7 @@ class Intake:
         objective = self._objective(exchange, call)
         passed_on = wire_headers.passed_on(exchange.headers)
         began = time.perf_counter()
-        prompt_tokens = await self._count(call)
+        size = await self._count(call)
         counted = time.perf_counter()
         exchange.timings_ms.append(("tokenize", (counted - began) * 1000))
         request = InferenceRequest(
@@ -109,7 +110,8 @@ class Intake:
             prompt=call.prompt,
             sampling=call.sampling,
             objective=objective,
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=size.tokens,
+            prompt_slack=size.slack,
             accepted_at_s=exchange.accepted_at_s,
             prompt_bytes=len(exchange.body),
             continuation=call.continuation,
@@ -119,7 +121,7 @@ class Intake:
         answer = await self._deps.dispatcher.start(request)
         exchange.chunks = answer.chunks
         exchange.timings_ms.append(("first-token", (time.perf_counter() - counted) * 1000))
-        return answer, prompt_tokens
+        return answer, size.tokens
 
     def _check_model(self, model: str) -> None:
         known = self._deps.dispatcher.known_models()
@@ -140,14 +142,14 @@ class Intake:
             default = replace(default, deadline_s=call.deadline_s)
         return wire_headers.parse_objective(exchange.headers, default)
 
-    async def _count(self, call: Call) -> int:
+    async def _count(self, call: Call) -> PromptSize:
         prompts = _with_continuation(call.prompt, call.continuation)
         if sum(size_chars(prompt) for prompt in prompts) < self._deps.limits.count_in_thread_chars:
             return self._count_all(call.model, prompts)
         return await asyncio.to_thread(self._count_all, call.model, prompts)
 
-    def _count_all(self, model: str, prompts: list[Prompt]) -> int:
-        return sum(self._deps.prompts.count(model, prompt) for prompt in prompts)
+    def _count_all(self, model: str, prompts: list[Prompt]) -> PromptSize:
+        return sum((self._deps.prompts.count(model, prompt) for prompt in prompts), start=PromptSize(0))
 
     def reply_headers(self, exchange: Exchange, answer: Answer) -> list[tuple[str, str]]:
         """Say who answers and why, how long it took, and, to callers that asked for it, the tier's load."""

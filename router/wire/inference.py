@@ -77,6 +77,22 @@ def size_chars(prompt: Prompt) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptSize:
+    """How long a rendered prompt is, in tokens.
+
+    Attributes:
+        tokens: counted with the tokenizer of the model, or else the likeliest figure.
+        slack: by how much that figure may be too high; 0 where it was counted.
+    """
+
+    tokens: int
+    slack: int = 0
+
+    def __add__(self, other: PromptSize) -> PromptSize:
+        return PromptSize(self.tokens + other.tokens, self.slack + other.slack)
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is drawn.
 
@@ -132,13 +148,14 @@ class InferenceRequest:
 
     Attributes:
         model: what the caller named: a family (any rung may serve it) or one exact variant (only that one may).
-        prompt_tokens: length of the rendered prompt, counted by the gateway's tokenizer.
+        prompt_tokens: length of the rendered prompt, counted by the gateway's tokenizer, or estimated without one.
         prompt_bytes: size of the prompt on the wire, for the uplink term of a prediction.
         accepted_at_s: when the gateway accepted it, on the tier's `Clock`.
         continuation: text of the answer already emitted by another replica; the serving replica renders it as the
             beginning of the assistant's turn, continues after it and never repeats it.
         continuation_tokens: how many tokens that text counts for against `sampling.max_tokens`.
         headers: trace context to pass on (`traceparent`), lower-case names.
+        prompt_slack: by how much `prompt_tokens` may be too high; 0 unless it was estimated.
     """
 
     request_id: str
@@ -152,6 +169,12 @@ class InferenceRequest:
     continuation: str = ""
     continuation_tokens: int = 0
     headers: tuple[tuple[str, str], ...] = ()
+    prompt_slack: int = 0
+
+    @property
+    def least_prompt_tokens(self) -> int:
+        """What the prompt surely has: only this may rule out a window. Who serves it counts, and decides."""
+        return self.prompt_tokens - self.prompt_slack
 
 
 @dataclass(frozen=True, slots=True)

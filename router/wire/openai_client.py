@@ -58,7 +58,7 @@ def encode_request(request: InferenceRequest, model: str, context_tokens: int) -
         if request.continuation:
             body["overspill_continuation"] = request.continuation
         if left is None:  # absent would mean 16 tokens there
-            left = max(1, context_tokens - request.prompt_tokens)
+            left = max(1, context_tokens - request.least_prompt_tokens)
     if left is not None:
         body["max_tokens"] = left
     return orjson.dumps(body)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
 from cloud_tier.engine.protocol import EngineConfig, EngineLoad
-from cloud_tier.replicas import EngineMetrics, EngineReplica, TierPrompts, kv_usage
+from cloud_tier.metrics import EngineMetrics, kv_usage
+from cloud_tier.replicas import EngineReplica
 from router.clock import MonotonicClock
-from router.errors import ContextTooLong, InvalidRequest, ModelNotFound, ReplicaBroken, ReplicaUnreachable
+from router.errors import ContextTooLong, InvalidRequest, ReplicaBroken, ReplicaUnreachable
 from router.wire.inference import (
     ChatPrompt,
     FinishReason,
@@ -246,27 +247,6 @@ async def test_warm_up_fits_a_small_window() -> None:
     replica, fake = await _replica(context_tokens=24)
     await replica.warm_up(MonotonicClock())
     assert all(len(r.prompt_ids) + r.max_tokens <= 24 for r in fake.seen)
-
-
-def test_tier_prompts_count_what_the_replica_sends() -> None:
-    prompts = TierPrompts({"toy": byte_prompts()}, 512)
-    assert prompts.count("toy", CHAT) == len("<user>Where?</user><assistant>")
-    with pytest.raises(ModelNotFound, match="toy"):
-        prompts.count("other", CHAT)
-
-
-def test_what_cannot_fit_is_refused_by_its_size_without_being_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = byte_prompts()
-    prompts = TierPrompts({"toy": encoder}, 64)
-    longest_chars = len("<|im_end|>")
-    fits = TextPrompt("x" * 2 * 64 * longest_chars)
-    assert prompts.count("toy", fits) == len(fits.text), "what may fit is counted: the caller learns the number"
-    monkeypatch.setattr(encoder, "encode", lambda prompt: pytest.fail("tokenised"))
-    with pytest.raises(ContextTooLong, match="10000000 characters"):
-        prompts.count("toy", TextPrompt("x" * 10_000_000))
-    with pytest.raises(ContextTooLong, match="65 messages") as raised:
-        prompts.count("toy", ChatPrompt((Message("user", ""),) * 65))
-    assert raised.value.param == "messages"
 
 
 async def test_metrics_name_every_engine() -> None:

@@ -17,7 +17,7 @@ from router.clock import MonotonicClock
 from router.errors import ContextTooLong, DeadlineLost, ModelNotFound, ReplicaBroken, Shed, Unavailable
 from router.gateway.app import GatewayDeps, create_app
 from router.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
-from router.wire.inference import ChatPrompt, FinishReason, InferenceRequest, Prompt, TextPrompt, TokenChunk
+from router.wire.inference import ChatPrompt, FinishReason, InferenceRequest, Prompt, PromptSize, TextPrompt, TokenChunk
 
 FAMILY = "tiny"
 PRIOR = SpeedPrior(prefill_tokens_per_s=900.0, decode_tokens_per_s=60.0, decode_batch_slope=0.1, source="test")
@@ -54,13 +54,13 @@ class WordCounter:
     def __init__(self) -> None:
         self.threads: list[str] = []
 
-    def count(self, model: str, prompt: Prompt) -> int:
+    def count(self, model: str, prompt: Prompt) -> PromptSize:
         if model not in {FAMILY, *(info.variant for info in INFOS)}:
             raise ModelNotFound(f"`{model}` is not known", param="model")
         self.threads.append(threading.current_thread().name)
         if isinstance(prompt, ChatPrompt):
-            return sum(len(message.content.split()) + 1 for message in prompt.messages)
-        return len(prompt.text.split()) if isinstance(prompt, TextPrompt) else len(prompt.token_ids)
+            return PromptSize(sum(len(message.content.split()) + 1 for message in prompt.messages))
+        return PromptSize(len(prompt.text.split() if isinstance(prompt, TextPrompt) else prompt.token_ids))
 
 
 @dataclass

@@ -68,6 +68,16 @@ async def test_a_prompt_that_fits_no_window_is_the_callers_error():
         w.nothing_is_held()
 
 
+async def test_an_estimate_rules_a_window_out_only_by_what_the_prompt_surely_has():
+    async with world() as w:
+        route, text = await w.clock.run(w.ask(prompt_tokens=9000, prompt_slack=5000, max_tokens=8))
+        assert (route.tier, route.degraded, text) == ("cloud", False, answer(8))
+        assert w.cloud.sent[-1].sampling.max_tokens == 8
+        with pytest.raises(ContextTooLong, match=r"at least about 9000 tokens; the largest window .* 8192"):
+            await w.clock.run(w.ask(prompt_tokens=16_000, prompt_slack=7000))
+        w.nothing_is_held()
+
+
 async def test_an_answer_longer_than_every_window_is_cut_and_disclosed():
     async with world() as w:
         w.cloud.answer_tokens = w.cloud_small.answer_tokens = 500

@@ -16,7 +16,7 @@ from gateway_fakes import FAMILY, FakeDispatcher, Server, WordCounter, gateway_d
 
 from router.clock import MonotonicClock
 from router.gateway.app import GatewayLimits, create_app
-from router.wire.inference import ChatPrompt, Locality, Message, Objective, TokenPrompt
+from router.wire.inference import ChatPrompt, Locality, Message, Objective, Prompt, PromptSize, TokenPrompt
 
 CHAT = "/v1/chat/completions"
 
@@ -318,6 +318,18 @@ def test_requests_with_one_id_are_told_apart(server: Server, http: httpx.Client)
     stop.set()
     thread.join()
     assert second.headers["x-request-id"] == "same~2"
+
+
+def test_an_estimated_prompt_reaches_the_router_as_one() -> None:
+    class Guesser(WordCounter):
+        def count(self, model: str, prompt: Prompt) -> PromptSize:
+            return PromptSize(100, slack=40)
+
+    deps = gateway_deps(prompts=Guesser())
+    with serving(deps) as server, httpx.Client(base_url=server.url) as client:
+        assert client.post(CHAT, json=body("say so")).json()["usage"]["prompt_tokens"] == 100
+        seen = server.dispatcher.requests[-1]
+        assert (seen.prompt_tokens, seen.least_prompt_tokens) == (100, 60)
 
 
 def test_long_prompts_are_counted_off_the_event_loop() -> None:

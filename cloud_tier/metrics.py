@@ -1,0 +1,52 @@
+"""The tier's own gauges: what each engine does, and how full the KV cache is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cloud_tier.engine.protocol import EngineLoad
+from cloud_tier.replicas import EngineReplica
+
+
+class EngineMetrics(Collector):
+    """What each engine does, read at every scrape."""
+
+    def __init__(self, replicas: Sequence[EngineReplica]) -> None:
+        """Watch these replicas; the sequence may grow later."""
+        self._replicas = replicas
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family a figure, one sample an engine."""
+        restarts = CounterMetricFamily(
+            "overspill_engine_restarts", "Times the engine's processes were started again.", labels=["engine"]
+        )
+        ready = GaugeMetricFamily("overspill_engine_ready", "1 while the engine serves.", labels=["engine"])
+        usage = GaugeMetricFamily("overspill_engine_kv_usage_ratio", "Used share of KV blocks.", labels=["engine"])
+        step = GaugeMetricFamily("overspill_engine_step_seconds", "Smoothed duration of a step.", labels=["engine"])
+        preempted = CounterMetricFamily(
+            "overspill_engine_preemptions", "Sequences preempted since the engine's last start.", labels=["engine"]
+        )
+        hits = CounterMetricFamily(
+            "overspill_engine_prefix_hit_tokens",
+            "Prompt tokens found in the KV cache since the engine's last start.",
+            labels=["engine"],
+        )
+        for replica in self._replicas:
+            name = [replica.info.replica_id]
+            load = replica.engine.load()
+            restarts.add_metric(name, replica.engine.restarts)
+            ready.add_metric(name, float(replica.engine.ready))
+            usage.add_metric(name, kv_usage([load]) or 0.0)
+            step.add_metric(name, load.step_s)
+            preempted.add_metric(name, load.preemptions)
+            hits.add_metric(name, load.prefix_hit_tokens)
+        yield from (restarts, ready, usage, step, preempted, hits)
+
+
+def kv_usage(loads: Sequence[EngineLoad]) -> float | None:
+    """Return the used share of all KV blocks in [0, 1]; None while no engine runs."""
+    total = sum(load.kv_blocks_total for load in loads)
+    return 1 - sum(load.kv_blocks_free for load in loads) / total if total else None

@@ -1,0 +1,35 @@
+"""Counts prompts for every name that this tier answers to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from models.chat import PromptEncoder
+from router.errors import ModelNotFound
+from router.replica import ReplicaInfo
+from router.wire.inference import Prompt, PromptSize
+
+
+class TierPrompts:
+    """`router.gateway.deps.PromptCounter` on the tokenizers of this tier's models."""
+
+    def __init__(self, encoders: Mapping[str, PromptEncoder], infos: Callable[[], Sequence[ReplicaInfo]]) -> None:
+        """Take encoders by family and variant name, and what the engines' windows are now."""
+        self._encoders = dict(encoders)
+        self._infos = infos
+
+    def count(self, model: str, prompt: Prompt) -> PromptSize:
+        """Return the length of the rendered prompt.
+
+        Raises:
+            ModelNotFound: the tier serves no such model.
+            ContextTooLong: it cannot fit any window, whatever it says.
+            InvalidRequest: the prompt cannot be encoded.
+        """
+        encoder = self._encoders.get(model)
+        if encoder is None:
+            known = ", ".join(sorted(self._encoders)) or "none yet"
+            raise ModelNotFound(f"`model`: `{model}` is not served here; served here: {known}", param="model")
+        windows = [info.context_tokens for info in self._infos() if model in (info.family, info.variant)]
+        encoder.refuse_hopeless(prompt, model, max(windows))
+        return PromptSize(len(encoder.encode(prompt)))
