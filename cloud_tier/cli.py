@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,55 +31,45 @@ HostOption = Annotated[str | None, typer.Option(help="Address to listen on; beyo
 PortOption = Annotated[int | None, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one.")]
 
 
-@app.command()
-def serve(
-    *,
-    config: ConfigOption = None,
-    model: ModelOption = None,
-    tensor_parallel: TensorParallelOption = None,
-    host: HostOption = None,
-    port: PortOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-) -> None:
+def _command(act: Callable[[CloudConfig], None]) -> Callable[[CloudConfig], None]:
+    """Make `act` a command that takes every option of the tier; what they amount to is its argument."""
+
+    def run(
+        *,
+        config: ConfigOption = None,
+        model: ModelOption = None,
+        tensor_parallel: TensorParallelOption = None,
+        host: HostOption = None,
+        port: PortOption = None,
+        device: DeviceOption = None,
+        dtype: DtypeOption = None,
+    ) -> None:
+        settings = load(config, flags={"server.host": host, "server.port": port})
+        engine = {"tensor_parallel": tensor_parallel, "device": device, "dtype": dtype}
+        act(replace_models(settings, model or [], engine))
+
+    app.command(name=act.__name__, help=act.__doc__)(run)
+    return act
+
+
+@_command
+def serve(settings: CloudConfig) -> None:
     """Serve models until SIGTERM or Ctrl-C, then drain."""
     import uvloop  # noqa: PLC0415 - `overspill cloud --help` stays quick
 
     from cloud_tier import server  # noqa: PLC0415
     from router import logs  # noqa: PLC0415
 
-    settings = _settings(config, host, port, model, _engine_flags(tensor_parallel, device, dtype))
     logs.configure(settings.server.log_level, settings.server.log_format)
     uvloop.run(server.serve(server.make_plan(settings)))
 
 
-@app.command()
-def check(
-    *,
-    config: ConfigOption = None,
-    model: ModelOption = None,
-    tensor_parallel: TensorParallelOption = None,
-    host: HostOption = None,
-    port: PortOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-) -> None:
+@_command
+def check(settings: CloudConfig) -> None:
     """Check configuration, keys and weights; start nothing. Exit status 2 names what is wrong."""
     from cloud_tier import server  # noqa: PLC0415 - as above
 
-    settings = _settings(config, host, port, model, _engine_flags(tensor_parallel, device, dtype))
     _describe(server.make_plan(settings))
-
-
-def _engine_flags(tensor_parallel: int | None, device: str | None, dtype: str | None) -> dict[str, object]:
-    return {"tensor_parallel": tensor_parallel, "device": device, "dtype": dtype}
-
-
-def _settings(
-    path: Path | None, host: str | None, port: int | None, models: list[str] | None, engine: dict[str, object]
-) -> CloudConfig:
-    settings = load(path, flags={"server.host": host, "server.port": port})
-    return replace_models(settings, models or [], engine)
 
 
 def _describe(plan: Plan) -> None:
