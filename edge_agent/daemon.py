@@ -125,7 +125,8 @@ class EdgeAgent:
         if self.config.upstream.url:
             self._upstream = await stack.enter_async_context(self._upstream_tier())
         self._listener = Listener(create_app(self._gateway_deps()), _CONNECTIONS)
-        await stack.enter_async_context(self._listener.running(bound))
+        listening = await stack.enter_async_context(self._listener.running(bound))
+        listening.add_done_callback(lambda _: self.stop())  # one that dies ends the agent, which is started again
         for name, work in (("health", self._watch_health()), ("watchdog", systemd.watch())):
             stack.push_async_callback(end, asyncio.create_task(work, name=name))
         EdgeMetrics(self.telemetry.registry, self.lineup, lambda: self.health, lambda: self._fleet)

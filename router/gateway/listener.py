@@ -110,10 +110,10 @@ def allow_open_files(limits: ConnectionLimits) -> None:
 
 
 class Listener(uvicorn.Server):
-    """Serves one application on a bound socket until `should_exit`; its owner handles the signals."""
+    """Serves one application on a bound socket while `running`; its owner handles the signals."""
 
     def __init__(self, app: ASGIApp, limits: ConnectionLimits) -> None:
-        """Prepare; `serve(sockets=[…])` runs it."""
+        """Prepare; `running` serves."""
         super().__init__(_Config(app, limits))
 
     @property
@@ -127,16 +127,26 @@ class Listener(uvicorn.Server):
         yield
 
     @contextlib.asynccontextmanager
-    async def running(self, bound: socket.socket) -> AsyncIterator[None]:
-        """Serve on `bound` until the block ends; whoever still waits for an answer then is cut off."""
+    async def running(self, bound: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
+        """Serve on `bound` until the block ends; whoever still waits for an answer then is cut off.
+
+        Yields:
+            The task that serves. When it is done inside the block, the listener has died, and the owner must leave.
+
+        Raises:
+            Exception: what ended the listener: instead of entering the block, or at its end.
+        """
         task = asyncio.create_task(self.serve(sockets=[bound]), name="gateway")
         try:
             while not self.started and not task.done():  # noqa: ASYNC110 - uvicorn announces nothing
                 await asyncio.sleep(_LOOK_S)
-            yield
+            if task.done():
+                task.result()
+            yield task
         finally:
             self.should_exit = True
-            await asyncio.gather(task, return_exceptions=True)
+            await asyncio.wait({task})
+        task.result()
 
 
 class _Config(uvicorn.Config):

@@ -231,6 +231,21 @@ async def test_a_stop_is_heard_while_stored_overrides_are_put_into_force(
     assert not agent.serving.is_set()
 
 
+async def test_an_agent_whose_listener_dies_ends_with_its_error(
+    world: TinyWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object) -> None:
+        raise RuntimeError("no selector left")
+
+    agent = EdgeAgent(world.config())
+    running = asyncio.create_task(agent.run())
+    await agent.serving.wait()
+    monkeypatch.setattr(agent._listener, "on_tick", fails)
+    await asyncio.wait({running}, timeout=30)
+    with pytest.raises(RuntimeError, match="no selector left"):
+        running.result()
+
+
 async def test_the_watch_over_the_device_survives_any_error(world: TinyWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     read = HealthReader.read
     looks: list[int] = []

@@ -1,0 +1,75 @@
+"""A listener that cannot start, or that dies, is heard of: a tier that answers nothing must not look alive."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from router.gateway.listener import ConnectionLimits, Listener, bind
+
+
+@pytest.fixture
+def bound() -> Iterator[socket.socket]:
+    with bind("127.0.0.1", 0, "gateway") as taken:
+        yield taken
+
+
+async def app(scope, receive, send) -> None:
+    assert scope["type"] == "http"
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def fails(*_: object, **__: object) -> None:
+    raise RuntimeError("no selector left")
+
+
+async def dies(listener: Listener, serving: asyncio.Task[None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "on_tick", fails)
+    await asyncio.wait({serving}, timeout=30)
+    assert serving.done()
+
+
+async def test_it_serves_inside_the_block_and_lets_go_after_it(bound: socket.socket) -> None:
+    address = bound.getsockname()
+    async with Listener(app, ConnectionLimits()).running(bound) as serving, httpx.AsyncClient() as client:
+        assert (await client.get(f"http://127.0.0.1:{address[1]}/")).status_code == 204
+        assert not serving.done()
+    assert serving.done()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(*address)
+
+
+async def test_one_that_cannot_start_never_enters_the_block(
+    bound: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = Listener(app, ConnectionLimits())
+    monkeypatch.setattr(listener, "startup", fails)
+    with pytest.raises(RuntimeError, match="no selector left"):
+        async with listener.running(bound):
+            pytest.fail("the block was entered")
+
+
+async def test_one_that_dies_wakes_its_owner_and_says_why(
+    bound: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = Listener(app, ConnectionLimits())
+    with pytest.raises(RuntimeError, match="no selector left"):
+        async with listener.running(bound) as serving:
+            await dies(listener, serving, monkeypatch)
+
+
+async def test_the_owners_own_error_comes_first(bound: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener(app, ConnectionLimits())
+
+    async def own() -> None:
+        async with listener.running(bound) as serving:
+            await dies(listener, serving, monkeypatch)
+            raise ValueError("a model is missing")
+
+    with pytest.raises(ValueError, match="a model is missing"):
+        await own()
