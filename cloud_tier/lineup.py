@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal, Protocol
 
 import msgspec
+import structlog
 
 from cloud_tier.config import ModelConfig
 from cloud_tier.engine.protocol import EngineConfig
@@ -20,14 +22,22 @@ from router.cores import usable_cores
 from router.errors import ConfigError, ModelNotFound
 from router.replica import ReplicaInfo, SpeedPrior
 
+log = structlog.get_logger("cloud_tier")
+
 _GPU_NODES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
-_ASK_TORCH = "import torch; raise SystemExit(0 if torch.cuda.is_available() else 1)"
+_ASK_TORCH = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
 _ASK_TIMEOUT_S = 120.0
 _MAX_THREADS = 16  # further ones bring little to one matrix and cost at every barrier
 # Rough figures of a server core and a data-centre GPU, for an engine nobody has measured: bytes/s and FLOP/s.
 _BANDWIDTH = {"cpu": 15e9, "cuda": 800e9}
 _COMPUTE = {"cpu": 60e9, "cuda": 60e12}
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class GpuCounter(Protocol):
+    """See `count_gpus`."""
+
+    def __call__(self, *, expected: bool) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,27 +64,36 @@ class Place:
         return PromptEncoder.load(self.source, prepend_bos=self.prepend_bos)
 
 
-def find_device() -> str:
-    """Return `cuda` where torch finds a GPU, else `cpu`. Asks torch in a process of its own, and only with a GPU."""
-    if not any(Path(node).exists() for node in _GPU_NODES):
-        return "cpu"
+def count_gpus(*, expected: bool) -> int:
+    """Return how many GPUs torch can use here: it is asked in a process of its own.
+
+    Args:
+        expected: ask it even where the system shows none.
+    """
+    if not expected and not any(Path(node).exists() for node in _GPU_NODES):
+        return 0
     try:
-        asked = subprocess.run([sys.executable, "-c", _ASK_TORCH], check=False, timeout=_ASK_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return "cpu"
-    return "cuda" if asked.returncode == 0 else "cpu"
+        asked = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH], check=True, timeout=_ASK_TIMEOUT_S, stdout=subprocess.PIPE, text=True
+        )
+        found = int(asked.stdout)
+    except (subprocess.SubprocessError, ValueError):
+        found = 0
+    if found == 0:
+        log.warning("torch can use no GPU of this machine; its wheel must be one for CUDA, and fit the driver")
+    return found
 
 
 def line_up(
     entries: Sequence[ModelConfig],
     catalog: Catalog,
     store: ModelStore,
-    device: Callable[[], str] = find_device,
+    gpus: GpuCounter = count_gpus,
 ) -> tuple[Place, ...]:
     """Resolve every entry, and check what can be checked before an engine starts.
 
     Raises:
-        ConfigError: there is no entry, two clash, or an entry does not fit its model.
+        ConfigError: there is no entry, two clash, or an entry fits neither its model nor this machine.
         ModelNotFound: the catalogue has no such model.
         ArtifactError: weights are missing or damaged; names the command that brings them.
     """
@@ -83,15 +102,10 @@ def line_up(
             "no model to serve: name one with --model (for example: --model smollm2-135m) or in [[models]]",
             param="models",
         )
-    found: list[str] = []
-
-    def device_once() -> str:
-        if not found:
-            found.append(device())
-        return found[0]
-
     threads = max(1, (usable_cores() - 1) // sum(entry.tensor_parallel for entry in entries))
-    places = [_place(_with_threads(entry, threads), catalog, store, device_once) for entry in entries]
+    devices = {entry.device for entry in entries}
+    found = gpus(expected="cuda" in devices) if devices != {"cpu"} else 0
+    places = [_place(_with_threads(entry, threads), catalog, store, found) for entry in entries]
     return tuple(_with_own_ids(places))
 
 
@@ -99,7 +113,7 @@ def _with_threads(entry: ModelConfig, threads: int) -> ModelConfig:
     return entry if entry.threads is not None else msgspec.structs.replace(entry, threads=min(threads, _MAX_THREADS))
 
 
-def _place(entry: ModelConfig, catalog: Catalog, store: ModelStore, device: Callable[[], str]) -> Place:
+def _place(entry: ModelConfig, catalog: Catalog, store: ModelStore, gpus: int) -> Place:
     if entry.path is not None:
         directory = Path(entry.path).expanduser()
         family = family_of_directory(directory)
@@ -111,8 +125,8 @@ def _place(entry: ModelConfig, catalog: Catalog, store: ModelStore, device: Call
         source, layers = store.source_path(family.name), variant.layers
         name, family_name = variant.name, family.name
         rung, quality = variant.rung, variant.quality
-    engine = _engine(entry, source, layers, device)
     _check_split(entry, source)
+    engine = _engine(entry, source, layers, gpus)
     info = ReplicaInfo(
         replica_id=f"engine/{name}",
         endpoint=f"engine/{name}",
@@ -161,16 +175,14 @@ def _variant(name: str, catalog: Catalog) -> tuple[Variant, Family]:
     return variant, family
 
 
-def _engine(
-    entry: ModelConfig, source: Path, layers: tuple[int, ...] | None, device: Callable[[], str]
-) -> EngineConfig:
-    where = device() if entry.device == "auto" else entry.device
+def _engine(entry: ModelConfig, source: Path, layers: tuple[int, ...] | None, gpus: int) -> EngineConfig:
+    where = _device(entry, gpus)
     automatic = "bfloat16" if where == "cuda" else "float32"
     return EngineConfig(
         weights=str(source),
         layers=layers,
         dtype=automatic if entry.dtype == "auto" else entry.dtype,  # type: ignore[arg-type]  # both are Literals
-        device=where,  # type: ignore[arg-type]  # find_device says `cpu` or `cuda`
+        device=where,
         tensor_parallel=entry.tensor_parallel,
         max_running=entry.max_running,
         token_budget=entry.token_budget,
@@ -182,6 +194,24 @@ def _engine(
         start_timeout_s=entry.start_timeout_s,
         gpus=entry.gpus,
     )
+
+
+def _device(entry: ModelConfig, gpus: int) -> Literal["cpu", "cuda"]:
+    """Choose the device.
+
+    Raises:
+        ConfigError: it has fewer GPUs than ranks. Where `gpus` names them, the ranks find that out.
+    """
+    if entry.device == "cpu" or (entry.device == "auto" and gpus == 0):
+        return "cpu"
+    if not entry.gpus and gpus < entry.tensor_parallel:
+        remedy = f"use at most {gpus}, or device = 'cpu'" if gpus else "set device = 'cpu', or install its driver"
+        raise ConfigError(
+            f"tensor_parallel = {entry.tensor_parallel} for {entry.label} on cuda: every rank needs a GPU of its own, "
+            f"and torch finds {gpus} here; {remedy}",
+            param="models.tensor_parallel",
+        )
+    return "cuda"
 
 
 def _check_split(entry: ModelConfig, source: Path) -> None:

@@ -71,6 +71,8 @@ class EngineCore:
         plan = self._scheduler.schedule(self._prompt_limit())
         prompt_tokens = sum(entry.num_tokens for entry in plan if entry.num_tokens > 1)
         logits = self._compute([_segment(entry) for entry in plan])
+        if logits is None and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # nothing is read back: the step has only been queued
         for entry in plan:
             self._scheduler.computed(entry)
         drawing = [entry.sequence for entry in plan if entry.draws]

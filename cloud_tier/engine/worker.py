@@ -35,7 +35,7 @@ from cloud_tier.engine.messages import (
 )
 from cloud_tier.engine.protocol import EngineConfig, EngineInfo
 from router.clock import MonotonicClock
-from router.errors import ArtifactError, OverspillError
+from router.errors import ConfigError, OverspillError
 
 if TYPE_CHECKING:
     import torch
@@ -177,14 +177,23 @@ def load(setup: Setup, mesh_fds: list[int] | None = None) -> tuple[Model, int]:
     context_tokens = min(
         config.max_context_tokens or weights.config.max_context_tokens, weights.config.max_context_tokens, cache_tokens
     )
-    return Model(weights, config, group, context_tokens), context_tokens
+    try:
+        return Model(weights, config, group, context_tokens), context_tokens
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the GPU of rank {setup.rank} has no room for its share of {config.weights} in {config.dtype} and "
+            f"{cache_tokens} tokens of KV cache; lower kv_cache_tokens, raise tensor_parallel, or take other `gpus`",
+            param="models.kv_cache_tokens",
+        ) from error
 
 
 def _need_gpus(found: int, config: EngineConfig) -> None:
     if found < config.tensor_parallel:
-        raise ArtifactError(
-            f"tensor_parallel = {config.tensor_parallel} on cuda needs as many GPUs and torch sees {found}; "
-            "lower it, or set device = 'cpu'"
+        among = f" among gpus = {list(config.gpus)}" if config.gpus else ""
+        raise ConfigError(
+            f"tensor_parallel = {config.tensor_parallel} on cuda needs as many GPUs and torch sees {found}{among}; "
+            "lower it, or set device = 'cpu'",
+            param="models.tensor_parallel",
         )
 
 

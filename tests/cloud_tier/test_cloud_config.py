@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import torch
 from fake_engine import toy_model_directory
 
 from cloud_tier import lineup
@@ -19,7 +21,7 @@ from cloud_tier.config import (
     replace_models,
     require_keys,
 )
-from cloud_tier.lineup import find_device, line_up
+from cloud_tier.lineup import count_gpus, line_up
 from models.catalog import load_catalog
 from models.store import ModelStore
 from router.errors import ArtifactError, ConfigError, ModelNotFound
@@ -150,7 +152,7 @@ def test_a_wrong_flag_is_named() -> None:
 
 def _line_up(tmp_path: Path, *entries: ModelConfig):
     catalog = load_catalog()
-    return line_up(entries, catalog, ModelStore(tmp_path / "store", catalog), lambda: "cpu")
+    return line_up(entries, catalog, ModelStore(tmp_path / "store", catalog), lambda **_: 0)
 
 
 def test_a_directory_is_served_under_its_name(tmp_path: Path) -> None:
@@ -202,19 +204,19 @@ def test_the_automatic_device_is_asked_for_once_and_sets_the_dtype(tmp_path: Pat
     folder = str(toy_model_directory(tmp_path / "toy"))
     asked = []
 
-    def device() -> str:
-        asked.append(1)
-        return "cuda"
+    def gpus(*, expected: bool) -> int:
+        asked.append(expected)
+        return 1
 
     catalog = load_catalog()
     entries = [ModelConfig(path=folder), ModelConfig(path=folder), ModelConfig(path=folder, device="cpu")]
-    places = line_up(entries, catalog, ModelStore(tmp_path, catalog), device)
+    places = line_up(entries, catalog, ModelStore(tmp_path, catalog), gpus)
     assert [(p.engine.device, p.engine.dtype) for p in places] == [
         ("cuda", "bfloat16"),
         ("cuda", "bfloat16"),
         ("cpu", "float32"),
     ]
-    assert len(asked) == 1
+    assert asked == [False]
 
 
 def test_threads_share_the_cores_but_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,8 +231,31 @@ def test_threads_share_the_cores_but_one(tmp_path: Path, monkeypatch: pytest.Mon
         assert [place.engine.threads for place in _line_up(tmp_path, *entries)] == [threads, threads, 5]
 
 
-def test_the_device_of_this_machine_is_one_that_exists() -> None:
-    assert find_device() in {"cpu", "cuda"}
+def test_the_gpus_of_this_machine_are_those_of_torch() -> None:
+    assert count_gpus(expected=True) == torch.cuda.device_count()
+    assert count_gpus(expected=False) in {0, torch.cuda.device_count()}
+
+
+@pytest.mark.parametrize(
+    ("entry", "gpus", "named"),
+    [
+        ({"tensor_parallel": 2}, 1, "torch finds 1 here; use at most 1, or device = 'cpu'"),
+        ({"device": "cuda"}, 0, "torch finds 0 here; set device = 'cpu', or install its driver"),
+    ],
+)
+def test_fewer_gpus_than_ranks_are_found_out_before_an_engine_starts(
+    tmp_path: Path, entry: dict[str, Any], gpus: int, named: str
+) -> None:
+    folder, catalog = str(toy_model_directory(tmp_path / "toy")), load_catalog()
+    with pytest.raises(ConfigError, match=named):
+        line_up([ModelConfig(path=folder, **entry)], catalog, ModelStore(tmp_path, catalog), lambda **_: gpus)
+
+
+def test_gpus_by_name_are_left_to_the_ranks(tmp_path: Path) -> None:
+    folder, catalog = str(toy_model_directory(tmp_path / "toy")), load_catalog()
+    entry = ModelConfig(path=folder, device="cuda", tensor_parallel=2, gpus=("2", "3"))
+    (place,) = line_up([entry], catalog, ModelStore(tmp_path, catalog), lambda **_: 1)
+    assert (place.engine.device, place.engine.gpus) == ("cuda", ("2", "3"))
 
 
 def test_every_rank_needs_a_gpu_of_its_own() -> None:

@@ -19,6 +19,8 @@ import pytest
 import torch
 from engine_models import Bench, prompt, small
 
+from cloud_tier.engine import worker
+from cloud_tier.engine.messages import Setup
 from cloud_tier.engine.processes import RankProcesses
 from cloud_tier.engine.protocol import EngineChunk, EngineConfig, EngineRequest, EngineState
 from cloud_tier.engine.streams import Streams
@@ -290,7 +292,16 @@ async def test_an_engine_that_cannot_start_says_why(weights: Path, tmp_path: Pat
 
 @pytest.mark.skipif(torch.cuda.device_count() >= 3, reason="this machine has the GPUs that must be missing")
 async def test_missing_gpus_are_found_out_in_the_ranks(weights: Path) -> None:
-    await _refuses(_config(weights, device="cuda", tensor_parallel=3), ArtifactError)
+    await _refuses(_config(weights, device="cuda", tensor_parallel=3), ConfigError)
+
+
+def test_a_model_that_exceeds_its_gpu_is_told_as_an_error(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("cloud_tier.engine.model.Model", too_large)
+    with pytest.raises(ConfigError, match="8192 tokens of KV cache; lower kv_cache_tokens"):
+        worker.load(Setup(_config(weights), 0, ""))
 
 
 async def _refuses(config: EngineConfig, error: type[Exception]) -> None:
