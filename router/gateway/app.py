@@ -36,13 +36,8 @@ def create_app(deps: GatewayDeps) -> FastAPI:
     """
     app = FastAPI(title=f"Overspill {deps.tier}", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.gateway = deps
-    metrics = GatewayMetrics(deps.telemetry.registry, lambda: load_of(deps))
-    intake = Intake(deps, metrics)
-    for group in (
-        OpenAIRoutes(deps, intake, metrics),
-        KServeRoutes(deps, intake, metrics),
-        OpsRoutes(deps, intake, metrics),
-    ):
+    intake = Intake(deps, GatewayMetrics(deps.telemetry.registry, lambda: load_of(deps)))
+    for group in (OpenAIRoutes(intake), KServeRoutes(intake), OpsRoutes(intake)):
         app.router.routes.extend(group.routes())
     app.add_middleware(Authentication, api_keys=deps.api_keys)
     app.add_exception_handler(HTTPException, _http_error)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from router.answer import Answer
 from router.clock import Clock
 from router.replica import ReplicaInfo, ReplicaSnapshot
-from router.wire.inference import IN_THREAD_CHARS, InferenceRequest, Prompt, PromptSize
+from router.wire.inference import InferenceRequest, Prompt, PromptSize
 
 
 class PromptCounter(Protocol):
@@ -76,19 +76,20 @@ class GatewayLimits:
 
     Attributes:
         max_body_bytes: larger bodies are refused with 413.
+        max_bodies_bytes: memory for all bodies at once, each from its first byte until its prompt is counted; one that
+            finds no room is shed. Never less than `max_body_bytes`; the first 64 KiB of each do not count.
         body_timeout_s: a body that takes longer to arrive is refused with 408.
-        max_requests: requests inside the gateway at once, streams included; the next one is shed before its prompt
-            is tokenised.
+        max_requests: requests inside the gateway at once, streams included; the next one is shed before its body
+            is read.
         send_stall_s: a client that reads nothing for so long is taken for gone, and its work is cancelled.
-        count_in_thread_chars: prompts from this length on are counted in a worker thread.
         retry_after_s: told to callers while the tier is not ready or `max_requests` is reached.
     """
 
     max_body_bytes: int = 16 * 1024 * 1024
+    max_bodies_bytes: int = 64 * 1024 * 1024
     body_timeout_s: float = 60.0
     max_requests: int = 4096
     send_stall_s: float = 60.0
-    count_in_thread_chars: int = IN_THREAD_CHARS
     retry_after_s: float = 1.0
 
 

@@ -9,24 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from router.errors import OverspillError, Refused, Unavailable
+from router.gateway.bodies import BodyRoom, BodyShare, ClientGone, read_body
 from router.gateway.deps import GatewayDeps
-from router.gateway.errors import JSON, BodyTimeout, BodyTooLarge, Dialect, Reply, dialect_of, render_error
+from router.gateway.errors import JSON, Dialect, Reply, dialect_of, render_error
 from router.gateway.metrics import GatewayMetrics
-from router.tasks import end, within
+from router.tasks import end
 from router.wire import headers as wire_headers
 from router.wire.inference import TokenChunk
 
 log = structlog.get_logger("router.gateway")
-
-
-class ClientGone(Exception):
-    """The client closed the connection before its request was complete. Nobody is left to answer."""
 
 
 @dataclass(slots=True)
@@ -49,6 +46,7 @@ class Exchange:
     Attributes:
         headers: lower-case names.
         params: path parameters.
+        body, share: what was received, and the room that it takes.
         request_id: set for inference; sent back on every reply, errors included.
         accepted_at_s: on the tier's clock, when the body was complete.
         chunks: the running answer; closed on every path out of the exchange, which cancels its work.
@@ -61,6 +59,7 @@ class Exchange:
     headers: dict[str, str]
     params: dict[str, Any]
     dialect: Dialect
+    share: BodyShare
     body: bytes = b""
     request_id: str | None = None
     accepted_at_s: float = 0.0
@@ -68,11 +67,34 @@ class Exchange:
     closers: list[Callable[[], None]] = field(default_factory=list)
     timings_ms: list[tuple[str, float]] = field(default_factory=list)
 
+    def drop_body(self) -> None:
+        """Forget what was received: a stream may live for minutes, what it was asked with need not."""
+        self.body = b""
+        self.share.release()
+
+    def close(self) -> None:
+        """Give back its room and its place; more than once does no harm."""
+        self.drop_body()
+        while self.closers:
+            self.closers.pop()()
+
 
 Handler = Callable[[Exchange], Awaitable["Reply | StreamReply"]]
 
 
-def exchange_of(scope: Scope) -> Exchange:
+class Gate(Protocol):
+    """What every endpoint of a tier shares."""
+
+    deps: GatewayDeps
+    metrics: GatewayMetrics
+    room: BodyRoom
+
+    def admit(self, exchange: Exchange) -> None:
+        """Take a place for an inference request, until its exchange is over; raises a `Refused` if there is none."""
+        ...
+
+
+def exchange_of(scope: Scope, room: BodyRoom) -> Exchange:
     path: str = scope["path"]
     return Exchange(
         method=scope["method"],
@@ -80,32 +102,49 @@ def exchange_of(scope: Scope) -> Exchange:
         headers=wire_headers.lower_case(scope["headers"]),
         params=scope.get("path_params", {}),
         dialect=dialect_of(path),
+        share=BodyShare(room),
     )
 
 
 class Endpoint:
-    """An ASGI application around one handler."""
+    """An ASGI application around one handler.
 
-    def __init__(self, name: str, handler: Handler, deps: GatewayDeps, metrics: GatewayMetrics) -> None:
+    Args:
+        admits: it takes inference requests; each gets its place before any of its body is read.
+    """
+
+    def __init__(self, name: str, handler: Handler, gate: Gate, *, admits: bool = False) -> None:
         self._name = name
         self._handler = handler
-        self._deps = deps
-        self._metrics = metrics
+        self._gate = gate
+        self._admits = admits
+        self._deps = gate.deps
+        self._metrics = gate.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = exchange_of(scope)
+        exchange = exchange_of(scope, self._gate.room)
+        try:
+            if await self._received(exchange, receive, send):
+                await self._race(exchange, receive, send)
+        finally:
+            exchange.close()
+
+    async def _received(self, exchange: Exchange, receive: Receive, send: Send) -> bool:
+        """Let the request in and read its body; a request that is refused here is answered here."""
         try:
             exchange.request_id = wire_headers.request_id(exchange.headers)
+            if self._admits:
+                self._gate.admit(exchange)
             if exchange.method not in {"GET", "HEAD"}:
-                exchange.body = await read_body(receive, exchange.headers, self._deps)
+                exchange.body = await read_body(receive, exchange.headers, self._deps, exchange.share)
         except OverspillError as error:
             await self._send_reply(render_error(error, exchange.dialect), exchange, send)
-            return
+            return False
         except ClientGone:
             self._metrics.disconnects.inc()
-            return
+            return False
         exchange.accepted_at_s = self._deps.clock.now_s()
-        await self._race(exchange, receive, send)
+        return True
 
     async def _race(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         """Run the handler and send its reply until it is done, the client is gone, or it has stopped reading."""
@@ -118,8 +157,6 @@ class Endpoint:
             left_early = not work.done()
             sender.left = left_early
             await end(gone, work)
-            for close in exchange.closers:
-                close()
         if left_early:
             self._metrics.disconnects.inc()
             why = "stopped reading" if sender.stalled.done() else "went away"
@@ -141,6 +178,7 @@ class Endpoint:
         finally:
             if exchange.chunks is not None:
                 await exchange.chunks.aclose()
+            exchange.close()  # at once: its caller, who has the whole answer, may send the next request
 
     async def _handle(self, exchange: Exchange) -> Reply | StreamReply:
         try:
@@ -207,59 +245,6 @@ def draining_or_starting(deps: GatewayDeps) -> Unavailable | None:
     return Unavailable(
         f"this tier takes no requests now: {why or 'not ready'}", retry_after_s=deps.limits.retry_after_s
     )
-
-
-async def read_body(receive: Receive, headers: dict[str, str], deps: GatewayDeps) -> bytes:
-    """Read the whole body.
-
-    Raises:
-        BodyTooLarge: it is, or says it is, larger than the limit.
-        BodyTimeout: it takes longer than the limit.
-        ClientGone: the connection closed first.
-    """
-    limits = deps.limits
-    length = headers.get("content-length", "0")
-    if length.isdigit() and int(length) > limits.max_body_bytes:
-        raise _too_large(limits.max_body_bytes)
-    message = await _receive_within(receive, limits.body_timeout_s)
-    if not message.get("more_body", False) and message["type"] == "http.request":
-        body: bytes = message.get("body", b"")  # the usual case: one message, no copy, no timer left
-        if len(body) > limits.max_body_bytes:
-            raise _too_large(limits.max_body_bytes)
-        return body
-    return await _read_rest(message, receive, deps)
-
-
-async def _read_rest(message: Message, receive: Receive, deps: GatewayDeps) -> bytes:
-    limits = deps.limits
-    ends_at_s = deps.clock.now_s() + limits.body_timeout_s
-    pieces: list[bytes] = []
-    size = 0
-    while True:
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        pieces.append(message.get("body", b""))
-        size += len(pieces[-1])
-        if size > limits.max_body_bytes:
-            raise _too_large(limits.max_body_bytes)
-        if not message.get("more_body", False):
-            return b"".join(pieces)
-        message = await _receive_within(receive, ends_at_s - deps.clock.now_s())
-
-
-async def _receive_within(receive: Receive, limit_s: float) -> Message:
-    try:
-        return await within(limit_s, _received(receive))
-    except asyncio.TimeoutError:
-        raise BodyTimeout("the request body did not arrive in time: send it faster, or in smaller parts") from None
-
-
-def _too_large(limit_bytes: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the request body is larger than the {limit_bytes} bytes that this tier reads")
-
-
-async def _received(receive: Receive) -> Message:
-    return await receive()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 
 from router.answer import Answer
 from router.errors import ModelNotFound, ReplicaBroken, Shed, Unavailable
+from router.gateway.bodies import BodyRoom
 from router.gateway.deps import GatewayDeps
 from router.gateway.exchange import Exchange, draining_or_starting
 from router.gateway.metrics import GatewayMetrics
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
 from router.wire.inference import (
+    IN_THREAD_CHARS,
     ChatPrompt,
     FinishReason,
     InferenceRequest,
@@ -51,15 +53,16 @@ class Intake:
     """Lets calls in, and builds the request that the router sees."""
 
     def __init__(self, deps: GatewayDeps, metrics: GatewayMetrics) -> None:
-        self._deps = deps
-        self._metrics = metrics
+        self.deps = deps
+        self.metrics = metrics
+        self.room = BodyRoom(deps.limits)
         self._in_flight: set[str] = set()
 
     def load(self) -> wire_load.LoadReport:
-        return load_of(self._deps)
+        return load_of(self.deps)
 
     def admit(self, exchange: Exchange) -> None:
-        """Take a place for this exchange before anything is decoded or tokenised.
+        """Take a place for this exchange before anything of its body is read, decoded or tokenised.
 
         Two requests may carry one id (a retry, a continuation while the broken stream is still being torn down): the
         later one gets a suffix, so that everything behind the gateway may rely on ids in flight being unique.
@@ -68,10 +71,10 @@ class Intake:
             Unavailable: the tier is starting or draining.
             Shed: the gateway is full.
         """
-        refusal = draining_or_starting(self._deps)
+        refusal = draining_or_starting(self.deps)
         if refusal is not None:
             raise refusal
-        limits = self._deps.limits
+        limits = self.deps.limits
         if len(self._in_flight) >= limits.max_requests:
             raise Shed(
                 f"{limits.max_requests} requests are in flight here, the limit of this gateway",
@@ -84,12 +87,12 @@ class Intake:
             request_id = f"{given}~{attempt}"
         exchange.request_id = request_id
         self._in_flight.add(request_id)
-        self._metrics.in_flight.set(len(self._in_flight))
+        self.metrics.in_flight.set(len(self._in_flight))
         exchange.closers.append(lambda: self._leave(request_id))
 
     def _leave(self, request_id: str) -> None:
         self._in_flight.discard(request_id)
-        self._metrics.in_flight.set(len(self._in_flight))
+        self.metrics.in_flight.set(len(self._in_flight))
 
     async def start(self, exchange: Exchange, call: Call) -> tuple[Answer, int]:
         """Count, build the request, dispatch it; returns the answer and the prompt's tokens with the first chunk ready.
@@ -117,19 +120,19 @@ class Intake:
             continuation=call.continuation,
             headers=passed_on,
         )
-        exchange.body = b""  # a stream may live for minutes; what it was asked with need not
-        answer = await self._deps.dispatcher.start(request)
+        exchange.drop_body()
+        answer = await self.deps.dispatcher.start(request)
         exchange.chunks = answer.chunks
         exchange.timings_ms.append(("first-token", (time.perf_counter() - counted) * 1000))
         return answer, size.tokens
 
     def _check_model(self, model: str) -> None:
-        known = self._deps.dispatcher.known_models()
+        known = self.deps.dispatcher.known_models()
         if not known:
             # Nothing was found yet, which says nothing about the model: the caller shall come back.
             raise Unavailable(
                 "no model is known here yet: none is loaded, and no upstream was reached",
-                retry_after_s=self._deps.limits.retry_after_s,
+                retry_after_s=self.deps.limits.retry_after_s,
             )
         if model not in known:
             raise unknown_model(model, sorted(known))
@@ -144,12 +147,12 @@ class Intake:
 
     async def _count(self, call: Call) -> PromptSize:
         prompts = _with_continuation(call.prompt, call.continuation)
-        if sum(size_chars(prompt) for prompt in prompts) < self._deps.limits.count_in_thread_chars:
+        if sum(size_chars(prompt) for prompt in prompts) < IN_THREAD_CHARS:
             return self._count_all(call.model, prompts)
         return await asyncio.to_thread(self._count_all, call.model, prompts)
 
     def _count_all(self, model: str, prompts: list[Prompt]) -> PromptSize:
-        return sum((self._deps.prompts.count(model, prompt) for prompt in prompts), start=PromptSize(0))
+        return sum((self.deps.prompts.count(model, prompt) for prompt in prompts), start=PromptSize(0))
 
     def reply_headers(self, exchange: Exchange, answer: Answer) -> list[tuple[str, str]]:
         """Say who answers and why, how long it took, and, to callers that asked for it, the tier's load."""

@@ -9,12 +9,10 @@ import orjson
 from starlette.routing import BaseRoute, Route
 
 from router.errors import ModelNotFound, Unavailable
-from router.gateway.deps import GatewayDeps
 from router.gateway.errors import Reply, render_error
 from router.gateway.exchange import Endpoint, Exchange, draining_or_starting, json_reply
 from router.gateway.intake import Call, Intake, collect, unknown_model
 from router.gateway.media import plain_body
-from router.gateway.metrics import GatewayMetrics
 from router.replica import ReplicaInfo
 from router.wire import kserve
 from router.wire.inference import TextPrompt
@@ -23,18 +21,17 @@ from router.wire.inference import TextPrompt
 class KServeRoutes:
     """The handlers of the open inference protocol."""
 
-    def __init__(self, deps: GatewayDeps, intake: Intake, metrics: GatewayMetrics) -> None:
-        self._deps = deps
+    def __init__(self, intake: Intake) -> None:
+        self._deps = intake.deps
         self._intake = intake
-        self._metrics = metrics
         self._version = metadata.version("overspill")
 
     def routes(self) -> list[BaseRoute]:
         def endpoint(name: str, handler: Any) -> Endpoint:
-            return Endpoint(name, handler, self._deps, self._metrics)
+            return Endpoint(name, handler, self._intake)
 
         show, ready = endpoint("v2 model", self._show_model), endpoint("v2 model ready", self._model_ready)
-        infer = endpoint("v2 infer", self._infer)
+        infer = Endpoint("v2 infer", self._infer, self._intake, admits=True)
         return [
             Route("/v2", endpoint("v2 server", self._server), methods=["GET"]),
             Route("/v2/health/live", endpoint("v2 live", self._live), methods=["GET"]),
@@ -91,7 +88,6 @@ class KServeRoutes:
         return found
 
     async def _infer(self, exchange: Exchange) -> Reply:
-        self._intake.admit(exchange)
         self._replicas(exchange)
         body = plain_body(exchange, self._deps.limits.max_body_bytes)
         call = kserve.decode_infer(body, exchange.headers.get(kserve.HEADER_LENGTH))

@@ -15,6 +15,7 @@ def plain_body(exchange: Exchange, max_bytes: int) -> bytes:
     Raises:
         UnsupportedMedia: another encoding.
         BodyTooLarge: it unpacks to more than `max_bytes`; it is not unpacked further than that.
+        Shed: bodies of others leave no room for what it unpacks to.
         InvalidRequest: it is empty or damaged.
     """
     encoding = exchange.headers.get("content-encoding", "identity").lower()
@@ -36,6 +37,7 @@ def plain_body(exchange: Exchange, max_bytes: int) -> bytes:
         raise BodyTooLarge(f"the request body unpacks to more than the {max_bytes} bytes that this tier reads")
     if not unpack.eof:
         raise InvalidRequest(f"the request body is no valid {encoding}: it ends early", param="content-encoding")
+    exchange.share.grow(len(exchange.body) + len(body))
     return body
 
 

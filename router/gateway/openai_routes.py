@@ -11,12 +11,10 @@ import orjson
 from starlette.routing import BaseRoute, Route
 
 from router.errors import ModelNotFound
-from router.gateway.deps import GatewayDeps
 from router.gateway.errors import Reply
 from router.gateway.exchange import Endpoint, Exchange, StreamReply, json_reply
 from router.gateway.intake import Call, Intake, collect, unknown_model
 from router.gateway.media import plain_body, require_json
-from router.gateway.metrics import GatewayMetrics
 from router.gateway.sse import EventStream
 from router.wire import openai, openai_reply
 from router.wire.openai_reply import EventEncoder, ReplyHead
@@ -36,22 +34,22 @@ _embedding_decoder = msgspec.json.Decoder(_Embedding)
 class OpenAIRoutes:
     """The handlers of the OpenAI API."""
 
-    def __init__(self, deps: GatewayDeps, intake: Intake, metrics: GatewayMetrics) -> None:
-        self._deps = deps
+    def __init__(self, intake: Intake) -> None:
+        self._deps = intake.deps
         self._intake = intake
-        self._metrics = metrics
         self._created_s = int(time.time())
 
     def routes(self) -> list[BaseRoute]:
-        def endpoint(name: str, handler: Any) -> Endpoint:
-            return Endpoint(name, handler, self._deps, self._metrics)
+        def page(path: str, name: str, handler: Any, *, post: bool = False) -> Route:
+            methods = ["POST"] if post else ["GET"]
+            return Route(path, Endpoint(name, handler, self._intake, admits=post), methods=methods)
 
         return [
-            Route("/v1/chat/completions", endpoint("chat", self._chat), methods=["POST"]),
-            Route("/v1/completions", endpoint("completions", self._completions), methods=["POST"]),
-            Route("/v1/embeddings", endpoint("embeddings", self._embeddings), methods=["POST"]),
-            Route("/v1/models", endpoint("models", self._list_models), methods=["GET"]),
-            Route("/v1/models/{model:path}", endpoint("model", self._show_model), methods=["GET"]),
+            page("/v1/chat/completions", "chat", self._chat, post=True),
+            page("/v1/completions", "completions", self._completions, post=True),
+            page("/v1/embeddings", "embeddings", self._embeddings, post=True),
+            page("/v1/models", "models", self._list_models),
+            page("/v1/models/{model:path}", "model", self._show_model),
         ]
 
     async def _chat(self, exchange: Exchange) -> Reply | StreamReply:
@@ -61,7 +59,6 @@ class OpenAIRoutes:
         return await self._generate(exchange, openai.decode_completion)
 
     async def _generate(self, exchange: Exchange, decode: Callable[[bytes], openai.OpenAICall]) -> Reply | StreamReply:
-        self._intake.admit(exchange)
         require_json(exchange)
         call = decode(plain_body(exchange, self._deps.limits.max_body_bytes))
         answer, prompt_tokens = await self._intake.start(
@@ -75,7 +72,7 @@ class OpenAIRoutes:
         )
         if call.stream:
             encoder = EventEncoder(head, include_usage=call.include_usage, running_usage=call.running_usage)
-            events = EventStream(answer.chunks, encoder, prompt_tokens, exchange.request_id, self._metrics)
+            events = EventStream(answer.chunks, encoder, prompt_tokens, exchange.request_id, self._intake.metrics)
             first = await events.first()
             return StreamReply(self._intake.reply_headers(exchange, answer), events.pieces(first))
         whole = await collect(answer.chunks, prompt_tokens)

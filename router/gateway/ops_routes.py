@@ -9,25 +9,22 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.routing import BaseRoute, Route
 
-from router.gateway.deps import GatewayDeps
 from router.gateway.errors import NoSuchPage, Reply, render_error
 from router.gateway.exchange import Endpoint, Exchange, draining_or_starting, json_reply
 from router.gateway.intake import Intake
-from router.gateway.metrics import GatewayMetrics
 from router.wire import load as wire_load
 
 
 class OpsRoutes:
     """The handlers that operators, probes and the tier below use."""
 
-    def __init__(self, deps: GatewayDeps, intake: Intake, metrics: GatewayMetrics) -> None:
-        self._deps = deps
+    def __init__(self, intake: Intake) -> None:
+        self._deps = intake.deps
         self._intake = intake
-        self._metrics = metrics
 
     def routes(self) -> list[BaseRoute]:
         def endpoint(name: str, handler: Any) -> Endpoint:
-            return Endpoint(name, handler, self._deps, self._metrics)
+            return Endpoint(name, handler, self._intake)
 
         return [
             Route("/health/live", endpoint("live", self._live), methods=["GET"]),

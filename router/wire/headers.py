@@ -176,6 +176,15 @@ def header_safe(text: str) -> str:
     return "".join(c if " " <= c <= "~" else "?" for c in text)
 
 
+def whole_number(text: str, most: int) -> int | None:
+    """Read digits as a number from 0 to `most`; None if they are no digits or say more. A long text costs nothing."""
+    if not text.isascii() or not text.isdigit():
+        return None
+    digits = text.lstrip("0") or "0"
+    number = int(digits) if len(digits) <= len(str(most)) else most + 1
+    return number if number <= most else None
+
+
 def _first_s(headers: Mapping[str, str], names: tuple[str, ...]) -> float | None:
     for name in names:
         if name in headers:

@@ -348,14 +348,14 @@ def test_limits() -> None:
             headers = {"content-encoding": "gzip"} if isinstance(content, bytes) and content[:1] == b"\x1f" else {}
             reply = client.post(CHAT, content=content, headers=headers)
             assert (reply.status_code, reply.json()["error"]["code"]) == (413, "request_too_large")
+        with socket.create_connection(("127.0.0.1", server.port)) as slow:
+            slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+            assert b"408" in slow.recv(4096)
         with httpx.stream("POST", server.url + CHAT, json=body("forever", stream=True)) as held:
             pieces = held.iter_bytes()
             next(pieces)
             full = client.post(CHAT, json=body())
             assert (full.status_code, full.headers["retry-after"]) == (429, "3")
-        with socket.create_connection(("127.0.0.1", server.port)) as slow:
-            slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
-            assert b"408" in slow.recv(4096)
 
 
 def test_a_client_that_stops_reading_is_dropped() -> None:

@@ -1,0 +1,123 @@
+"""Request bodies: read within bounds of size and time, and of the memory that all of them together may take."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Message, Receive
+
+from router.errors import Shed
+from router.gateway.deps import GatewayDeps, GatewayLimits
+from router.gateway.errors import BodyTimeout, BodyTooLarge
+from router.tasks import within
+from router.wire.headers import whole_number
+
+SMALL_BODY_BYTES = 64 * 1024
+"""Of each body so much has its room with the place of its request: chats go on while large documents have to wait."""
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was complete. Nobody is left to answer."""
+
+
+class BodyRoom:
+    """The memory of a tier for bodies, beyond the small part that each has anyway."""
+
+    def __init__(self, limits: GatewayLimits) -> None:
+        self.limit_bytes = max(limits.max_bodies_bytes, limits.max_body_bytes)
+        self.held_bytes = 0
+        self.retry_after_s = limits.retry_after_s
+
+
+class BodyShare:
+    """What one request has taken of it."""
+
+    __slots__ = ("_held_bytes", "_room")
+
+    def __init__(self, room: BodyRoom) -> None:
+        self._room = room
+        self._held_bytes = 0
+
+    def grow(self, body_bytes: int) -> None:
+        """Take what a body of so many bytes needs.
+
+        Raises:
+            Shed: other bodies take the room.
+        """
+        room = self._room
+        more = body_bytes - SMALL_BODY_BYTES - self._held_bytes
+        if more <= 0:
+            return
+        if room.held_bytes + more > room.limit_bytes:
+            raise Shed(
+                f"{room.held_bytes} of the {room.limit_bytes} bytes that this tier has for large request bodies are "
+                "taken: send this one again later",
+                retry_after_s=room.retry_after_s,
+            )
+        room.held_bytes += more
+        self._held_bytes += more
+
+    def release(self) -> None:
+        """Give all of it back."""
+        self._room.held_bytes -= self._held_bytes
+        self._held_bytes = 0
+
+
+async def read_body(receive: Receive, headers: dict[str, str], deps: GatewayDeps, share: BodyShare) -> bytes:
+    """Read the whole body.
+
+    Raises:
+        BodyTooLarge: it is, or says it is, larger than the limit.
+        BodyTimeout: it takes longer than the limit.
+        Shed: bodies of others leave no room for it.
+        ClientGone: the connection closed first.
+    """
+    limits = deps.limits
+    length = headers.get("content-length", "0")
+    if length.isdigit() and whole_number(length, limits.max_body_bytes) is None:
+        raise _too_large(limits.max_body_bytes)
+    message = await _receive_within(receive, limits.body_timeout_s)
+    if not message.get("more_body", False) and message["type"] == "http.request":
+        body: bytes = message.get("body", b"")  # the usual case: one message, no copy, no timer left
+        _check(len(body), limits, share)
+        return body
+    return await _read_rest(message, receive, deps, share)
+
+
+async def _read_rest(message: Message, receive: Receive, deps: GatewayDeps, share: BodyShare) -> bytes:
+    limits = deps.limits
+    ends_at_s = deps.clock.now_s() + limits.body_timeout_s
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        _check(size, limits, share)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+        message = await _receive_within(receive, ends_at_s - deps.clock.now_s())
+
+
+def _check(size: int, limits: GatewayLimits, share: BodyShare) -> None:
+    if size > limits.max_body_bytes:
+        raise _too_large(limits.max_body_bytes)
+    share.grow(size)
+
+
+async def _receive_within(receive: Receive, limit_s: float) -> Message:
+    try:
+        return await within(limit_s, _received(receive))
+    except asyncio.TimeoutError:
+        raise BodyTimeout("the request body did not arrive in time: send it faster, or in smaller parts") from None
+
+
+def _too_large(limit_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the request body is larger than the {limit_bytes} bytes that this tier reads: send a shorter prompt"
+    )
+
+
+async def _received(receive: Receive) -> Message:
+    return await receive()
