@@ -19,7 +19,6 @@ import structlog
 
 from edge_agent.config import EdgeConfig, LocalModels, secret
 from edge_agent.device.health import DeviceHealth, HealthReader, read_power_mode
-from edge_agent.device.identity import read_facts
 from edge_agent.fleet.session import FleetSession
 from edge_agent.lineup import Lineup
 from edge_agent.local_models import Shelf, local_models
@@ -28,6 +27,7 @@ from edge_agent.metrics import EdgeMetrics
 from edge_agent.prompts import PromptCounters
 from edge_agent.replica import LocalModel
 from edge_agent.steering import Steering
+from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import Profile, ProfileMatch, choose_profile
 from router import systemd
 from router.clock import MonotonicClock

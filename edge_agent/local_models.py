@@ -154,7 +154,9 @@ def _load(directory: Path, manifest: Manifest, settings: LocalModels, profile: P
             "leave it out of models.variants, or free memory"
         )
     options = msgspec.structs.replace(profile.runtime, intra_op_threads=settings.intra_op_threads)
-    runtime = open_runtime(RuntimeRequest(directory, options, settings.kv_slots, settings.context_tokens))
+    runtime = open_runtime(
+        RuntimeRequest(directory, options, settings.kv_slots, settings.context_tokens, settings.prefill_chunk_tokens)
+    )
     if runtime.facts.fallbacks and not settings.allow_provider_fallback:
         runtime.close()
         raise ConfigError(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from edge_agent.config import EdgeConfig, secret
 from edge_agent.device.health import HealthReader
-from edge_agent.device.identity import read_facts
 from edge_agent.local_models import Shelf, describe_runtime, effective_settings, local_models
 from edge_agent.runtime.manifest import read_manifest, verify_files
+from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import ProfileMatch, choose_profile
 
 

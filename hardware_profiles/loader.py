@@ -25,7 +25,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, pattern=r"^[a-z0-9][a-z0-9.-]*$
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What the machine says about itself; read by `edge_agent.device.identity`, faked by tests.
+    """What the machine says about itself; read by `hardware_profiles.facts`, faked by tests.
 
     Attributes:
         architecture: as `uname -m` says it, e.g. `x86_64`, `aarch64`.

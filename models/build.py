@@ -49,7 +49,8 @@ class BuildOptions:
     """The shapes an engine accepts, min to max, and what it is tuned for.
 
     Attributes:
-        batch, new_tokens, past_tokens: (min, opt, max). A past of 0 is left out: prompts begin from the prefix.
+        batch, new_tokens, past_tokens: (min, opt, max). A past of 0 is left out: prompts begin from the prefix. The
+            agent takes an engine whose maxima reach its slots, its prefill chunk and its window.
         workspace_bytes: memory the builder may use for one layer; the whole build takes several times the plan.
         optimization_level: 0 builds fast, 5 searches longest.
     """

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hardware_profiles.facts import read_facts
+from hardware_profiles.loader import choose_profile
 from models.catalog import Catalog, Family, Source, Variant, family_of_directory, load_catalog
 from models.store import ModelStore, default_root
 from router.errors import ArtifactError, ModelNotFound
@@ -216,22 +218,34 @@ def build(
     target: Annotated[
         str | None, typer.Option(metavar="SM", help="The GPU to build for, as sm86; default: this machine's.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Most sequences in one step.")] = 4,
-    context: Annotated[int, typer.Option(min=2, help="Most tokens of a sequence.")] = 2048,
+    profile: Annotated[
+        str, typer.Option(metavar="NAME", help="Device class whose figures count; auto: this machine's.")
+    ] = "auto",
+    batch: Annotated[int | None, typer.Option(min=1, help="Most sequences in one step; default: its KV slots.")] = None,
+    context: Annotated[int | None, typer.Option(min=64, help="Most tokens of a sequence; default: its window.")] = None,
+    chunk: Annotated[int | None, typer.Option(min=1, help="Most new tokens of a step; default: its chunk.")] = None,
     store: StoreFolder = None,
     catalogue: CatalogueFolder = None,
 ) -> None:
-    """Build the TensorRT engine of an artifact, INT8 checked. An engine built from the same is used again."""
+    """Build the TensorRT engine of an artifact, INT8 checked. An engine built from the same is used again.
+
+    The agent refuses an engine that is smaller than what it is configured to serve, and names the options.
+    """
     from models.build import BuildOptions  # noqa: PLC0415 — brings onnx
     from models.build import build as run  # noqa: PLC0415
 
-    options = BuildOptions(batch=(1, 1, batch), past_tokens=(1, min(256, context), context))
+    if batch is None or context is None or chunk is None:
+        serving = choose_profile(profile, read_facts()).profile.serving
+        batch, context = batch or serving.kv_slots, context or serving.context_tokens
+        chunk = chunk or serving.prefill_chunk_tokens
+    options = BuildOptions((1, 1, batch), (1, 1, chunk), (1, min(256, context), context))
     console = Console()
     with _noting(console) as note:
         engine = run(variant, _open(store, catalogue), runtime=runtime.value, target=target, options=options, note=note)
     made = "there already" if engine.reused else f"built in {engine.build_s:.0f} s"
     console.print(
         f"[green]{made}[/]: {escape(str(engine.plan))}\n[dim]{engine.plan_bytes / 1e6:,.0f} MB for {engine.target}, "
+        f"up to {batch} sequences of {context} tokens in chunks of {chunk}; "
         f"{engine.runtime} {engine.runtime_version}, INT8 checked in the {engine.int8_checked}[/]",
         soft_wrap=True,
     )

@@ -24,6 +24,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "router": (("router", "hardware_profiles"), ("torch", "tensorrt", "onnxruntime", "paho", "gguf")),
     **dict.fromkeys(GROUND, (GROUND, ("torch", "tensorrt", "onnxruntime", "paho", "fastapi", "httpx"))),
     "models": (("models", *GROUND), ("fastapi", "paho")),
+    "models.cli": (("models", "hardware_profiles", *GROUND), ("torch", "onnxruntime", "onnx", "fastapi", "paho")),
     **dict.fromkeys(ONLINE_MODELS, (("models", *GROUND), ("torch", "onnxruntime", "onnx", "fastapi", "paho"))),
     "hardware_profiles": (("hardware_profiles", *GROUND), ("torch", "onnxruntime", "fastapi", "httpx", "paho")),
 }

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_agent.device.identity import memory_figures, read_number, read_text
+from hardware_profiles.facts import memory_figures, read_number, read_text
 from hardware_profiles.loader import PowerMode, Profile
 
 _PLAUSIBLE_C = (1.0, 130.0)

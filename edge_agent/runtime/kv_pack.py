@@ -56,7 +56,7 @@ class KvPack:
         """
         self.shape = shape
         self.lengths: list[int] = []
-        self._past_max = _round_up(shape.context_tokens, _GROWTH_TOKENS)
+        self._past_max = max(shape.context_tokens, _GROWTH_TOKENS)
         row_bytes = shape.kv_heads * self._past_max * shape.head_dim * _FLOAT_BYTES
         self._stretch_bytes = _round_up(shape.slots * row_bytes, mmap.PAGESIZE)
         size_bytes = 2 * shape.layers * self._stretch_bytes

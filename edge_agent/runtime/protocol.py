@@ -27,12 +27,14 @@ class RuntimeRequest:
         artifact_dir: a directory with a manifest.json, as the model store places it.
         slots: sequences that may be open at once.
         context_tokens: longest sequence; the KV cache never outgrows slots · context_tokens.
+        chunk_tokens: most prompt tokens in one step.
     """
 
     artifact_dir: Path
     options: RuntimeOptions
     slots: int
     context_tokens: int
+    chunk_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

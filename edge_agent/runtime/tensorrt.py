@@ -7,7 +7,8 @@ project's tests has one. On the device, with `name = "tensorrt"` in the profile'
     overspill edge check --config edge.toml && overspill edge run --config edge.toml
 
 Engines are portable neither between devices nor between TensorRT versions, so they lie in the store under a key over
-all they depend on, and only one that was built from exactly this artifact, by exactly this TensorRT, is loaded.
+all they depend on, and only one that was built from exactly this artifact, by exactly this TensorRT, for steps as large
+as the configuration asks for, is loaded.
 """
 
 from __future__ import annotations
@@ -42,8 +43,19 @@ def open_tensorrt(request: RuntimeRequest) -> PackedRuntime:
     manifest = read_manifest(request.artifact_dir)
     verify_files(request.artifact_dir, manifest)
     prefix = read_prefix(request.artifact_dir, manifest)
-    executor = TensorRtExecutor(trt, Cuda(), find_plan(trt, request.artifact_dir, manifest))
+    executor = TensorRtExecutor(trt, Cuda(), find_plan(trt, manifest, request))
     return PackedRuntime(executor, manifest, prefix, request)
+
+
+Bounds = tuple[int, int, int]
+
+
+class _Shapes(msgspec.Struct):
+    """Least, usual and most of each; see `models.build.BuildOptions`."""
+
+    batch: Bounds
+    new_tokens: Bounds
+    past_tokens: Bounds
 
 
 class _Key(msgspec.Struct):
@@ -51,6 +63,7 @@ class _Key(msgspec.Struct):
     onnx: dict[str, str]
     runtime: str
     version: str
+    options: _Shapes
 
 
 class _Engine(msgspec.Struct):
@@ -64,14 +77,16 @@ class _Record(msgspec.Struct):
     engine: _Engine
 
 
-def find_plan(trt: Any, artifact_dir: Path, manifest: Manifest) -> Path:
-    """Return the newest engine that this TensorRT built from exactly these files.
+def find_plan(trt: Any, manifest: Manifest, request: RuntimeRequest) -> Path:
+    """Return the newest engine that this TensorRT built from exactly these files, for steps as large as asked for.
 
     Raises:
         ArtifactError: there is none; names the command that builds one.
     """
-    folder = artifact_dir.parent / "engines"
-    found = []
+    folder = request.artifact_dir.parent / "engines"
+    most = (request.slots, request.chunk_tokens, min(request.context_tokens, manifest.context_tokens))
+    found: list[Path] = []
+    small: list[str] = []
     for path in folder.glob(f"{manifest.variant}-*.json"):
         try:
             record = msgspec.json.decode(path.read_bytes(), type=_Record)
@@ -80,14 +95,25 @@ def find_plan(trt: Any, artifact_dir: Path, manifest: Manifest) -> Path:
         same_files = all(
             name in manifest.files and manifest.files[name].sha256 == digest for name, digest in record.key.onnx.items()
         )
-        if (record.key.runtime, record.key.version) == (trt.__name__, str(trt.__version__)) and same_files:
+        if (record.key.runtime, record.key.version) != (trt.__name__, str(trt.__version__)) or not same_files:
+            continue
+        shapes = record.key.options
+        allowed = (shapes.batch[2], shapes.new_tokens[2], shapes.past_tokens[2])
+        if all(limit >= size for limit, size in zip(allowed, most, strict=True)):
             found.append(folder / record.engine.plan)
+        else:
+            small.append(f"{record.engine.plan} is for {_in_words(allowed)}")
     if not found:
         raise ArtifactError(
-            f"no engine of {manifest.variant} for {trt.__name__} {trt.__version__} in {folder}; build it on this "
-            f"device: overspill models build {manifest.variant} --runtime {trt.__name__}"
+            f"no engine of {manifest.variant} for {trt.__name__} {trt.__version__} and {_in_words(most)} in {folder}"
+            f"{''.join(f' ({line})' for line in small)}; build it on this device: overspill models build "
+            f"{manifest.variant} --runtime {trt.__name__} --batch {most[0]} --chunk {most[1]} --context {most[2]}"
         )
     return max(found, key=lambda plan: plan.stat().st_mtime if plan.exists() else 0.0)
+
+
+def _in_words(sizes: Bounds) -> str:
+    return f"{sizes[0]} sequences of {sizes[2]} tokens in chunks of {sizes[1]}"
 
 
 class TensorRtExecutor:

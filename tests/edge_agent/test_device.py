@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.device.health import HealthReader
-from edge_agent.device.identity import read_facts
+from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import load_profiles, match_profile
 
 PROFILES = load_profiles()

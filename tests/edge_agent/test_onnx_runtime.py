@@ -31,7 +31,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runtime(artifact: Path) -> Iterator[Runtime]:
-    loaded = open_onnx(RuntimeRequest(artifact, CPU, slots=4, context_tokens=256))
+    loaded = open_onnx(RuntimeRequest(artifact, CPU, slots=4, context_tokens=256, chunk_tokens=128))
     yield loaded
     loaded.close()
 
@@ -97,7 +97,7 @@ def test_a_prompt_without_the_prefix_or_no_longer_than_it_starts_empty(runtime: 
 
 
 def test_the_window_can_be_filled_to_its_last_token(artifact: Path) -> None:
-    runtime = open_onnx(RuntimeRequest(artifact, CPU, slots=1, context_tokens=100))
+    runtime = open_onnx(RuntimeRequest(artifact, CPU, slots=1, context_tokens=100, chunk_tokens=128))
     ids = ids_of(5, 100)
     sequence, cached = runtime.open(ids)
     runtime.forward([StepInput(sequence, ids[cached:99])])
@@ -126,14 +126,14 @@ def test_facts_name_what_is_loaded(runtime: Runtime) -> None:
 
 def test_a_missing_accelerator_is_a_visible_fallback(artifact: Path) -> None:
     options = RuntimeOptions(providers=("tensorrt", "cuda", "cpu"), intra_op_threads=1)
-    runtime = open_onnx(RuntimeRequest(artifact, options, slots=1, context_tokens=64))
+    runtime = open_onnx(RuntimeRequest(artifact, options, slots=1, context_tokens=64, chunk_tokens=128))
     assert runtime.facts.providers == ("CPUExecutionProvider",)
     assert [line.split(":")[0] for line in runtime.facts.fallbacks] == ["tensorrt", "cuda"]
     runtime.close()
 
 
 def test_tensorrt_gets_all_three_shapes_and_its_caches(artifact: Path) -> None:
-    request = RuntimeRequest(artifact, RuntimeOptions(), slots=2, context_tokens=200)
+    request = RuntimeRequest(artifact, RuntimeOptions(), slots=2, context_tokens=200, chunk_tokens=128)
     options = tensorrt_options(read_manifest(artifact), request)
     assert "past_v.1:2x2x200x8" in options["trt_profile_max_shapes"]
     assert "attention_bias:1x1x1x2" in options["trt_profile_min_shapes"]
@@ -147,7 +147,7 @@ def test_engines_of_a_store_that_cannot_be_written_go_to_the_users_cache(
     shut = copied(artifact, tmp_path / "store")
     (shut / "tensorrt-cache").write_text("no folder can be made here")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    request = RuntimeRequest(shut, RuntimeOptions(), slots=2, context_tokens=200)
+    request = RuntimeRequest(shut, RuntimeOptions(), slots=2, context_tokens=200, chunk_tokens=128)
     cache = Path(tensorrt_options(read_manifest(shut), request)["trt_engine_cache_path"])
     assert cache.is_dir()
     assert cache.is_relative_to(tmp_path / "cache")
@@ -210,7 +210,7 @@ def test_a_damaged_artifact_names_the_file_and_the_remedy(
     directory = copied(artifact, tmp_path / "copy")
     DAMAGES[change](directory)
     with pytest.raises(ArtifactError, match=message) as raised:
-        open_onnx(RuntimeRequest(directory, CPU, slots=1, context_tokens=64))
+        open_onnx(RuntimeRequest(directory, CPU, slots=1, context_tokens=64, chunk_tokens=128))
     assert "overspill models" in raised.value.message
 
 
@@ -221,12 +221,12 @@ def test_a_file_that_is_no_model_is_an_artifact_error(artifact: Path, tmp_path: 
     manifest["files"]["model.onnx"] = {"sha256": hashlib.sha256(b"not a model").hexdigest(), "bytes": 11}
     (directory / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ArtifactError, match="cannot load"):
-        open_onnx(RuntimeRequest(directory, CPU, slots=1, context_tokens=64))
+        open_onnx(RuntimeRequest(directory, CPU, slots=1, context_tokens=64, chunk_tokens=128))
 
 
 def test_runtimes_are_opened_by_name(artifact: Path) -> None:
-    runtime = open_runtime(RuntimeRequest(artifact, CPU, slots=1, context_tokens=64))
+    runtime = open_runtime(RuntimeRequest(artifact, CPU, slots=1, context_tokens=64, chunk_tokens=128))
     assert runtime.facts.name == "onnx"
     runtime.close()
     with pytest.raises(ConfigError, match=r"CUDA|tensorrt"):  # no machine of these tests has a GPU
-        open_runtime(RuntimeRequest(artifact, RuntimeOptions(name="tensorrt"), slots=1, context_tokens=64))
+        open_runtime(RuntimeRequest(artifact, RuntimeOptions(name="tensorrt"), 1, context_tokens=64, chunk_tokens=16))

@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -130,16 +131,21 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name = f"tiny-int8-{number}"
         (engines / f"{name}.plan").write_bytes(raw if number == 0 else b"of another version")
         key = {"variant": "tiny-int8", "onnx": {"model.onnx": onnx}, "runtime": "tensorrt", "version": version}
+        key["options"] = {"batch": [1, 1, 4], "new_tokens": [1, 1, 128], "past_tokens": [1, 64, 256]}
         record = {"key": key, "engine": {"plan": f"{name}.plan"}}
         (engines / f"{name}.json").write_text(json.dumps(record))
     (engines / "tiny-int8-9.json").write_text("{")
     return directory
 
 
+def asked(artifact: Path, *, slots: int = 4, context: int = 256, chunk: int = 128) -> RuntimeRequest:
+    return RuntimeRequest(artifact, RuntimeOptions(name="tensorrt"), slots, context, chunk)
+
+
 def opened(artifact: Path) -> PackedRuntime:
     manifest = read_manifest(artifact)
-    request = RuntimeRequest(artifact, RuntimeOptions(name="tensorrt"), slots=4, context_tokens=256)
-    executor = TensorRtExecutor(TRT, HostCuda(), find_plan(TRT, artifact, manifest))
+    request = asked(artifact)
+    executor = TensorRtExecutor(TRT, HostCuda(), find_plan(TRT, manifest, request))
     return PackedRuntime(executor, manifest, read_prefix(artifact, manifest), request)
 
 
@@ -176,10 +182,44 @@ def test_a_shape_beyond_the_profile_says_so(artifact: Path) -> None:
         runtime.forward([StepInput(sequence, [5]) for sequence in sequences])
 
 
+@pytest.mark.parametrize("beyond", [{"slots": 5}, {"chunk": 129}, {"context": 257}])
+def test_an_engine_smaller_than_what_is_served_is_refused_with_the_command(
+    artifact: Path, beyond: dict[str, int]
+) -> None:
+    request = asked(artifact, **beyond)
+    manifest = msgspec.structs.replace(read_manifest(artifact), context_tokens=512)
+    assert find_plan(TRT, manifest, asked(artifact)).name == "tiny-int8-0.plan"
+    with pytest.raises(ArtifactError, match=r"tiny-int8-0\.plan is for 4 sequences of 256 tokens") as raised:
+        find_plan(TRT, manifest, request)
+    assert raised.value.message.endswith(
+        f"overspill models build tiny-int8 --runtime tensorrt --batch {request.slots} --chunk {request.chunk_tokens} "
+        f"--context {request.context_tokens}"
+    )
+
+
+def test_the_models_own_window_is_enough(artifact: Path) -> None:
+    manifest = msgspec.structs.replace(read_manifest(artifact), context_tokens=200)
+    assert find_plan(TRT, manifest, asked(artifact, context=8192)).name == "tiny-int8-0.plan"
+
+
+@pytest.mark.parametrize("context", [100, 256])
+def test_the_past_never_outgrows_the_window(artifact: Path, context: int) -> None:
+    runtime = PackedRuntime(
+        TensorRtExecutor(TRT, HostCuda(), artifact.parent / "engines" / "tiny-int8-0.plan"),
+        read_manifest(artifact),
+        None,
+        asked(artifact, context=context),
+    )
+    sequence, _ = runtime.open([5])
+    for _ in range(context - 1):
+        runtime.forward([StepInput(sequence, [5])])
+        assert runtime._pack.past_tokens <= context
+
+
 def test_a_missing_or_foreign_engine_says_what_to_do(artifact: Path, tmp_path: Path) -> None:
     newer = FakeTrt(**{**vars(TRT), "__version__": "10.16"})
     with pytest.raises(ArtifactError, match="overspill models build tiny-int8 --runtime tensorrt"):
-        find_plan(newer, artifact, read_manifest(artifact))
+        find_plan(newer, read_manifest(artifact), asked(artifact))
     with pytest.raises(ArtifactError, match="build the engine on this device"):
         TensorRtExecutor(TRT, HostCuda(), tmp_path / "model.plan")
     (tmp_path / "model.plan").write_bytes(b"of another version")

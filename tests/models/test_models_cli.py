@@ -153,15 +153,20 @@ def test_build_passes_shapes_on_and_says_what_was_checked(place: Path, monkeypat
     def make(
         name: str, store: ModelStore, *, runtime: str, target: str, options: models.build.BuildOptions, note: object
     ) -> models.build.Engine:
-        asked.append((name, runtime, target, options.batch, options.past_tokens))
+        asked.append((name, runtime, target, options.batch, options.new_tokens, options.past_tokens))
         return models.build.Engine(store.root / "x.plan", runtime, "1.7", target, 5_000_000, "network", 12.0)
 
     monkeypatch.setattr(models.build, "build", make)
-    result = run("build", "toy-int8", "--target", "sm87", "--batch", "2", "--context", "128")
+    result = run("build", "toy-int8", "--target", "sm87", "--batch", "2", "--context", "128", "--chunk", "32")
     assert result.exit_code == 0
-    assert asked == [("toy-int8", "tensorrt_rtx", "sm87", (1, 1, 2), (1, 128, 128))]
+    assert asked == [("toy-int8", "tensorrt_rtx", "sm87", (1, 1, 2), (1, 1, 32), (1, 128, 128))]
+    result = run("build", "toy-int8", "--target", "sm87", "--profile", "jetson-agx-orin-64gb", "--chunk", "64")
+    assert result.exit_code == 0
+    assert asked[1:] == [("toy-int8", "tensorrt_rtx", "sm87", (1, 1, 8), (1, 1, 64), (1, 256, 8192))]
+    assert "8 sequences of 8192 tokens in chunks of 64" in result.output
+    assert run("build", "toy-int8", "--profile", "abacus").exit_code != 0
     assert "built in 12 s" in result.output
-    assert "5 MB for sm87, tensorrt_rtx 1.7, INT8 checked in the network" in result.output
+    assert "tensorrt_rtx 1.7, INT8 checked in the network" in result.output
     assert run("build", "toy-int8", "--runtime", "tensorflow").exit_code == 2
 
 
