@@ -302,6 +302,7 @@ class Binder:
             ladder=self._brain.ladder,
             ahead=ahead,
             session_replica=self._sessions,
+            locality=self._policy.locality,
         )
 
     def _sights(self) -> Sequence[Sight]:

@@ -52,6 +52,7 @@ class Look:
     Attributes:
         ahead: replica id → requests that wait for it and go first.
         session_replica: session → the replica that served it last.
+        locality: what the tier's policy allows at all.
     """
 
     now_s: float
@@ -61,6 +62,7 @@ class Look:
     ladder: Ladder
     ahead: Mapping[str, int]
     session_replica: Mapping[str, str]
+    locality: Locality = Locality.ANY
 
     def sight(self, replica_id: str) -> Sight:
         return next(s for s in self.sights if s.info.replica_id == replica_id)
@@ -94,7 +96,7 @@ def assess(asked: Asked, look: Look) -> tuple[Situation | None, tuple[Rejection,
     session = look.session_replica.get(asked.request.objective.session or "")
     answer_tokens = 1
     for sight in look.sights:
-        rejection = _reject(asked, sight, look.settings.min_answer_tokens)
+        rejection = _reject(asked, sight, look)
         if rejection is not None:
             rejections.append(rejection)
             continue
@@ -118,7 +120,9 @@ def _situation(
     asked: Asked, look: Look, candidates: list[Candidate], rejections: list[Rejection], answer_tokens: int
 ) -> Situation:
     request, settings = asked.request, look.settings
-    eligible = [s.info for s in look.sights if _names(request.model, s.info) and _allowed(request, s.info)]
+    eligible = [
+        s.info for s in look.sights if _names(request.model, s.info) and not _out_of_bounds(request, s.info, look)
+    ]
     rejected = {r.info.replica_id: r for r in rejections}
     local = [info for info in eligible if not info.remote]
     remote = [info for info in eligible if info.remote]
@@ -176,8 +180,9 @@ def explain_none(asked: Asked, rejections: Sequence[Rejection]) -> OverspillErro
             f"{request.model!r}, which has {best:g}",
             param="x-overspill-min-quality",
         )
+    reasons = "; ".join(f"{r.info.replica_id}: {r.text}" for r in of_model)
     return Unavailable(
-        f"x-overspill-locality {request.objective.locality.value} leaves no replica of {request.model!r} at present",
+        f"locality leaves no replica that may serve {request.model!r} at present ({reasons})",
         retry_after_s=_RETRY_AFTER_S,
     )
 
@@ -190,15 +195,15 @@ def expected_tokens(asked: Asked, info: ReplicaInfo, latency: LatencyModel) -> i
     return max(1, min(latency.answer_tokens(info.family, asked.left_tokens), room))
 
 
-def _reject(asked: Asked, sight: Sight, min_answer_tokens: int) -> Rejection | None:
+def _reject(asked: Asked, sight: Sight, look: Look) -> Rejection | None:
     """Say why a replica is no candidate: the request's own bounds first, then the replica's state."""
     info, request = sight.info, asked.request
     if not _names(request.model, info):
         return Rejection(info, "other-model", f"serves {info.variant}, asked for {request.model}")
-    if not _allowed(request, info):
-        side = "remote" if info.remote else "local"
-        return Rejection(info, "locality", f"{side}, asked for {request.objective.locality.value}")
-    needed = 1 if asked.left_tokens is None else min(asked.left_tokens, min_answer_tokens)
+    out_of_bounds = _out_of_bounds(request, info, look)
+    if out_of_bounds:
+        return Rejection(info, "locality", out_of_bounds)
+    needed = 1 if asked.left_tokens is None else min(asked.left_tokens, look.settings.min_answer_tokens)
     if request.least_prompt_tokens + needed > info.context_tokens:
         return Rejection(info, "context", _too_long(asked, info))
     if info.quality < request.objective.min_quality:
@@ -221,11 +226,22 @@ def _names(model: str, info: ReplicaInfo) -> bool:
     return model in (info.family, info.variant)
 
 
-def _allowed(request: InferenceRequest, info: ReplicaInfo) -> bool:
-    locality = request.objective.locality
+def _out_of_bounds(request: InferenceRequest, info: ReplicaInfo, look: Look) -> str:
+    """Say why a replica lies outside of what the policy or the caller allows; empty if it does not."""
+    if not _within(look.locality, info):
+        return f"{_side(info)}, the policy `{look.settings.policy}` keeps to {look.locality.value}"
+    asked = request.objective.locality
+    return "" if _within(asked, info) else f"{_side(info)}, x-overspill-locality asks for {asked.value}"
+
+
+def _within(locality: Locality, info: ReplicaInfo) -> bool:
     if locality is Locality.LOCAL_ONLY:
         return not info.remote
     return locality is not Locality.CLOUD_ONLY or info.tier == "cloud"
+
+
+def _side(info: ReplicaInfo) -> str:
+    return "remote" if info.remote else "local"
 
 
 def _window_cap(asked: Asked, info: ReplicaInfo) -> int | None:

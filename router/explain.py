@@ -33,7 +33,7 @@ REASONS = {
 # code → what it means: the `rejected` of a candidate that could not be chosen.
 REJECTIONS = {
     "other-model": "serves another model, or the caller named one exact variant",
-    "locality": "the caller's locality excludes it",
+    "locality": "the caller's locality, or the policy's, excludes it",
     "context": "prompt and answer do not fit its context window",
     "quality": "below the caller's quality floor",
     "unhealthy": "it cannot take requests now",
@@ -215,8 +215,8 @@ def why_not(candidate: Candidate, chosen: Candidate, situation: Situation) -> tu
     ttft_high_s = situation.waited_s + prediction.ttft_high_s
     if objective.ttft_s is not None and ttft_high_s > objective.ttft_s:
         return "ttft", f"first token within {_ms(ttft_high_s):.0f} ms (p90), asked for {_ms(objective.ttft_s):.0f} ms"
-    if objective.tpot_s is not None and prediction.tpot_s > objective.tpot_s:
-        return "tpot", f"{_ms(prediction.tpot_s)} ms a token, asked for {_ms(objective.tpot_s)} ms"
+    if objective.tpot_s is not None and prediction.tpot_high_s > objective.tpot_s:
+        return "tpot", f"{_ms(prediction.tpot_high_s)} ms a token (p90), asked for {_ms(objective.tpot_s)} ms"
     if objective.deadline_s is not None and not keeps(candidate, situation):
         finish_s = situation.waited_s + prediction.finish_high_with(wanted_tokens(situation))
         return "deadline", f"finished within {_ms(finish_s):.0f} ms (p90), asked for {_ms(objective.deadline_s):.0f} ms"
@@ -240,6 +240,7 @@ def _candidate(candidate: Candidate, situation: Situation | None, choice: Choice
         "ttft_ms": _ms(prediction.ttft_s),
         "ttft_high_ms": _ms(prediction.ttft_high_s),
         "tpot_ms": _ms(prediction.tpot_s),
+        "tpot_high_ms": _ms(prediction.tpot_high_s),
         "finish_ms": _ms(prediction.finish_s),
         "finish_high_ms": _ms(prediction.finish_high_s),
     }

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from router.policy.promise import choose, is_smaller, keeps, late_or_hopeless, reason_for, shorten
 from router.policy.protocol import Candidate, Choice, Hopeless, Situation
+from router.wire.inference import Locality
 
 
 class CloudFirst:
     """See the module."""
+
+    locality = Locality.ANY
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
         ranked = sorted(situation.candidates, key=lambda c: self._rank(c, situation))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from router.policy.promise import choose, keeps, late_or_hopeless, reason_for, shorten
 from router.policy.protocol import Choice, Hopeless, Situation
+from router.wire.inference import Locality
 
 
 class LocalFirst:
     """See the module."""
+
+    locality = Locality.ANY
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
         ranked = sorted(situation.candidates, key=lambda c: (c.info.remote, -c.info.quality, c.prediction.ttft_s))

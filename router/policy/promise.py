@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from router.policy.protocol import Candidate, Choice, Hopeless, Situation
 
@@ -23,7 +22,7 @@ def keeps(candidate: Candidate, situation: Situation, answer_tokens: int | None 
     prediction, objective = candidate.prediction, situation.objective
     if objective.ttft_s is not None and situation.waited_s + prediction.ttft_high_s > objective.ttft_s:
         return False
-    if objective.tpot_s is not None and prediction.tpot_s > objective.tpot_s:
+    if objective.tpot_s is not None and prediction.tpot_high_s > objective.tpot_s:
         return False
     if objective.deadline_s is None:
         return True
@@ -141,11 +140,6 @@ def late_or_hopeless(situation: Situation) -> Choice | Hopeless:
         retry_after_s=min(max(wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S),
         deadline_lost=lost,
     )
-
-
-def without(situation: Situation, keep: Iterable[Candidate]) -> Situation:
-    """The same situation with fewer candidates; at least one."""
-    return replace(situation, candidates=tuple(keep))
 
 
 def _asked(situation: Situation) -> str:

@@ -8,7 +8,7 @@ from typing import Protocol
 from router.latency import Prediction
 from router.replica import ReplicaInfo
 from router.settings import RouterSettings
-from router.wire.inference import Objective
+from router.wire.inference import Locality, Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,13 @@ class Hopeless:
 
 
 class Policy(Protocol):
-    """Ranks; never sends, never waits."""
+    """Ranks; never sends, never waits.
+
+    Attributes:
+        locality: replicas beyond it are no candidates for any request, so that they neither serve nor stand in the way.
+    """
+
+    locality: Locality
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
         """Choose a candidate, or say that there is no hope."""

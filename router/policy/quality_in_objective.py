@@ -16,10 +16,13 @@ from __future__ import annotations
 
 from router.policy.promise import choose, is_smaller, keeps, late_or_hopeless, reason_for, shorten
 from router.policy.protocol import Candidate, Choice, Hopeless, Situation
+from router.wire.inference import Locality
 
 
 class QualityInObjective:
     """See the module."""
+
+    locality = Locality.ANY
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
         everyone = situation.candidates

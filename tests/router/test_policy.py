@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from router_fakes import info
+from router_fakes import info, request, world
 
-from router.explain import REASONS
+from router.errors import Unavailable
+from router.explain import REASONS, why_not
 from router.latency import Prediction
+from router.policy.promise import keeps
 from router.policy.protocol import Candidate, Choice, Hopeless, Situation
 from router.policy.registry import POLICIES, load_policy
 from router.settings import RouterSettings
@@ -195,10 +197,36 @@ def test_a_wait_beyond_the_bound_is_refused_early():
     assert isinstance(refusal, Hopeless)
 
 
-def test_local_only_refuses_what_only_the_cloud_could_do():
-    assert isinstance(load_policy("local-only").decide(situation(CLOUD)), Hopeless)
-    small = decide("local-only", situation(SMALL, CLOUD))
-    assert (small.candidate, small.degraded) == (SMALL, True)
+@pytest.mark.parametrize("upstream_known", [False, True])
+async def test_local_only_serves_the_same_whether_or_not_there_is_an_upstream(upstream_known):
+    """A remote window that holds the whole answer must not rule out the local one that has to cut it."""
+    async with world(remote=upstream_known, policy="local-only") as w:
+        route, _ = await w.clock.run(w.ask(prompt_tokens=1900, max_tokens=400))
+        assert (route.variant, route.reason, route.degraded) == ("tiny-int8", "shorter-answer", True)
+        route, _ = await w.clock.run(w.ask(max_tokens=8))
+        assert (route.variant, route.reason, route.degraded) == ("tiny-int8", "local-only", False)
+
+
+async def test_local_only_refuses_what_only_the_cloud_could_do_and_says_why():
+    async with world(policy="local-only") as w:
+        w.local.available = w.small.available = False
+        ask = request(w.clock)
+        with pytest.raises(Unavailable, match="switched off"):
+            await w.clock.run(w.read(ask))
+        rejected = {c["replica"]: c["why"] for c in w.record(ask.request_id)["candidates"] if "rejected" in c}
+        assert "policy `local-only`" in rejected["http://cloud:8700/tiny-fp32"]
+        with pytest.raises(Unavailable, match="policy `local-only` keeps to local-only"):
+            await w.clock.run(w.ask(model="tiny-fp32"))
+        assert w.cloud.sent == w.cloud_small.sent == []
+
+
+def test_a_tpot_is_kept_by_the_upper_figure():
+    """`candidate` predicts 20 ms a token, 24 ms at most nine times in ten."""
+    for asked_s, kept in ((0.022, False), (0.025, True)):
+        case = situation(LOCAL, CLOUD, objective=Objective(ttft_s=3.0, tpot_s=asked_s))
+        assert keeps(LOCAL, case) is kept
+        code, why = why_not(LOCAL, CLOUD, case)
+        assert (code == "tpot", "24.0 ms a token (p90)" in why) == (not kept, not kept)
 
 
 def test_cloud_first_prefers_a_good_device_to_a_small_cloud():
