@@ -25,7 +25,7 @@ from router.flight import Flight, Flights
 from router.health import HealthBook
 from router.ladder import Ladder
 from router.latency import Demand, LatencyModel
-from router.policy.promise import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S
+from router.policy.promise import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, backlog_s
 from router.policy.protocol import Choice, Hopeless
 from router.policy.registry import load_policy
 from router.replica import Replica, ReplicaSnapshot
@@ -185,7 +185,7 @@ class Binder:
             if not choice.deadline_lost:
                 self._refused_at_s.append(look.now_s)
             message = f"the promise cannot be kept: {choice.why}"
-            place.bound.set_exception(kind(message, retry_after_s=_bounded(choice.retry_after_s)))
+            place.bound.set_exception(kind(message, retry_after_s=_spread(choice.retry_after_s, record.request_id)))
             return False
         record.choice = choice
         record.promise(choice, situation.waited_s)
@@ -273,18 +273,15 @@ class Binder:
             self.wake()
 
     def _backlog_s(self, ticket: Ticket) -> float:
-        """When a request like this one should find a free replica, were it sent again then.
-
-        Spread over a quarter more by request id: a burst that is turned away must not come back as a burst.
-        """
+        """When a request like this one should find a free replica, were it sent again then."""
         wait_s = _RETRY_AFTER_S
         try:
             situation, _ = assess(ticket.asked, self._look(self._ahead(ticket)))
             if situation is not None:
-                wait_s = min(c.prediction.wait_s for c in situation.candidates)
+                wait_s = backlog_s(situation)
         except Exception:  # an estimate: the refusal it goes with must reach its caller in any case
             log.exception("estimate of the backlog crashed", request_id=ticket.record.request_id)
-        return _bounded(wait_s * (1 + zlib.crc32(ticket.record.request_id.encode()) / 2**34))
+        return _spread(wait_s, ticket.record.request_id)
 
     def _ahead(self, newcomer: Ticket) -> Counter[str]:
         """What everyone else waits for."""
@@ -350,6 +347,11 @@ class Binder:
         if len(self.admission):
             self.wake()
             self._recheck_later()
+
+
+def _spread(retry_after_s: float, request_id: str) -> float:
+    """Spread over a quarter more by request id: a burst that is turned away must not come back as a burst."""
+    return _bounded(retry_after_s * (1 + zlib.crc32(request_id.encode()) / 2**34))
 
 
 def _bounded(retry_after_s: float) -> float:

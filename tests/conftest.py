@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -14,6 +16,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 os.environ.setdefault("OVERSPILL_MODELS", str(REPOSITORY / ".overspill" / "models"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# One line a request is what a log is for; thousands of them hide what a test says.
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
 
 # How long an example takes says something of the machine, nothing of the code.
 settings.register_profile("overspill", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -133,13 +133,21 @@ def late_or_hopeless(situation: Situation) -> Choice | Hopeless:
         return choose(candidate, situation, "late" if reason in _UNFORCED else reason, max_tokens=cap)
     idle_s = min(c.prediction.finish_with(floor) - c.prediction.wait_s for c in situation.candidates)
     lost = deadline_s is not None and situation.waited_s + idle_s > deadline_s
-    wait_s = min(c.prediction.wait_s for c in situation.candidates)
     return Hopeless(
         why=f"the soonest first token is expected in {soonest.prediction.ttft_high_s * 1e3:.0f} ms, "
         f"after {situation.waited_s * 1e3:.0f} ms of waiting; asked for {_asked(situation)}",
-        retry_after_s=min(max(wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S),
+        retry_after_s=backlog_s(situation),
         deadline_lost=lost,
     )
+
+
+def backlog_s(situation: Situation) -> float:
+    """When a request like this one should find room, were it sent again then.
+
+    A replica that is free and still does not serve it would not serve it later either: those that are busy count.
+    """
+    busy = [c.prediction.wait_s for c in situation.candidates if not c.prediction.free]
+    return min(max(min(busy, default=0.0), MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
 
 def _asked(situation: Situation) -> str:

@@ -187,6 +187,15 @@ def test_a_default_is_kept_late_a_promise_is_refused_while_others_are_served():
     assert isinstance(load_policy(DEFAULT).decide(sheddable), Hopeless)
 
 
+def test_a_free_replica_that_is_no_use_does_not_say_come_back_at_once():
+    idle_but_small = candidate("pruned-int8", tpot_s=1.0)
+    busy = candidate("int8", wait_s=9.0)
+    asked = Objective(ttft_s=3.0, deadline_s=10.0)
+    refusal = load_policy(DEFAULT).decide(situation(busy, idle_but_small, objective=asked, ttft_promised=True))
+    assert isinstance(refusal, Hopeless)
+    assert refusal.retry_after_s == pytest.approx(9.0)
+
+
 def test_an_idle_replica_is_tried_even_if_it_is_predicted_to_be_late():
     slow = candidate("int8", ttft_s=5.0)
     assert decide(DEFAULT, situation(slow, ttft_promised=True)).reason == "late"
