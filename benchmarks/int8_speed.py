@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from models.export import export
 from models.runner import OnnxRunner
 from models.speed import CASES, Rate, race
 from models.store import ModelStore
+from router.cores import usable_cores
 
 REFERENCE = "smollm2-135m-fp32-onnx"
 RUNGS = ("smollm2-135m-int8", "smollm2-135m-pruned-int8")
@@ -29,7 +29,7 @@ RUNGS = ("smollm2-135m-int8", "smollm2-135m-pruned-int8")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--turns", type=int, default=15)
     wanted = parser.parse_args()
     store = ModelStore()

@@ -8,7 +8,6 @@ prompt stops the running answers nor do running answers starve a prompt.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edge_agent.sampling import Sampler
@@ -79,17 +78,8 @@ class Batcher:
         self._decode_credit = 0
 
     @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
     def running(self) -> int:
         return len(self._prefilling) + len(self._decoding)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        yield from self._decoding
-        yield from self._prefilling
-        yield from self._waiting
 
     def add(self, sequence: Sequence) -> None:
         bisect.insort(self._waiting, sequence, key=lambda item: -item.priority)

@@ -16,10 +16,10 @@ import structlog
 
 from edge_agent.batcher import Batcher, BatchLimits, DecodeStep, PrefillStep, Sequence
 from edge_agent.generation import Generation, LoopCounters
-from edge_agent.memory import trim_heap
 from edge_agent.runtime.protocol import Logits, Runtime, StepInput
 from edge_agent.turn import Turn
 from router.errors import OverspillError, ReplicaBroken, ReplicaError, ReplicaUnreachable
+from router.heap import trim_heap
 from router.wire.inference import FinishReason, TokenChunk
 
 log = structlog.get_logger("edge_agent")

@@ -1,15 +1,15 @@
-"""Memory of this process: how much it holds, and how to make the C library give back what it keeps for later."""
+"""Memory of this process: how much it holds, and how to make it hold less."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from router.heap import libc
 
 
 def rss_bytes() -> int:
@@ -22,13 +22,6 @@ def available_bytes() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def trim_heap() -> None:
-    """Return freed heap pages to the system; glibc keeps them otherwise. Does nothing on other C libraries."""
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
 def drop_file_pages(directory: Path) -> int:
     """Take the pages of files mapped from `directory` out of this process; they are read again when touched.
 
@@ -38,7 +31,7 @@ def drop_file_pages(directory: Path) -> int:
     Returns:
         The bytes that were resident.
     """
-    advise = getattr(_libc(), "madvise", None)
+    advise = getattr(libc(), "madvise", None)
     if advise is None:
         return 0
     dropped = 0
@@ -98,7 +91,7 @@ def limit_arenas(count: int) -> None:
 
     Call before threads start; the same as MALLOC_ARENA_MAX, for a process that is already running.
     """
-    mallopt = getattr(_libc(), "mallopt", None)
+    mallopt = getattr(libc(), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, count)
 
@@ -106,15 +99,3 @@ def limit_arenas(count: int) -> None:
 _M_ARENA_MAX = -8
 _MADV_DONTNEED = 4
 _MAPPING_LINE = re.compile(r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) \S+ \S+ \S+ \S+\s*(?P<path>.*)\n?$")
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL("libc.so.6")
-    except OSError:
-        return None
-
-
-def _malloc_trim() -> Callable[[int], int] | None:
-    return getattr(_libc(), "malloc_trim", None)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from models.chat import PromptEncoder
+from models.fetch import sha256_of
 from router.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -122,11 +123,7 @@ def finish(
 
 
 def _describe(path: Path) -> dict[str, str | int]:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return {"sha256": digest.hexdigest(), "bytes": path.stat().st_size}
+    return {"sha256": sha256_of(path), "bytes": path.stat().st_size}
 
 
 def _save_arrays(path: Path, arrays: dict[str, Array]) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from models.artifact import Note, silent
-from models.export import onnx_variant
+from models.export import exported, onnx_variant
 from models.gate import check_graph
 from router.errors import ArtifactError, InvalidRequest
 
@@ -122,8 +122,9 @@ def build(
     chosen = options or BuildOptions()
     variant = store.catalog.variant(variant_name) if not variant_name.endswith("-onnx") else None
     if variant is None or variant.format != "onnx":
-        variant = onnx_variant(store, variant_name)
-    folder = store.artifact_dir(variant)
+        variant, folder = onnx_variant(store, variant_name), exported(variant_name, store)
+    else:
+        folder = store.artifact_dir(variant)
     trt = _module(runtime)
     sm = _target(trt, runtime, target)
     facts = _facts(folder, variant, trt, runtime=runtime, sm=sm, options=chosen)

@@ -11,14 +11,13 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -45,6 +44,19 @@ class StoredFile(msgspec.Struct, frozen=True):
     changed_ns: int
 
 
+class FileDigest(msgspec.Struct, frozen=True):
+    """What a manifest says of one file of an artifact."""
+
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Listing(msgspec.Struct):
+    """The part of any manifest that says which files there are."""
+
+    files: dict[str, FileDigest] = {}
+
+
 class SourceRecord(msgspec.Struct, frozen=True):
     """Where a family's files came from.
 
@@ -57,6 +69,32 @@ class SourceRecord(msgspec.Struct, frozen=True):
     files: dict[str, StoredFile]
     revision: str = ""
     pinned: bool = False
+
+
+def verify_files(folder: Path, files: Mapping[str, FileDigest], remedy: str, *, digest: bool = True) -> None:
+    """Compare an artifact's files with what its manifest says of them.
+
+    Args:
+        remedy: the command that makes the artifact anew, for the error.
+        digest: False compares sizes alone, which takes no time.
+
+    Raises:
+        ArtifactError: names the first file that is missing, differs, or lies elsewhere.
+    """
+    outside = next((name for name in files if Path(name).name != name), None)
+    if outside is not None:
+        raise ArtifactError(f"{folder / MANIFEST_FILE} names a file outside its directory: `{outside}`; {remedy}")
+    for name, expected in files.items():
+        path = folder / name
+        try:
+            size = path.stat().st_size
+            seen = fetch.sha256_of(path) if digest and size == expected.bytes else expected.sha256
+        except OSError as error:
+            raise ArtifactError(f"cannot read {path}: {error.strerror}; {remedy}") from error
+        if size != expected.bytes:
+            raise ArtifactError(f"{path} has {size} bytes, not {expected.bytes}; {remedy}")
+        if seen != expected.sha256:
+            raise ArtifactError(f"{path} is damaged: sha256 {seen[:12]}… instead of {expected.sha256[:12]}…; {remedy}")
 
 
 def default_root() -> Path:
@@ -155,20 +193,7 @@ class ModelStore:
             ModelNotFound: there is no such variant.
             ArtifactError: it was not made here, or a file of it is missing or cut short; names the command to run.
         """
-        chosen = self._variant(variant)
-        folder = self.root / chosen.family / chosen.name
-        remedy = f"run: overspill models pull {chosen.family} --prepare"
-        try:
-            manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
-        except OSError as error:
-            raise ArtifactError(f"no artifact of `{chosen.name}` in the store {self.root}; {remedy}") from error
-        except ValueError as error:
-            raise ArtifactError(f"{folder / MANIFEST_FILE}: damaged; {remedy} --force") from error
-        for name, expected in manifest.get("files", {}).items():
-            path = folder / name
-            if not path.is_file() or path.stat().st_size != expected["bytes"]:
-                raise ArtifactError(f"{path}: missing or cut short; {remedy} --force")
-        return folder
+        return self._checked(self._variant(variant), digest=False)
 
     def check_artifact(self, variant: str | Variant) -> None:
         """Digest every file of an artifact against its manifest.
@@ -176,15 +201,19 @@ class ModelStore:
         Raises:
             ArtifactError: one differs.
         """
-        folder = self.artifact_dir(variant)
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST_FILE).read_bytes())
-        for name, expected in manifest.get("files", {}).items():
-            seen = fetch.sha256_of(folder / name)
-            if seen != expected["sha256"]:
-                raise ArtifactError(
-                    f"{folder / name}: damaged: sha256 {seen}, its manifest says {expected['sha256']}; "
-                    f"run: overspill models pull {self._variant(variant).family} --prepare --force"
-                )
+        self._checked(self._variant(variant), digest=True)
+
+    def _checked(self, variant: Variant, *, digest: bool) -> Path:
+        folder = self.root / variant.family / variant.name
+        remedy = f"run: overspill models pull {variant.family} --prepare"
+        try:
+            listing = msgspec.json.decode((folder / MANIFEST_FILE).read_bytes(), type=_Listing)
+        except OSError as error:
+            raise ArtifactError(f"no artifact of `{variant.name}` in the store {self.root}; {remedy}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ArtifactError(f"{folder / MANIFEST_FILE}: damaged ({error}); {remedy} --force") from error
+        verify_files(folder, listing.files, f"{remedy} --force", digest=digest)
+        return folder
 
     @contextmanager
     def placing(self, variant: str | Variant) -> Iterator[Path]:

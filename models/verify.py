@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from models.gate import inspect as inspect_graph
 from models.quality import Comparison, HeldOut, Scores, compare, score
 from models.runner import OnnxRunner
 from models.speed import CASES, Case, Rate, race
+from router.cores import usable_cores
 from router.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def verify(
     store.check_artifact(variant)
     folder = store.artifact_dir(variant)
     reference = export(variant.derived_from, store, note=note)
-    threads = chosen.threads or len(os.sched_getaffinity(0))
+    threads = chosen.threads or usable_cores()
     runners = {path.name: OnnxRunner(path, threads) for path in (folder, reference)}
     encoder = encoder_of(store, variant.family)
     chunks, chats = heldout_chunks(encoder), heldout_chats(encoder)

@@ -12,9 +12,8 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("edge_agent", "cloud_tier", "router", "models", "hardware_profiles")
-GROUND = tuple(
-    f"router.{room}" for room in (["errors", "clock", "config", "telemetry", "wire", "answer", "replica", "link"])
-)
+_FLOOR = ("errors", "clock", "config", "telemetry", "wire", "answer", "replica", "link", "cores", "heap")
+GROUND = tuple(f"router.{room}" for room in _FLOOR)
 ONLINE_MODELS = ("models.catalog", "models.store", "models.tokenizer", "models.chat", "models.weights")
 
 # module prefix → (allowed house prefixes, forbidden libraries); the longest prefix that matches rules.

@@ -1,4 +1,4 @@
-"""How am I: memory, load, heat, power and throttling, from /proc and sysfs alone (below a root that tests replace)."""
+"""How am I: memory, GPU load, heat, power and throttling, from /proc and sysfs alone (below any root)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class DeviceHealth:
     """One look at the device; None where the machine does not tell.
 
     Attributes:
-        load_1m: run queue, averaged over a minute.
         temperatures_c: by thermal zone; zones that are off are missing.
         passive_c: where the kernel starts to throttle.
         hot: at most `shed_margin_c` below that; stays set until it is `resume_margin_c` below.
@@ -32,7 +31,6 @@ class DeviceHealth:
 
     memory_total_bytes: int
     memory_available_bytes: int
-    load_1m: float | None
     temperatures_c: dict[str, float]
     hottest_c: float | None
     passive_c: float
@@ -76,7 +74,6 @@ class HealthReader:
         return DeviceHealth(
             memory_total_bytes=memory.get("MemTotal", 0),
             memory_available_bytes=memory.get("MemAvailable", 0),
-            load_1m=self._load_1m(),
             temperatures_c=temperatures_c,
             hottest_c=hottest_c,
             passive_c=self._passive_c,
@@ -109,13 +106,6 @@ class HealthReader:
                 if read_text(kind) == "passive" and millidegrees is not None:
                     trips.append(millidegrees / 1000)
         return min((trip for trip in trips if _PLAUSIBLE_TRIP_C[0] <= trip <= _PLAUSIBLE_TRIP_C[1]), default=None)
-
-    def _load_1m(self) -> float | None:
-        first = read_text(self._root / "proc/loadavg").split(" ")[0]
-        try:
-            return float(first)
-        except ValueError:
-            return None
 
     def _gpu_load(self) -> float | None:
         if self._thermal.gpu_load_path is None:

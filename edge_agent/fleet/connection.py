@@ -108,7 +108,6 @@ class Connection:
     on_message: Callable[[Message], None]
     window: int = _WINDOW
     max_packet_bytes: int | None = None
-    session_present: bool = False
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _client: NetworkClient = field(init=False)
     _ended: asyncio.Future[End] = field(init=False)
@@ -245,14 +244,12 @@ class Connection:
         self,
         _client: paho.Client,
         _data: Any,
-        flags: paho.ConnectFlags,
+        _flags: paho.ConnectFlags,
         code: ReasonCode,
         properties: Properties | None,
     ) -> None:
         window = min(_WINDOW, getattr(properties, "ReceiveMaximum", _WINDOW))
-        self._post(
-            self._on_connect, code, flags.session_present, window, getattr(properties, "MaximumPacketSize", None)
-        )
+        self._post(self._on_connect, code, window, getattr(properties, "MaximumPacketSize", None))
 
     def _thread_disconnect(
         self, _client: paho.Client, _data: Any, flags: paho.DisconnectFlags, code: ReasonCode, _more: Properties | None
@@ -291,11 +288,11 @@ class Connection:
 
     # From here on: on the event loop.
 
-    def _on_connect(self, code: ReasonCode, present: bool, window: int, max_packet_bytes: int | None) -> None:
+    def _on_connect(self, code: ReasonCode, window: int, max_packet_bytes: int | None) -> None:
         if code.is_failure:
             self._end = End("refused", f"the broker refused the connection: {code}")
         elif not self._connected.done():
-            self.window, self.max_packet_bytes, self.session_present = window, max_packet_bytes, present
+            self.window, self.max_packet_bytes = window, max_packet_bytes
             self._connected.set_result(None)
 
     def _on_disconnect(self, from_broker: bool, code: ReasonCode) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,18 +10,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from models import store
 from router.errors import ArtifactError
 
 FORMAT = "overspill-onnx"
 VERSION = 1
-_READ_BYTES = 1 << 20
 
 Count = Annotated[int, msgspec.Meta(gt=0)]
-
-
-class FileDigest(msgspec.Struct, frozen=True):
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-    bytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -44,7 +38,7 @@ class Manifest(msgspec.Struct, frozen=True):
     vocab_size: Count
     context_tokens: Count
     eos_token_ids: tuple[int, ...]
-    files: dict[str, FileDigest]
+    files: dict[str, store.FileDigest]
     bos_token_id: int | None = None
     prepend_bos: bool = False
     prefix_token_ids: tuple[int, ...] = ()
@@ -93,24 +87,7 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
     """
     if "model.onnx" not in manifest.files:
         raise ArtifactError(f"{directory / 'manifest.json'} lists no model.onnx; {_remedy(directory)}")
-    outside = next((name for name in manifest.files if Path(name).name != name), None)
-    if outside is not None:
-        raise ArtifactError(
-            f"{directory / 'manifest.json'} names a file outside its directory: `{outside}`; {_remedy(directory)}"
-        )
-    for name, expected in manifest.files.items():
-        path = directory / name
-        try:
-            size = path.stat().st_size
-            digest = _sha256(path) if size == expected.bytes else ""
-        except OSError as error:
-            raise ArtifactError(f"cannot read {path}: {error.strerror}; {_remedy(directory)}") from error
-        if size != expected.bytes:
-            raise ArtifactError(f"{path} has {size} bytes, not {expected.bytes}; {_remedy(directory)}")
-        if digest != expected.sha256:
-            raise ArtifactError(
-                f"{path} is damaged: sha256 {digest[:12]}… instead of {expected.sha256[:12]}…; {_remedy(directory)}"
-            )
+    store.verify_files(directory, manifest.files, _remedy(directory))
 
 
 def read_prefix(directory: Path, manifest: Manifest) -> Prefix | None:
@@ -135,14 +112,6 @@ def read_prefix(directory: Path, manifest: Manifest) -> Prefix | None:
             )
     kv = np.stack([keys, values], axis=1).reshape(2 * expected[0], 1, *expected[1:])
     return Prefix(manifest.prefix_token_ids, np.ascontiguousarray(kv))
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_READ_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _remedy(directory: Path) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edge_agent.memory import available_bytes, drop_file_pages, limit_arenas, rss_bytes, trim_heap
+from edge_agent.memory import available_bytes, drop_file_pages, limit_arenas, rss_bytes
+from router.heap import trim_heap
 
 SIZE = 8 << 20
 

@@ -77,6 +77,11 @@ def test_an_unknown_runtime_and_wrong_shapes_are_refused(store: ModelStore) -> N
         BuildOptions(batch=(2, 1, 4))
 
 
+def test_a_float_variant_that_was_not_exported_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="overspill models export tiny-fp32"):
+        build("tiny-fp32", tiny_store(tmp_path), target="sm86", options=SMALL)
+
+
 def test_a_graph_outside_the_rules_is_never_built(tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="no wheel for this platform")
     store = tiny_store(tmp_path)

@@ -461,11 +461,34 @@ def test_damaged_artifacts_are_noticed(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"damaged: sha256 .* --prepare --force"):
         models.check_artifact("toy-int8")
     (folder / "model.onnx").write_bytes(b"who")
-    with pytest.raises(ArtifactError, match="missing or cut short"):
+    with pytest.raises(ArtifactError, match=r"3 bytes, not 5.* --prepare --force"):
         models.artifact_dir("toy-int8")
-    (folder / "manifest.json").write_text("{")
-    with pytest.raises(ArtifactError, match=r"manifest\.json: damaged"):
+    (folder / "model.onnx").unlink()
+    with pytest.raises(ArtifactError, match=r"cannot read .*model\.onnx.* --prepare --force"):
         models.artifact_dir("toy-int8")
+
+
+@pytest.mark.parametrize("manifest", ["{", "[]", '{"files": 3}', '{"files": {"a": {"sha256": "short", "bytes": 1}}}'])
+def test_a_damaged_manifest_says_so(tmp_path: Path, manifest: str) -> None:
+    models = store(tmp_path, Source(uri="file:/none"))
+    with models.placing("toy-int8") as staging:
+        fill(staging, b"whole")
+    (models.artifact_dir("toy-int8") / "manifest.json").write_text(manifest)
+    with pytest.raises(ArtifactError, match=r"manifest\.json: damaged.* --prepare --force"):
+        models.check_artifact("toy-int8")
+
+
+@pytest.mark.parametrize("name", ["../other/model.onnx", "/etc/hostname", "a/b"])
+def test_a_manifest_that_points_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    models = store(tmp_path, Source(uri="file:/none"))
+    with models.placing("toy-int8") as staging:
+        fill(staging, b"whole")
+    folder = models.artifact_dir("toy-int8")
+    files = {name: {"sha256": "0" * 64, "bytes": 1}}
+    (folder / "manifest.json").write_text(json.dumps({"files": files}))
+    for look in (models.artifact_dir, models.check_artifact):
+        with pytest.raises(ArtifactError, match="a file outside its directory"):
+            look("toy-int8")
 
 
 def test_the_root_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
