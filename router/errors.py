@@ -21,6 +21,14 @@ code. The message names the thing, the value seen and the remedy.
 
 from __future__ import annotations
 
+# What went wrong may be megabytes long, and is quoted in replies, logs and decision records.
+_MAX_MESSAGE_CHARS = 4000
+_MAX_PARAM_CHARS = 200
+
+
+def _clipped(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
 
 class OverspillError(Exception):
     """Base of the tree.
@@ -37,9 +45,9 @@ class OverspillError(Exception):
     kind: str = "server_error"
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = _clipped(message, _MAX_MESSAGE_CHARS)
+        self.param = param if param is None else _clipped(param, _MAX_PARAM_CHARS)
+        super().__init__(self.message)
 
 
 class ConfigError(OverspillError):

@@ -43,6 +43,7 @@ MAX_HOPS = 8
 _MAX_MS = 7 * 24 * 3600 * 1000.0
 _MAX_PRIORITY = 2**31 - 1
 _REQUEST_ID = re.compile(r"[\w.:~/+=@-]{1,128}", re.ASCII)
+_NUMBER = re.compile(r"([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 _SESSION = re.compile(r"[\x20-\x7e]{1,256}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
@@ -105,7 +106,7 @@ def objective_headers(objective: Objective) -> list[tuple[str, str]]:
     lines = []
     for name, value_s in ((TTFT, objective.ttft_s), (TPOT, objective.tpot_s), (DEADLINE, objective.deadline_s)):
         if value_s is not None:
-            lines.append((name, f"{value_s * 1000:.3f}"))
+            lines.append((name, f"{max(value_s * 1000, 0.001):.3f}"))  # 0 would be refused
     if objective.priority:
         lines.append((PRIORITY, str(objective.priority)))
     if objective.locality is not Locality.ANY:
@@ -130,9 +131,9 @@ def passed_on(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         kept = [(name, headers[name]) for name in TRACE_NAMES if name in headers]
     hops = headers.get(HOPS)
     if hops is not None:
-        if not hops.isascii() or not hops.isdigit() or int(hops) > MAX_HOPS:
+        if whole_number(hops, MAX_HOPS) is None:
             raise InvalidRequest(
-                f"`{HOPS}: {hops[:16]}`: a request may pass through {MAX_HOPS} tiers; "
+                f"`{HOPS}: {header_safe(hops[:16])}`: a request may pass through {MAX_HOPS} tiers; "
                 "is a tier configured as its own upstream?",
                 param=HOPS,
             )
@@ -196,27 +197,21 @@ def _first_s(headers: Mapping[str, str], names: tuple[str, ...]) -> float | None
 
 
 def _number(text: str, name: str, low: float, high: float, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = float(text) if _NUMBER.fullmatch(text) else math.nan
     if not low <= value <= high:  # also refuses NaN
         raise InvalidRequest(f"`{name}: {header_safe(text[:40])}`: expected {what}", param=name)
     return value
 
 
 def _priority(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = _MAX_PRIORITY + 1
-    if abs(value) > _MAX_PRIORITY:
+    size = whole_number(text.removeprefix("-"), _MAX_PRIORITY)
+    if size is None:
         raise InvalidRequest(
             f"`{PRIORITY}: {header_safe(text[:20])}`: expected a 32-bit integer, "
             "higher is better, negative may be shed first",
             param=PRIORITY,
         )
-    return value
+    return -size if text.startswith("-") else size
 
 
 def _locality(text: str) -> Locality:

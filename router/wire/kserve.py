@@ -7,6 +7,7 @@ the BYTES tensor `sampling_parameters`. A parameter or tensor that is not known 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -17,13 +18,26 @@ from msgspec import Meta
 
 from router.errors import InvalidRequest
 from router.replica import ReplicaInfo
+from router.wire.headers import whole_number
 from router.wire.inference import FinishReason, SamplingParams
-from router.wire.openai import COMPLETION_MAX_TOKENS, MAX_STOP_STRINGS, decode_json
+from router.wire.openai import decode_json
 from router.wire.openai_reply import Usage
+from router.wire.sampling import (
+    COMPLETION_MAX_TOKENS,
+    MaxTokens,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    stop_strings,
+)
 from router.wire.tensors import Element, Tensor, check_datatype, element_count, from_bytes, from_json, to_bytes, to_json
 
 HEADER_LENGTH = "inference-header-content-length"
 VERSION = "1"
+_MAX_TENSORS = 64  # more than this protocol has names for
 _TEXT_INPUT = "text_input"
 _SAMPLING_INPUT = "sampling_parameters"
 _OUTPUTS = {"text_output": "BYTES", "finish_reason": "BYTES", "num_input_tokens": "INT32", "num_output_tokens": "INT32"}
@@ -58,22 +72,22 @@ class _Input(msgspec.Struct, frozen=True):
 
 
 class _Infer(msgspec.Struct, frozen=True):
-    inputs: list[_Input]
-    id: str | None = None
+    inputs: Annotated[list[_Input], Meta(max_length=_MAX_TENSORS)]
+    id: Annotated[str, Meta(max_length=1024)] | None = None
     parameters: dict[str, Any] = {}
-    outputs: list[_Output] = []
+    outputs: Annotated[list[_Output], Meta(max_length=_MAX_TENSORS)] = []
 
 
 class _Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] = COMPLETION_MAX_TOKENS
-    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 0
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    max_tokens: MaxTokens = COMPLETION_MAX_TOKENS
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    seed: Seed | None = None
     stop: str | list[str] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
     ignore_eos: bool = False
     exclude_input_in_output: bool = True
     stream: bool = False
@@ -142,12 +156,12 @@ def decode_infer(body: bytes, header_length: str | None) -> InferCall:
 def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
     if header_length is None:
         return body, memoryview(b"")
-    if not (header_length.isascii() and header_length.isdigit()) or int(header_length) > len(body):
+    length = whole_number(header_length, len(body))
+    if length is None:
         raise InvalidRequest(
             f"`{HEADER_LENGTH}: {header_length[:40]}`: expected a length of at most the body's {len(body)} bytes",
             param=HEADER_LENGTH,
         )
-    length = int(header_length)
     return body[:length], memoryview(body)[length:]
 
 
@@ -166,7 +180,8 @@ def _tensors(inputs: list[_Input], binary: memoryview) -> list[Tensor]:
         else:
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary) - offset:
                 raise InvalidRequest(
-                    f"`{at}.parameters.binary_data_size`: {size!r} is no size of data left in the body", param=at
+                    f"`{at}.parameters.binary_data_size`: {str(size)[:40]} is no size of data left in the body",
+                    param=f"{at}.parameters.binary_data_size",
                 )
             elements = from_bytes(binary[offset : offset + size], raw.datatype, count, at)
             offset += size
@@ -192,7 +207,7 @@ def _text(tensor: Tensor) -> str:
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"`{tensor.name}` is no valid UTF-8: {error.reason}", param=tensor.name) from None
+        raise InvalidRequest(f"`{tensor.name[:80]}` is no valid UTF-8: {error.reason}", param=tensor.name) from None
 
 
 def _parameters(given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Parameters:
@@ -208,13 +223,30 @@ def _parameters(given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Par
     try:
         found = msgspec.convert(merged, _Parameters, strict=True)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"request parameters: {error}", param="parameters") from None
+        raise _wrong_parameter(str(error), given) from None
     for name, refused in (("stream", found.stream), ("priority", found.priority), ("sequence_id", found.sequence_id)):
         if refused:
             raise InvalidRequest(f"`parameters.{name}`: {_REMEDIES[name]}", param=f"parameters.{name}")
     return found
 
 
+def _wrong_parameter(message: str, given: Mapping[str, Any]) -> InvalidRequest:
+    """Name a parameter as it was sent: in `parameters`, or as a tensor."""
+    unknown = _UNKNOWN.search(message)
+    if unknown:
+        name = unknown["name"][:80]
+        known = ", ".join(field for field in _Parameters.__struct_fields__)
+        what = f"no such parameter; known parameters: {known}"
+    else:
+        at = _AT.search(message)
+        name = at["name"] if at else ""
+        what = _AT.sub("", message)
+    where = f"parameters.{name}" if not name or name in given else name
+    return InvalidRequest(f"`{where}`: {what}", param=where)
+
+
+_UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]*)`")
+_AT = re.compile(r" - at `\$\.?(?P<name>[^`]*)`$")
 _REMEDIES = {
     "stream": "this protocol answers in one piece over HTTP: stream from /v1/completions",
     "priority": "send the header `x-overspill-priority` (higher is better) instead",
@@ -238,17 +270,13 @@ def _loose(text: str) -> dict[str, Any]:
 
 
 def _sampling(parameters: _Parameters) -> SamplingParams:
-    stop = parameters.stop or ()
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(strings) > MAX_STOP_STRINGS or not all(strings):
-        raise InvalidRequest(f"`stop`: expected at most {MAX_STOP_STRINGS} strings, none empty", param="stop")
     return SamplingParams(
         max_tokens=parameters.max_tokens,
         temperature=parameters.temperature,
         top_p=parameters.top_p,
         top_k=max(0, parameters.top_k),
         seed=parameters.seed,
-        stop=strings,
+        stop=stop_strings(parameters.stop),
         presence_penalty=parameters.presence_penalty,
         frequency_penalty=parameters.frequency_penalty,
         repetition_penalty=parameters.repetition_penalty,

@@ -22,13 +22,20 @@ from msgspec import Meta
 
 from router.errors import InvalidRequest
 from router.wire.inference import ChatPrompt, Message, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from router.wire.sampling import (
+    COMPLETION_MAX_TOKENS,
+    MaxTokens,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    stop_strings,
+)
 
-MAX_STOP_STRINGS = 4
-MAX_STOP_CHARS = 1024
 MAX_MESSAGES = 16_384
 """More turns than windows have tokens; a body full of empty ones would keep the event loop busy for seconds."""
-COMPLETION_MAX_TOKENS = 16
-"""What OpenAI generates for /v1/completions when `max_tokens` is absent."""
 
 _AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
@@ -36,9 +43,6 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 S = TypeVar("S")
 
-_Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-_Penalty = Annotated[float, Meta(ge=-2, le=2)]
-_Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 
@@ -65,16 +69,16 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    max_tokens: _Count | None = None
-    max_completion_tokens: _Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    seed: _Int64 | None = None
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    seed: Seed | None = None
     stop: str | list[str] | None = None
-    presence_penalty: _Penalty | None = None
-    frequency_penalty: _Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     ignore_eos: bool | None = None
     user: str | None = None
     service_tier: str | None = None
@@ -319,19 +323,6 @@ def _prompt(raw: str | list[int | str | list[int]]) -> Prompt:
     return TokenPrompt(tuple(ids))
 
 
-def _stop(raw: str | list[str] | None) -> tuple[str, ...]:
-    if raw is None:
-        return ()
-    strings = (raw,) if isinstance(raw, str) else tuple(raw)
-    if len(strings) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"`stop`: {len(strings)} strings, at most {MAX_STOP_STRINGS} are served", param="stop")
-    for index, text in enumerate(strings):
-        if not 1 <= len(text) <= MAX_STOP_CHARS:
-            at = "stop" if isinstance(raw, str) else f"stop[{index}]"
-            raise InvalidRequest(f"`{at}`: {len(text)} characters, expected 1 to {MAX_STOP_CHARS}", param=at)
-    return strings
-
-
 def _call(raw: _Common, prompt: Prompt, continuation: str, default_max_tokens: int | None) -> OpenAICall:
     options = raw.stream_options
     if options is not None and not raw.stream:
@@ -342,7 +333,7 @@ def _call(raw: _Common, prompt: Prompt, continuation: str, default_max_tokens: i
         top_p=_or(raw.top_p, 1.0),
         top_k=max(0, _or(raw.top_k, 0)),
         seed=raw.seed,
-        stop=_stop(raw.stop),
+        stop=stop_strings(raw.stop),
         presence_penalty=_or(raw.presence_penalty, 0.0),
         frequency_penalty=_or(raw.frequency_penalty, 0.0),
         repetition_penalty=_or(raw.repetition_penalty, 1.0),

@@ -25,6 +25,7 @@ from router.wire.inference import ChatPrompt, FinishReason, InferenceRequest, Or
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
 
+_MAX_INT32 = 2**31 - 1
 _MAX_EVENT_BYTES = 4 * 1024 * 1024
 _DEFAULT = SamplingParams()
 
@@ -169,17 +170,16 @@ def _event(line: bytes) -> Event | None:
 def origin_of(headers: Mapping[str, str]) -> Origin | None:
     """Read who answers from the response headers; None if the upstream does not say."""
     variant = headers.get(wire_headers.MODEL)
-    rung = headers.get(wire_headers.RUNG, "")
-    cap = headers.get(wire_headers.MAX_TOKENS, "")
-    if variant is None or not (rung.isascii() and rung.isdigit()):
+    rung = wire_headers.whole_number(headers.get(wire_headers.RUNG, ""), _MAX_INT32)
+    if variant is None or rung is None:
         return None
     return Origin(
         tier=headers.get(wire_headers.TIER, "cloud"),
         variant=variant,
-        rung=int(rung),
+        rung=rung,
         degraded=headers.get(wire_headers.DEGRADED) == "true",
         reason=headers.get(wire_headers.REASON, ""),
-        max_tokens=int(cap) if cap.isascii() and cap.isdigit() else None,
+        max_tokens=wire_headers.whole_number(headers.get(wire_headers.MAX_TOKENS, ""), _MAX_INT32),
     )
 
 

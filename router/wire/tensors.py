@@ -16,6 +16,7 @@ from router.errors import InvalidRequest
 Element = bytes | bool | int | float
 
 MAX_ELEMENTS = 1 << 20
+MAX_DIMENSIONS = 8
 
 _FORMATS = {
     "BOOL": "?",
@@ -50,6 +51,9 @@ def element_count(shape: Sequence[int], at: str) -> int:
     Raises:
         InvalidRequest: a dimension is negative, or the tensor is larger than any input of a text model.
     """
+    if len(shape) > MAX_DIMENSIONS:
+        what = f"{len(shape)} dimensions, at most {MAX_DIMENSIONS} are read"
+        raise InvalidRequest(f"`{at}.shape`: {what}", param=f"{at}.shape")
     if any(dimension < 0 for dimension in shape):
         raise InvalidRequest(f"`{at}.shape`: {list(shape)} holds a negative dimension", param=f"{at}.shape")
     count = math.prod(shape)
@@ -95,14 +99,21 @@ def _element(value: object, datatype: str, at: str) -> Element:
     if datatype == "BOOL" and isinstance(value, bool):
         return value
     if datatype in _FLOATS and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+        return _float(value, datatype, at)
     if datatype[:3] in {"INT", "UIN"} and isinstance(value, int) and not isinstance(value, bool):
         try:
             struct.pack("<" + _FORMATS[datatype], value)
         except struct.error:
-            raise InvalidRequest(f"`{at}`: {value} does not fit {datatype}", param=at) from None
+            raise InvalidRequest(f"`{at}`: {str(value)[:40]} does not fit {datatype}", param=at) from None
         return value
     raise InvalidRequest(f"`{at}`: a JSON {type(value).__name__} is no {datatype} element", param=at)
+
+
+def _float(value: float, datatype: str, at: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        raise InvalidRequest(f"`{at}`: the number does not fit {datatype}", param=at) from None
 
 
 def from_bytes(raw: memoryview, datatype: str, count: int, at: str) -> tuple[Element, ...]:

@@ -67,7 +67,16 @@ def test_the_protocols_own_parameters() -> None:
         ({"parameters": {"sequence_id": 5}}, "sequence_id"),
         ({"parameters": {"timeout": -5}}, "timeout"),
         ({"parameters": {"stop": ["a"] * 5}}, "stop"),
-        ({"parameters": {"stop": ["a", ""]}}, "stop"),
+        ({"parameters": {"stop": ["a", ""]}}, "stop[1]"),
+        ({"parameters": {"stop": "x" * 1025}}, "1025 characters, expected 1 to 1024"),
+        ({"parameters": {"stop": ["x" * 1025]}}, "stop[0]"),
+        ({"inputs": [text_input(), tensor("stop", "BYTES", "x" * 1025)]}, "1025 characters"),
+        ({"parameters": {"x" * 100_000: 1}}, "known parameters: max_tokens"),
+        ({"inputs": [text_input(), tensor("max_tokens", "INT32", 0)]}, "`max_tokens`: Expected"),
+        ({"inputs": [text_input(shape=[9] * 10_000)]}, "10000 dimensions"),
+        ({"inputs": [text_input()] * 65}, "inputs"),
+        ({"outputs": [{"name": "text_output"}] * 65}, "outputs"),
+        ({"inputs": [text_input(parameters={"binary_data_size": "9" * 100_000})]}, "binary_data_size"),
         ({"parameters": []}, "parameters"),
         ({"outputs": [{"name": "logits"}]}, "outputs[0].name"),
         ({"outputs": [{"name": "text_output", "parameters": {"binary_data": 1}}]}, "binary_data"),
@@ -100,6 +109,22 @@ def test_what_is_wrong_is_named(fields: dict, named: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         decode_infer(orjson.dumps({"inputs": [text_input()], **fields}), None)
     assert named in raised.value.message
+    assert len(raised.value.message) < 500
+
+
+@pytest.mark.parametrize("digits", [25, 400, 5000])
+def test_numbers_of_many_digits_are_named_too(digits: int) -> None:
+    for name, kind in (("temperature", "FP32"), ("top_k", "INT32"), ("seed", "INT64")):
+        body = orjson.dumps({"inputs": [text_input(), tensor(name, kind, 1)]})
+        with pytest.raises(InvalidRequest) as raised:
+            decode_infer(body.replace(b"[1]}]}", b"[%s]}]}" % (b"9" * digits)), None)
+        assert len(raised.value.message) < 200
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "-1", "+5", "5_0", "٥", "²", "", "1e2", "0x10"])
+def test_a_header_length_that_is_none(length: str) -> None:
+    with pytest.raises(InvalidRequest, match="inference-header-content-length"):
+        decode_infer(orjson.dumps({"inputs": [text_input()]}), length)
 
 
 def binary(payload: bytes, **changes) -> tuple[bytes, str]:

@@ -13,6 +13,7 @@ from router.replica import ReplicaSnapshot
 from router.wire import headers
 from router.wire.inference import Locality, Objective
 from router.wire.load import LoadReport, VariantLoad, decode_orca, encode_orca, summarise
+from router.wire.openai_client import origin_of
 
 count = st.integers(0, 10**7)
 variant_load = st.builds(
@@ -114,6 +115,11 @@ def test_aliases_are_read_and_the_own_name_wins(alias: str) -> None:
         (headers.PRIORITY, "1.5"),
         (headers.PRIORITY, "high"),
         (headers.PRIORITY, "99999999999"),
+        (headers.PRIORITY, "9" * 5000),
+        (headers.PRIORITY, "1_0"),
+        (headers.PRIORITY, "٣"),
+        (headers.TTFT, "1_0"),
+        (headers.TTFT, "9" * 50_000),
         (headers.LOCALITY, "here"),
         (headers.MIN_QUALITY, "2"),
         (headers.MIN_QUALITY, "nan"),
@@ -126,6 +132,25 @@ def test_a_wrong_header_is_named(name: str, value: str) -> None:
         headers.parse_objective({name: value}, Objective())
     assert raised.value.param == name
     assert name in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "value_s"), [("5", 0.005), ("5.", 0.005), (".5", 0.0005), ("1e3", 1.0), ("05", 0.005)]
+)
+def test_milliseconds_as_people_write_them(text: str, value_s: float) -> None:
+    assert headers.parse_objective({headers.TTFT: text}, Objective()).ttft_s == pytest.approx(value_s)
+
+
+def test_a_very_small_objective_survives_the_wire() -> None:
+    sent = dict(headers.objective_headers(Objective(ttft_s=1e-9)))
+    assert headers.parse_objective(sent, Objective()).ttft_s == 1e-6
+
+
+def test_an_upstreams_figures_may_be_anything() -> None:
+    for wrong in ("1" * 5000, "-1", "x", "²"):
+        assert origin_of({headers.MODEL: "v", headers.RUNG: wrong}) is None
+        found = origin_of({headers.MODEL: "v", headers.RUNG: "2", headers.MAX_TOKENS: wrong})
+        assert (found.rung, found.max_tokens) == (2, None)
 
 
 def test_request_ids_are_echoed_made_or_refused() -> None:
@@ -143,7 +168,7 @@ def test_only_a_sound_trace_travels_and_hops_are_counted() -> None:
     assert headers.passed_on({"traceparent": "zz", "tracestate": "a=b"}) == ()
     assert dict(headers.next_hop(kept))[headers.HOPS] == "1"
     assert headers.next_hop(((headers.HOPS, "3"),)) == [(headers.HOPS, "4")]
-    for wrong in ("9", "-1", "x", "²"):
+    for wrong in ("9", "-1", "x", "²", "1" * 5000):
         with pytest.raises(InvalidRequest, match="own upstream"):
             headers.passed_on({headers.HOPS: wrong})
 
