@@ -10,7 +10,7 @@ from edge_agent.device.health import HealthReader
 from edge_agent.local_models import Shelf, describe_runtime, effective_settings, local_models
 from edge_agent.runtime.manifest import read_manifest, verify_files
 from hardware_profiles.facts import read_facts
-from hardware_profiles.loader import ProfileMatch, choose_profile
+from hardware_profiles.loader import Hardware, PowerMode, ProfileMatch, choose_profile
 
 
 def profile_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
@@ -29,11 +29,11 @@ def profile_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     profile = match.profile
     yield f"profile       {profile.name}: {profile.title}"
     yield f"because       {match.reason}"
-    if profile.hardware.int8_dense_tops and profile.hardware.memory_bytes_per_s:
-        yield (
-            f"figures       {profile.hardware.int8_dense_tops:g} dense INT8 TOPS, "
-            f"{profile.hardware.memory_bytes_per_s / 1e9:g} GB/s, SM {profile.hardware.cuda_compute_capability}"
-        )
+    figures = ", ".join(_figures(profile.hardware))
+    if figures:
+        yield f"figures       {figures}"
+    if profile.power_modes:
+        yield f"power modes   {', '.join(map(_mode, profile.power_modes))}"
     yield f"runtime       {describe_runtime(profile.runtime)}"
     serving = profile.serving
     slots = f"{serving.kv_slots} KV slots of {serving.context_tokens} tokens"
@@ -46,7 +46,8 @@ def profile_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     health = HealthReader(profile, root).read()
     heat = f"{health.hottest_c:.0f} °C" if health.hottest_c is not None else "no sensor"
     yield (
-        f"now           {_gib(health.memory_available_bytes)} free, {heat} (throttles at {health.passive_c:.0f}), "
+        f"now           {_gib(health.memory_available_bytes)} free, {heat} (throttles at {health.passive_c:.0f}, "
+        f"powers off at {profile.thermal.critical_c:g}), "
         f"power mode {health.power_mode or 'unknown'}" + (f", {health.power_w:.1f} W" if health.power_w else "")
     )
 
@@ -98,6 +99,25 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
 def _matched(config: EdgeConfig, root: Path) -> ProfileMatch:
     extra = Path(config.agent.profiles_dir).expanduser() if config.agent.profiles_dir else None
     return choose_profile(config.agent.profile, read_facts(root), extra)
+
+
+def _figures(hardware: Hardware) -> Iterator[str]:
+    """What the data sheet of this device class says."""
+    if hardware.cpu_cores:
+        yield f"{hardware.cpu_cores} cores"
+    if hardware.memory_bytes:
+        yield f"{_gib(hardware.memory_bytes)} of memory"
+    if hardware.memory_bytes_per_s:
+        yield f"{hardware.memory_bytes_per_s / 1e9:g} GB/s"
+    if hardware.int8_dense_tops:
+        yield f"{hardware.int8_dense_tops:g} dense INT8 TOPS"
+    if hardware.cuda_compute_capability:
+        yield f"compute capability {hardware.cuda_compute_capability}"
+
+
+def _mode(mode: PowerMode) -> str:
+    watts = f" ({mode.watts:g} W)" if mode.watts else ""
+    return f"{mode.name}{watts} ×{mode.speed:g}"
 
 
 def _gib(count: int) -> str:

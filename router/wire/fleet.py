@@ -222,7 +222,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         load: requests in flight over slots, in [0, 1] and beyond when requests wait.
         temperature_c: hottest sensor. memory_rss_bytes, memory_available_bytes: of the agent, of the machine.
-        decisions: counters since the start, by reason code. errors: the last few, newest last.
+        decisions: counters since the start, by reason code. errors: what is wrong now, empty when all is well.
     """
 
     load: float | None = None

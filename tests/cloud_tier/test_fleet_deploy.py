@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import socket
@@ -16,7 +15,9 @@ from fleet_rig import Broker, until
 
 from cloud_tier.fleet.broker import BrokerAddress, BrokerError
 from cloud_tier.fleet.operator import FleetOperator
+from edge_agent.fleet.backoff import Backoff
 from edge_agent.fleet.config import FleetConfig, FleetTls
+from edge_agent.fleet.connection import End
 from edge_agent.fleet.session import Description, FleetSession
 from router.wire.fleet import Snapshot
 
@@ -121,10 +122,22 @@ async def test_a_device_and_an_operator_work_through_the_deployed_broker(
         await until(lambda: session._courier.outbox.stats().pending == 0)
 
 
-async def test_a_device_cannot_speak_or_listen_for_another(broker: Deployed, certs: Path, tmp_path: Path) -> None:
+async def test_a_device_cannot_speak_or_listen_for_another(
+    broker: Deployed, certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[End] = []
+    next_s = Backoff.next_s
+
+    def noted(backoff: Backoff, end: End, lasted_s: float) -> float:
+        ends.append(end)
+        return next_s(backoff, end, lasted_s)
+
+    monkeypatch.setattr(Backoff, "next_s", noted)
     async with device(broker, certs, tmp_path, "cam-1", "cam-2") as impostor:
-        await asyncio.sleep(0.8)
+        await until(lambda: ends)
         assert not impostor.connected
+        assert ends[0].kind == "refused"
+        assert "Not authorized" in ends[0].reason
         assert impostor.standing.applied_version is None
     async with operator(broker.operator_port, certs, "alice") as alice:
         view = await alice.view("cam-1")

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from edge_agent.config import EdgeConfig
 from edge_agent.device.health import HealthReader
+from edge_agent.report import profile_lines
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import load_profiles, match_profile
+from router.config import decode
 
 PROFILES = load_profiles()
 
@@ -30,7 +33,6 @@ def orin_nano(tmp_path: Path) -> Path:
     )
     write(tmp_path, "proc/meminfo", "MemTotal:        7802000 kB\nMemFree:  1000 kB\nMemAvailable:    5200000 kB\n")
     write(tmp_path, "proc/cpuinfo", "".join(f"processor\t: {n}\nCPU part\t: 0xd42\n\n" for n in range(6)))
-    write(tmp_path, "proc/loadavg", "1.25 0.80 0.40 2/512 4711\n")
     write(tmp_path, "etc/nv_tegra_release", "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic\n")
     write(tmp_path, "var/lib/nvpmodel/status", "pmode:0001")
     write(
@@ -71,6 +73,15 @@ def test_facts_of_a_jetson(orin_nano: Path) -> None:
     match = match_profile(facts)
     assert match.profile.name == "jetson-orin-nano-8gb"
     assert "tegra234" in match.reason
+
+
+def test_the_profile_is_shown_with_what_the_data_sheet_and_the_sensors_say(orin_nano: Path) -> None:
+    config = decode({"agent": {"profile": "jetson-orin-nano-8gb"}}, EdgeConfig, source="test")
+    shown = "\n".join(profile_lines(config, orin_nano))
+    hardware = PROFILES["jetson-orin-nano-8gb"].hardware
+    assert f"figures       {hardware.cpu_cores} cores, " in shown
+    assert "25W (25 W) ×" in shown
+    assert "48 °C (throttles at 99, powers off at 104.5), power mode 25W, 15.2 W" in shown
 
 
 def test_health_of_a_jetson(orin_nano: Path) -> None:
