@@ -32,11 +32,13 @@ warm_up = false
 drain_s = 30
 [[models]]
 variant = "{BEST}"
+device = "cpu"
 tensor_parallel = 2
 max_running = 2
 kv_cache_tokens = 4096
 [[models]]
 variant = "{SMALL}"
+device = "cpu"
 max_running = 2
 kv_cache_tokens = 4096
 """
@@ -47,6 +49,7 @@ warm_up = false
 drain_s = 30
 [[models]]
 variant = "{SMALL}"
+device = "cpu"
 kv_cache_tokens = 2048
 """
 
@@ -329,14 +332,15 @@ async def test_sigterm_finishes_the_stream_ends_every_process_and_exits_0(tmp_pa
         assert await asyncio.to_thread(running.process.wait, 20) == 0
         assert not any(engine.is_running() for engine in engines)
         events = [json.loads(line)["event"] for line in running.log.read_text().splitlines()]
-        assert events[-2:] == ["draining", "stopped"]
+        assert events[-3:] == ["draining", "request", "stopped"]
     finally:
         running.end()
 
 
 def test_a_killed_parent_leaves_no_engine_behind(tmp_path: Path, models_root: Path) -> None:
     toy = toy_model_directory(tmp_path / "toy")
-    (tmp_path / "toy.toml").write_text(f'[server]\nport = 0\n[[models]]\npath = "{toy}"\ntensor_parallel = 2\n')
+    config = f'[server]\nport = 0\n[[models]]\npath = "{toy}"\ndevice = "cpu"\ntensor_parallel = 2\n'
+    (tmp_path / "toy.toml").write_text(config)
     running = Tier(tmp_path / "toy.toml", models_root)
     try:
         running.wait_serving()
