@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import inspect
 import json
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -52,10 +54,56 @@ PasswordFile = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-_BROKER = "127.0.0.1:1883"
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Whom a command speaks to."""
+
+    broker: BrokerAddress
+    fleet: str
 
 
-@app.command("set")
+def _reach(
+    *,
+    broker: Broker = "127.0.0.1:1883",
+    fleet: Fleet = "default",
+    tls: Tls = False,
+    ca_file: CaFile = None,
+    cert_file: CertFile = None,
+    key_file: KeyFile = None,
+    username: Username = None,
+    password_file: PasswordFile = None,
+) -> Reach:
+    """The options that every command takes."""
+    host, port, secure = parse_broker(broker, tls=tls or any((ca_file, cert_file, key_file)))
+    password = os.environ.get("OVERSPILL_FLEET_PASSWORD") or None
+    if password_file is not None:
+        try:
+            password = password_file.read_text(encoding="utf-8").splitlines()[0]
+        except (OSError, UnicodeDecodeError, IndexError) as error:
+            raise ConfigError(f"cannot read a password from {password_file}: {error}", param="password_file") from error
+    if password is not None and username is None:
+        raise ConfigError("a password needs a --username", param="username")
+    return Reach(BrokerAddress(host, port, secure, ca_file, cert_file, key_file, username, password), fleet)
+
+
+def _command(act: Callable[..., None]) -> Callable[..., None]:
+    """Make `act` a command that takes the options of `_reach` after its own; what they amount to is its `reach`."""
+    own = inspect.signature(act, eval_str=True)
+    common = inspect.signature(_reach, eval_str=True).parameters
+
+    def run(**given: Any) -> None:
+        reach = _reach(**{name: given.pop(name) for name in common})
+        act(**given, reach=reach)
+
+    listed = [parameter for name, parameter in own.parameters.items() if name != "reach"] + list(common.values())
+    run.__signature__ = own.replace(parameters=listed)  # type: ignore[attr-defined]  # what typer reads
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in listed}
+    app.command(name=act.__name__.rstrip("_"), help=act.__doc__)(run)
+    return act
+
+
+@_command
 def set_(
     device: Device,
     assignments: Annotated[
@@ -67,27 +115,19 @@ def set_(
     unset: Annotated[list[str] | None, typer.Option(help="Remove an override; may be repeated.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Begin from no overrides instead of merging.")] = False,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the device's word; 0: do not wait.")] = 10.0,
-    broker: Broker = _BROKER,
-    fleet: Fleet = "default",
-    tls: Tls = False,
-    ca_file: CaFile = None,
-    cert_file: CertFile = None,
-    key_file: KeyFile = None,
-    username: Username = None,
-    password_file: PasswordFile = None,
     as_json: AsJson = False,
+    reach: Reach,
 ) -> None:
     """Change what is desired of a device, and wait until it says what became of it."""
     edits = read_edits(assignments or (), unset or (), file)
     if not edits and not replace:
         raise ConfigError("nothing to set; write key=value, --unset KEY, --file FILE or --replace")
-    address = _address(broker, tls, (ca_file, cert_file, key_file), username, password_file)
 
     async def change(operator: FleetOperator) -> tuple[Proposal, Outcome | None]:
         proposal = await operator.propose(device, edits, replace=replace, issued_by=_whoami())
         return proposal, await operator.outcome(device, proposal.desired, wait) if wait > 0 else None
 
-    proposal, outcome = asyncio.run(_with_operator(address, fleet, change))
+    proposal, outcome = asyncio.run(_with_operator(reach, change))
     if as_json:
         typer.echo(json.dumps(_change_as_json(device, proposal, outcome), ensure_ascii=False))
     else:
@@ -95,37 +135,29 @@ def set_(
     raise typer.Exit(_EXIT[outcome.kind] if outcome is not None else 0)
 
 
-@app.command()
+@_command
 def get(
     device: Device,
     *,
     live: Annotated[bool, typer.Option("--live", help="Ask the device itself, too.")] = False,
     wait: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the live answer.")] = 5.0,
-    broker: Broker = _BROKER,
-    fleet: Fleet = "default",
-    tls: Tls = False,
-    ca_file: CaFile = None,
-    cert_file: CertFile = None,
-    key_file: KeyFile = None,
-    username: Username = None,
-    password_file: PasswordFile = None,
     as_json: AsJson = False,
+    reach: Reach,
 ) -> None:
     """Show desired, reported and status of a device side by side."""
-    address = _address(broker, tls, (ca_file, cert_file, key_file), username, password_file)
 
     async def look(operator: FleetOperator) -> tuple[DeviceView, Response | None]:
         view = await operator.view(device)
         return view, await operator.ask(device, "status", wait) if live else None
 
-    view, answer = asyncio.run(_with_operator(address, fleet, look))
+    view, answer = asyncio.run(_with_operator(reach, look))
     if as_json:
         typer.echo(json.dumps(view_as_json(view, answer), ensure_ascii=False, indent=2))
     else:
         Console().print(view_as_table(view, answer))
 
 
-@app.command()
+@_command
 def watch(
     device: Annotated[
         str | None, typer.Argument(help="One device; all of the fleet if left out.", metavar="[DEVICE]")
@@ -133,20 +165,12 @@ def watch(
     *,
     everyone: Annotated[bool, typer.Option("--all", help="All devices of the fleet (the default).")] = False,
     duration: Annotated[float | None, typer.Option(min=0, help="Stop after so many seconds.")] = None,
-    broker: Broker = _BROKER,
-    fleet: Fleet = "default",
-    tls: Tls = False,
-    ca_file: CaFile = None,
-    cert_file: CertFile = None,
-    key_file: KeyFile = None,
-    username: Username = None,
-    password_file: PasswordFile = None,
     as_json: AsJson = False,
+    reach: Reach,
 ) -> None:
     """Follow the fleet live: a table, or one JSON line for each message. Ends with Ctrl-C."""
     if device is not None and everyone:
         raise ConfigError("name a device or --all, not both")
-    address = _address(broker, tls, (ca_file, cert_file, key_file), username, password_file)
 
     async def follow(operator: FleetOperator) -> None:
         watching = _watch_json(operator, device) if as_json else _watch_table(operator, device)
@@ -156,7 +180,7 @@ def watch(
             return
 
     try:
-        asyncio.run(_with_operator(address, fleet, follow))
+        asyncio.run(_with_operator(reach, follow))
     except KeyboardInterrupt:
         raise typer.Exit from None
 
@@ -174,29 +198,9 @@ async def _watch_table(operator: FleetOperator, device: str | None) -> None:
             live.update(board.table())
 
 
-async def _with_operator(address: BrokerAddress, fleet: str, work: Callable[[FleetOperator], Awaitable[T]]) -> T:
-    async with FleetOperator(address, fleet) as operator:
+async def _with_operator(reach: Reach, work: Callable[[FleetOperator], Awaitable[T]]) -> T:
+    async with FleetOperator(reach.broker, reach.fleet) as operator:
         return await work(operator)
-
-
-def _address(
-    broker: str,
-    tls: bool,
-    files: tuple[Path | None, Path | None, Path | None],
-    username: str | None,
-    password_file: Path | None,
-) -> BrokerAddress:
-    host, port, secure = parse_broker(broker, tls=tls or any(files))
-    password = os.environ.get("OVERSPILL_FLEET_PASSWORD") or None
-    if password_file is not None:
-        try:
-            password = password_file.read_text(encoding="utf-8").splitlines()[0]
-        except (OSError, UnicodeDecodeError, IndexError) as error:
-            raise ConfigError(f"cannot read a password from {password_file}: {error}", param="password_file") from error
-    if password is not None and username is None:
-        raise ConfigError("a password needs a --username", param="username")
-    ca_file, cert_file, key_file = files
-    return BrokerAddress(host, port, secure, ca_file, cert_file, key_file, username, password)
 
 
 def _whoami() -> str:
