@@ -123,6 +123,7 @@ class Dispatcher:
             raise ValueError(f"replica ids must be unique; {', '.join(double)} is there twice")
         self._binder.replicas = by_id
         self._brain.health.keep_only([replica.info for replica in replicas])
+        self._brain.latency.keep_only(set(by_id))
         self.capacity_changed()
 
     @property
@@ -211,9 +212,8 @@ class Dispatcher:
         breaker = self._brain.health.breaker(info)
         if finished is not None:
             breaker.succeed()
-            pace_s = None
-            if flight.first_at_s is not None and flight.tokens > 1:
-                pace_s = (self.clock.now_s() - flight.first_at_s) / (flight.tokens - 1)
+            pace_s = flight.pace_s(self.clock.now_s())
+            if pace_s is not None:
                 self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
             self._brain.latency.observe_answer(
                 info,
@@ -266,7 +266,7 @@ class Dispatcher:
             tier=tier,
             model=variant,
             reason=reason,
-            prompt_tokens=journey.request.prompt_tokens,
+            prompt_tokens=record.prompt_tokens,
             answer_tokens=journey.tokens,
             ttft_ms=None if record.ttft_s is None else round(record.ttft_s * 1e3, 1),
             finish_ms=round(record.finish_s * 1e3, 1),

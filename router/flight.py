@@ -8,6 +8,8 @@ from router.latency import NOTHING_IN_FLIGHT, InFlight, SentWork
 from router.policy.protocol import Choice
 from router.replica import Replica, ReplicaInfo
 
+_AWAY_SHARE = 0.25  # a reader that is away for more of an answer tells nothing about the replica
+
 
 @dataclass(eq=False, slots=True)
 class Flight:
@@ -19,6 +21,7 @@ class Flight:
         trial: it is the trial of a half-open breaker.
         opened: the replica has it, so its snapshots can show it.
         first_at_s: when its first text came, None before; tokens: how many came.
+        away_s: how long its reader was busy with what had come, while nobody waited for more.
         batch: answers that ran beside it at its first token, itself included.
     """
 
@@ -32,7 +35,19 @@ class Flight:
     opened: bool = False
     first_at_s: float | None = None
     tokens: int = 0
+    away_s: float = 0.0
     batch: int = 1
+
+    def pace_s(self, now_s: float) -> float | None:
+        """Seconds a token until now, None where the reader set the pace, or too little came to tell.
+
+        A replica generates on while its reader is away, so that time can not just be taken off: what is left would
+        make it look faster than it is.
+        """
+        if self.first_at_s is None or self.tokens < 2:
+            return None
+        lasted_s = now_s - self.first_at_s
+        return None if self.away_s > _AWAY_SHARE * lasted_s else lasted_s / (self.tokens - 1)
 
     @property
     def info(self) -> ReplicaInfo:

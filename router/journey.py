@@ -144,7 +144,9 @@ class Journey:
                     chunk, held_tokens = replace(chunk, tokens=chunk.tokens + held_tokens), 0
                 self._hand_over(flight, chunk, origin)
                 timeout_s = settings.stall_timeout_ms / 1e3
+                handed_s = clock.now_s()
                 yield chunk
+                flight.away_s += clock.now_s() - handed_s
         finally:
             try:
                 await self._close(flight, stream)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,21 +28,18 @@ __all__ = ["DecisionRecord", "Dispatch", "GatewayDeps", "GatewayLimits", "Prompt
 
 
 def create_app(deps: GatewayDeps) -> FastAPI:
-    """Build the gateway of a tier; the tier may mount further routers on the result.
+    """Build the gateway of a tier.
 
-    The routes are bare ASGI endpoints, because a hot path has no use for dependency injection and response models;
-    FastAPI carries what tiers add. One application takes one metrics registry: build it once.
+    The routes are bare ASGI endpoints, because a hot path has no use for dependency injection and response models.
+    One application takes one metrics registry: build it once.
     """
     app = FastAPI(title=f"Overspill {deps.tier}", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.gateway = deps
     intake = Intake(deps, GatewayMetrics(deps.telemetry.registry, lambda: load_of(deps)))
     for group in (OpenAIRoutes(intake), KServeRoutes(intake), OpsRoutes(intake)):
         app.router.routes.extend(group.routes())
     app.add_middleware(Authentication, api_keys=deps.api_keys)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(OverspillError, _overspill_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(Exception, _overspill_error)
+    app.add_exception_handler(Exception, _crash)
     return app
 
 
@@ -62,16 +58,7 @@ def _http_error(request: Request, error: Exception) -> Response:
     return Response(reply.body, status, headers={**extra, **dict(reply.headers)}, media_type=reply.media_type)
 
 
-def _validation_error(request: Request, error: Exception) -> Response:
-    """Bodies and parameters that do not fit the types of a mounted router: the first problem, by its field's path."""
-    problems = error.errors() if isinstance(error, RequestValidationError) else []
-    where = ".".join(str(part) for part in problems[0]["loc"][1:]) if problems else ""
-    what = str(problems[0]["msg"]) if problems else "does not fit"
-    return _overspill_error(request, InvalidRequest(f"`{where}`: {what}", param=where or None))
-
-
-def _overspill_error(request: Request, error: Exception) -> Response:
-    """Errors of routers that a tier mounted; what is not of the tree is logged by the server, and not told."""
-    found = error if isinstance(error, OverspillError) else OverspillError("internal error; the log has the details")
-    reply = render_error(found, dialect_of(request.url.path))
+def _crash(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the server logs it with its trace
+    """What no endpoint has caught. The caller is not told."""
+    reply = render_error(OverspillError("internal error; the log has the details"), dialect_of(request.url.path))
     return Response(reply.body, reply.status, headers=dict(reply.headers), media_type=reply.media_type)

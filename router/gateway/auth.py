@@ -19,7 +19,7 @@ OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/v2/health/live", "/v2
 
 
 class Authentication:
-    """ASGI middleware in front of everything a tier serves, routers mounted by the tier included."""
+    """ASGI middleware in front of everything a tier serves."""
 
     def __init__(self, app: ASGIApp, api_keys: frozenset[str]) -> None:
         self._app = app
@@ -77,14 +77,14 @@ def _is_local_page(origin: str) -> bool:
 
 
 def _on_this_host(scope: Scope) -> bool:
-    """Whether the peer is on loopback. A peer without an IP address came through a Unix socket or in this process."""
+    """Whether the peer is on loopback, or has no address at all: it came through a Unix socket, or in this process."""
     client = scope.get("client")
-    if not client:
+    if client is None:
         return True
     try:
         address = ipaddress.ip_address(client[0].partition("%")[0])
-    except ValueError:
-        return True
+    except ValueError:  # a name, or what a proxy has put there: it may be anybody
+        return False
     mapped = getattr(address, "ipv4_mapped", None)
     return bool((mapped or address).is_loopback)
 

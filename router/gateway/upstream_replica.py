@@ -103,13 +103,10 @@ class UpstreamReplica:
     def link(self) -> Link | None:
         return self._tier.link
 
-    @property
-    def in_flight(self) -> int:
-        """Requests of this tier on the replica."""
-        return len(self._running)
-
     def report(self, report: LoadReport, at_s: float) -> None:
-        """Take a load report in; `at_s` is when it was asked for."""
+        """Take a load report in, unless a later one is here already; `at_s` is when it was asked for."""
+        if at_s < self._reported.at_s:
+            return
         load = next((load for load in report.variants if load.variant == self.info.variant), None)
         if load is None and report.variants:
             load = VariantLoad(self.info.variant, available=False)

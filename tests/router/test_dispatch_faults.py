@@ -7,10 +7,11 @@ import asyncio
 import pytest
 import structlog
 from prometheus_client import generate_latest
-from router_fakes import answer, world
+from router_fakes import answer, request, world
 
-from router import binding
+from router import binding, dispatch
 from router.errors import OverspillError, Shed, Unavailable
+from router.latency import Demand, InFlight
 
 
 def broken(*_: object, **__: object) -> None:
@@ -83,3 +84,46 @@ async def test_overload_ends_by_itself_after_a_burst():
         assert metric(w, "overspill_overloaded") == 0
         route, _ = await w.clock.run(w.ask(max_tokens=200))
         assert not route.degraded
+
+
+async def test_a_reader_that_takes_its_time_teaches_nothing_about_the_replica():
+    async with world(remote=False) as w:
+
+        def learnt_s() -> float:
+            return w.dispatcher._brain.latency.predict(w.local.snapshot(), None, Demand(50, 100), InFlight()).tpot_s
+
+        async def read_slowly() -> None:
+            ask = request(w.clock, max_tokens=60, ignore_eos=True, model="tiny-int8")
+            async for _ in (await w.dispatcher.start(ask)).chunks:
+                await w.clock.sleep(0.5)
+
+        w.local.slower = 1.5
+        for _ in range(20):
+            await w.clock.run(w.ask(max_tokens=60, ignore_eos=True, model="tiny-int8"))
+        brisk_s = learnt_s()
+        assert brisk_s == pytest.approx(0.03, rel=0.05)
+        for _ in range(3):
+            await w.clock.run(read_slowly())
+        assert learnt_s() == brisk_s
+        w.nothing_is_held()
+
+
+async def test_what_was_learnt_of_a_replica_goes_with_it():
+    async with world(remote=False) as w:
+        w.local.slower = 3.0
+        for _ in range(10):
+            await w.clock.run(w.ask(model="tiny-int8"))
+        w.dispatcher.set_replicas([w.small])
+        w.dispatcher.set_replicas([w.local, w.small])
+        predicted = w.dispatcher._brain.latency.predict(w.local.snapshot(), None, Demand(50, 100), InFlight())
+        assert predicted.tpot_s == pytest.approx(0.02)
+
+
+async def test_the_log_tells_the_prompt_that_the_caller_sent(monkeypatch: pytest.MonkeyPatch):
+    lines = structlog.testing.CapturingLogger()
+    monkeypatch.setattr(dispatch, "log", lines)
+    async with world() as w:
+        w.local.faults = [("break", 10)]
+        await w.clock.run(w.ask(prompt_tokens=50, max_tokens=24))
+    told = [call.kwargs for call in lines.calls if call.args == ("request",)]
+    assert [(line["prompt_tokens"], line["answer_tokens"]) for line in told] == [(50, 24)]

@@ -38,6 +38,7 @@ from router.wire.inference import (
     TextPrompt,
     TokenPrompt,
 )
+from router.wire.load import LoadReport, VariantLoad
 
 CLOCK = MonotonicClock()
 FAST = UpstreamOptions(poll_interval_s=0.03, connect_timeout_s=1.0, probe_timeout_s=2.0)
@@ -284,7 +285,7 @@ async def test_errors_keep_their_meaning(server: Server, text: str, error: type,
     async with upstream(server.url) as tier:
         replica = await best(tier)
         got, raised = await texts_until(error, replica, ask(text))
-        assert replica.in_flight == 0
+        assert not replica._running
     assert type(raised) is error
     if after_s is not None:
         assert raised.retry_after_s == after_s
@@ -313,9 +314,9 @@ async def test_closing_the_generator_ends_the_work_upstream(server: Server) -> N
         replica = await best(tier)
         chunks = replica.generate(ask("forever", request_id="left"))
         assert (await anext(chunks)).text
-        assert replica.in_flight == 1
+        assert len(replica._running) == 1
         await chunks.aclose()
-        assert replica.in_flight == 0
+        assert not replica._running
         assert await asyncio.to_thread(server.dispatcher.wait_closed, "left")
 
 
@@ -561,3 +562,16 @@ def test_a_wrong_tls_file_is_a_config_error(tmp_path) -> None:
     missing = UpstreamOptions(ca_file=tmp_path / "none.pem")
     with pytest.raises(ConfigError, match=r"none\.pem"):
         UpstreamTier("https://cloud", link=Link("upstream"), clock=CLOCK, options=missing)
+
+
+async def test_an_older_report_never_replaces_a_newer_one(server: Server) -> None:
+    """A poll that was asked for before an answer began may return after the answer has told the load."""
+    async with upstream(server.url, poll_interval_s=3600) as tier:
+        replica = await best(tier)
+        now_s = tier.clock.now_s()
+        for running, at_s in ((8, now_s), (0, now_s - 1.0)):
+            load = VariantLoad(replica.info.variant, available=True, slots=8, running=running)
+            replica.report(LoadReport((load,)), at_s)
+            assert replica.snapshot().running == 8
+        replica.report(LoadReport((VariantLoad(replica.info.variant, available=True, slots=8),)), now_s)
+        assert replica.snapshot().running == 0
