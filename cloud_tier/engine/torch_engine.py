@@ -110,12 +110,19 @@ class _Life:
         return f"rank {number} (process {rank.process.pid}) is gone"
 
     async def _watch_time(self) -> str:
-        """Return when the start, or a step, takes too long."""
+        """Return when the start, or a step, takes too long.
+
+        Two looks must agree on that: if this process or the whole host stood still, what the engine has sent meanwhile
+        is read between them.
+        """
+        suspected = False
         while True:
             limit_s = self._config.start_timeout_s if self.info is None else self._config.step_timeout_s
             silent_s = self._clock.now_s() - self._heard_s
-            if silent_s >= limit_s and (self.streams.unfinished or self.info is None):
+            silent = silent_s >= limit_s and (self.streams.unfinished > 0 or self.info is None)
+            if silent and suspected:
                 return f"nothing was heard of the engine for {silent_s:.1f} s (limit {limit_s:g} s)"
+            suspected = silent
             await self._clock.sleep(min(max(limit_s - silent_s, limit_s / 10), self._config.step_timeout_s))
 
 

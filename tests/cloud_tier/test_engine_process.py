@@ -70,6 +70,13 @@ class _SteeredClock(MonotonicClock):
             await asyncio.sleep(0.001)
         self.looks += 1
 
+    async def pass_by(self, duration_s: float, looks: int) -> None:
+        """Jump ahead so often, and let whoever slept look at the clock each time."""
+        for _ in range(looks):
+            seen = self.looks
+            self.ahead_s += duration_s
+            await _until(lambda seen=seen: self.looks > seen)
+
 
 @contextlib.asynccontextmanager
 async def _running(config: EngineConfig, clock: Clock | None = None) -> AsyncIterator[TorchEngine]:
@@ -197,10 +204,21 @@ async def test_a_hung_step_ends_like_a_dead_one(weights: Path) -> None:
         await anext(stream)
         assert engine.info is not None
         os.kill(engine.info.pids[0], signal.SIGSTOP)
-        clock.ahead_s += config.step_timeout_s
+        await clock.pass_by(config.step_timeout_s, looks=2)
         with pytest.raises(ReplicaBroken, match="nothing was heard of the engine"):
             await _exhaust(stream)
         assert engine.state is EngineState.RESTARTING
+
+
+async def test_a_host_that_stood_still_is_not_taken_for_a_hung_engine(weights: Path) -> None:
+    clock = _SteeredClock()
+    config = _config(weights)
+    async with _running(config, clock) as engine:
+        stream = engine.generate(_request(prompt(20), 1000))
+        await anext(stream)
+        await clock.pass_by(2 * config.step_timeout_s, looks=1)
+        await _exhaust(stream)
+        assert (engine.state, engine.restarts) == (EngineState.READY, 0)
 
 
 async def test_an_answer_that_is_read_late_says_nothing_about_the_engine(weights: Path) -> None:
@@ -210,10 +228,7 @@ async def test_an_answer_that_is_read_late_says_nothing_about_the_engine(weights
         stream = engine.generate(_request(prompt(20), 30))
         seen = len((await anext(stream)).token_ids)
         await _until(lambda: engine.load().pending_decode_tokens == 0)
-        for _ in range(2):  # the second look is after a whole one at the new time
-            looks = clock.looks
-            clock.ahead_s += config.step_timeout_s + 1
-            await _until(lambda looks=looks: clock.looks > looks)
+        await clock.pass_by(config.step_timeout_s, looks=3)
         assert (engine.state, engine.restarts) == (EngineState.READY, 0)
         async for chunk in stream:
             seen += len(chunk.token_ids)
