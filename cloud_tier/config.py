@@ -15,12 +15,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from router import config
+from router.credentials import checked_key
 from router.errors import ConfigError
 from router.loopback import is_loopback
 from router.settings import RouterSettings
 
 ENV_PREFIX = "OVERSPILL_CLOUD"
-MIN_KEY_CHARS = 16
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
@@ -190,7 +190,7 @@ def read_keys(auth: AuthConfig, environ: Mapping[str, str] = os.environ) -> froz
             raise ConfigError(f"auth.keys_file: cannot read {path}: {reason}", param="auth.keys_file") from None
         lines += [(f"{path}:{number}", line.split("#")[0].strip()) for number, line in enumerate(text.splitlines(), 1)]
     lines += [(f"${auth.keys_env}", key) for key in re.split(r"[,\s]+", environ.get(auth.keys_env, ""))]
-    return frozenset(_checked_key(key, where) for where, key in lines if key)
+    return frozenset(checked_key(key, where, "auth.keys_file") for where, key in lines if key)
 
 
 def require_keys(server: ServerConfig, auth: AuthConfig, keys: frozenset[str]) -> None:
@@ -232,13 +232,3 @@ def replace_models(tree: CloudConfig, names: Sequence[str], changes: Mapping[str
 def _named(name: str) -> ModelConfig:
     is_directory = os.sep in name or Path(name).is_dir()
     return ModelConfig(path=name) if is_directory else ModelConfig(variant=name)
-
-
-def _checked_key(key: str, where: str) -> str:
-    if len(key) < MIN_KEY_CHARS or not key.isascii() or not key.isprintable():
-        raise ConfigError(
-            f"{where}: an API key needs at least {MIN_KEY_CHARS} printable ASCII characters "
-            "(for example: openssl rand -hex 24)",
-            param="auth.keys_file",
-        )
-    return key

@@ -14,6 +14,7 @@ import msgspec
 
 from edge_agent.fleet.config import FleetConfig
 from router.config import decode, load, overlay
+from router.credentials import checked_key, url_fault
 from router.errors import ConfigError
 from router.loopback import is_loopback
 from router.settings import RouterSettings
@@ -48,7 +49,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         host: an address to listen on. Anything but loopback needs `api_keys`.
         port: 0 picks a free one and logs it.
-        api_keys: accepted bearer tokens; a value `env:NAME` is read from the environment.
+        api_keys: accepted bearer tokens of 16 characters or more; a value `env:NAME` is read from the environment.
         max_requests: requests inside the gateway at once, streams included.
     """
 
@@ -92,18 +93,23 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`[upstream]`: the tier that takes over what this device cannot do.
 
     Attributes:
-        url: base URL of its gateway, e.g. `https://cloud.example:8700`; empty: there is none.
+        url: base URL of its gateway, e.g. `https://cloud.example:8700`, without credentials; empty: there is none.
         api_key: bearer token; `env:NAME` is read from the environment.
         ca_file, client_cert, client_key: PEM files for a private authority and mutual TLS.
     """
 
-    url: Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s]+)?$")] = ""
+    url: str = ""
     api_key: str = ""
     poll_interval_s: Seconds = 1.0
     connect_timeout_s: Seconds = 2.0
     ca_file: str = ""
     client_cert: str = ""
     client_key: str = ""
+
+    def __post_init__(self) -> None:
+        fault = url_fault(self.url) if self.url else ""
+        if fault:
+            raise ValueError(f"upstream.url: {fault}")
 
 
 class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,3 +161,13 @@ def secret(value: str, key: str, environ: Mapping[str, str] = os.environ) -> str
     if not found:
         raise ConfigError(f"{key}: environment variable {name} is not set or empty", param=key)
     return found
+
+
+def accepted_keys(gateway: GatewaySettings, environ: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """Collect the keys that open the gateway.
+
+    Raises:
+        ConfigError: one is not set, or too short to be one; no key is ever in the message.
+    """
+    places = [(f"gateway.api_keys[{index}]", value) for index, value in enumerate(gateway.api_keys)]
+    return frozenset(checked_key(secret(value, at, environ), at, "gateway.api_keys") for at, value in places)

@@ -17,7 +17,7 @@ from typing import Literal
 
 import structlog
 
-from edge_agent.config import EdgeConfig, LocalModels, secret
+from edge_agent.config import EdgeConfig, LocalModels, accepted_keys, secret
 from edge_agent.device.health import DeviceHealth, HealthReader, read_power_mode
 from edge_agent.fleet.session import FleetSession
 from edge_agent.lineup import Lineup
@@ -222,7 +222,7 @@ class EdgeAgent:
             telemetry=self.telemetry,
             clock=self.clock,
             models=self.infos,
-            api_keys=frozenset(secret(key, "gateway.api_keys") for key in settings.api_keys),
+            api_keys=accepted_keys(settings),
             ready=lambda: (self.phase == "serving", "" if self.phase == "serving" else self.phase),
             limits=GatewayLimits(max_body_bytes=settings.max_body_bytes, max_requests=settings.max_requests),
             kv_usage=self._kv_usage,

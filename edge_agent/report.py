@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge_agent.config import EdgeConfig, secret
+from edge_agent.config import EdgeConfig, accepted_keys, secret
 from edge_agent.device.health import HealthReader
 from edge_agent.local_models import Shelf, describe_runtime, effective_settings, local_models
 from edge_agent.runtime.manifest import read_manifest, verify_files
@@ -60,7 +60,7 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     """
     match = _matched(config, root)
     yield f"profile   {match.profile.name} ({match.reason})"
-    keys = [secret(key, "gateway.api_keys") for key in config.gateway.api_keys]
+    keys = accepted_keys(config.gateway)
     secret(config.upstream.api_key, "upstream.api_key")
     access = f"{len(keys)} API key(s)" if keys else "open to this machine only"
     yield f"gateway   http://{config.gateway.host}:{config.gateway.port}, {access}"

@@ -186,6 +186,8 @@ def _shown(tree: Any, key: Key) -> str:
         return ""
     value = found[0]
     text = str(value).lower() if isinstance(value, bool) else repr(value)
+    if "@" in text:  # what stands before it may be a password
+        text = f"'…@{text.rpartition('@')[2]}"
     return f" = {text}" if len(text) <= _MAX_SHOWN_CHARS else f" = {text[: _MAX_SHOWN_CHARS - 1]}…"
 
 

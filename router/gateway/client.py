@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from router.clock import Clock
+from router.credentials import url_fault
 from router.errors import ConfigError
 from router.gateway.upstream_replica import Condition, UpstreamReplica
 from router.gateway.upstream_stream import ConnectTrace, Exchanged, LostNews, UpstreamCall, describe
@@ -345,10 +346,7 @@ def _reason(body: bytes) -> str:
 
 
 def _checked_url(base_url: str) -> str:
-    try:
-        url = httpx.URL(base_url)
-    except httpx.InvalidURL:
-        url = httpx.URL()
-    if url.scheme not in {"http", "https"} or not url.host:
-        raise ConfigError(f"upstream `{base_url}`: expected a URL such as https://cloud.example:8700", param="base_url")
+    fault = url_fault(base_url)
+    if fault:
+        raise ConfigError(f"upstream.url: {fault}", param="upstream.url")
     return base_url.rstrip("/").removesuffix("/v1")

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_agent.config import EdgeConfig, is_loopback, load_config, secret
+from edge_agent.config import EdgeConfig, GatewaySettings, accepted_keys, is_loopback, load_config, secret
 from router.errors import ConfigError
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "edge.toml"
@@ -79,9 +79,30 @@ def test_environment_lies_over_the_file_and_flags_over_both(tmp_path: Path) -> N
 
 def test_a_key_opens_the_door_to_the_network(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, "[gateway]\nhost = '0.0.0.0'\napi_keys = ['env:KEY']"), environ={})
-    assert secret(config.gateway.api_keys[0], "gateway.api_keys", {"KEY": "s3cret"}) == "s3cret"
-    with pytest.raises(ConfigError, match="KEY is not set"):
-        secret(config.gateway.api_keys[0], "gateway.api_keys", {})
+    assert secret(config.upstream.api_key, "upstream.api_key", {}) == ""
+    assert accepted_keys(config.gateway, {"KEY": "0123456789abcdef"}) == {"0123456789abcdef"}
+    with pytest.raises(ConfigError, match=r"api_keys\[0\]: environment variable KEY is not set"):
+        accepted_keys(config.gateway, {})
+
+
+@pytest.mark.parametrize(
+    "key", ["s3cret", "s3cret-01234567", "s3cret 012345678", "s3crét-0123456789", "s3cret-0123456789\n"]
+)
+def test_a_key_that_opens_the_door_is_hard_to_guess(key: str) -> None:
+    for gateway in (GatewaySettings(api_keys=(key,)), GatewaySettings(api_keys=("env:KEY",))):
+        with pytest.raises(ConfigError, match=r"gateway.api_keys\[0\]: .* at least 16") as raised:
+            accepted_keys(gateway, {"KEY": key})
+        assert "s3cret" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "url", ["https://user:hunter2@host:8700", "hunter2@host", "https://u:hunter2/@host", "x://a:hunter2@h"]
+)
+def test_a_url_with_a_password_is_refused_unread(tmp_path: Path, url: str) -> None:
+    for environ, text in (({}, f"[upstream]\nurl = '{url}'"), ({"OVERSPILL_EDGE__UPSTREAM__URL": url}, "")):
+        with pytest.raises(ConfigError, match=r"upstream\.api_key") as raised:
+            load_config(write(tmp_path, text), environ=environ)
+        assert "hunter2" not in raised.value.message
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ async def test_what_cannot_be_applied_changes_nothing(world: TinyWorld, tables: 
 
 
 async def test_the_fleet_sees_the_agent_without_its_secrets(world: TinyWorld) -> None:
-    config = world.config(gateway={"api_keys": ["top-secret"]}, upstream={"api_key": "hush"})
+    config = world.config(gateway={"api_keys": ["top-secret-0123456789"]}, upstream={"api_key": "hush"})
     async with served(config) as (agent, client):
         refused = await client.post("/v1/chat/completions", json=CHAT)
         assert refused.status_code == 401

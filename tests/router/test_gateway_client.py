@@ -564,6 +564,22 @@ def test_a_wrong_tls_file_is_a_config_error(tmp_path) -> None:
         UpstreamTier("https://cloud", link=Link("upstream"), clock=CLOCK, options=missing)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://alice:hunter2@cloud:8700",
+        "https://hunter2@cloud",
+        "https://a:hunter2/x@cloud",
+        "https://c/?key=hunter2",
+    ],
+)
+def test_a_url_with_a_secret_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"upstream\.api_key") as raised:
+        UpstreamTier(url, link=Link("cloud"), clock=MonotonicClock())
+    assert "hunter2" not in str(raised.value)
+    assert raised.value.param == "upstream.url"
+
+
 async def test_an_older_report_never_replaces_a_newer_one(server: Server) -> None:
     """A poll that was asked for before an answer began may return after the answer has told the load."""
     async with upstream(server.url, poll_interval_s=3600) as tier:
