@@ -47,14 +47,14 @@ def _http_error(request: Request, error: Exception) -> Response:
     """Errors that routing itself raises: no such path, no such method."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     where = f"{request.method} {request.url.path[:200]}"
+    extra = dict(getattr(error, "headers", None) or {})
     known: dict[int, OverspillError] = {
-        404: NoSuchPage(f"{where}: no such path"),
-        405: WrongMethod(f"{where}: this path has other methods"),
+        404: NoSuchPage(f"{where}: no such path; the APIs are below /v1 and /v2"),
+        405: WrongMethod(f"{where}: this path takes {extra.get('Allow', 'other methods')}"),
     }
     detail = str(getattr(error, "detail", "")) or f"{where}: HTTP {status}"
     found = known.get(status) or (InvalidRequest(detail) if status < 500 else OverspillError(detail))
     reply = render_error(found, dialect_of(request.url.path))
-    extra = dict(getattr(error, "headers", None) or {})
     return Response(reply.body, status, headers={**extra, **dict(reply.headers)}, media_type=reply.media_type)
 
 

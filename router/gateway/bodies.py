@@ -76,7 +76,7 @@ async def read_body(receive: Receive, headers: dict[str, str], deps: GatewayDeps
     length = headers.get("content-length", "0")
     if length.isdigit() and whole_number(length, limits.max_body_bytes) is None:
         raise _too_large(limits.max_body_bytes)
-    message = await _receive_within(receive, limits.body_timeout_s)
+    message = await _receive_within(receive, limits.body_timeout_s, limits)
     if not message.get("more_body", False) and message["type"] == "http.request":
         body: bytes = message.get("body", b"")  # the usual case: one message, no copy, no timer left
         _check(len(body), limits, share)
@@ -97,7 +97,7 @@ async def _read_rest(message: Message, receive: Receive, deps: GatewayDeps, shar
         _check(size, limits, share)
         if not message.get("more_body", False):
             return b"".join(pieces)
-        message = await _receive_within(receive, ends_at_s - deps.clock.now_s())
+        message = await _receive_within(receive, ends_at_s - deps.clock.now_s(), limits)
 
 
 def _check(size: int, limits: GatewayLimits, share: BodyShare) -> None:
@@ -106,11 +106,13 @@ def _check(size: int, limits: GatewayLimits, share: BodyShare) -> None:
     share.grow(size)
 
 
-async def _receive_within(receive: Receive, limit_s: float) -> Message:
+async def _receive_within(receive: Receive, limit_s: float, limits: GatewayLimits) -> Message:
     try:
         return await within(limit_s, _received(receive))
     except asyncio.TimeoutError:
-        raise BodyTimeout("the request body did not arrive in time: send it faster, or in smaller parts") from None
+        raise BodyTimeout(
+            f"the request body did not arrive within {limits.body_timeout_s:g} s: send it faster, or a shorter one"
+        ) from None
 
 
 def _too_large(limit_bytes: int) -> BodyTooLarge:

@@ -77,7 +77,7 @@ class Intake:
         limits = self.deps.limits
         if len(self._in_flight) >= limits.max_requests:
             raise Shed(
-                f"{limits.max_requests} requests are in flight here, the limit of this gateway",
+                f"{limits.max_requests} requests are in flight here, the limit of this gateway: send it again later",
                 retry_after_s=limits.retry_after_s,
             )
         request_id = given = exchange.request_id or ""

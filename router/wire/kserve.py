@@ -20,7 +20,7 @@ from router.errors import InvalidRequest
 from router.replica import ReplicaInfo
 from router.wire.headers import whole_number
 from router.wire.inference import FinishReason, SamplingParams
-from router.wire.openai import decode_json
+from router.wire.openai import decode_json, shown
 from router.wire.openai_reply import Usage
 from router.wire.sampling import (
     COMPLETION_MAX_TOKENS,
@@ -223,14 +223,14 @@ def _parameters(given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Par
     try:
         found = msgspec.convert(merged, _Parameters, strict=True)
     except msgspec.ValidationError as error:
-        raise _wrong_parameter(str(error), given) from None
+        raise _wrong_parameter(str(error), given, merged) from None
     for name, refused in (("stream", found.stream), ("priority", found.priority), ("sequence_id", found.sequence_id)):
         if refused:
             raise InvalidRequest(f"`parameters.{name}`: {_REMEDIES[name]}", param=f"parameters.{name}")
     return found
 
 
-def _wrong_parameter(message: str, given: Mapping[str, Any]) -> InvalidRequest:
+def _wrong_parameter(message: str, given: Mapping[str, Any], merged: Mapping[str, Any]) -> InvalidRequest:
     """Name a parameter as it was sent: in `parameters`, or as a tensor."""
     unknown = _UNKNOWN.search(message)
     if unknown:
@@ -242,7 +242,7 @@ def _wrong_parameter(message: str, given: Mapping[str, Any]) -> InvalidRequest:
         name = at["name"] if at else ""
         what = _AT.sub("", message)
     where = f"parameters.{name}" if not name or name in given else name
-    return InvalidRequest(f"`{where}`: {what}", param=where)
+    return InvalidRequest(f"`{where}`{shown(merged.get(name))}: {what}", param=where)
 
 
 _UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]*)`")

@@ -39,6 +39,8 @@ MAX_MESSAGES = 16_384
 
 _AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
+_STEP = re.compile(r"\.?(?P<name>[^.\[\]]+)|\[(?P<index>\d{1,9})\]")
+_MAX_SEARCHED_BYTES = 64 * 1024
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 S = TypeVar("S")
@@ -230,7 +232,7 @@ def decode_json(decoder: msgspec.json.Decoder[S], body: bytes) -> S:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
+        raise _explain(str(error), body) from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the request body is no valid JSON: {error}") from None
     except UnicodeDecodeError as error:
@@ -239,7 +241,7 @@ def decode_json(decoder: msgspec.json.Decoder[S], body: bytes) -> S:
         raise InvalidRequest("the request body is nested too deeply") from None
 
 
-def _explain(message: str) -> InvalidRequest:
+def _explain(message: str, body: bytes) -> InvalidRequest:
     at = _AT.search(message)
     path = at["path"] if at else ""
     missing = _MISSING.match(message)
@@ -247,7 +249,24 @@ def _explain(message: str) -> InvalidRequest:
         param = f"{path}.{missing['field']}" if path else missing["field"]
         return InvalidRequest(f"`{param}` is required", param=param)
     what = _AT.sub("", message)
-    return InvalidRequest(f"`{path}`: {what}" if path else f"the request body: {what}", param=path or None)
+    where = f"`{path}`{_shown(body, path)}" if path else "the request body"
+    return InvalidRequest(f"{where}: {what}", param=path or None)
+
+
+def _shown(body: bytes, path: str) -> str:
+    """Return ` = value` for a number at fault; texts may be long, or private, and their type says enough."""
+    try:
+        value: Any = msgspec.json.decode(body) if len(body) <= _MAX_SEARCHED_BYTES else None
+        for step in _STEP.finditer(path):
+            value = value[step["name"] or int(step["index"])]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
+        return ""
+    return shown(value)
+
+
+def shown(value: object) -> str:
+    """Return ` = value` for a number, nothing for all else."""
+    return f" = {value}"[:60] if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
 
 
 def _refuse_unserved(raw: _Common, rules: tuple[_Rule, ...]) -> None:

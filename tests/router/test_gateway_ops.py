@@ -176,6 +176,14 @@ async def test_without_keys_no_foreign_web_page_is_let_in(origin: str, allowed: 
     assert reply.status_code == (200 if allowed else 401)
 
 
+async def test_a_wrong_path_or_method_says_what_there_is() -> None:
+    async with client_of(gateway_deps()) as http:
+        lost, wrong = await http.get("/v3/chat"), await http.get(CHAT)
+    assert "/v1 and /v2" in lost.json()["error"]["message"]
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert "takes POST" in wrong.json()["error"]["message"]
+
+
 async def test_head_has_no_body() -> None:
     async with client_of(gateway_deps()) as http:
         reply = await http.head("/health/ready")

@@ -330,3 +330,26 @@ def test_whole_bodies() -> None:
     body = orjson.loads(encode_body(TEXT_HEAD, "hi", FinishReason.LENGTH, Usage(2, 1)))
     assert body["choices"][0]["text"] == "hi"
     assert body["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"max_tokens": -1}, "`max_tokens` = -1: Expected"),
+        ({"temperature": 5.5}, "`temperature` = 5.5: Expected"),
+        ({"messages": [{"role": "user", "content": 7}]}, "`messages[0].content` = 7: Expected"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 7}]}]},
+            "`messages[0].content[0].text` = 7",
+        ),
+        ({"metadata": 3}, "`metadata` = 3"),
+        ({"stream": "my secret"}, "`stream`: Expected `bool | null`, got `str`"),
+        ({"temperature": 5, "user": "x" * 100_000}, "`temperature`: Expected"),
+    ],
+)
+def test_a_number_at_fault_is_shown_and_a_text_is_not(fields: dict, told: str) -> None:
+    raw = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+    with pytest.raises(InvalidRequest) as raised:
+        decode_chat(orjson.dumps(raw))
+    assert raised.value.message.startswith(told)
+    assert "secret" not in raised.value.message
