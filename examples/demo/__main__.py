@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from pathlib import Path
 import openai
 
 from examples.demo.processes import StackError
-from examples.demo.scenes import SCENES, Stage
+from examples.demo.scenes import SCENES, Stage, fleet_set
 from examples.demo.show import SceneResult, Screen
 from examples.demo.stack import DEVICE, FLEET, Stack, StackOptions, fastest_dtype
 
@@ -63,8 +64,12 @@ async def play(folder: Path, keep: bool) -> int:
 
 
 async def _stay(screen: Screen, stack: Stack) -> None:
-    chat = '{"model":"smollm2-135m","messages":[{"role":"user","content":"What is the capital of France?"}]}'
+    chat = (
+        '{"model":"smollm2-135m","temperature":0,"max_tokens":32,'
+        '"messages":[{"role":"user","content":"What is the capital of France?"}]}'
+    )
     broker = f"127.0.0.1:{stack.broker_port}"
+    await fleet_set(stack, "--unset", "router.policy")  # scene 7's; the device is first again
     screen.console.print("\nEverything stays up; press Ctrl-C to end it. Try:\n", style="bold")
     for line in (
         f"curl -i {stack.edge_url}/v1/chat/completions -H 'content-type: application/json' -d '{chat}'",
@@ -74,7 +79,8 @@ async def _stay(screen: Screen, stack: Stack) -> None:
         f".venv/bin/overspill fleet set {DEVICE} router.policy=local-first --fleet {FLEET} --broker {broker}",
     ):
         screen.console.print(f"  {line}", markup=False, soft_wrap=True)
-    await asyncio.Event().wait()
+    with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is how this ends well
+        await asyncio.Event().wait()
 
 
 def main() -> int:

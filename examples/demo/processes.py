@@ -1,4 +1,4 @@
-"""Child processes with a log file each, that never outlive their owner."""
+"""Child processes with a log file each, that end with their owner, however often it is told to hurry."""
 
 from __future__ import annotations
 
@@ -75,11 +75,13 @@ class Child:
         """SIGTERM, wait for a clean end, SIGKILL to what is left. Returns the exit code."""
         if self._process is None:
             return None
-        if self.running:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self._process.wait, grace_s)
-        self.kill()
+        try:
+            if self.running:
+                self._process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    await asyncio.to_thread(self._process.wait, grace_s)
+        finally:
+            self.kill()
         return self._process.returncode
 
     async def wait_ready(self, url: str, timeout_s: float) -> None:

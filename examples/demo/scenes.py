@@ -184,17 +184,22 @@ async def cloud_back(stage: Stage, result: SceneResult) -> None:
 
 async def fleet_changes_policy(stage: Stage, result: SceneResult) -> None:
     before = await stage.one(result, Ask(SHORT[0], max_tokens=16))
-    broker = f"127.0.0.1:{stage.stack.broker_port}"
-    command = overspill("fleet", "set", DEVICE, "router.policy=cloud-first", "--fleet", FLEET, "--broker", broker)
+    command, returncode, output = await fleet_set(stage.stack, "router.policy=cloud-first")
+    stage.screen.note(command)
+    stage.screen.note(output)
+    result.check(returncode == 0, f"the device applies it: {output}")
+    after = await stage.one(result, Ask(SHORT[0], max_tokens=16))
+    result.check(before.tier == "edge" and after.tier == "cloud", "the next request shows the new policy")
+
+
+async def fleet_set(stack: Stack, *change: str) -> tuple[str, int | None, str]:
+    """Run `overspill fleet set` on the demo's device; returns the command, its exit code and what it said."""
+    command = overspill("fleet", "set", DEVICE, *change, "--fleet", FLEET, "--broker", f"127.0.0.1:{stack.broker_port}")
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     output, _ = await process.communicate()
-    stage.screen.note(f"overspill {' '.join(command[3:])}")
-    stage.screen.note(output.decode().strip())
-    result.check(process.returncode == 0, f"the device applies it: {output.decode().strip()}")
-    after = await stage.one(result, Ask(SHORT[0], max_tokens=16))
-    result.check(before.tier == "edge" and after.tier == "cloud", "the next request shows the new policy")
+    return f"overspill {' '.join(command[3:])}", process.returncode, output.decode().strip()
 
 
 def counted(text: str) -> list[int]:

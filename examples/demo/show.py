@@ -13,7 +13,7 @@ from rich.table import Table
 from examples.demo.traffic import Reply
 
 OUTCOME_STYLE = {"completed": "green", "degraded": "yellow", "shed": "magenta", "unavailable": "magenta"}
-COLUMNS = "{:>6}  {:<5}  {:<25} {:>9} {:>9}  {:<6} {:>4}  {:<11} {}"
+COLUMNS = "{:>6}  {:<5}  {:<33} {:>9} {:>9} {:>9}  {:<6} {:>4}  {:<11} {}"
 
 
 @dataclass
@@ -42,7 +42,9 @@ class Screen:
     def scene(self, number: int, title: str) -> None:
         self.console.print(f"\n[bold]Scene {number}: {title}[/bold]")
         self.console.print(
-            COLUMNS.format("prompt", "tier", "model", "predicted", "TTFT", "finish", "out", "outcome", "reason"),
+            COLUMNS.format(
+                "prompt", "tier", "model", "predicted", "TTFT", "took", "finish", "out", "outcome", "reason"
+            ),
             style="dim",
         )
 
@@ -61,6 +63,7 @@ class Screen:
             (reply.variant + (f" (rung {reply.rung})" if reply.rung else "")) or "–",
             _milliseconds(reply.predicted_ttft_ms),
             _milliseconds(reply.ttft_ms),
+            _milliseconds(reply.e2e_ms) if reply.served else "–",
             reply.finish or "–",
             reply.completion_tokens or "–",
             reply.outcome,

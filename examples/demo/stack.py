@@ -182,9 +182,14 @@ class Stack:
         await self.stop()
 
     async def stop(self) -> None:
-        """End every process, the edge first."""
-        for child in (self.edge, self.cloud, self.broker):
-            await child.stop()
+        """End every process, the edge first; interrupted, end all of them at once."""
+        children = (self.edge, self.cloud, self.broker)
+        try:
+            for child in children:
+                await child.stop()
+        finally:
+            for child in children:
+                child.kill()
 
     async def cloud_ready(self, timeout_s: float = 120.0) -> None:
         """Wait until the cloud serves and the edge has seen that it does."""
