@@ -30,6 +30,7 @@ from edge_agent.steering import Steering
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import Profile, ProfileMatch, choose_profile
 from router import systemd
+from router.candidates import Unreached
 from router.clock import MonotonicClock
 from router.dispatch import Dispatcher
 from router.gateway.app import create_app
@@ -124,6 +125,7 @@ class EdgeAgent:
         await stack.enter_async_context(self.lineup)
         if self.config.upstream.url:
             self._upstream = await stack.enter_async_context(self._upstream_tier())
+            self.dispatcher.expect(self._unreached)
         self._listener = Listener(create_app(self._gateway_deps()), _CONNECTIONS)
         listening = await stack.enter_async_context(self._listener.running(bound))
         listening.add_done_callback(lambda _: self.stop())  # one that dies ends the agent, which is started again
@@ -186,6 +188,10 @@ class EdgeAgent:
         self._prompts.codecs = {
             name: replica.codec for replica in reversed(local) for name in (replica.info.variant, replica.info.family)
         }
+
+    def _unreached(self) -> Unreached | None:
+        upstream = self._upstream
+        return Unreached(upstream.endpoint, upstream.unreached) if upstream and upstream.unreached else None
 
     def infos(self) -> list[ReplicaInfo]:
         """Describe every replica, local ones first."""

@@ -10,14 +10,14 @@ import asyncio
 import math
 import zlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
 from router.admission import Admission, Place
 from router.alarms import Alarms
-from router.candidates import Asked, Look, Sight, assess, expected_tokens, explain_none
+from router.candidates import Asked, Look, Sight, Unreached, assess, expected_tokens, explain_none
 from router.clock import Clock
 from router.errors import DeadlineLost, OverspillError, Shed, Unavailable
 from router.explain import DecisionRecord
@@ -31,6 +31,7 @@ from router.policy.registry import load_policy
 from router.replica import Replica, ReplicaSnapshot
 from router.settings import RouterSettings
 from router.telemetry import Telemetry
+from router.wire.inference import Locality
 
 log = structlog.get_logger("router")
 
@@ -83,6 +84,7 @@ class Binder:
 
     def __init__(self, brain: Brain, clock: Clock, alarms: Alarms, telemetry: Telemetry) -> None:
         self.replicas: dict[str, Replica] = {}
+        self.upstream: Callable[[], Unreached | None] = _nothing
         self.admission: Admission[Flight] = Admission()
         self._brain = brain
         self._clock = clock
@@ -142,6 +144,10 @@ class Binder:
         """Whether any replica may serve what is left of a request."""
         situation, rejections = assess(asked, self._look(Counter()))
         return situation is not None or any(r.waits for r in rejections)
+
+    def unreached(self, locality: Locality) -> Unreached | None:
+        """Return the upstream of which nothing is known yet, if the policy and `locality` let a request go there."""
+        return None if Locality.LOCAL_ONLY in {self._policy.locality, locality} else self.upstream()
 
     def refuse_all(self, error: OverspillError) -> None:
         """End the waiting of everyone."""
@@ -300,6 +306,7 @@ class Binder:
             ahead=ahead,
             session_replica=self._sessions,
             locality=self._policy.locality,
+            unreached=self.upstream(),
         )
 
     def _sights(self) -> Sequence[Sight]:
@@ -347,6 +354,10 @@ class Binder:
         if len(self.admission):
             self.wake()
             self._recheck_later()
+
+
+def _nothing() -> None:
+    """There is no upstream that was not reached."""
 
 
 def _spread(retry_after_s: float, request_id: str) -> float:

@@ -12,7 +12,7 @@ from router.ladder import Ladder
 from router.latency import Demand, InFlight, LatencyModel
 from router.link import LinkSnapshot
 from router.policy.protocol import Candidate, Situation
-from router.replica import Replica, ReplicaInfo, ReplicaSnapshot
+from router.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.settings import RouterSettings
 from router.wire.inference import ChatPrompt, InferenceRequest, Locality
 
@@ -45,6 +45,22 @@ class Sight:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Unreached:
+    """A configured upstream that was never reached: what it serves is not known yet.
+
+    Attributes:
+        why: what the last attempt met.
+    """
+
+    endpoint: str
+    why: str
+
+    @property
+    def text(self) -> str:
+        return f"not reached yet, so what it serves is not known; {self.why}"
+
+
 @dataclass(slots=True)
 class Look:
     """What one moment's decisions need besides the request.
@@ -53,6 +69,7 @@ class Look:
         ahead: replica id → requests that wait for it and go first.
         session_replica: session → the replica that served it last.
         locality: what the tier's policy allows at all.
+        unreached: an upstream that might serve anything, and cannot be asked yet.
     """
 
     now_s: float
@@ -63,6 +80,7 @@ class Look:
     ahead: Mapping[str, int]
     session_replica: Mapping[str, str]
     locality: Locality = Locality.ANY
+    unreached: Unreached | None = None
 
     def sight(self, replica_id: str) -> Sight:
         return next(s for s in self.sights if s.info.replica_id == replica_id)
@@ -91,7 +109,7 @@ class Asked:
 
 def assess(asked: Asked, look: Look) -> tuple[Situation | None, tuple[Rejection, ...]]:
     """Filter and predict. The situation is None when every replica was rejected."""
-    rejections: list[Rejection] = []
+    rejections = _unreached(asked, look)
     candidates: list[Candidate] = []
     session = look.session_replica.get(asked.request.objective.session or "")
     answer_tokens = 1
@@ -193,6 +211,26 @@ def expected_tokens(asked: Asked, info: ReplicaInfo, latency: LatencyModel) -> i
     if asked.request.sampling.ignore_eos and asked.left_tokens is not None:
         return max(1, min(asked.left_tokens, room))
     return max(1, min(latency.answer_tokens(info.family, asked.left_tokens), room))
+
+
+def _unreached(asked: Asked, look: Look) -> list[Rejection]:
+    """Let an upstream that was never reached speak up as one replica that may pass, where it may be asked at all."""
+    upstream = look.unreached
+    if upstream is None or Locality.LOCAL_ONLY in {look.locality, asked.request.objective.locality}:
+        return []
+    info = ReplicaInfo(
+        replica_id=f"upstream {upstream.endpoint}",
+        endpoint=upstream.endpoint,
+        tier="cloud",
+        remote=True,
+        family=asked.request.model,
+        variant="unknown",
+        rung=0,
+        quality=0.0,
+        context_tokens=0,
+        prior=SpeedPrior(0.0, 0.0),
+    )
+    return [Rejection(info, "unhealthy", upstream.text, temporary=True)]
 
 
 def _reject(asked: Asked, sight: Sight, look: Look) -> Rejection | None:

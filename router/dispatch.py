@@ -10,7 +10,7 @@ the usual reason to be late. What a hedge would win is won by waiting here and b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
 from typing import Any, final
 
@@ -20,6 +20,7 @@ from router.alarms import Alarms
 from router.answer import Answer
 from router.binding import Binder, Brain
 from router.breaker import BreakerState
+from router.candidates import Unreached
 from router.clock import Clock, MonotonicClock
 from router.errors import InvalidRequest, OverspillError, Refused, ReplicaBroken, Unavailable
 from router.explain import DecisionLog, DecisionRecord
@@ -30,7 +31,7 @@ from router.latency import LatencyModel
 from router.replica import Replica, ReplicaSnapshot
 from router.settings import RouterSettings
 from router.telemetry import Telemetry
-from router.wire.inference import FinishReason, InferenceRequest, Outcome, TokenChunk
+from router.wire.inference import FinishReason, InferenceRequest, Locality, Outcome, TokenChunk
 
 log = structlog.get_logger("router")
 
@@ -134,6 +135,15 @@ class Dispatcher:
         """Every name a request may ask for: families and variants."""
         infos = [replica.info for replica in self._binder.replicas.values()]
         return {info.family for info in infos} | {info.variant for info in infos}
+
+    def expect(self, upstream: Callable[[], Unreached | None]) -> None:
+        """Ask `upstream` at each decision for what is configured and was never reached: it might serve anything."""
+        self._binder.upstream = upstream
+
+    def unreached(self, locality: Locality) -> str:
+        """Name the upstream of which nothing is known yet, and why; empty where no request of `locality` may go."""
+        upstream = self._binder.unreached(locality)
+        return f"upstream {upstream.endpoint}: {upstream.text}" if upstream is not None else ""
 
     def load(self) -> list[ReplicaSnapshot]:
         """Return a snapshot of every replica; what waits in this tier's own queue is `waiting`."""

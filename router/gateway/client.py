@@ -153,6 +153,7 @@ class UpstreamTier:
         key = self._options.api_key
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._replicas: list[UpstreamReplica] = []
+        self._told = False
         self._silent_probes = 0
         self._polls_since_discovery = _REDISCOVER_EVERY_POLLS
         self._wake = asyncio.Event()
@@ -162,6 +163,11 @@ class UpstreamTier:
     def replicas(self) -> list[UpstreamReplica]:
         """The rungs found so far, best first; empty until the upstream was reached once."""
         return list(self._replicas)
+
+    @property
+    def unreached(self) -> str:
+        """Say why nothing is known of what the upstream serves; empty once it has told."""
+        return "" if self._told else self.condition.why
 
     @property
     def who(self) -> str:
@@ -306,6 +312,7 @@ class UpstreamTier:
 
     def _take(self, infos: list[ReplicaInfo]) -> None:
         """Put the rungs found in place; one that has not changed keeps its replica, and with it its load."""
+        self._told = True
         kept = {replica.info: replica for replica in self._replicas}
         found = [kept.get(info) or UpstreamReplica(info, self) for info in sorted(infos, key=_by_rung)]
         if found == self._replicas:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from router.answer import Answer
 from router.clock import Clock
 from router.replica import ReplicaInfo, ReplicaSnapshot
-from router.wire.inference import InferenceRequest, Prompt, PromptSize
+from router.wire.inference import InferenceRequest, Locality, Prompt, PromptSize
 
 
 class PromptCounter(Protocol):
@@ -58,6 +58,10 @@ class Dispatch(Protocol):
 
     def known_models(self) -> Collection[str]:
         """Return every family and variant name that may be asked for."""
+        ...
+
+    def unreached(self, locality: Locality) -> str:
+        """Name an upstream that might serve what nobody here does, and was never reached; empty if there is none."""
         ...
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
 from router.answer import Answer
-from router.errors import ModelNotFound, ReplicaBroken, Shed, Unavailable
+from router.errors import ContextTooLong, ModelNotFound, OverspillError, ReplicaBroken, Shed, Unavailable
 from router.gateway.bodies import BodyRoom
 from router.gateway.deps import GatewayDeps
 from router.gateway.exchange import Exchange, draining_or_starting
@@ -100,11 +100,15 @@ class Intake:
         Raises:
             OverspillError: any of the tree.
         """
-        self._check_model(call.model)
         objective = self._objective(exchange, call)
+        unreached = self.deps.dispatcher.unreached(objective.locality)
+        self._check_model(call.model, unreached)
         passed_on = wire_headers.passed_on(exchange.headers)
         began = time.perf_counter()
-        size = await self._count(call)
+        try:
+            size = await self._count(call)
+        except ContextTooLong as error:
+            raise self._perhaps_later(error, unreached) from error
         counted = time.perf_counter()
         exchange.timings_ms.append(("tokenize", (counted - began) * 1000))
         request = InferenceRequest(
@@ -126,16 +130,25 @@ class Intake:
         exchange.timings_ms.append(("first-token", (time.perf_counter() - counted) * 1000))
         return answer, size.tokens
 
-    def _check_model(self, model: str) -> None:
+    def _perhaps_later(self, error: OverspillError, unreached: str) -> OverspillError:
+        """Nothing is final while an upstream that might serve the request was never reached."""
+        if not unreached:
+            return error
+        retry_after_s = self.deps.limits.retry_after_s
+        return Unavailable(
+            f"no replica can take the request now ({unreached}); {error.message}", retry_after_s=retry_after_s
+        )
+
+    def _check_model(self, model: str, unreached: str) -> None:
         known = self.deps.dispatcher.known_models()
-        if not known:
+        if not known and not unreached:
             # Nothing was found yet, which says nothing about the model: the caller shall come back.
             raise Unavailable(
                 "no model is known here yet: none is loaded, and no upstream was reached",
                 retry_after_s=self.deps.limits.retry_after_s,
             )
         if model not in known:
-            raise unknown_model(model, sorted(known))
+            raise self._perhaps_later(unknown_model(model, sorted(known)), unreached)
 
     def _objective(self, exchange: Exchange, call: Call) -> Objective:
         default = Objective()

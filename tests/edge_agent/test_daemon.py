@@ -28,6 +28,7 @@ from edge_agent.runtime.protocol import Runtime, RuntimeRequest
 from edge_agent.steering import Steering
 from router.errors import ConfigError, OverspillError
 from router.wire.fleet import DesiredConfig
+from router.wire.inference import Locality
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "temperature": 0}
 
@@ -96,6 +97,31 @@ async def test_bad_requests_are_told_what_is_wrong(world: TinyWorld) -> None:
         long = await client.post("/v1/completions", json={"model": "tiny", "prompt": "x" * 5000})
         assert long.status_code == 400
         assert long.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "x" * 300},
+        {"prompt": "x" * 200_000},
+        {"prompt": "x", "model": "tiny-fp32"},
+    ],
+    ids=["too-long-here", "hopeless-here", "unknown-here"],
+)
+async def test_a_cloud_that_was_never_reached_makes_nothing_final(world: TinyWorld, body: dict[str, object]) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        async with served(world.config(upstream={"url": url})) as (agent, client):
+            await until(lambda: "ConnectError" in agent.dispatcher.unreached(Locality.ANY))
+            ask = {"model": "tiny", "max_tokens": 4, **body}
+            later = await client.post("/v1/completions", json=ask)
+            assert later.status_code == 503, later.text
+            assert "retry-after" in later.headers
+            assert f"upstream {url}: not reached yet" in later.text
+            assert "ConnectError" in later.text
+            final = await client.post("/v1/completions", json=ask, headers={"x-overspill-locality": "local-only"})
+            assert final.status_code in {400, 404}, final.text
 
 
 async def test_draining_finishes_streams_and_refuses_newcomers(world: TinyWorld) -> None:

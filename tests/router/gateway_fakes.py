@@ -17,7 +17,16 @@ from router.clock import MonotonicClock
 from router.errors import ContextTooLong, DeadlineLost, ModelNotFound, ReplicaBroken, Shed, Unavailable
 from router.gateway.app import GatewayDeps, create_app
 from router.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
-from router.wire.inference import ChatPrompt, FinishReason, InferenceRequest, Prompt, PromptSize, TextPrompt, TokenChunk
+from router.wire.inference import (
+    ChatPrompt,
+    FinishReason,
+    InferenceRequest,
+    Locality,
+    Prompt,
+    PromptSize,
+    TextPrompt,
+    TokenChunk,
+)
 
 FAMILY = "tiny"
 PRIOR = SpeedPrior(prefill_tokens_per_s=900.0, decode_tokens_per_s=60.0, decode_batch_slope=0.1, source="test")
@@ -166,6 +175,9 @@ class FakeDispatcher:
 
     def known_models(self) -> frozenset[str]:
         return frozenset({FAMILY, *(info.variant for info in INFOS)})
+
+    def unreached(self, locality: Locality) -> str:
+        return ""
 
 
 class FakeTelemetry:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from router_fakes import FAMILY, UPSTREAM, answer, info, request, world
 
+from router.candidates import Unreached
 from router.errors import (
     ContextTooLong,
     DeadlineLost,
@@ -154,6 +155,42 @@ async def test_an_unknown_model_is_named():
         with pytest.raises(ModelNotFound, match="tiny-int8"):
             await w.clock.run(w.ask(model="huge"))
         assert w.dispatcher.known_models() == {FAMILY, *(replica.info.variant for replica in w.all)}
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [{"prompt_tokens": 3000}, {"model": "unheard-of"}, {"locality": "cloud-only"}, {"min_quality": 0.99}],
+    ids=lambda wish: next(iter(wish)),
+)
+async def test_nothing_is_final_while_an_upstream_was_never_reached(wish: dict):
+    async with world(remote=False) as w:
+        w.dispatcher.expect(lambda: Unreached(UPSTREAM, "unreachable: ConnectError"))
+        ask = request(w.clock, **wish)
+        with pytest.raises(Unavailable, match=f"upstream {UPSTREAM}: not reached yet.*ConnectError") as raised:
+            await w.clock.run(w.read(ask))
+        assert raised.value.retry_after_s > 0
+        record = w.record(ask.request_id)
+        assert "ConnectError" in record["error"]
+        why = {row["replica"]: row["why"] for row in record["candidates"]}
+        assert "ConnectError" in why[f"upstream {UPSTREAM}"]
+        w.dispatcher.expect(lambda: None)
+        with pytest.raises(OverspillError) as final:
+            await w.clock.run(w.read(request(w.clock, **wish)))
+        assert "ConnectError" not in final.value.message
+
+
+async def test_what_must_stay_here_is_final_whatever_the_upstream_may_serve():
+    async with world(remote=False) as w:
+        w.dispatcher.expect(lambda: Unreached(UPSTREAM, "unreachable: ConnectError"))
+        with pytest.raises(ContextTooLong):
+            await w.clock.run(w.read(request(w.clock, prompt_tokens=3000, locality="local-only")))
+        with pytest.raises(ModelNotFound):
+            await w.clock.run(w.read(request(w.clock, model="unheard-of", locality="local-only")))
+        w.dispatcher.reconfigure(RouterSettings(policy="local-only"))
+        with pytest.raises(ContextTooLong):
+            await w.clock.run(w.read(request(w.clock, prompt_tokens=3000)))
+        route, _ = await w.clock.run(w.read(request(w.clock, max_tokens=8)))
+        assert route.tier == "edge"
 
 
 async def test_unreachable_before_the_first_token_goes_elsewhere():
