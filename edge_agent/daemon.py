@@ -2,7 +2,8 @@
 
 Startup goes from the configuration to the profile, the gateway, the models and the fleet; the address is taken and
 answers `503 starting` before a model is loaded. A first SIGTERM or SIGINT drains: new requests are refused with the
-time to come back, streams in flight go on up to a deadline. A second one ends at once.
+time to come back, streams in flight go on up to a deadline. Then the models end, and with them what still streams,
+with an error event; the listener is left last. A second signal skips the wait.
 """
 
 from __future__ import annotations
@@ -122,13 +123,13 @@ class EdgeAgent:
     async def _start(self, stack: contextlib.AsyncExitStack, bound: socket.socket) -> None:
         """Bring everything up; what is entered here is left in reverse order."""
         await stack.enter_async_context(self.dispatcher)
-        await stack.enter_async_context(self.lineup)
         if self.config.upstream.url:
             self._upstream = await stack.enter_async_context(self._upstream_tier())
             self.dispatcher.expect(self._unreached)
         self._listener = Listener(create_app(self._gateway_deps()), _CONNECTIONS)
         listening = await stack.enter_async_context(self._listener.running(bound))
         listening.add_done_callback(lambda _: self.stop())  # one that dies ends the agent, which is started again
+        await stack.enter_async_context(self.lineup)  # after the listener: what it ends can still be told to callers
         for name, work in (("health", self._watch_health()), ("watchdog", systemd.watch())):
             stack.push_async_callback(end, asyncio.create_task(work, name=name))
         EdgeMetrics(self.telemetry.registry, self.lineup, lambda: self.health, lambda: self._fleet)
@@ -164,7 +165,10 @@ class EdgeAgent:
         while self._listener.busy and self.clock.now_s() < deadline_s and not self._stop_now.is_set():  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_LOOK_S)
         if self._listener.busy:
-            log.warning("drain incomplete", cut_off=self._listener.busy)
+            log.warning("streams cut off", in_flight=self._listener.busy)
+        self.dispatcher.close()
+        if self._upstream is not None:
+            self._upstream.lost.tell("this tier is shutting down")
 
     def _take_signals(self, stack: contextlib.AsyncExitStack) -> None:
         loop = asyncio.get_running_loop()

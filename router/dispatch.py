@@ -75,9 +75,13 @@ class Dispatcher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+        await self.alarms.__aexit__(kind, error, trace)
+
+    def close(self) -> None:
+        """Refuse who waits, and bind nobody from now on: an answer whose replica ends breaks off and says so."""
         self._closed = True
         self._binder.refuse_all(_shutting_down())
-        await self.alarms.__aexit__(kind, error, trace)
 
     async def start(self, request: InferenceRequest) -> Answer:
         """Route `request` and return when its first text is ready.
@@ -180,6 +184,8 @@ class Dispatcher:
         Raises:
             OverspillError: there is none for this request, now or ever.
         """
+        if self._closed:
+            raise _shutting_down()
         request = journey.request
         until_s = self.clock.now_s() + self.settings.max_wait_ms / 1e3
         if request.objective.deadline_s is not None:

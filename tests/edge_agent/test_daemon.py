@@ -7,7 +7,8 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,7 +25,8 @@ from edge_agent.device.health import DeviceHealth, HealthReader
 from edge_agent.fleet.effective import tellable
 from edge_agent.fleet.reconcile import Knowledge, applied
 from edge_agent.fleet.state import StateDir
-from edge_agent.runtime.protocol import Runtime, RuntimeRequest
+from edge_agent.runtime.packed import PackedRuntime
+from edge_agent.runtime.protocol import Logits, Runtime, RuntimeRequest, StepInput
 from edge_agent.steering import Steering
 from router.errors import ConfigError, OverspillError
 from router.wire.fleet import DesiredConfig
@@ -144,14 +146,62 @@ async def test_draining_finishes_streams_and_refuses_newcomers(world: TinyWorld)
         assert finals[-1]["choices"][0]["finish_reason"] == "length"
 
 
-async def test_a_second_stop_does_not_wait(world: TinyWorld) -> None:
-    config = world.config(agent={"drain_deadline_s": 600.0}, models={"context_tokens": 512})
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each step take so long that no answer ends by itself in the test."""
+    forward = PackedRuntime.forward
+
+    def slowly(self: PackedRuntime, steps: Sequence[StepInput]) -> Logits:
+        time.sleep(0.05)
+        return forward(self, steps)
+
+    monkeypatch.setattr(PackedRuntime, "forward", slowly)
+
+
+@pytest.mark.parametrize("stops", [1, 2], ids=["deadline", "second-stop"])
+async def test_whoever_is_cut_off_is_told_so(
+    world: TinyWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stops: int
+) -> None:
+    slow(monkeypatch)
+    drain_s = 0.1 if stops == 1 else 600.0
+    config = world.config(agent={"drain_deadline_s": drain_s}, models={"context_tokens": 512, "kv_slots": 1})
     async with served(config) as (agent, client):
         body = ignoring_eos(stream=True, max_tokens=450)
         async with client.stream("POST", "/v1/chat/completions", json=body) as stream:
-            await anext(stream.aiter_lines())
-            agent.stop()
-            agent.stop()
+            lines = stream.aiter_lines()
+            await anext(lines)
+            waits = asyncio.create_task(client.post("/v1/chat/completions", json=ignoring_eos(max_tokens=450)))
+            await until(lambda: agent.dispatcher.waiting)
+            for _ in range(stops):
+                agent.stop()
+            rest = [line async for line in lines]
+        told = [json.loads(line[6:])["error"]["message"] for line in rest if line.startswith('data: {"error"')]
+        assert len(told) == 1, rest
+        assert "shutting down" in told[0]
+        refused = await waits
+        assert refused.status_code == 503, refused.text
+        assert "retry-after" in refused.headers
+    assert "Traceback" not in caplog.text
+
+
+async def test_whoever_streams_from_the_upstream_is_told_too(
+    world: TinyWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow(monkeypatch)
+    async with served(world.config(models={"context_tokens": 512})) as (behind, _):
+        alone = {"variants": [], "preload": []}
+        upstream = {"url": f"http://127.0.0.1:{behind.port}"}
+        config = world.config(agent={"drain_deadline_s": 0.1}, models=alone, upstream=upstream)
+        async with served(config) as (agent, client):
+            await until(agent.dispatcher.known_models)
+            body = ignoring_eos(stream=True, max_tokens=450)
+            async with client.stream("POST", "/v1/chat/completions", json=body) as stream:
+                lines = stream.aiter_lines()
+                await anext(lines)
+                agent.stop()
+                rest = [line async for line in lines]
+        assert any("shutting down" in line for line in rest if line.startswith('data: {"error"')), rest
+        await until(lambda: not any(list(replica.loop.live) for replica in behind.lineup.replicas))
+    assert "Traceback" not in caplog.text
 
 
 async def test_more_requests_than_fit_all_end_well(world: TinyWorld) -> None:
