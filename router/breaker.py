@@ -53,6 +53,11 @@ class Breaker:
         self._good_probes = 0
 
     @property
+    def unreachable(self) -> bool:
+        """A probe has failed since a good one: whoever probes knows, and has said so."""
+        return self._unreachable
+
+    @property
     def state(self) -> BreakerState:
         """The state now; an open breaker whose time is over is half_open."""
         if self._state is BreakerState.OPEN and self._clock.now_s() >= self._open_until_s:

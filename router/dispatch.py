@@ -9,6 +9,7 @@ the usual reason to be late. What a hedge would win is won by waiting here and b
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
@@ -65,6 +66,7 @@ class Dispatcher:
         self._binder = Binder(self._brain, self.clock, self.alarms, self.telemetry)
         self._log = DecisionLog(settings.decision_log)
         self._closed = False
+        self._left_alone: set[str] = set()
         self.set_replicas(replicas)
         self._watch()
 
@@ -292,8 +294,20 @@ class Dispatcher:
             self.telemetry.e2e_s.labels(tier, variant).observe(record.finish_s)
 
     def _breaker_changed(self, endpoint: str, state: BreakerState, why: str) -> None:
+        """Say once that an endpoint is left alone, and once that it is back; what is tried in between is detail.
+
+        An endpoint that does not answer probes was told of by the client that probes it.
+        """
         self.telemetry.breaker_changes.labels(endpoint, state.value).inc()
-        log.warning("breaker", endpoint=endpoint, state=state.value, why=why)
+        level = logging.DEBUG
+        if state is BreakerState.CLOSED and endpoint in self._left_alone:
+            self._left_alone.remove(endpoint)
+            level = logging.INFO
+        elif state is BreakerState.OPEN and endpoint not in self._left_alone:
+            if not self._brain.health.breaker_of(endpoint).unreachable:
+                self._left_alone.add(endpoint)
+                level = logging.WARNING
+        log.log(level, "breaker", endpoint=endpoint, state=state.value, why=why)
 
     def _watch(self) -> None:
         """Register the gauges."""

@@ -154,6 +154,7 @@ class UpstreamTier:
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._replicas: list[UpstreamReplica] = []
         self._told = False
+        self._said: set[str] = set()
         self._silent_probes = 0
         self._polls_since_discovery = _REDISCOVER_EVERY_POLLS
         self._wake = asyncio.Event()
@@ -329,12 +330,14 @@ class UpstreamTier:
         if not self.condition.reachable:
             log.info("upstream reached", endpoint=self.endpoint, ready=ready)
         self._silent_probes = 0
+        self._said.clear()
         self.condition = Condition(reachable=True, ready=ready, why=why)
         if ready:
             self._hooks.probe_succeeded(self.endpoint)
 
     def _failed(self, why: str) -> None:
-        if self.condition.reachable or self.condition.why != f"unreachable: {why}":
+        if why not in self._said:  # each reason once until it is reached again
+            self._said.add(why)
             log.warning("upstream unreachable", endpoint=self.endpoint, why=why)
         self.condition = Condition(reachable=False, ready=False, why=f"unreachable: {why}")
         self._hooks.probe_failed(self.endpoint, why)

@@ -7,11 +7,12 @@ import asyncio
 import pytest
 import structlog
 from prometheus_client import generate_latest
-from router_fakes import answer, request, world
+from router_fakes import UPSTREAM, answer, request, world
 
 from router import binding, dispatch
 from router.errors import OverspillError, Shed, Unavailable
 from router.latency import Demand, InFlight
+from router.settings import BreakerSettings
 
 
 def broken(*_: object, **__: object) -> None:
@@ -54,6 +55,34 @@ async def test_a_replica_whose_load_cannot_be_read_is_left_out_and_said_once():
         assert [log["replica"] for log in logs if log["event"] == "load unreadable"] == ["local/tiny-int8"]
         with pytest.raises(Unavailable, match="cannot be read"):
             await w.clock.run(w.ask(model="tiny-int8"))
+
+
+def warnings(logs: list) -> list[str]:
+    return [log["state"] for log in logs if log["event"] == "breaker" and log["log_level"] == "warning"]
+
+
+async def test_an_endpoint_that_stays_away_is_told_of_once():
+    async with world(breaker=BreakerSettings(failures=2, open_ms=1000.0, max_open_ms=1000.0)) as w:
+        for _ in range(2):
+            w.local.faults = ["unreachable"] * 8
+            with structlog.testing.capture_logs() as logs:
+                while w.local.faults:  # opens once, and again after each trial
+                    await w.clock.run(w.ask(max_tokens=8))
+                    await w.clock.advance(1.1)
+            assert warnings(logs) == ["open"]
+            await w.clock.run(w.ask(max_tokens=8))
+            assert w.dispatcher.breaker_states()["local/tiny-int8"] == "closed"
+        assert metric(w, 'overspill_breaker_changes_total{endpoint="local/tiny-int8",state="open"}') > 8
+
+
+async def test_what_probes_find_is_told_by_whoever_probes():
+    async with world() as w:
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(40):
+                w.dispatcher.probe_failed(UPSTREAM, "no route")
+                await w.clock.advance(1.0)
+        assert w.dispatcher.breaker_states()[UPSTREAM] in {"open", "half_open"}
+        assert warnings(logs) == []
 
 
 async def test_a_request_that_cannot_be_decided_gets_an_error_and_starves_nobody(monkeypatch: pytest.MonkeyPatch):

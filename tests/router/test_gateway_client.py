@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+import structlog
 from gateway_fakes import FAMILY, FakeDispatcher, Server, gateway_deps, replica_info, serving
 
 from router.clock import MonotonicClock
@@ -358,6 +359,25 @@ async def test_an_upstream_may_come_later_go_and_come_back() -> None:
             assert len(await everything(replica, ask())) == 4
         finally:
             await asyncio.to_thread(again.stop)
+
+
+async def test_an_absent_upstream_is_told_of_once() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    bad: list[str] = []
+    hooks = UpstreamHooks(probe_failed=lambda _, why: bad.append(why))
+    with structlog.testing.capture_logs() as logs:
+        async with upstream(f"http://127.0.0.1:{port}", hooks) as tier:
+            for _ in range(2):
+                await until(lambda: len(bad) > 5)
+                told = [log["why"] for log in logs if log["event"] == "upstream unreachable"]
+                assert told == list(dict.fromkeys(bad)), "each reason once"
+                server = await asyncio.to_thread(Server(gateway_deps(), port).start)
+                await best(tier)
+                bad.clear()
+                logs.clear()
+                await asyncio.to_thread(server.stop)
 
 
 async def test_not_ready_is_reachable_but_takes_nothing() -> None:
