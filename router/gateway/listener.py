@@ -229,6 +229,7 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         self._head_is_new = False
+        self._unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         self._lingering = _LingeringTransport(transport, self._has_unread_body)
@@ -240,6 +241,7 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._body_read()
         for cycle, _ in self.pipeline:  # uvicorn would answer them into the closed connection
             cycle.disconnected = True
         self.pipeline.clear()
@@ -271,6 +273,20 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._disarm()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._body_read()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._has_unread_body():  # refused before it was read: what is left of it is dropped, but not for ever
+            self._unread_timer = self.loop.call_later(self.config.limits.keep_alive_s, self.transport.close)
+
+    def _body_read(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - what uvicorn says; the refusal says the same
         self._refuse(400)

@@ -73,3 +73,25 @@ async def test_the_owners_own_error_comes_first(bound: socket.socket, monkeypatc
 
     with pytest.raises(ValueError, match="a model is missing"):
         await own()
+
+
+@pytest.mark.parametrize("more", [b"", b"x"])
+async def test_a_body_that_nobody_reads_does_not_hold_its_connection_open(bound: socket.socket, more: bytes) -> None:
+    """`app` answers without reading: what is left of the body is dropped, and not waited for in all eternity."""
+    limits = ConnectionLimits(header_timeout_s=0.2, keep_alive_s=0.2)
+    async with Listener(app, limits).running(bound):
+        reader, writer = await asyncio.open_connection(*bound.getsockname())
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
+        writer.write(more)
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
+
+
+async def test_a_body_that_is_dropped_whole_leaves_its_connection_usable(bound: socket.socket) -> None:
+    async with Listener(app, ConnectionLimits(keep_alive_s=60)).running(bound):
+        reader, writer = await asyncio.open_connection(*bound.getsockname())
+        for _ in range(3):
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n" + b"x" * 100)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
+        writer.close()
