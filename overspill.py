@@ -12,6 +12,7 @@ import typer.core
 import typer.main
 
 from router.errors import OverspillError
+from router.extras import EXTRA_OF, install
 
 PARTS = {
     "edge": ("edge_agent.cli", "The agent on the device: run it, check its configuration, ask which board it is."),
@@ -73,10 +74,10 @@ def main() -> None:
         typer.echo(f"overspill: {error.message}", err=True)
         sys.exit(2)
     except ModuleNotFoundError as error:
-        extra = {"torch": "cloud", "onnx": "cloud", "gguf": "cloud", "onnxruntime": "edge"}.get(str(error.name))
+        extra = EXTRA_OF.get(str(error.name))
         if extra is None:
             raise
-        typer.echo(f"overspill: `{error.name}` is not installed; run: pip install 'overspill[{extra}]'", err=True)
+        typer.echo(f"overspill: `{error.name}` (extra `{extra}`) is not installed; run: {install(extra)}", err=True)
         sys.exit(2)
 
 

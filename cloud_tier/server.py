@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import enum
+import importlib.util
 import os
 import signal
 import socket
@@ -34,7 +35,8 @@ from models.store import ModelStore, default_root
 from router import systemd
 from router.clock import Clock, MonotonicClock
 from router.dispatch import Dispatcher
-from router.errors import ReplicaError
+from router.errors import ConfigError, ReplicaError
+from router.extras import install
 from router.gateway.app import GatewayDeps, GatewayLimits, create_app
 from router.gateway.listener import ConnectionLimits, Listener, allow_open_files, bind
 from router.replica import ReplicaInfo
@@ -45,6 +47,7 @@ log = structlog.get_logger("cloud_tier")
 
 _LAST_WORDS_S = 2.0  # after the engines ended: for error events to reach their callers
 _POLL_S = 0.02
+_ENGINE_NEEDS = ("torch", "gguf")
 
 EngineFactory = Callable[[EngineConfig, Clock], SupervisedEngine]
 
@@ -70,15 +73,29 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
     """Check a configuration against this machine: keys, models, weights. Reads files; starts nothing.
 
     Raises:
-        ConfigError: the tier would be open to the network, or an entry does not fit its model.
+        ConfigError: a library is missing, the tier would be open to the network, or an entry does not fit its model.
         ModelNotFound, ArtifactError: a model is unknown, or its weights are not here; names the command to run.
     """
+    _require_engine()
     keys = read_keys(config.auth, environ)
     require_keys(config.server, config.auth, keys)
     folder = config.server.models_dir
     catalog = load_catalog()
     store = ModelStore(Path(folder).expanduser() if folder else default_root(), catalog)
     return Plan(config, line_up(config.models, catalog, store), keys)
+
+
+def _require_engine() -> None:
+    """Look for what engines import in processes of their own, where a missing library is told as an engine that died.
+
+    Raises:
+        ConfigError: names the extra and how to install it.
+    """
+    missing = [name for name in _ENGINE_NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the cloud tier needs the extra `cloud`: {', '.join(missing)} cannot be imported; run: {install('cloud')}"
+        )
 
 
 def torch_engine(config: EngineConfig, clock: Clock) -> SupervisedEngine:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib
+import importlib.util
 import os
 import tempfile
 import time
@@ -29,6 +30,7 @@ from models.artifact import Note, silent
 from models.export import exported, onnx_variant
 from models.gate import check_graph
 from router.errors import ArtifactError, InvalidRequest
+from router.extras import install
 
 if TYPE_CHECKING:
     from models.catalog import Variant
@@ -36,10 +38,7 @@ if TYPE_CHECKING:
 
 RuntimeName = Literal["tensorrt", "tensorrt_rtx"]
 
-_INSTALL = {
-    "tensorrt": "pip install 'overspill[tensorrt]' (on a Jetson, JetPack brings it)",
-    "tensorrt_rtx": "pip install tensorrt-rtx",
-}
+_MODULES: tuple[RuntimeName, ...] = ("tensorrt", "tensorrt_rtx")
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}
 _L4T_FILE = Path("/etc/nv_tegra_release")
 
@@ -104,7 +103,7 @@ def build(
     variant_name: str,
     store: ModelStore,
     *,
-    runtime: RuntimeName = "tensorrt_rtx",
+    runtime: RuntimeName | None = None,
     target: str | None = None,
     options: BuildOptions | None = None,
     note: Note = silent,
@@ -112,6 +111,7 @@ def build(
     """Build the engine of an ONNX artifact, or return the one of the same key.
 
     Args:
+        runtime: None takes what is installed here, `tensorrt` first.
         target: `sm86` and the like; None is the GPU of this machine.
 
     Raises:
@@ -125,6 +125,7 @@ def build(
         variant, folder = onnx_variant(store, variant_name), exported(variant_name, store)
     else:
         folder = store.artifact_dir(variant)
+    runtime = runtime or _installed()
     trt = _module(runtime)
     sm = _target(trt, runtime, target)
     facts = _facts(folder, variant, trt, runtime=runtime, sm=sm, options=chosen)
@@ -153,13 +154,32 @@ def build(
     return engine
 
 
-def _module(runtime: str) -> Any:
-    if runtime not in _INSTALL:
-        raise InvalidRequest(f"unknown runtime `{runtime}`; known: {', '.join(_INSTALL)}", param="runtime")
+def _installed() -> RuntimeName:
+    found = next((name for name in _MODULES if importlib.util.find_spec(name) is not None), None)
+    if found is None:
+        raise ArtifactError(
+            "neither tensorrt nor tensorrt_rtx is installed here. For the GPU of this machine, tensorrt: "
+            f"{_remedy('tensorrt')}. To build on an x86 machine for other GPUs, tensorrt_rtx: {_remedy('tensorrt_rtx')}"
+        )
+    return found
+
+
+def _remedy(runtime: RuntimeName) -> str:
+    if runtime == "tensorrt_rtx":
+        return "pip install tensorrt-rtx"
+    return (
+        "on a Jetson, JetPack brings it (apt install python3-libnvinfer; make the virtual environment with "
+        f"--system-site-packages), elsewhere {install('tensorrt')}"
+    )
+
+
+def _module(runtime: RuntimeName) -> Any:
+    if runtime not in _MODULES:
+        raise InvalidRequest(f"unknown runtime `{runtime}`; known: {', '.join(_MODULES)}", param="runtime")
     try:
         return importlib.import_module(runtime)
     except ImportError as error:
-        raise ArtifactError(f"{runtime} cannot be loaded ({error}); install it: {_INSTALL[runtime]}") from error
+        raise ArtifactError(f"{runtime} cannot be loaded ({error}); install it: {_remedy(runtime)}") from error
 
 
 def _target(trt: Any, runtime: str, target: str | None) -> str:

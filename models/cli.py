@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich import progress as bars
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -18,8 +15,10 @@ from rich.table import Table
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import choose_profile
 from models.catalog import Catalog, Family, Source, Variant, family_of_directory, load_catalog
+from models.progress import noting, watching
 from models.store import ModelStore, default_root
-from router.errors import ArtifactError, ModelNotFound
+from router.errors import ArtifactError, InvalidRequest, ModelNotFound
+from router.extras import install
 
 if TYPE_CHECKING:
     from models.artifact import Note
@@ -68,14 +67,16 @@ def pull(
     wanted = [known.variant(name) for name in variant] if variant else _edge_variants(known)
     if variant and not prepare:
         raise typer.BadParameter("--variant names artifacts to make; add --prepare")
+    if prepare and not wanted:
+        raise _nothing_to_prepare(known)
     console = Console()
-    with _watching(console) as watcher:
+    with watching(console) as watcher:
         path = opened.pull(known, watcher, force=force)
     console.print(f"{known.name}: [green]ready[/] at {escape(str(path))}", soft_wrap=True)
     if not prepare:
         return
     for chosen in wanted:
-        with _noting(console) as note:
+        with noting(console) as note:
             folder = _make(chosen, opened, force, note)
         console.print(f"{chosen.name}: [green]ready[/] at {escape(str(folder))}", soft_wrap=True)
 
@@ -135,7 +136,7 @@ def export(
     from models.export import export as run  # noqa: PLC0415 — brings torch and onnx
 
     console = Console()
-    with _noting(console) as note:
+    with noting(console) as note:
         folder = run(variant, _open(store, catalogue), force=force, note=note)
     console.print(f"[green]exported[/] to {escape(str(folder))}", soft_wrap=True)
 
@@ -148,7 +149,7 @@ def quantize(
     from models.quantize import quantize as run  # noqa: PLC0415 — brings torch and onnx
 
     console = Console()
-    with _noting(console) as note:
+    with noting(console) as note:
         folder = run(variant, _open(store, catalogue), force=force, note=note)
     console.print(f"[green]quantised[/] to {escape(str(folder))}", soft_wrap=True)
 
@@ -169,7 +170,7 @@ def verify(
 
     options = VerifyOptions(threads, chunks=4 if quick else 0, speed=not quick, memory=not quick)
     console = Console()
-    with _noting(console) as note:
+    with noting(console) as note:
         found = run(variant, _open(store, catalogue), options=options, note=note)
     console.print(render(found))
     if report is not None:
@@ -201,7 +202,7 @@ def prune(
     console = Console()
     sample = calibration_chats(encoder_of(opened, known.name))[:chats]
     sequences = [chat.prompt_ids + chat.answer_ids for chat in sample]
-    with _noting(console) as note:
+    with noting(console) as note:
         steps = run(fuse(opened.weights(known.variants[0].name)), sequences, keep, note=note)
     whole, chosen = steps[0].perplexity, steps[-1].perplexity
     console.print(f"layers = {list(steps[-1].layers)}", soft_wrap=True)
@@ -213,8 +214,11 @@ def build(
     variant: VariantName,
     *,
     runtime: Annotated[
-        TensorRt, typer.Option(help="tensorrt builds for this machine's GPU, tensorrt_rtx for any.")
-    ] = TensorRt.tensorrt_rtx,
+        TensorRt | None,
+        typer.Option(
+            help="tensorrt builds for this machine's GPU, tensorrt_rtx for any; default: the first that is installed."
+        ),
+    ] = None,
     target: Annotated[
         str | None, typer.Option(metavar="SM", help="The GPU to build for, as sm86; default: this machine's.")
     ] = None,
@@ -231,8 +235,14 @@ def build(
 
     The agent refuses an engine that is smaller than what it is configured to serve, and names the options.
     """
-    from models.build import BuildOptions  # noqa: PLC0415 — brings onnx
-    from models.build import build as run  # noqa: PLC0415
+    try:
+        from models.build import BuildOptions  # noqa: PLC0415 — brings onnx
+        from models.build import build as run  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ArtifactError(
+            f"to build an engine, `{error.name}` is needed: pip install {error.name}; the whole toolchain is the extra "
+            f"`cloud`: {install('cloud')}"
+        ) from error
 
     if batch is None or context is None or chunk is None:
         serving = choose_profile(profile, read_facts()).profile.serving
@@ -240,8 +250,15 @@ def build(
         chunk = chunk or serving.prefill_chunk_tokens
     options = BuildOptions((1, 1, batch), (1, 1, chunk), (1, min(256, context), context))
     console = Console()
-    with _noting(console) as note:
-        engine = run(variant, _open(store, catalogue), runtime=runtime.value, target=target, options=options, note=note)
+    with noting(console) as note:
+        engine = run(
+            variant,
+            _open(store, catalogue),
+            runtime=None if runtime is None else runtime.value,
+            target=target,
+            options=options,
+            note=note,
+        )
     made = "there already" if engine.reused else f"built in {engine.build_s:.0f} s"
     console.print(
         f"[green]{made}[/]: {escape(str(engine.plan))}\n[dim]{engine.plan_bytes / 1e6:,.0f} MB for {engine.target}, "
@@ -267,6 +284,17 @@ def _family_or_variant(catalog: Catalog, name: str) -> Family:
 
 def _edge_variants(family: Family) -> list[Variant]:
     return [variant for variant in family.variants if variant.format == "onnx"]
+
+
+def _nothing_to_prepare(family: Family) -> InvalidRequest:
+    source = family.sources[0]
+    where = f"with `uri = {source.uri!r}` and" if source.scheme == "dir" else "with"
+    return InvalidRequest(
+        f"no catalogue names an edge variant of `{family.name}`, so there is nothing to prepare. Write "
+        f'{family.name}.toml {where} a variant of `format = "onnx"` (docs/models.md: "Your own model on a device"), '
+        f"and run: overspill models pull {family.name} --prepare --catalogue FOLDER",
+        param="family",
+    )
 
 
 def _make(variant: Variant, store: ModelStore, force: bool, note: Note) -> Path:
@@ -339,46 +367,3 @@ def _variant_facts(store: ModelStore, family: Family, variant: Variant) -> Table
         )
     facts.add_row("in the store", _state(store, family, variant))
     return facts
-
-
-class _Bars:
-    """Shows downloads as progress bars; a `models.fetch.Progress`."""
-
-    def __init__(self, shown: bars.Progress) -> None:
-        self._shown = shown
-        self._task: bars.TaskID | None = None
-
-    def begin(self, name: str, total_bytes: int | None) -> None:
-        if self._task is not None:
-            self._shown.remove_task(self._task)
-        self._task = self._shown.add_task(escape(name), total=total_bytes)
-
-    def reach(self, done_bytes: int) -> None:
-        if self._task is not None:
-            self._shown.update(self._task, completed=done_bytes)
-
-    def note(self, message: str) -> None:
-        self._shown.console.print(f"[yellow]{escape(message)}[/]", soft_wrap=True)
-
-
-@contextmanager
-def _watching(console: Console) -> Iterator[_Bars]:
-    columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.DownloadColumn(),
-        bars.TransferSpeedColumn(),
-        bars.TimeRemainingColumn(),
-    )
-    with bars.Progress(*columns, console=console, transient=True) as shown:
-        yield _Bars(shown)
-
-
-@contextmanager
-def _noting(console: Console) -> Iterator[Note]:
-    """Show the toolchain's steps: the current one spins on a terminal, each is a line elsewhere."""
-    if not console.is_terminal:
-        yield lambda line: console.print(escape(line), soft_wrap=True)
-        return
-    with console.status("starting") as status:
-        yield lambda line: status.update(escape(line))

@@ -97,6 +97,15 @@ def verify_files(folder: Path, files: Mapping[str, FileDigest], remedy: str, *, 
             raise ArtifactError(f"{path} is damaged: sha256 {seen[:12]}… instead of {expected.sha256[:12]}…; {remedy}")
 
 
+def where(root: Path) -> str:
+    """Name a store for an error about what it lacks; say how it was chosen where nobody chose it."""
+    if os.environ.get(ROOT_VARIABLE) or root != default_root():
+        return f"the store {root}"
+    made = Path.cwd() / ".overspill" / "models"
+    hint = f"; `make` has put models into {made}: export {ROOT_VARIABLE}={made}" if made.is_dir() else ""
+    return f"the store {root} ({ROOT_VARIABLE} is not set, so the default was taken{hint})"
+
+
 def default_root() -> Path:
     """Return $OVERSPILL_MODELS, else `~/.cache/overspill/models`."""
     named = os.environ.get(ROOT_VARIABLE)
@@ -153,7 +162,7 @@ class ModelStore:
             return msgspec.json.decode(path.read_bytes(), type=SourceRecord)
         except OSError as error:
             raise ArtifactError(
-                f"`{family.name}` is not in the store {self.root}; run: overspill models pull {family.name}"
+                f"`{family.name}` is not in {where(self.root)}; run: overspill models pull {family.name}"
             ) from error
         except msgspec.DecodeError as error:
             raise ArtifactError(f"{path}: damaged; run: overspill models pull {family.name} --force") from error
@@ -209,7 +218,7 @@ class ModelStore:
         try:
             listing = msgspec.json.decode((folder / MANIFEST_FILE).read_bytes(), type=_Listing)
         except OSError as error:
-            raise ArtifactError(f"no artifact of `{variant.name}` in the store {self.root}; {remedy}") from error
+            raise ArtifactError(f"no artifact of `{variant.name}` in {where(self.root)}; {remedy}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ArtifactError(f"{folder / MANIFEST_FILE}: damaged ({error}); {remedy} --force") from error
         verify_files(folder, listing.files, f"{remedy} --force", digest=digest)

@@ -299,14 +299,14 @@ class Dispatcher:
         An endpoint that does not answer probes was told of by the client that probes it.
         """
         self.telemetry.breaker_changes.labels(endpoint, state.value).inc()
+        known = endpoint in self._left_alone
         level = logging.DEBUG
-        if state is BreakerState.CLOSED and endpoint in self._left_alone:
+        if state is BreakerState.CLOSED and known:
             self._left_alone.remove(endpoint)
             level = logging.INFO
-        elif state is BreakerState.OPEN and endpoint not in self._left_alone:
-            if not self._brain.health.breaker_of(endpoint).unreachable:
-                self._left_alone.add(endpoint)
-                level = logging.WARNING
+        elif state is BreakerState.OPEN and not known and not self._brain.health.breaker_of(endpoint).unreachable:
+            self._left_alone.add(endpoint)
+            level = logging.WARNING
         log.log(level, "breaker", endpoint=endpoint, state=state.value, why=why)
 
     def _watch(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("edge_agent", "cloud_tier", "router", "models", "hardware_profiles")
-_FLOOR = ("errors", "clock", "config", "telemetry", "wire", "answer", "replica", "link", "cores", "heap")
+_FLOOR = ("errors", "clock", "config", "telemetry", "wire", "answer", "replica", "link", "cores", "heap", "extras")
 GROUND = tuple(f"router.{room}" for room in _FLOOR)
 ONLINE_MODELS = ("models.catalog", "models.store", "models.tokenizer", "models.chat", "models.weights")
 

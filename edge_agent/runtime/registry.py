@@ -7,12 +7,13 @@ from typing import cast
 
 from edge_agent.runtime.protocol import Runtime, RuntimeFactory, RuntimeRequest
 from router.errors import ConfigError
+from router.extras import install
 
 _RUNTIMES = {
     "onnx": "edge_agent.runtime.onnx:open_onnx",
     "tensorrt": "edge_agent.runtime.tensorrt:open_tensorrt",
 }
-_INSTALL = {"onnx": "pip install 'overspill[edge]'", "tensorrt": "pip install 'overspill[tensorrt]' (JetPack ships it)"}
+_EXTRAS = {"onnx": "edge", "tensorrt": "tensorrt"}
 
 
 def open_runtime(request: RuntimeRequest) -> Runtime:
@@ -30,4 +31,5 @@ def open_runtime(request: RuntimeRequest) -> Runtime:
         factory = cast("RuntimeFactory", getattr(importlib.import_module(module), attribute))
         return cast("Runtime", factory(request))
     except ModuleNotFoundError as error:
-        raise ConfigError(f"runtime `{name}` needs `{error.name}`: {_INSTALL[name]}", param="runtime.name") from error
+        remedy = install(_EXTRAS[name])
+        raise ConfigError(f"runtime `{name}` needs `{error.name}`; run: {remedy}", param="runtime.name") from error

@@ -27,6 +27,7 @@ from edge_agent.runtime.manifest import Manifest, read_manifest, read_prefix, ve
 from edge_agent.runtime.packed import PackedRuntime, Tensors
 from edge_agent.runtime.protocol import RuntimeRequest
 from router.errors import ArtifactError, ConfigError
+from router.extras import install
 
 _MODULES = ("tensorrt", "tensorrt_rtx")
 _LOG_LINES = 20
@@ -203,7 +204,7 @@ def _module() -> Any:
             continue
     raise ConfigError(
         "runtime `tensorrt` needs the tensorrt module: JetPack ships it (apt install python3-libnvinfer), elsewhere: "
-        "pip install 'overspill[tensorrt]'",
+        f"{install('tensorrt')}",
         param="runtime.name",
     )
 

@@ -58,3 +58,20 @@ def test_help_is_there_and_names_every_flag() -> None:
     assert done.returncode == 0
     for flag in ("--config", "--model", "--tensor-parallel", "--host", "--port", "--device", "--dtype"):
         assert flag in done.stdout
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_without_torch_the_extra_is_named_before_anything_starts(tmp_path: Path, command: str) -> None:
+    folder = toy_model_directory(tmp_path / "toy")
+    arguments = ["overspill", "cloud", command, "--model", str(folder), "--port", "0", "--device", "cpu"]
+    code = (
+        f"import subprocess, sys; sys.modules['torch'] = None; sys.argv = {arguments!r}; "
+        "import overspill; overspill.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "needs the extra `cloud`: torch cannot be imported; run: pip install " in done.stderr
+    assert done.stdout == ""

@@ -59,8 +59,24 @@ def test_a_missing_module_names_its_installation(store: ModelStore, monkeypatch:
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(build_module.importlib, "import_module", absent)
-    with pytest.raises(ArtifactError, match=r"overspill\[tensorrt\]"):
+    with pytest.raises(ArtifactError, match=r"pip install .*\[tensorrt\]"):
         build("tiny-int8", store, runtime="tensorrt", target="sm87")
+
+
+@pytest.mark.parametrize("there", [("tensorrt", "tensorrt_rtx"), ("tensorrt_rtx",), ()])
+def test_what_is_installed_builds(store: ModelStore, monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...]) -> None:
+    def absent(name: str) -> None:
+        raise ImportError(f"{name} is broken")
+
+    monkeypatch.setattr(build_module.importlib.util, "find_spec", lambda name: name if name in there else None)
+    monkeypatch.setattr(build_module.importlib, "import_module", absent)
+    with pytest.raises(ArtifactError) as raised:
+        build("tiny-int8", store, target="sm86")
+    if there:
+        assert f"{there[0]} is broken" in raised.value.message
+    else:
+        assert "JetPack" in raised.value.message
+        assert "pip install tensorrt-rtx" in raised.value.message
 
 
 @pytest.mark.skipif(device_compute_capability() is not None, reason="this machine has a GPU")

@@ -77,11 +77,15 @@ def test_show_names_sources_and_ladder(place: Path) -> None:
     assert f"{place}/store/toy/source/toy.gguf" in run("show", "toy").output.replace("\n", "").replace(" ", "")
 
 
-def test_show_takes_a_directory(tmp_path: Path) -> None:
+def save_llama(folder: Path) -> None:
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2
     )
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "mine")
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def test_show_takes_a_directory(tmp_path: Path) -> None:
+    save_llama(tmp_path / "mine")
     shown = run("show", f"{tmp_path}/mine").output
     assert "mine-fp32" in shown
     assert "used where it lies" in shown.replace("\n", " ")
@@ -151,16 +155,35 @@ def test_build_passes_shapes_on_and_says_what_was_checked(place: Path, monkeypat
     asked: list[tuple[object, ...]] = []
 
     def make(
-        name: str, store: ModelStore, *, runtime: str, target: str, options: models.build.BuildOptions, note: object
+        name: str,
+        store: ModelStore,
+        *,
+        runtime: str | None,
+        target: str,
+        options: models.build.BuildOptions,
+        note: object,
     ) -> models.build.Engine:
         asked.append((name, runtime, target, options.batch, options.new_tokens, options.past_tokens))
-        return models.build.Engine(store.root / "x.plan", runtime, "1.7", target, 5_000_000, "network", 12.0)
+        return models.build.Engine(
+            store.root / "x.plan", runtime or "installed", "1.7", target, 5_000_000, "network", 12.0
+        )
 
     monkeypatch.setattr(models.build, "build", make)
     result = run("build", "toy-int8", "--target", "sm87", "--batch", "2", "--context", "128", "--chunk", "32")
     assert result.exit_code == 0
-    assert asked == [("toy-int8", "tensorrt_rtx", "sm87", (1, 1, 2), (1, 1, 32), (1, 128, 128))]
-    result = run("build", "toy-int8", "--target", "sm87", "--profile", "jetson-agx-orin-64gb", "--chunk", "64")
+    assert asked == [("toy-int8", None, "sm87", (1, 1, 2), (1, 1, 32), (1, 128, 128))]
+    result = run(
+        "build",
+        "toy-int8",
+        "--target",
+        "sm87",
+        "--profile",
+        "jetson-agx-orin-64gb",
+        "--chunk",
+        "64",
+        "--runtime",
+        "tensorrt_rtx",
+    )
     assert result.exit_code == 0
     assert asked[1:] == [("toy-int8", "tensorrt_rtx", "sm87", (1, 1, 8), (1, 1, 64), (1, 256, 8192))]
     assert "8 sequences of 8192 tokens in chunks of 64" in result.output
@@ -210,6 +233,46 @@ def test_the_command_prints_one_line_and_exits_with_2(place: Path) -> None:
     assert errors.splitlines()[0] == "overspill: no source of `toy` could be had:"
     assert f"toy.gguf has sha256 {digest}, but {SHA} was announced" in errors
     assert "Traceback" not in errors
+
+
+def test_a_directory_without_an_edge_variant_is_not_prepared_in_silence(place: Path) -> None:
+    save_llama(place / "my-llama")
+    result = run("pull", str(place / "my-llama"), "--prepare")
+    assert result.exit_code != 0
+    assert isinstance(result.exception, InvalidRequest)
+    for expected in ("no catalogue names an edge variant of `my-llama`", "my-llama.toml", "--catalogue", "ready"):
+        assert (expected in result.exception.message) is (expected != "ready")
+    assert run("pull", str(place / "my-llama")).exit_code == 0
+
+
+def test_a_store_that_nobody_chose_is_explained(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "OVERSPILL_MODELS is not set" not in str(run("export", "toy-fp32").exception)
+    monkeypatch.delenv("OVERSPILL_MODELS")
+    monkeypatch.setenv("HOME", str(place))
+    monkeypatch.chdir(place)
+    store = ModelStore(catalog=load_catalog(place / "catalogue"))
+    for ask in (store.artifact_dir, store.weights):
+        with pytest.raises(ArtifactError, match=r"\.cache/overspill/models \(OVERSPILL_MODELS is not set") as raised:
+            ask("toy-int8")
+        assert "export" not in raised.value.message
+    (place / ".overspill" / "models").mkdir(parents=True)
+    with pytest.raises(ArtifactError, match=f"export OVERSPILL_MODELS={place}/.overspill/models"):
+        store.artifact_dir("toy-int8")
+
+
+def test_without_the_toolchain_the_extra_is_named(place: Path) -> None:
+    code = (
+        "import sys; sys.modules['onnx'] = None; sys.argv[1:] = ['models', 'build', 'toy-int8']; "
+        "import overspill; overspill.main()"
+    )
+    repository = Path(__file__).resolve().parents[2]
+    child = subprocess.run(
+        [sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert child.returncode == 2
+    assert "`onnx` is needed: pip install onnx" in child.stderr
+    assert "[cloud]" in child.stderr
+    assert "'overspill[" not in child.stderr
 
 
 def test_an_interrupted_pull_leaves_nothing_visible(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
