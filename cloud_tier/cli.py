@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cloud_tier.config import CloudConfig, load, replace_models
+from router.config import Flag
 
 if TYPE_CHECKING:
     from cloud_tier.server import Plan
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="The cloud tier.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The cloud tier.")
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="TOML file; examples/cloud.toml documents every key.")
@@ -44,7 +45,7 @@ def _command(act: Callable[[CloudConfig], None]) -> Callable[[CloudConfig], None
         device: DeviceOption = None,
         dtype: DtypeOption = None,
     ) -> None:
-        settings = load(config, flags={"server.host": host, "server.port": port})
+        settings = load(config, flags={"server.host": Flag("--host", host), "server.port": Flag("--port", port)})
         engine = {"tensor_parallel": tensor_parallel, "device": device, "dtype": dtype}
         act(replace_models(settings, model or [], engine))
 

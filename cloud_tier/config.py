@@ -157,13 +157,13 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 def load(
     path: Path | None,
     *,
-    flags: Mapping[str, object] | None = None,
+    flags: Mapping[str, config.Flag] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> CloudConfig:
     """Read the file, or take the defaults where there is none; then the environment, then flags.
 
     Args:
-        flags: dotted key → value; None values are skipped.
+        flags: dotted key → option; those without a value are skipped.
 
     Raises:
         ConfigError: a key is unknown, or a value does not fit.
@@ -224,8 +224,10 @@ def replace_models(tree: CloudConfig, names: Sequence[str], changes: Mapping[str
         configured = {model.served_name: model for model in tree.models}
         models = tuple(configured.get(name) or _named(name) for name in names)
     given = {key: value for key, value in changes.items() if value is not None}
-    entries = [{**msgspec.structs.asdict(model), **given} for model in models]
-    merged = config.decode({"models": entries}, CloudConfig, source="flags")
+    laid = config.Overlaid({"models": [{**msgspec.structs.asdict(model), **given} for model in models]})
+    for index in range(len(models)):
+        laid.origins |= {("models", index, key): (f"--{key.replace('_', '-')}", None) for key in given}
+    merged = config.decode(laid, CloudConfig, source="flags")
     return msgspec.structs.replace(tree, models=merged.models)
 
 

@@ -9,21 +9,29 @@ import typer
 
 from edge_agent.config import EdgeConfig, load_config
 from router import logs
+from router.config import Flag
 
-app = typer.Typer(no_args_is_help=True, help="The agent on the device.", pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True, help="The agent on the device.", add_completion=False, pretty_exceptions_enable=False
+)
 
 ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", "-c", help="TOML file; examples/edge.toml documents every key.", show_default="defaults"),
+]
+HostOption = Annotated[
+    str | None, typer.Option("--host", help="Over gateway.host; beyond loopback API keys are required.")
 ]
 PortOption = Annotated[int | None, typer.Option("--port", help="Over gateway.port; 0 picks a free one.")]
 UpstreamOption = Annotated[str | None, typer.Option("--upstream", help="Over upstream.url.")]
 
 
 @app.command()
-def run(config: ConfigOption = None, port: PortOption = None, upstream: UpstreamOption = None) -> None:
+def run(
+    config: ConfigOption = None, host: HostOption = None, port: PortOption = None, upstream: UpstreamOption = None
+) -> None:
     """Serve until SIGTERM; streams in flight then finish before it ends."""
-    loaded = _load(config, port, upstream)
+    loaded = _load(config, host, port, upstream)
     settings = loaded.agent
     from edge_agent.daemon import serve  # noqa: PLC0415  (`edge --help` must be quick)
 
@@ -33,9 +41,14 @@ def run(config: ConfigOption = None, port: PortOption = None, upstream: Upstream
 
 
 @app.command()
-def check(config: ConfigOption = None, port: PortOption = None, upstream: UpstreamOption = None) -> None:
-    """Validate configuration, profile and artifacts, and say what `run` would do. Exits 2 if it could not run."""
-    loaded = _load(config, port, upstream)
+def check(
+    config: ConfigOption = None, host: HostOption = None, port: PortOption = None, upstream: UpstreamOption = None
+) -> None:
+    """Validate configuration, profile, artifacts, address and upstream, and say what `run` would do.
+
+    Exits 2 if it could not run; an upstream that is away now is a warning.
+    """
+    loaded = _load(config, host, port, upstream)
     from edge_agent.report import check_lines  # noqa: PLC0415
 
     for line in check_lines(loaded):
@@ -45,12 +58,19 @@ def check(config: ConfigOption = None, port: PortOption = None, upstream: Upstre
 @app.command()
 def profile(config: ConfigOption = None) -> None:
     """Say which device this is, which profile it gets and why, and how it is doing."""
-    loaded = _load(config, None, None)
+    loaded = _load(config)
     from edge_agent.report import profile_lines  # noqa: PLC0415
 
     for line in profile_lines(loaded):
         typer.echo(line)
 
 
-def _load(config: Path | None, port: int | None, upstream: str | None) -> EdgeConfig:
-    return load_config(config, flags={"gateway.port": port, "upstream.url": upstream})
+def _load(
+    config: Path | None, host: str | None = None, port: int | None = None, upstream: str | None = None
+) -> EdgeConfig:
+    flags = {
+        "gateway.host": Flag("--host", host),
+        "gateway.port": Flag("--port", port),
+        "upstream.url": Flag("--upstream", upstream),
+    }
+    return load_config(config, flags=flags)

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from edge_agent.fleet.config import FleetConfig
-from router.config import decode, load, overlay
+from router.config import Flag, decode, load, overlay
 from router.credentials import checked_key, url_fault
 from router.errors import ConfigError
 from router.loopback import is_loopback
@@ -108,6 +108,10 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         fault = url_fault(self.url) if self.url else ""
+        if not fault and self.url.rstrip("/").endswith("/v1"):
+            fault = (
+                f"`{self.url}` ends in /v1: give the base URL of the gateway alone, as in https://cloud.example:8700"
+            )
         if fault:
             raise ValueError(f"upstream.url: {fault}")
 
@@ -127,7 +131,7 @@ def load_config(
     path: Path | None,
     *,
     environ: Mapping[str, str] = os.environ,
-    flags: Mapping[str, object] | None = None,
+    flags: Mapping[str, Flag] | None = None,
 ) -> EdgeConfig:
     """Read a configuration; without a file, defaults with the environment and the flags over them.
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge_agent.config import EdgeConfig, accepted_keys, secret
+import httpx
+
+from edge_agent.config import EdgeConfig, UpstreamSettings, accepted_keys, secret
 from edge_agent.device.health import HealthReader
 from edge_agent.local_models import Shelf, describe_runtime, effective_settings, local_models
 from edge_agent.runtime.manifest import read_manifest, verify_files
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import Hardware, PowerMode, ProfileMatch, choose_profile
+from router.gateway.listener import bind
+from router.gateway.upstream_stream import describe
+from router.tls import client_context
 
 
 def profile_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
@@ -63,6 +68,7 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     keys = accepted_keys(config.gateway)
     secret(config.upstream.api_key, "upstream.api_key")
     access = f"{len(keys)} API key(s)" if keys else "open to this machine only"
+    bind(config.gateway.host, config.gateway.port, "gateway").close()
     yield f"gateway   http://{config.gateway.host}:{config.gateway.port}, {access}"
     shelf = Shelf.open(config.models)
     settings = effective_settings(config.models, match.profile)
@@ -85,7 +91,7 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
         )
     if not config.models.variants:
         yield "model     none: this agent routes everything to its upstream"
-    yield f"upstream  {config.upstream.url or 'none: what this device cannot do is refused'}"
+    yield from _upstream_lines(config.upstream)
     fleet = config.fleet
     yield (
         f"fleet     {fleet.address().fleet}/{fleet.address().device} at {fleet.host}:{fleet.port}"
@@ -94,6 +100,39 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     )
     yield f"policy    {config.router.policy}"
     yield "ok"
+
+
+def _upstream_lines(settings: UpstreamSettings) -> Iterator[str]:
+    """Say what the upstream serves; whatever it answers now, the agent would start."""
+    if not settings.url:
+        yield "upstream  none: what this device cannot do is refused"
+        return
+    yield f"upstream  {settings.url}"
+    files = (_path(settings.ca_file), _path(settings.client_cert), _path(settings.client_key))
+    key = secret(settings.api_key, "upstream.api_key")
+    tls = client_context(*files) if settings.url.startswith("https:") else False
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        with httpx.Client(verify=tls, headers=headers, trust_env=False, timeout=settings.connect_timeout_s) as client:
+            reply = client.get(f"{settings.url.rstrip('/')}/v1/models")
+            listed = reply.json()["data"] if reply.status_code == httpx.codes.OK else []
+        served = ", ".join(sorted(str(card["id"]) for card in listed))
+    except httpx.HTTPError as error:
+        yield f"warning   the upstream cannot be reached now ({describe(error)}); until then, this device is alone"
+        return
+    except (ValueError, KeyError, TypeError):
+        yield "warning   the upstream's list of models cannot be read: is it an Overspill gateway?"
+        return
+    if reply.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
+        yield f"warning   the upstream does not accept upstream.api_key (HTTP {reply.status_code})"
+    elif reply.status_code != httpx.codes.OK:
+        yield f"warning   the upstream answers HTTP {reply.status_code} to /v1/models: is it an Overspill gateway?"
+    else:
+        yield f"          reached, serves {served or 'nothing yet'}"
+
+
+def _path(text: str) -> Path | None:
+    return Path(text).expanduser() if text else None
 
 
 def _matched(config: EdgeConfig, root: Path) -> ProfileMatch:

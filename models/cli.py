@@ -23,7 +23,9 @@ from router.extras import install
 if TYPE_CHECKING:
     from models.artifact import Note
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="The catalogue and the toolchain.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The catalogue and the toolchain."
+)
 
 
 class TensorRt(str, enum.Enum):

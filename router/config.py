@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -37,6 +37,13 @@ _SECRET = re.compile(r"key|secret|token$|password", re.IGNORECASE)
 _MAX_SHOWN_CHARS = 60
 
 
+class Flag(NamedTuple):
+    """A value of the command line, and the option that gave it."""
+
+    name: str
+    value: object
+
+
 class Overlaid(dict[str, Any]):
     """A tree that remembers which of its values came from elsewhere than the file.
 
@@ -55,14 +62,14 @@ def load(
     *,
     env_prefix: str | None = None,
     environ: Mapping[str, str] = os.environ,
-    flags: Mapping[str, object] | None = None,
+    flags: Mapping[str, Flag] | None = None,
 ) -> T:
     """Read `path` and lay environment variables and flags over it.
 
     Args:
         shape: a msgspec.Struct declared with `forbid_unknown_fields=True`.
         env_prefix: `OVERSPILL_EDGE` makes `OVERSPILL_EDGE__ROUTER__POLICY=…` set `router.policy`.
-        flags: dotted key → value, None values are skipped.
+        flags: dotted key → option; those without a value are skipped.
 
     Raises:
         ConfigError: the file is missing, is no TOML, or does not fit `shape`.
@@ -84,7 +91,7 @@ def overlay(
     tree: Mapping[str, Any],
     env_prefix: str | None = None,
     environ: Mapping[str, str] = os.environ,
-    flags: Mapping[str, object] | None = None,
+    flags: Mapping[str, Flag] | None = None,
 ) -> dict[str, Any]:
     """Return `tree` with the environment's and the flags' values laid over it; `tree` stays as it is.
 
@@ -98,9 +105,9 @@ def overlay(
             if name.startswith(marker):
                 keys = name[len(marker) :].lower().split("__")
                 _put(merged, keys, _toml_value(environ[name]), (name, environ[name]))
-    for dotted, value in (flags or {}).items():
-        if value is not None:
-            _put(merged, dotted.split("."), value, (f"flag {dotted}", None))
+    for dotted, flag in (flags or {}).items():
+        if flag.value is not None:
+            _put(merged, dotted.split("."), flag.value, (flag.name, None))
     return merged
 
 
@@ -156,8 +163,13 @@ def _explain(message: str, tree: Any, shape: type, source: str, text: str | None
     at = _AT.search(message)
     key = _steps(at["path"]) if at else ()
     what = _AT.sub("", message)
+    if what.startswith("Invalid enum value"):
+        what = f"expected one of {', '.join(_allowed(shape, key))}"
+    place = _place(tree, source, text, key, what)
+    if key and what.startswith(f"{_dotted(key)}."):  # a table's own check has named its key
+        return ConfigError(f"{place}: {what}", param=_dotted(key))
     shown = f"`{_dotted(key)}`{_shown(tree, key)}" if key else "`(top level)`"
-    return ConfigError(f"{_place(tree, source, text, key)}: {shown}: {what}", param=_dotted(key) or None)
+    return ConfigError(f"{place}: {shown}: {what}", param=_dotted(key) or None)
 
 
 def _check_finite(tree: Mapping[str, Any], source: str, text: str | None) -> None:
@@ -193,6 +205,21 @@ def _shown(tree: Any, key: Key) -> str:
 
 def _fields_at(shape: type, key: Key) -> list[str]:
     """Return the field names of the struct found at a key, empty if the key leaves the structs."""
+    return [f.encode_name for t in _types_at(shape, key) if isinstance(t, msgspec.inspect.StructType) for f in t.fields]
+
+
+def _allowed(shape: type, key: Key) -> list[str]:
+    """Return the values that may stand at a key."""
+    found: list[object] = []
+    for kind in _types_at(shape, key):
+        if isinstance(kind, msgspec.inspect.LiteralType):
+            found += kind.values
+        elif isinstance(kind, msgspec.inspect.EnumType):
+            found += [member.value for member in kind.cls]
+    return [repr(value) for value in found]
+
+
+def _types_at(shape: type, key: Key) -> list[msgspec.inspect.Type]:
     types = _alternatives(msgspec.inspect.type_info(shape))
     for step in key:
         below: list[msgspec.inspect.Type] = []
@@ -202,7 +229,7 @@ def _fields_at(shape: type, key: Key) -> list[str]:
             elif isinstance(kind, msgspec.inspect.StructType):
                 below += [t for f in kind.fields if f.encode_name == step for t in _alternatives(f.type)]
         types = below
-    return [f.encode_name for t in types if isinstance(t, msgspec.inspect.StructType) for f in t.fields]
+    return types
 
 
 def _alternatives(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
@@ -219,11 +246,15 @@ def _dotted(key: Key) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in key).removeprefix(".")
 
 
-def _place(tree: Any, source: str, text: str | None, key: Key) -> str:
-    """Name the variable or flag that set a key, else the line, else the source."""
-    for length in range(len(key), 0, -1) if isinstance(tree, Overlaid) else ():
-        if key[:length] in tree.origins:
-            return str(tree.origins[key[:length]][0])
+def _place(tree: Any, source: str, text: str | None, key: Key, what: str = "") -> str:
+    """Name the variable or flag that set a key, or the part of it that `what` names; else the line, else the source."""
+    origins = tree.origins if isinstance(tree, Overlaid) else {}
+    for length in range(len(key), 0, -1):
+        if key[:length] in origins:
+            return str(origins[key[:length]][0])
+    for at, (name, _) in reversed(origins.items()):
+        if at[: len(key)] == key and re.search(rf"\b{re.escape(str(at[-1]))}\b", what):
+            return name
     line = _line_of(text, key) if text else None
     return f"{source}:{line}" if line else source
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 # library → the extra of `pyproject.toml` that brings it.
 EXTRA_OF = {
@@ -38,5 +37,5 @@ def checkout() -> Path | None:
         url = urlsplit(json.loads(record or "{}").get("url", ""))
     except (metadata.PackageNotFoundError, ValueError, AttributeError):
         return None
-    folder = Path(url2pathname(url.path))
+    folder = Path(unquote(url.path))
     return folder if url.scheme == "file" and (folder / "pyproject.toml").is_file() else None

@@ -29,7 +29,10 @@ from router.errors import ConfigError
 from router.wire.fleet import Response
 
 app = typer.Typer(
-    no_args_is_help=True, help="Configure devices over MQTT: set, get, watch.", pretty_exceptions_enable=False
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Configure devices over MQTT: set, get, watch.",
 )
 
 T = TypeVar("T")

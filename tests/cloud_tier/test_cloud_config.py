@@ -24,6 +24,7 @@ from cloud_tier.config import (
 from cloud_tier.lineup import count_gpus, line_up
 from models.catalog import load_catalog
 from models.store import ModelStore
+from router.config import Flag
 from router.errors import ArtifactError, ConfigError, ModelNotFound
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "cloud.toml"
@@ -65,7 +66,9 @@ def test_the_example_documents_every_key() -> None:
 
 def test_no_file_means_the_defaults_under_environment_and_flags() -> None:
     environ = {"OVERSPILL_CLOUD__SERVER__PORT": "8701", "OVERSPILL_CLOUD__SERVER__DRAIN_S": "5"}
-    config = load(None, flags={"server.host": None, "server.port": 8702}, environ=environ)
+    config = load(
+        None, flags={"server.host": Flag("--host", None), "server.port": Flag("--port", 8702)}, environ=environ
+    )
     assert config.server == ServerConfig(port=8702, drain_s=5.0)
 
 
@@ -143,7 +146,7 @@ def test_model_flags_replace_the_list_but_keep_what_the_file_says_about_a_model(
 
 
 def test_a_wrong_flag_is_named() -> None:
-    with pytest.raises(ConfigError, match="device"):
+    with pytest.raises(ConfigError, match=r"^--device: .* = 'tpu': expected one of 'auto', 'cpu', 'cuda'"):
         replace_models(CloudConfig(), ["a"], {"device": "tpu"})
 
 

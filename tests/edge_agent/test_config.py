@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from edge_agent.config import EdgeConfig, GatewaySettings, accepted_keys, is_loopback, load_config, secret
+from router.config import Flag
 from router.errors import ConfigError
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "edge.toml"
@@ -54,6 +55,8 @@ def write(tmp_path: Path, text: str) -> Path:
         ("[models]\nkv_slots = -1", "models.kv_slots"),
         ("[models]\npreload = ['other']", "preload names other"),
         ("[upstream]\nurl = 'cloud:8700'", "upstream.url"),
+        ("[upstream]\nurl = 'http://cloud:8700/v1/'", "ends in /v1: give the base URL"),
+        ("[agent]\nlog_level = 'loud'", "expected one of 'debug', 'error', 'info', 'warning'"),
         ("[router]\npolicy = 'best'", "best"),
         ("[gateway]\nhost = '0.0.0.0'", "gateway.api_keys"),
         ("[gateway]\nhost = '192.168.1.5'", "reached from other machines"),
@@ -73,8 +76,8 @@ def test_environment_lies_over_the_file_and_flags_over_both(tmp_path: Path) -> N
         load_config(path, environ=environ)
     environ["OVERSPILL_EDGE__MODELS__PRELOAD"] = "[]"
     assert load_config(path, environ=environ).gateway.port == 2
-    assert load_config(path, environ=environ, flags={"gateway.port": 3}).gateway.port == 3
-    assert load_config(None, environ={}, flags={"gateway.port": None}) == EdgeConfig()
+    assert load_config(path, environ=environ, flags={"gateway.port": Flag("--port", 3)}).gateway.port == 3
+    assert load_config(None, environ={}, flags={"gateway.port": Flag("--port", None)}) == EdgeConfig()
 
 
 def test_a_key_opens_the_door_to_the_network(tmp_path: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config import decode, load, overlay
+from router.config import Flag, decode, load, overlay
 from router.errors import ConfigError
 
 
@@ -25,6 +25,15 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     part: Part = Part()
 
 
+class Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    begins: int = 0
+    ends: int = 9
+
+    def __post_init__(self) -> None:
+        if self.ends < self.begins:
+            raise ValueError("window.ends is below window.begins")
+
+
 class Whole(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     part: Part = Part()
     items: tuple[Item, ...] = ()
@@ -32,11 +41,13 @@ class Whole(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str = ""
     ratio: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     table: dict[str, int] = {}
+    level: Literal["debug", "info"] | None = None
+    window: Window = Window()
 
 
 @pytest.fixture
 def read(tmp_path: Path):
-    def read_text(text: str, environ: dict[str, str] | None = None, flags: dict[str, object] | None = None) -> Whole:
+    def read_text(text: str, environ: dict[str, str] | None = None, flags: dict[str, Flag] | None = None) -> Whole:
         path = tmp_path / "c.toml"
         path.write_text(text, encoding="utf-8")
         return load(path, Whole, env_prefix="P", environ=environ or {}, flags=flags)
@@ -64,7 +75,7 @@ def read(tmp_path: Path):
         ("text = '''\nratio = 3\n'''\nratio = 0.0", 4, "ratio", "= 0.0: Expected `float` > 0.0"),
         ("ratio = nan", 1, "ratio", "finite"),
         ("ratio = inf", 1, "ratio", "finite"),
-        ("other = 1", 1, "other", "known keys: part, items, maybe, text, ratio, table"),
+        ("other = 1", 1, "other", "known keys: part, items, maybe, text, ratio, table, level, window"),
         ("text = 'a'\npart = 3", 2, "part", "Expected `object`, got `int`"),
     ],
 )
@@ -88,8 +99,14 @@ def test_the_variable_or_flag_at_fault_is_named_not_the_file(read):
         read("[part]\ncount = 2", {"P__PART__COUNT": "x"})
     with pytest.raises(ConfigError, match=r"^P__PART__ZZZ: unknown key"):
         read("", {"P__PART__ZZZ": "1"})
-    with pytest.raises(ConfigError, match=r"^flag part.count: "):
-        read("", flags={"part.count": 0})
+    with pytest.raises(ConfigError, match=r"^--count: `part.count` = 0"):
+        read("", flags={"part.count": Flag("--count", 0)})
+    with pytest.raises(ConfigError, match=r"^--level: `level` = 'loud': expected one of 'debug', 'info'$"):
+        read("level = 'info'", flags={"level": Flag("--level", "loud")})
+    with pytest.raises(ConfigError, match=r"^--ends: window.ends is below window.begins$"):
+        read("[window]\nbegins = 3", {"P__WINDOW__BEGINS": "2"}, {"window.ends": Flag("--ends", 1)})
+    with pytest.raises(ConfigError, match=r"c.toml:1: window.ends is below"):
+        read("[window]\nends = -1")
 
 
 def test_flags_beat_the_environment_beats_the_file(read):
@@ -97,7 +114,9 @@ def test_flags_beat_the_environment_beats_the_file(read):
     environ = {"P__PART__COUNT": "3", "P__PART__NAMES": '["env"]', "OTHER__PART__COUNT": "9"}
     assert read(text).part == Part(2, ("file",))
     assert read(text, environ).part == Part(3, ("env",))
-    assert read(text, environ, {"part.count": 4, "ratio": None}).part == Part(4, ("env",))
+    assert read(text, environ, {"part.count": Flag("--count", 4), "ratio": Flag("--ratio", None)}).part == Part(
+        4, ("env",)
+    )
 
 
 @pytest.mark.parametrize("raw", ["007", "3", "true", "2024-01-01", "a # b", "1\nx = 2", "", "[", '"quoted'])
@@ -139,7 +158,10 @@ def test_a_byte_order_mark_does_no_harm(tmp_path):
 
 def test_overlay_leaves_its_argument_alone():
     tree = {"part": {"count": 1}}
-    assert overlay(tree, "P", {"P__PART__COUNT": "2"}, {"text": "x"}) == {"part": {"count": 2}, "text": "x"}
+    assert overlay(tree, "P", {"P__PART__COUNT": "2"}, {"text": Flag("--text", "x")}) == {
+        "part": {"count": 2},
+        "text": "x",
+    }
     assert tree == {"part": {"count": 1}}
 
 
