@@ -6,6 +6,7 @@ a promise that was asked for and silently dropped is worse than a refusal.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import uuid
@@ -26,6 +27,9 @@ MIN_QUALITY = "x-overspill-min-quality"
 SESSION = "x-overspill-session"
 HOPS = "x-overspill-hops"
 
+PREFIX = "x-overspill-"
+REQUEST_NAMES = (TTFT, TPOT, DEADLINE, PRIORITY, LOCALITY, MIN_QUALITY, SESSION, HOPS)
+
 TIER = "x-overspill-tier"
 MODEL = "x-overspill-model"
 RUNG = "x-overspill-rung"
@@ -33,6 +37,8 @@ REASON = "x-overspill-reason"
 DEGRADED = "x-overspill-degraded"
 PREDICTED_TTFT = "x-overspill-predicted-ttft-ms"
 MAX_TOKENS = "x-overspill-max-tokens"
+
+REPLY_NAMES = (TIER, MODEL, RUNG, REASON, DEGRADED, PREDICTED_TTFT, MAX_TOKENS)
 
 # Names other routers use for the same promise; the first one present wins.
 TTFT_NAMES = (TTFT, "x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
@@ -76,8 +82,9 @@ def parse_objective(headers: Mapping[str, str], default: Objective) -> Objective
         headers: lower-case names.
 
     Raises:
-        InvalidRequest: a header holds a value out of range; `param` is the header's name.
+        InvalidRequest: a header holds a value out of range or is none of ours; `param` is the header's name.
     """
+    _refuse_unknown(headers)
     found: dict[str, object] = {}
     ttft_s = _first_s(headers, TTFT_NAMES)
     if ttft_s is not None:
@@ -184,6 +191,25 @@ def whole_number(text: str, most: int) -> int | None:
     digits = text.lstrip("0") or "0"
     number = int(digits) if len(digits) <= len(str(most)) else most + 1
     return number if number <= most else None
+
+
+def _refuse_unknown(headers: Mapping[str, str]) -> None:
+    """A mistyped promise is a dropped promise: a lost `local-only` would send out what must stay.
+
+    Names of reply headers are let through, for proxies that carry them over from one exchange to the next.
+    """
+    for name in headers:
+        plain = name.replace("_", "-")
+        if not plain.startswith(PREFIX) or name in REQUEST_NAMES or name in REPLY_NAMES:
+            continue
+        known = {known.removeprefix(PREFIX): known for known in REQUEST_NAMES}
+        close = difflib.get_close_matches(plain.removeprefix(PREFIX)[:64], known, n=1, cutoff=0.5)
+        hint = f"; did you mean `{known[close[0]]}`?" if close else ""
+        raise InvalidRequest(
+            f"`{header_safe(name[:64])}` is no request header of Overspill, these are: "
+            f"{', '.join(REQUEST_NAMES)}{hint}",
+            param=header_safe(name[:64]),
+        )
 
 
 def _first_s(headers: Mapping[str, str], names: tuple[str, ...]) -> float | None:

@@ -94,6 +94,31 @@ def test_headers_are_laid_over_the_default() -> None:
     assert merged == Objective(ttft_s=1.0, priority=-1, locality=Locality.LOCAL_ONLY)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("x-overspill-location", headers.LOCALITY),
+        ("x-overspill-ttft-ms", headers.TTFT),
+        ("x-overspill-deadline", headers.DEADLINE),
+        ("x_overspill_locality", headers.LOCALITY),
+        ("x-overspill-zzz", None),
+    ],
+)
+def test_a_name_that_is_none_of_ours_is_refused_and_the_nearest_is_told(name: str, meant: str | None) -> None:
+    with pytest.raises(InvalidRequest, match=f"`{name}` is no request header") as raised:
+        headers.parse_objective({name: "local-only"}, Objective())
+    assert raised.value.param == name
+    assert all(known in raised.value.message for known in headers.REQUEST_NAMES)
+    assert ("did you mean" in raised.value.message) is (meant is not None)
+    assert meant is None or raised.value.message.endswith(f"did you mean `{meant}`?")
+
+
+def test_what_tiers_and_proxies_send_is_no_mistake() -> None:
+    echoed = dict.fromkeys(headers.REPLY_NAMES, "x")
+    others = {"x-request-id": "a", "x-overspilled": "b", "traceparent": "c", headers.HOPS: "1"}
+    assert headers.parse_objective({**echoed, **others}, Objective()) == Objective()
+
+
 @pytest.mark.parametrize("alias", ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"])
 def test_aliases_are_read_and_the_own_name_wins(alias: str) -> None:
     assert headers.parse_objective({alias: "250"}, Objective()).ttft_s == 0.25
