@@ -36,8 +36,9 @@ class Answer:
     """A running answer.
 
     Attributes:
-        route: as it stood when the first chunk arrived. A continuation on another replica is recorded in the
-            decision record, and the stream goes on without a seam.
+        route: as it stood when the first chunk arrived; once an answer ended that a cap or its deadline has cut, it
+            says so. A continuation on another replica is recorded in the decision record, and the stream goes on
+            without a seam.
         chunks: the first chunk is ready when this object exists. The last chunk carries a finish reason; the
             generator raises `ReplicaBroken` when no replica could finish. Closing it cancels the work.
     """

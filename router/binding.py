@@ -242,8 +242,6 @@ class Binder:
         self._telemetry.queue_wait_s.observe(waited_s)
         if choice.reason == "step-down":
             self._telemetry.step_downs.labels(choice.candidate.info.variant).inc()
-        if choice.max_tokens is not None:
-            self._telemetry.shortened.inc()
 
     def _turn_away(self, newcomer: Ticket | None) -> None:
         """Keep the queue inside its bounds: the least of a full class is refused, with a time to come back."""

@@ -124,7 +124,8 @@ def assess(asked: Asked, look: Look) -> tuple[Situation | None, tuple[Rejection,
         demand = Demand(asked.request.prompt_tokens, expected, asked.request.prompt_bytes)
         ahead = look.ahead.get(info.replica_id, 0)
         prediction = look.latency.predict(sight.snapshot, sight.link, demand, sight.mine, ahead)
-        candidates.append(Candidate(info, prediction, _window_cap(asked, info), session == info.replica_id))
+        fits, most = _window_cap(asked, info), _most_tokens(asked, info)
+        candidates.append(Candidate(info, prediction, fits, session == info.replica_id, most))
     if any(c.window_cap is None for c in candidates):  # a cut answer is the choice only where nothing holds it whole
         short = [c.info for c in candidates if c.window_cap is not None]
         rejections += [Rejection(info, "context", _too_long(asked, info)) for info in short]
@@ -157,6 +158,7 @@ def _situation(
         candidates=tuple(candidates),
         best_quality=max(info.quality for info in eligible),
         answer_tokens=answer_tokens,
+        open_ended=request.sampling.max_tokens is None,
         emitted_tokens=request.continuation_tokens,
         answer_cap=look.ladder.answer_cap(request.sampling.max_tokens, settings) if shortened else None,
         overloaded=look.ladder.overloaded,
@@ -207,10 +209,14 @@ def explain_none(asked: Asked, rejections: Sequence[Rejection]) -> OverspillErro
 
 def expected_tokens(asked: Asked, info: ReplicaInfo, latency: LatencyModel) -> int:
     """Expected length of the rest of the answer on a replica: never more than its window leaves."""
+    most = _most_tokens(asked, info)
+    return most if asked.request.sampling.ignore_eos else min(latency.answer_tokens(info.family, most), most)
+
+
+def _most_tokens(asked: Asked, info: ReplicaInfo) -> int:
+    """Longest rest of the answer that the caller's cap and the replica's window allow."""
     room = info.context_tokens - asked.request.least_prompt_tokens
-    if asked.request.sampling.ignore_eos and asked.left_tokens is not None:
-        return max(1, min(asked.left_tokens, room))
-    return max(1, min(latency.answer_tokens(info.family, asked.left_tokens), room))
+    return max(1, room if asked.left_tokens is None else min(asked.left_tokens, room))
 
 
 def _unreached(asked: Asked, look: Look) -> list[Rejection]:

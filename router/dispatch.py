@@ -36,6 +36,9 @@ from router.wire.inference import FinishReason, InferenceRequest, Locality, Outc
 
 log = structlog.get_logger("router")
 
+# No first token in so many times its predicted upper figure, to the end of a deadline: it is broken rather than slow.
+_SILENT = 4.0
+
 
 @final
 class Dispatcher:
@@ -102,7 +105,8 @@ class Dispatcher:
         if journey.route is None:
             await chunks.aclose()
             raise ReplicaBroken("the replica ended without an answer")
-        return Answer(journey.route, _Opened(first, chunks))
+        journey.answer = Answer(journey.route, _Opened(first, chunks))
+        return journey.answer
 
     def decision(self, request_id: str) -> DecisionRecord | None:
         """Return the record of a recent request."""
@@ -228,8 +232,13 @@ class Dispatcher:
         beside = flights.at(info.replica_id).requests
         flights.end(flight)
         breaker = self._brain.health.breaker(info)
-        if finished is not None:
+        if finished is not None and not flight.overdue:
             breaker.succeed()
+        elif flight.silent:
+            breaker.fail("silent to the end of a deadline", trial=flight.trial)
+        elif flight.trial:
+            breaker.abandon()
+        if finished is not None:
             pace_s = flight.pace_s(self.clock.now_s())
             if pace_s is not None:
                 self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
@@ -240,9 +249,18 @@ class Dispatcher:
                 tokens=None if journey.request.sampling.ignore_eos else journey.tokens,
                 ended=finished is FinishReason.STOP,
             )
-        elif flight.trial:
-            breaker.abandon()
         self.capacity_changed()
+
+    def overdue(self, flight: Flight, journey: Journey) -> None:
+        """The deadline ends an answer. One that did not even begin would have taken at least so long: learn that."""
+        now_s = self.clock.now_s()
+        flight.overdue = True
+        journey.record.happened(now_s, "deadline", replica=flight.info.replica_id)
+        took_s = now_s - flight.sent_at_s
+        predicted = flight.choice.candidate.prediction
+        if flight.first_at_s is None and took_s > predicted.ttft_s:
+            self._brain.latency.observe_ttft(flight.info, flight.work, took_s)
+            flight.silent = took_s > _SILENT * predicted.ttft_high_s
 
     def failed(self, flight: Flight, journey: Journey, error: OverspillError) -> None:
         """An attempt failed: tell the breaker, or remember when the replica wants to be asked again."""
@@ -290,6 +308,13 @@ class Dispatcher:
             finish_ms=round(record.finish_s * 1e3, 1),
             error=error,
         )
+        if not journey.callers_fault:
+            last_at_s = journey.last_at_s
+            record.judge(None if last_at_s is None else last_at_s - journey.request.accepted_at_s)
+        for promise, kept in record.kept.items():
+            self.telemetry.promises.labels(promise, "yes" if kept else "no").inc()
+        if journey.cut:
+            self.telemetry.shortened.inc()
         if outcome in {Outcome.COMPLETED, Outcome.DEGRADED}:
             self.telemetry.e2e_s.labels(tier, variant).observe(record.finish_s)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from router.policy.promise import is_smaller, keeps, wanted_tokens
+from router.policy.promise import is_smaller, shortest_of_use, wanted_tokens
 from router.policy.protocol import Candidate, Choice, Situation
 from router.replica import ReplicaInfo
 from router.wire.inference import InferenceRequest, Objective, Outcome
@@ -53,6 +53,7 @@ NOT_CHOSEN = {
 }
 
 _MAX_EVENTS = 64
+_ROUNDING_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,8 @@ class DecisionRecord:
 
     Attributes:
         promised_ttft_s, promised_ttft_high_s: accepted → first token, as first predicted.
-        ttft_s, finish_s: accepted → first text, last token.
+        ttft_s, finish_s: accepted → first text, end.
+        kept: `ttft`, `tpot`, `deadline`, where the caller asked for it → whether it was kept.
     """
 
     request_id: str
@@ -100,6 +102,7 @@ class DecisionRecord:
     ttft_s: float | None = None
     finish_s: float | None = None
     tokens: int = 0
+    kept: dict[str, bool] = field(default_factory=dict)
 
     @classmethod
     def of(cls, request: InferenceRequest, policy: str) -> DecisionRecord:
@@ -127,6 +130,26 @@ class DecisionRecord:
         if len(self.events) < _MAX_EVENTS:
             self.events.append({"at_ms": _ms(at_s - self.accepted_at_s), "event": event, **details})
 
+    def judge(self, last_s: float | None) -> None:
+        """Note which promises were kept.
+
+        What was refused or broke was not. Of a caller that left early, only what is sure by then counts.
+
+        Args:
+            last_s: accepted → last token.
+        """
+        asked, ended_s = self.objective, self.finish_s or 0.0
+        whole, left = self.outcome in {Outcome.COMPLETED, Outcome.DEGRADED}, self.outcome is Outcome.CANCELLED
+        for name, limit_s, took_s in (
+            ("ttft", asked.ttft_s, self.ttft_s),
+            ("deadline", asked.deadline_s, (last_s or ended_s) if whole else None),
+        ):
+            if limit_s is not None and not (left and took_s is None and ended_s <= limit_s):
+                self.kept[name] = took_s is not None and took_s <= limit_s
+        if asked.tpot_s is not None and not left:
+            spread_s = (last_s or 0.0) - (self.ttft_s or 0.0)
+            self.kept["tpot"] = whole and spread_s <= asked.tpot_s * max(self.tokens - 1, 0) + _ROUNDING_S
+
     def to_json(self) -> dict[str, object]:
         """Return it as JSON values; times in milliseconds since the request was accepted."""
         objective = self.objective
@@ -138,6 +161,7 @@ class DecisionRecord:
             "policy": self.policy,
             "objective": {
                 "ttft_ms": _ms_or_none(objective.ttft_s),
+                "default_ttft_ms": self._default_ttft_ms(),
                 "tpot_ms": _ms_or_none(objective.tpot_s),
                 "deadline_ms": _ms_or_none(objective.deadline_s),
                 "priority": objective.priority,
@@ -154,7 +178,13 @@ class DecisionRecord:
             "ttft_ms": _ms_or_none(self.ttft_s),
             "finish_ms": _ms_or_none(self.finish_s),
             "tokens": self.tokens,
+            "kept": dict(self.kept),
         }
+
+    def _default_ttft_ms(self) -> float | None:
+        """The tier's own TTFT, where it stood in for one that the caller did not ask for."""
+        situation = self.situation
+        return None if situation is None or situation.ttft_promised else _ms_or_none(situation.objective.ttft_s)
 
     def _chosen(self) -> dict[str, object] | None:
         if self.choice is None:
@@ -210,21 +240,39 @@ class DecisionLog:
 
 
 def why_not(candidate: Candidate, chosen: Candidate, situation: Situation) -> tuple[str, str]:
-    """Return a code of `NOT_CHOSEN` and the figures behind it."""
-    prediction, objective = candidate.prediction, situation.objective
-    ttft_high_s = situation.waited_s + prediction.ttft_high_s
-    if objective.ttft_s is not None and ttft_high_s > objective.ttft_s:
-        return "ttft", f"first token within {_ms(ttft_high_s):.0f} ms (p90), asked for {_ms(objective.ttft_s):.0f} ms"
-    if objective.tpot_s is not None and prediction.tpot_high_s > objective.tpot_s:
-        return "tpot", f"{_ms(prediction.tpot_high_s)} ms a token (p90), asked for {_ms(objective.tpot_s)} ms"
-    if objective.deadline_s is not None and not keeps(candidate, situation):
-        finish_s = situation.waited_s + prediction.finish_high_with(wanted_tokens(situation))
-        return "deadline", f"finished within {_ms(finish_s):.0f} ms (p90), asked for {_ms(objective.deadline_s):.0f} ms"
+    """Return a code of `NOT_CHOSEN` and the figures behind it.
+
+    A promise that the chosen one misses too is no reason against another: what came next decided.
+    """
+    tokens = wanted_tokens(situation)
+    if "deadline" in _misses(chosen, situation, tokens):  # it was chosen for a shorter answer
+        tokens = shortest_of_use(situation)
+    missed_anyway = _misses(chosen, situation, tokens)
+    for code, figures in _misses(candidate, situation, tokens).items():
+        if code not in missed_anyway:
+            return code, figures
     if is_smaller(candidate, situation) and not is_smaller(chosen, situation):
         return "smaller", f"quality {candidate.info.quality:g}, the chosen one has {chosen.info.quality:g}"
-    if candidate.info.remote and not chosen.info.remote:
+    if candidate.info.remote and not chosen.info.remote and not missed_anyway:
         return "remote", NOT_CHOSEN["remote"]
     return "ranked-lower", NOT_CHOSEN["ranked-lower"]
+
+
+def _misses(candidate: Candidate, situation: Situation, answer_tokens: int) -> dict[str, str]:
+    """Return the limits that a candidate is predicted to miss, and by what figures."""
+    prediction, objective = candidate.prediction, situation.objective
+    ttft_s = situation.waited_s + prediction.ttft_high_s
+    finish_s = situation.waited_s + prediction.finish_high_with(answer_tokens)
+    missed = {}
+    if objective.ttft_s is not None and ttft_s > objective.ttft_s:
+        limit = "asked for" if situation.ttft_promised else "the default of this tier is"
+        missed["ttft"] = f"first token within {_ms(ttft_s):.0f} ms (p90), {limit} {_ms(objective.ttft_s):.0f} ms"
+    if objective.tpot_s is not None and prediction.tpot_high_s > objective.tpot_s:
+        missed["tpot"] = f"{_ms(prediction.tpot_high_s)} ms a token (p90), asked for {_ms(objective.tpot_s)} ms"
+    if objective.deadline_s is not None and finish_s > objective.deadline_s:
+        figures = f"{answer_tokens} tokens finished within {_ms(finish_s):.0f} ms (p90)"
+        missed["deadline"] = f"{figures}, asked for {_ms(objective.deadline_s):.0f} ms"
+    return missed
 
 
 def _candidate(candidate: Candidate, situation: Situation | None, choice: Choice | None) -> dict[str, object]:

@@ -22,6 +22,7 @@ class Flight:
         opened: the replica has it, so its snapshots can show it.
         first_at_s: when its first text came, None before; tokens: how many came.
         away_s: how long its reader was busy with what had come, while nobody waited for more.
+        overdue: the deadline came before its end; silent: and long after its first text should have come.
         batch: answers that ran beside it at its first token, itself included.
     """
 
@@ -36,6 +37,8 @@ class Flight:
     first_at_s: float | None = None
     tokens: int = 0
     away_s: float = 0.0
+    overdue: bool = False
+    silent: bool = False
     batch: int = 1
 
     def pace_s(self, now_s: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from router.alarms import Elapsed
-from router.answer import Route
+from router.answer import Answer, Route
 from router.candidates import Asked
 from router.errors import (
     DeadlineLost,
@@ -40,7 +41,11 @@ class Journey:
 
     Attributes:
         request: what is left to do: after a break, with the text emitted so far as its continuation.
-        route: where the answer comes from, set before the first chunk.
+        route: where the answer comes from, set before the first chunk; changed at its end if it was cut.
+        answer: what the caller holds, kept like `route`.
+        cut: the answer was ended before the caller's own cap and before the model's end, by a cap or by the deadline.
+        last_at_s: when the last token came.
+        callers_fault: it was refused as invalid.
         failed: replica ids that may not serve it again.
         attempts: replicas that were tried.
         tokens, chars: what the caller has got.
@@ -55,6 +60,12 @@ class Journey:
     tokens: int = 0
     chars: int = 0
     degraded: bool = False
+    cut: bool = False
+    answer: Answer | None = None
+    last_at_s: float | None = None
+    callers_fault: bool = False
+    _cap: int | None = None
+    _room: int = 0
     _text: list[str] = field(default_factory=list)
     _accepted: InferenceRequest = field(init=False)
 
@@ -76,11 +87,13 @@ class Journey:
                 async for chunk in stream:
                     if chunk.finish_reason is not None:
                         last = chunk
+                        self._note_end(chunk.finish_reason)
                         break
                     yield chunk
             outcome = Outcome.DEGRADED if self.degraded else Outcome.COMPLETED
         except OverspillError as refusal:
             outcome, error = _outcome_of(refusal), refusal.message
+            self.callers_fault = isinstance(refusal, InvalidRequest)
             raise
         except Exception as bug:
             outcome, error = Outcome.FAILED, f"internal error: {type(bug).__name__}"
@@ -126,14 +139,18 @@ class Journey:
         """
         settings = self.dispatcher.settings
         alarms, clock = self.dispatcher.alarms, self.dispatcher.clock
-        timeout_s = settings.first_token_timeout_ms / 1e3
+        timeout_s, ends_s = settings.first_token_timeout_ms / 1e3, self._ends_s()
         held_tokens = 0
         origin: Origin | None = None
         finished: FinishReason | None = None
         stream = flight.replica.generate(self._capped(flight))
         try:
             while finished is None:
-                chunk = await self._next(flight, alarms.within(_opened(flight, stream), clock.now_s() + timeout_s))
+                if clock.now_s() >= ends_s:  # its reader took too long
+                    chunk = self._at_deadline(flight)
+                else:
+                    due_s = min(clock.now_s() + timeout_s, ends_s)
+                    chunk = await self._next(flight, alarms.within(_opened(flight, stream), due_s), ends_s)
                 finished, origin = chunk.finish_reason, chunk.origin or origin
                 if finished is None and not chunk.text:
                     held_tokens += chunk.tokens
@@ -153,8 +170,28 @@ class Journey:
             finally:
                 self.dispatcher.landed(flight, self, finished)
 
-    async def _next(self, flight: Flight, work: Any) -> TokenChunk:
-        """Wait for the next chunk; whatever a replica does wrong becomes an error of the tree."""
+    def _ends_s(self) -> float:
+        """When the answer has to end; infinity without a deadline, or where it no longer applies."""
+        deadline_s = self.request.objective.deadline_s
+        return math.inf if deadline_s is None else self.request.accepted_at_s + deadline_s
+
+    def _at_deadline(self, flight: Flight) -> TokenChunk:
+        """End an answer whose time is over with the text so far.
+
+        Raises:
+            DeadlineLost: there is no text yet.
+        """
+        self.dispatcher.overdue(flight, self)
+        if not self._text:
+            deadline_s = self.request.objective.deadline_s
+            raise DeadlineLost(
+                f"the deadline of {deadline_s:g} s passed before the first token of {flight.info.replica_id}",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        return TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
+
+    async def _next(self, flight: Flight, work: Any, ends_s: float) -> TokenChunk:
+        """Wait for the next chunk, until `ends_s` at most; what a replica does wrong becomes an error of the tree."""
         kind = ReplicaUnreachable if flight.first_at_s is None else ReplicaBroken
         name = flight.info.replica_id
         try:
@@ -162,6 +199,8 @@ class Journey:
         except StopAsyncIteration:
             raise kind(f"{name}: the stream ended without a finish reason") from None
         except Elapsed:
+            if self.dispatcher.clock.now_s() >= ends_s:
+                return self._at_deadline(flight)
             raise kind(f"{name}: silent for too long") from None
         except OverspillError:
             raise
@@ -183,6 +222,10 @@ class Journey:
         self.degraded = self.degraded or flight.choice.degraded or (origin is not None and origin.degraded)
         if self.route is None:
             self.route = self._route(flight, origin)
+        self._cap = _cap_of(flight, origin)
+        self._room = flight.info.context_tokens - self._accepted.least_prompt_tokens
+        if chunk.tokens and not flight.overdue:
+            self.last_at_s = self.dispatcher.clock.now_s()
         if chunk.text:
             self._text.append(chunk.text)
             self.chars += len(chunk.text)
@@ -201,8 +244,29 @@ class Journey:
             reason=reason,
             degraded=self.degraded,
             predicted_ttft_s=self.record.promised_ttft_s,
-            max_tokens=origin.max_tokens if origin and origin.max_tokens is not None else choice.max_tokens,
+            max_tokens=_cap_of(flight, origin),
         )
+
+    def _note_end(self, finished: FinishReason) -> None:
+        """Say of an answer that was cut that it is degraded, wherever that can still be said.
+
+        A head that was sent with the first text can not change, so an upstream that keeps the deadline too does not
+        tell: an answer under a deadline that ends by length, short of the caller's cap and of the window, was cut.
+        """
+        accepted, route = self._accepted, self.route
+        if finished is not FinishReason.LENGTH or route is None:
+            return
+        length, asked = self.tokens + accepted.continuation_tokens, accepted.sampling.max_tokens
+        if asked is not None and length >= asked:
+            return
+        capped = self._cap is not None and length >= self._cap
+        early = self.request.objective.deadline_s is not None and length < self._room
+        self.cut = capped or early
+        if self.cut and not self.degraded:
+            self.degraded = True
+            self.route = replace(route, degraded=True, reason="shorter-answer")
+            if self.answer is not None:
+                self.answer.route = self.route
 
     def _capped(self, flight: Flight) -> InferenceRequest:
         """The request under the cap of the choice."""
@@ -217,6 +281,8 @@ class Journey:
 
     def _give_up_on(self, flight: Flight, error: OverspillError) -> None:
         """Note the failure, and fold what was emitted into the request; raises if no other replica may try."""
+        if isinstance(error, DeadlineLost) and self.dispatcher.clock.now_s() >= self._ends_s():
+            raise error
         if not isinstance(error, Refused) or isinstance(error, DeadlineLost):
             self.failed.add(flight.info.replica_id)
         if self._text:
@@ -245,6 +311,11 @@ class Journey:
 
     def _broken(self, error: OverspillError) -> ReplicaBroken:
         return ReplicaBroken(f"the answer broke off after {self.tokens} tokens, nobody can finish it: {error.message}")
+
+
+def _cap_of(flight: Flight, origin: Origin | None) -> int | None:
+    """The cap in force: of the upstream that answers if it set one, else of the choice made here."""
+    return origin.max_tokens if origin is not None and origin.max_tokens is not None else flight.choice.max_tokens
 
 
 async def _opened(flight: Flight, stream: AsyncGenerator[TokenChunk, None]) -> TokenChunk:

@@ -64,11 +64,17 @@ class Telemetry:
             ["within_p90"],
             **where,
         )
+        self.promises = Counter(
+            "overspill_promises",
+            "What callers asked for (`ttft`, `tpot`, `deadline`), by whether it was kept; refused or broken is not.",
+            ["promise", "kept"],
+            **where,
+        )
         self.tokens = Counter("overspill_generated_tokens", "Tokens streamed to callers.", served_by, **where)
         self.step_downs = Counter(
             "overspill_step_downs", "Requests sent to a smaller rung to keep an objective.", ["variant"], **where
         )
-        self.shortened = Counter("overspill_shortened_answers", "Requests whose answer was capped.", **where)
+        self.shortened = Counter("overspill_shortened_answers", "Answers that a cap or the deadline cut.", **where)
         self.failovers = Counter(
             "overspill_failovers",
             "Attempts that failed or were refused, by stage (`before_first_token`, `mid_stream`).",

@@ -37,6 +37,11 @@ def wanted_tokens(situation: Situation) -> int:
     return max(1, min(situation.answer_tokens, situation.answer_cap - situation.emitted_tokens))
 
 
+def shortest_of_use(situation: Situation) -> int:
+    """Length below which an answer is not shortened."""
+    return min(situation.settings.min_answer_tokens, situation.answer_tokens)
+
+
 def is_smaller(candidate: Candidate, situation: Situation) -> bool:
     """Whether a candidate is a step down from the best rung, rather than its near equal."""
     return situation.best_quality - candidate.info.quality > situation.settings.device_first_quality_slack + 1e-9
@@ -55,18 +60,41 @@ def choose(candidate: Candidate, situation: Situation, reason: str, max_tokens: 
     """Send to `candidate`, under the overload's answer cap if there is one, and say what that gives up.
 
     Args:
-        max_tokens: cap on what is left to generate.
+        max_tokens: cap on what is left to generate, below what is expected.
     """
-    whole = None if max_tokens is None else max_tokens + situation.emitted_tokens
-    cap = min((n for n in (whole, situation.answer_cap, candidate.window_cap) if n is not None), default=None)
+    emitted = situation.emitted_tokens
+    whole = None if max_tokens is None else max_tokens + emitted
+    overload = situation.answer_cap
+    bites = overload is not None and not (situation.open_ended and situation.answer_tokens + emitted <= overload)
+    cut = _least(whole, overload if bites else None, candidate.window_cap)
+    bound = _bound(candidate, situation)
+    cap = _least(cut, overload, None if bound is None else bound + emitted)
     smaller = is_smaller(candidate, situation)
     if situation.pinned:
         smaller = False
     if smaller:
         reason = "upstream-down" if situation.remote_down and not situation.overloaded else "step-down"
-    elif cap is not None:
+    elif cut is not None:
         reason = "shorter-answer"
-    return Choice(candidate, reason, degraded=smaller or cap is not None, max_tokens=cap)
+    return Choice(candidate, reason, degraded=smaller or cut is not None, max_tokens=cap)
+
+
+def _least(*caps: int | None) -> int | None:
+    return min((cap for cap in caps if cap is not None), default=None)
+
+
+def _bound(candidate: Candidate, situation: Situation) -> int | None:
+    """Tokens with which the answer is expected to reach the deadline, None if it may not grow so long.
+
+    The learnt length is no bound: an answer may run on. What is expected to fit need not be cut to the upper figures,
+    since whoever follows the answer ends it when the deadline comes.
+    """
+    if situation.objective.deadline_s is None:
+        return None
+    prediction = candidate.prediction
+    left_s = max(0.0, situation.objective.deadline_s - situation.waited_s - prediction.ttft_s)
+    tokens = max(1 + int(left_s / prediction.tpot_s), situation.settings.min_answer_tokens)
+    return tokens if candidate.most_tokens is None or tokens < candidate.most_tokens else None
 
 
 def reason_for(candidate: Candidate, situation: Situation) -> str:
@@ -92,7 +120,7 @@ def shorten(ranked: Iterable[Candidate], situation: Situation) -> Choice | None:
     """The first candidate that can give an answer of useful length inside the deadline."""
     if situation.objective.deadline_s is None:
         return None
-    floor = min(situation.settings.min_answer_tokens, situation.answer_tokens)
+    floor = shortest_of_use(situation)
     for candidate in ranked:
         tokens = longest_answer(candidate, situation)
         if tokens >= floor and keeps(candidate, situation, floor):
@@ -116,7 +144,7 @@ def late_or_hopeless(situation: Situation) -> Choice | Hopeless:
     soonest = min(equals, key=lambda c: (c.prediction.ttft_s, -c.info.quality))
     idle = soonest.prediction.free
     deadline_s = situation.objective.deadline_s
-    floor = min(situation.answer_tokens, situation.settings.min_answer_tokens)
+    floor = shortest_of_use(situation)
     feasible = [
         c for c in equals if deadline_s is None or situation.waited_s + c.prediction.finish_with(floor) <= deadline_s
     ]
@@ -135,7 +163,7 @@ def late_or_hopeless(situation: Situation) -> Choice | Hopeless:
     lost = deadline_s is not None and situation.waited_s + idle_s > deadline_s
     return Hopeless(
         why=f"the soonest first token is expected in {soonest.prediction.ttft_high_s * 1e3:.0f} ms, "
-        f"after {situation.waited_s * 1e3:.0f} ms of waiting; asked for {_asked(situation)}",
+        f"after {situation.waited_s * 1e3:.0f} ms of waiting; to be kept: {_to_keep(situation)}",
         retry_after_s=backlog_s(situation),
         deadline_lost=lost,
     )
@@ -150,9 +178,10 @@ def backlog_s(situation: Situation) -> float:
     return min(max(min(busy, default=0.0), MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
 
-def _asked(situation: Situation) -> str:
+def _to_keep(situation: Situation) -> str:
     objective = situation.objective
-    asked = {"TTFT": objective.ttft_s, "TPOT": objective.tpot_s, "deadline": objective.deadline_s}
-    return ", ".join(f"{name} {value_s * 1e3:.0f} ms" for name, value_s in asked.items() if value_s is not None) or (
+    ttft = "TTFT" if situation.ttft_promised else "this tier's default TTFT"
+    limits = {ttft: objective.ttft_s, "TPOT": objective.tpot_s, "deadline": objective.deadline_s}
+    return ", ".join(f"{name} {value_s * 1e3:.0f} ms" for name, value_s in limits.items() if value_s is not None) or (
         f"a free replica within {situation.wait_left_s:.1f} s"
     )

@@ -17,6 +17,7 @@ class Candidate:
 
     Attributes:
         window_cap: longest answer its context window leaves, where the caller asked for more; None where all fits.
+        most_tokens: longest rest of the answer that the caller's cap and its window allow, None where neither is known.
         session: it served the request's session before.
     """
 
@@ -24,6 +25,7 @@ class Candidate:
     prediction: Prediction
     window_cap: int | None = None
     session: bool = False
+    most_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Situation:
         wait_left_s: how much longer the request may wait for a free replica.
         best_quality: of any rung the request could ever be served by, healthy or not: what degraded is measured from.
         answer_tokens: expected length of what is left to generate, under the caller's own cap.
+        open_ended: the caller set no cap of its own.
         emitted_tokens: what the caller already got from replicas that broke.
         answer_cap: cap forced by overload, None if the caller's own stands.
         pinned: the request names one exact variant.
@@ -52,6 +55,7 @@ class Situation:
     candidates: tuple[Candidate, ...]
     best_quality: float
     answer_tokens: int
+    open_ended: bool
     emitted_tokens: int
     answer_cap: int | None
     overloaded: bool
@@ -69,7 +73,9 @@ class Choice:
     """Send it there; if the candidate is not free, wait for it and decide again when anything changes.
 
     Attributes:
-        max_tokens: a lower cap than the caller's on the whole answer, None if the caller's stands.
+        degraded: a smaller rung, or a cap that is expected to cut the answer or takes back what the caller asked for.
+        max_tokens: a lower cap than the caller's on the whole answer, None if the caller's stands. Where it only bounds
+            what might run past the deadline, nothing is given up before it is reached.
     """
 
     candidate: Candidate

@@ -123,6 +123,7 @@ class FakeReplica:
     Attributes:
         faults: taken from the front, one a call: `unreachable`, `crash`, `invalid`, `hang`, `silent`, `("refuse", s)`,
             `("break", n)`, `("stall", n)`, `("empty", n)` after n tokens, or None.
+        cuts: its answers end by length, whatever their cap.
         sent: the requests it got; open: those running or waiting inside now; most: the most that were ever open.
     """
 
@@ -142,6 +143,7 @@ class FakeReplica:
     others: int = 0
     age_s: float = 0.0
     counts_prompt: bool = False
+    cuts: bool = False
 
     def __post_init__(self) -> None:
         self._slot = asyncio.Semaphore(self.slots)
@@ -211,7 +213,8 @@ class FakeReplica:
             await self.clock.sleep(step_s)
             self._left[key] -= 1
             yield TokenChunk(word(index), 1, origin=self.origin if index == begun else None)
-        reason = FinishReason.STOP if cap is None or total < cap else FinishReason.LENGTH
+        stopped = not self.cuts and (cap is None or total < cap)
+        reason = FinishReason.STOP if stopped else FinishReason.LENGTH
         counted = request.prompt_tokens if self.counts_prompt else None
         yield TokenChunk("", 0, finish_reason=reason, prompt_tokens=counted)
 

@@ -115,23 +115,34 @@ def check(plan: Plan, w: World) -> None:
     for heard in plan.heard:
         record = w.record(heard.ask.request_id)
         assert record["outcome"] != "running"
-        cap = (heard.route.max_tokens if heard.route else None) or heard.ask.sampling.max_tokens or 24
-        assert answer(cap).startswith(heard.text), "text was doubled or lost"
-        if heard.finished:
-            assert record["outcome"] in {"completed", "degraded"}
-            assert heard.text == answer(min(cap, 24))
-        elif heard.left:
-            assert record["outcome"] == "cancelled"
-        else:
-            assert heard.error is not None, "a stream ended without a finish reason and without an error"
-        if isinstance(heard.error, Refused):
-            assert math.isfinite(heard.error.retry_after_s)
-            assert heard.error.retry_after_s > 0
+        check_end(heard, record)
     for remote in (w.cloud, w.cloud_small):
         assert not any(ask.objective.locality.value == "local-only" for ask in remote.sent)
         assert plan.policy != "local-only" or not remote.sent
     for local in (w.local, w.small):
         assert not any(ask.objective.locality.value == "cloud-only" for ask in local.sent)
+
+
+def check_end(heard: Heard, record: dict[str, Any]) -> None:
+    cap = (heard.route.max_tokens if heard.route else None) or heard.ask.sampling.max_tokens or 24
+    assert answer(cap).startswith(heard.text), "text was doubled or lost"
+    events = {event["event"] for event in record["events"]}
+    deadline_s = heard.ask.objective.deadline_s
+    if deadline_s is not None and "failover" not in events:
+        assert record["finish_ms"] <= deadline_s * 1e3 + 1, "a deadline is hard, but for the rest of what broke"
+    if heard.finished and "deadline" in events:
+        assert record["outcome"] == "degraded"
+        assert heard.text
+    elif heard.finished:
+        assert record["outcome"] in {"completed", "degraded"}
+        assert heard.text == answer(min(cap, 24))
+    elif heard.left:
+        assert record["outcome"] == "cancelled"
+    else:
+        assert heard.error is not None, "a stream ended without a finish reason and without an error"
+    if isinstance(heard.error, Refused):
+        assert math.isfinite(heard.error.retry_after_s)
+        assert heard.error.retry_after_s > 0
 
 
 @settings(max_examples=120)

@@ -197,6 +197,38 @@ async def test_an_answer_that_the_edge_began_is_continued_in_the_cloud() -> None
     assert reply.choices[0].message.content == " ".join(WORDS)
 
 
+@pytest.mark.parametrize("model", ["tiny-fp32", "tiny-int8"], ids=["through both tiers", "on the edge"])
+async def test_a_whole_reply_that_its_deadline_cut_says_so_in_its_head(model: str) -> None:
+    async with chain() as (edge, _, small, best), sdk(edge) as client:
+        small.pause, best.pause = asyncio.Event(), asyncio.Event()  # nobody ever says a fourth word
+        raw = await client.chat.completions.with_raw_response.create(
+            **{**ASK, "model": model}, extra_headers={"x-overspill-deadline-ms": "800", "x-request-id": "cut"}
+        )
+        async with httpx.AsyncClient() as http:
+            record = (await http.get(f"{edge.url}/v1/decisions/cut")).json()
+        choice = raw.parse().choices[0]
+        assert (choice.message.content, choice.finish_reason) == ("one two three", "length")
+        assert raw.headers["x-overspill-degraded"] == "true"
+        assert raw.headers["x-overspill-reason"] == "shorter-answer"
+        assert (record["outcome"], record["error"], record["kept"]) == ("degraded", None, {"deadline": True})
+        stream = await client.chat.completions.create(
+            **{**ASK, "model": model}, stream=True, extra_headers={"x-overspill-deadline-ms": "800"}
+        )
+        chunks = [chunk.choices[0] async for chunk in stream if chunk.choices]
+        assert "".join(choice.delta.content or "" for choice in chunks) == "one two three"
+        assert chunks[-1].finish_reason == "length"
+
+
+async def test_a_mistyped_promise_is_refused_by_name() -> None:
+    async with chain() as (edge, _, small, best), sdk(edge) as client:
+        with pytest.raises(openai.BadRequestError, match="did you mean `x-overspill-locality`") as raised:
+            await client.chat.completions.create(**ASK, extra_headers={"x-overspill-location": "local-only"})
+        assert raised.value.param == "x-overspill-location"
+        assert not small.requests
+        assert not best.requests
+        await client.chat.completions.create(**ASK, extra_headers={"x-overspill-tier": "edge"})
+
+
 async def test_a_tier_without_any_free_replica_says_when_to_come_back() -> None:
     async with Tier("edge", []) as edge, sdk(edge) as client:
         with pytest.raises(openai.InternalServerError, match="no model is known here yet") as raised:

@@ -49,6 +49,7 @@ def situation(*candidates: Candidate, objective: Objective | None = None, **chan
         "candidates": candidates,
         "best_quality": max(c.info.quality for c in candidates),
         "answer_tokens": 50,
+        "open_ended": False,
         "emitted_tokens": 0,
         "answer_cap": None,
         "overloaded": False,
@@ -232,10 +233,44 @@ async def test_local_only_refuses_what_only_the_cloud_could_do_and_says_why():
 def test_a_tpot_is_kept_by_the_upper_figure():
     """`candidate` predicts 20 ms a token, 24 ms at most nine times in ten."""
     for asked_s, kept in ((0.022, False), (0.025, True)):
-        case = situation(LOCAL, CLOUD, objective=Objective(ttft_s=3.0, tpot_s=asked_s))
+        quick = candidate("fp32", remote=True, tpot_s=0.01)
+        case = situation(LOCAL, quick, objective=Objective(ttft_s=3.0, tpot_s=asked_s))
         assert keeps(LOCAL, case) is kept
-        code, why = why_not(LOCAL, CLOUD, case)
+        code, why = why_not(LOCAL, quick, case)
         assert (code == "tpot", "24.0 ms a token (p90)" in why) == (not kept, not kept)
+
+
+def test_why_not_never_blames_what_the_chosen_one_misses_too():
+    """Of two rungs that miss the default TTFT the better one is served late: the other is smaller, and not too slow."""
+    slow, sooner = candidate("fp32", remote=True, ttft_s=5.0), candidate("pruned-fp32", remote=True, ttft_s=2.6)
+    case = situation(slow, sooner)
+    choice = decide(DEFAULT, case)
+    assert (choice.candidate, choice.reason) == (slow, "late")
+    assert why_not(sooner, slow, case) == ("smaller", "quality 0.75, the chosen one has 1")
+    near = candidate("int8", ttft_s=9.0)
+    assert why_not(slow, near, situation(near, slow))[0] == "ranked-lower", "the device does not keep it either"
+
+
+def test_the_tiers_default_is_not_called_a_wish_of_the_caller():
+    late = candidate("fp32", remote=True, ttft_s=5.0)
+    assert why_not(late, LOCAL, situation(LOCAL, late)) == (
+        "ttft",
+        "first token within 7500 ms (p90), the default of this tier is 3000 ms",
+    )
+    asked = why_not(late, LOCAL, situation(LOCAL, late, ttft_promised=True))
+    assert asked == ("ttft", "first token within 7500 ms (p90), asked for 3000 ms")
+    busy = candidate("int8", wait_s=50.0)
+    for promised, told in ((False, "to be kept: this tier's default TTFT 3000 ms"), (True, "to be kept: TTFT 3000 ms")):
+        refusal = load_policy(DEFAULT).decide(situation(busy, ttft_promised=promised))
+        assert isinstance(refusal, Hopeless)
+        assert refusal.why.endswith(told)
+
+
+def test_a_rung_that_is_too_slow_for_any_useful_answer_is_not_chosen_for_the_deadline():
+    slow, quick = candidate("fp32", remote=True, tpot_s=1.0), candidate("pruned-int8", tpot_s=0.1)
+    case = situation(slow, quick, objective=Objective(ttft_s=3.0, deadline_s=4.0))
+    assert decide(DEFAULT, case).candidate is quick
+    assert why_not(slow, quick, case) == ("deadline", "16 tokens finished within 18150 ms (p90), asked for 4000 ms")
 
 
 def test_cloud_first_prefers_a_good_device_to_a_small_cloud():
@@ -308,8 +343,8 @@ def test_every_choice_is_one_of_the_candidates_and_explained(candidates, objecti
     assert any(decision.candidate is c for c in candidates)
     assert decision.reason in REASONS
     assert decision.max_tokens is None or decision.max_tokens >= 1
-    assert decision.degraded or (decision.max_tokens is None and decision.reason != "step-down")
-    assert decision.max_tokens is None or decision.degraded
+    assert decision.degraded or decision.reason not in {"step-down", "shorter-answer"}
+    assert decision.max_tokens is None or decision.degraded or objective.deadline_s is not None
 
 
 def test_a_slow_model_is_no_reason_to_step_down_for_a_default_that_nobody_asked_for():
