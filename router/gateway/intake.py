@@ -130,6 +130,11 @@ class Intake:
         exchange.timings_ms.append(("first-token", (time.perf_counter() - counted) * 1000))
         return answer, size.tokens
 
+    def not_served(self, exchange: Exchange, model: str, known: list[str]) -> OverspillError:
+        """Return the error for a model that nobody serves who is known here."""
+        locality = wire_headers.parse_objective(exchange.headers, Objective()).locality
+        return self._perhaps_later(unknown_model(model, known), self.deps.dispatcher.unreached(locality))
+
     def _perhaps_later(self, error: OverspillError, unreached: str) -> OverspillError:
         """Nothing is final while an upstream that might serve the request was never reached."""
         if not unreached:

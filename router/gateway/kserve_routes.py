@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 from router.errors import ModelNotFound, Unavailable
 from router.gateway.errors import Reply, render_error
 from router.gateway.exchange import Endpoint, Exchange, draining_or_starting, json_reply
-from router.gateway.intake import Call, Intake, collect, unknown_model
+from router.gateway.intake import Call, Intake, collect
 from router.gateway.media import plain_body
 from router.replica import ReplicaInfo
 from router.wire import kserve
@@ -76,13 +76,15 @@ class KServeRoutes:
 
         Raises:
             ModelNotFound: no such model, or no such version of it.
+            Unavailable: no such model here, and an upstream that might serve it was never reached.
         """
         name = exchange.params["model"]
         version = exchange.params.get("version", kserve.VERSION)
         replicas = self._deps.models()
         found = [info for info in replicas if name in {info.family, info.variant}]
         if not found:
-            raise unknown_model(name, sorted({n for info in replicas for n in (info.family, info.variant)}))
+            known = sorted({n for info in replicas for n in (info.family, info.variant)})
+            raise self._intake.not_served(exchange, name, known)
         if version != kserve.VERSION:
             raise ModelNotFound(f"`{name}` has version {kserve.VERSION} only, not `{version[:40]}`", param="version")
         return found

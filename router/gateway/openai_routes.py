@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from router.errors import ModelNotFound
 from router.gateway.errors import Reply
 from router.gateway.exchange import Endpoint, Exchange, StreamReply, json_reply
-from router.gateway.intake import Call, Intake, collect, unknown_model
+from router.gateway.intake import Call, Intake, collect
 from router.gateway.media import plain_body, require_json
 from router.gateway.sse import EventStream
 from router.wire import openai, openai_reply
@@ -94,7 +94,7 @@ class OpenAIRoutes:
         for card in cards:
             if card["id"] == wanted:
                 return json_reply(orjson.dumps(card))
-        raise unknown_model(wanted, sorted(str(card["id"]) for card in cards))
+        raise self._intake.not_served(exchange, wanted, sorted(str(card["id"]) for card in cards))
 
     def _cards(self) -> list[dict[str, object]]:
         return openai_reply.model_cards(self._deps.models(), self._created_s)

@@ -124,6 +124,10 @@ async def test_a_cloud_that_was_never_reached_makes_nothing_final(world: TinyWor
             assert "ConnectError" in later.text
             final = await client.post("/v1/completions", json=ask, headers={"x-overspill-locality": "local-only"})
             assert final.status_code in {400, 404}, final.text
+            for method, path in (("GET", "/v1/models/big"), ("POST", "/v2/models/big/infer")):
+                assert (await client.request(method, path, json={})).status_code == 503, path
+                here = {"x-overspill-locality": "local-only"}
+                assert (await client.request(method, path, json={}, headers=here)).status_code == 404, path
 
 
 async def test_draining_finishes_streams_and_refuses_newcomers(world: TinyWorld) -> None:
