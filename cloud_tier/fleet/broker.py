@@ -53,13 +53,17 @@ class BrokerAddress:
     password: str | None = field(default=None, repr=False)
     connect_timeout_s: float = 10.0
 
+    @property
+    def encrypted(self) -> bool:
+        return bool(self.tls or self.ca_file or self.cert_file or self.key_file)
+
     def context(self) -> ssl.SSLContext | None:
         """Build the TLS context, None for a plain connection.
 
         Raises:
             ConfigError: a file is missing, holds something else, or lacks its other half.
         """
-        if not (self.tls or self.ca_file or self.cert_file or self.key_file):
+        if not self.encrypted:
             return None
         return client_context(self.ca_file, self.cert_file, self.key_file)
 
@@ -126,7 +130,8 @@ class BrokerConnection:
             raise BrokerError(f"the broker at {where} does not answer") from error
         except (OSError, ValueError) as error:
             await self._leave()
-            raise BrokerError(f"cannot connect to the broker at {where}: {error or type(error).__name__}") from error
+            said = f"cannot connect to the broker at {where}: {error or type(error).__name__}"
+            raise BrokerError(f"{said}{self._hint(error)}") from error
         except BrokerError:
             await self._leave()
             raise
@@ -136,13 +141,13 @@ class BrokerConnection:
         self._paho().disconnect()
         await self._leave()
 
-    async def subscribe(self, *topics: str) -> None:
-        """Subscribe with QoS 1 and wait for the broker's word.
+    async def subscribe(self, *topics: str, qos: int = 1) -> None:
+        """Subscribe and wait for the broker's word.
 
         Raises:
             BrokerError: refused, or the connection was lost.
         """
-        code, mid = self._paho().subscribe([(topic, 1) for topic in topics])
+        code, mid = self._paho().subscribe([(topic, qos) for topic in topics])
         await self._acknowledged(code, mid, f"subscribe to {', '.join(topics)}")
 
     async def publish(
@@ -199,6 +204,19 @@ class BrokerConnection:
         client.on_message = self._thread_message
         return client
 
+    def _hint(self, error: Exception | None = None) -> str:
+        """Say what is most likely wrong when the broker breaks off before its first word."""
+        host, port = self.address.host, self.address.port
+        if not self.address.encrypted:
+            broke_off = error is None or isinstance(error, ConnectionResetError)
+            return f"; if it speaks TLS there, write mqtts://{host}:{port}" if broke_off else ""
+        if error is None:
+            return "" if self.address.cert_file else "; it may ask for a certificate of yours: --cert and --key"
+        plain = isinstance(error, (ssl.SSLError, ConnectionResetError)) and not isinstance(error, ssl.CertificateError)
+        return (
+            f"; if it speaks no TLS there, write mqtt://{host}:{port} and leave the certificates out" if plain else ""
+        )
+
     def _connect(self) -> None:
         self._paho().connect(self.address.host, self.address.port, keepalive=30, clean_start=True)
 
@@ -250,7 +268,11 @@ class BrokerConnection:
             self._connected.set_result(None)
 
     def _on_lost(self, reason: str) -> None:
-        error = BrokerError(f"the connection to the broker was lost: {reason}")
+        if self._connected.done():
+            error = BrokerError(f"the connection to the broker was lost: {reason}")
+        else:
+            where = f"{self.address.host}:{self.address.port}"
+            error = BrokerError(f"the broker at {where} closed the connection without a word ({reason}){self._hint()}")
         for future in (self._connected, *self._waiting.values()):
             if not future.done():
                 future.set_exception(error)

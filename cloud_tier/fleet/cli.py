@@ -1,30 +1,45 @@
-"""`overspill fleet set|get|watch`: configure devices over MQTT.
+"""`overspill fleet set|get|list|watch|forget`: configure devices over MQTT.
 
-Exit codes of `set`: 0 applied, 1 refused, 2 wrong use or no broker, 3 no word in time, 4 another operator was faster.
+Exit codes of `set`: 0 applied, 1 refused, 2 wrong use or no broker, 3 no word in time, 4 another operator was faster;
+of several devices, the worst. `get`, `list` and `forget` exit with 3 when nothing can be read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import getpass
-import inspect
 import json
-import os
 import socket
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.live import Live
 
-from cloud_tier.fleet.broker import BrokerAddress, parse_broker
+from cloud_tier.fleet.board import Board, device_as_json, devices_as_table, event_as_json
 from cloud_tier.fleet.edits import read_edits
-from cloud_tier.fleet.operator import DeviceView, FleetOperator, Outcome, Proposal
-from cloud_tier.fleet.show import Board, event_as_json, view_as_json, view_as_table
+from cloud_tier.fleet.many import ManyChanges, NothingSeen, choose, is_pattern, split_words, to_read
+from cloud_tier.fleet.operator import Event, FleetOperator, NoAnswer
+from cloud_tier.fleet.reach import Reach, commands_of
+from cloud_tier.fleet.show import view_as_json, view_as_table
+from cloud_tier.fleet.summary import (
+    EXIT,
+    change_as_json,
+    change_as_text,
+    changes_as_json,
+    changes_as_table,
+    counted,
+    exit_code,
+    plan_as_json,
+    plan_as_table,
+)
+from cloud_tier.fleet.view import OR_UNREADABLE, UNREADABLE, DeviceView, Outcome, Proposal
+from router import tasks
 from router.errors import ConfigError
 from router.wire.fleet import Response
 
@@ -32,110 +47,55 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Configure devices over MQTT: set, get, watch.",
+    help="Configure devices over MQTT: set, get, list, watch, forget.",
 )
+_command = commands_of(app)
 
 T = TypeVar("T")
 
-_EXIT = {"applied": 0, "refused": 1, "timeout": 3, "conflict": 4, "superseded": 4}
+_NO_WORD = 3
+_INTERRUPTED = 130
+_REDRAW_S = 0.25
 
 Device = Annotated[str, typer.Argument(help="Name of the device.", metavar="DEVICE")]
-Broker = Annotated[str, typer.Option(envvar="OVERSPILL_FLEET_BROKER", help="host:port or mqtts://host:port.")]
-Fleet = Annotated[str, typer.Option(envvar="OVERSPILL_FLEET_NAME", help="Name of the fleet.")]
-Tls = Annotated[bool, typer.Option("--tls", envvar="OVERSPILL_FLEET_TLS", help="Use TLS (port 8883 by default).")]
-CaFile = Annotated[
-    Path | None, typer.Option("--ca", envvar="OVERSPILL_FLEET_CA", help="PEM of the broker's authority.")
-]
-CertFile = Annotated[Path | None, typer.Option("--cert", envvar="OVERSPILL_FLEET_CERT", help="PEM, own certificate.")]
-KeyFile = Annotated[Path | None, typer.Option("--key", envvar="OVERSPILL_FLEET_KEY", help="PEM, own private key.")]
-Username = Annotated[str | None, typer.Option(envvar="OVERSPILL_FLEET_USERNAME", help="Login at the broker.")]
-PasswordFile = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="OVERSPILL_FLEET_PASSWORD_FILE", help="First line is the password (or OVERSPILL_FLEET_PASSWORD)."
-    ),
+Patterns = Annotated[
+    list[str] | None, typer.Argument(metavar="[DEVICE]...", help="Names, or patterns such as 'cam-*'; all if left out.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Whom a command speaks to."""
-
-    broker: BrokerAddress
-    fleet: str
-
-
-def _reach(
-    *,
-    broker: Broker = "127.0.0.1:1883",
-    fleet: Fleet = "default",
-    tls: Tls = False,
-    ca_file: CaFile = None,
-    cert_file: CertFile = None,
-    key_file: KeyFile = None,
-    username: Username = None,
-    password_file: PasswordFile = None,
-) -> Reach:
-    """The options that every command takes."""
-    host, port, secure = parse_broker(broker, tls=tls or any((ca_file, cert_file, key_file)))
-    password = os.environ.get("OVERSPILL_FLEET_PASSWORD") or None
-    if password_file is not None:
-        try:
-            password = password_file.read_text(encoding="utf-8").splitlines()[0]
-        except (OSError, UnicodeDecodeError, IndexError) as error:
-            raise ConfigError(f"cannot read a password from {password_file}: {error}", param="password_file") from error
-    if password is not None and username is None:
-        raise ConfigError("a password needs a --username", param="username")
-    return Reach(BrokerAddress(host, port, secure, ca_file, cert_file, key_file, username, password), fleet)
-
-
-def _command(act: Callable[..., None]) -> Callable[..., None]:
-    """Make `act` a command that takes the options of `_reach` after its own; what they amount to is its `reach`."""
-    own = inspect.signature(act, eval_str=True)
-    common = inspect.signature(_reach, eval_str=True).parameters
-
-    def run(**given: Any) -> None:
-        reach = _reach(**{name: given.pop(name) for name in common})
-        act(**given, reach=reach)
-
-    listed = [parameter for name, parameter in own.parameters.items() if name != "reach"] + list(common.values())
-    run.__signature__ = own.replace(parameters=listed)  # type: ignore[attr-defined]  # what typer reads
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in listed}
-    app.command(name=act.__name__.rstrip("_"), help=act.__doc__)(run)
-    return act
-
-
 @_command
 def set_(
-    device: Device,
-    assignments: Annotated[
+    words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="TOML values: router.max_queue=32; null removes an override."),
+        typer.Argument(
+            metavar="DEVICE... [KEY=VALUE]...",
+            help="Names or patterns ('cam-*'), then TOML values: router.max_queue=32; null removes an override.",
+        ),
     ] = None,
     *,
     file: Annotated[Path | None, typer.Option(help="TOML or JSON with tables router, models.")] = None,
     unset: Annotated[list[str] | None, typer.Option(help="Remove an override; may be repeated.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Begin from no overrides instead of merging.")] = False,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the device's word; 0: do not wait.")] = 10.0,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a device's word; 0: do not wait.")] = 10.0,
+    everyone: Annotated[bool, typer.Option("--all", help="Every device that was ever seen.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List who would get what; publish nothing.")] = False,
+    parallel: Annotated[int, typer.Option(min=1, max=1000, help="Devices changed at the same time.")] = 32,
+    max_refused: Annotated[int | None, typer.Option(min=1, help="Begin no more once so many refused it.")] = None,
     as_json: AsJson = False,
     reach: Reach,
 ) -> None:
-    """Change what is desired of a device, and wait until it says what became of it."""
-    edits = read_edits(assignments or (), unset or (), file)
+    """Change what is desired of a device, or of many, and wait until they say what became of it."""
+    devices, assignments = split_words(words or ())
+    if everyone == bool(devices):
+        raise ConfigError("name devices or --all, not both" if everyone else "name a device, a pattern or --all")
+    edits = read_edits(assignments, unset or (), file)
     if not edits and not replace:
         raise ConfigError("nothing to set; write key=value, --unset KEY, --file FILE or --replace")
-
-    async def change(operator: FleetOperator) -> tuple[Proposal, Outcome | None]:
-        proposal = await operator.propose(device, edits, replace=replace, issued_by=_whoami())
-        return proposal, await operator.outcome(device, proposal.desired, wait) if wait > 0 else None
-
-    proposal, outcome = asyncio.run(_with_operator(reach, change))
-    if as_json:
-        typer.echo(json.dumps(_change_as_json(device, proposal, outcome), ensure_ascii=False))
-    else:
-        typer.echo(_change_as_text(device, proposal, outcome))
-    raise typer.Exit(_EXIT[outcome.kind] if outcome is not None else 0)
+    if len(devices) == 1 and not is_pattern(devices[0]) and not dry_run:
+        _set_one(reach, devices[0], edits, replace=replace, wait_s=wait, as_json=as_json)
+    options = {"replace": replace, "parallel": parallel, "max_refused": max_refused, "wait_s": wait}
+    _set_many(reach, devices or ["*"], edits, options, dry_run=dry_run, as_json=as_json)
 
 
 @_command
@@ -143,27 +103,70 @@ def get(
     device: Device,
     *,
     live: Annotated[bool, typer.Option("--live", help="Ask the device itself, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show all that is in force, not only overrides.")] = False,
     wait: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the live answer.")] = 5.0,
     as_json: AsJson = False,
     reach: Reach,
 ) -> None:
-    """Show desired, reported and status of a device side by side."""
+    """Show a device: status, what is desired against what is in force."""
 
-    async def look(operator: FleetOperator) -> tuple[DeviceView, Response | None]:
+    async def look(operator: FleetOperator) -> tuple[DeviceView, Response | None, str]:
         view = await operator.view(device)
-        return view, await operator.ask(device, "status", wait) if live else None
+        if not live or not view.seen:
+            return view, None, ""
+        try:
+            return view, await operator.ask(device, "status", wait), ""
+        except NoAnswer as error:
+            return view, None, error.message
 
-    view, answer = asyncio.run(_with_operator(reach, look))
+    view, answer, missing = asyncio.run(_with_operator(reach, look))
     if as_json:
         typer.echo(json.dumps(view_as_json(view, answer), ensure_ascii=False, indent=2))
     else:
-        Console().print(view_as_table(view, answer))
+        Console().print(view_as_table(view, answer, everything=everything))
+    if missing:
+        _no_word(missing)
+    if not view.seen:
+        _no_word(f"{device} was never seen: {UNREADABLE}")
+
+
+@_command
+def list_(
+    patterns: Patterns = None,
+    *,
+    with_delta: Annotated[bool, typer.Option("--delta", help="Only where what is desired is not in force.")] = False,
+    as_json: AsJson = False,
+    reach: Reach,
+) -> None:
+    """List devices: status, versions, what became of the last change."""
+    words = patterns or ["*"]
+
+    async def look(operator: FleetOperator) -> list[DeviceView]:
+        async with operator.survey(to_read(reach.fleet, words)) as survey:
+            return [survey.view(name) for name in choose(survey.views, words, unseen=True)]
+
+    try:
+        views = asyncio.run(_with_operator(reach, look))
+    except NothingSeen as error:
+        views = []
+        message = error.message
+    else:
+        message = f"no such device was ever seen in the fleet {reach.fleet}, {OR_UNREADABLE}"
+    known = [view for view in views if view.kept]
+    shown = [view for view in known if not (with_delta and view.converged)]
+    if as_json:
+        typer.echo(json.dumps([device_as_json(view) for view in shown], ensure_ascii=False, indent=2))
+    elif known:
+        Console().print(devices_as_table(shown))
+    if len(known) < max(len(views), 1):
+        missing = ", ".join(view.address.device for view in views if not view.kept)
+        _no_word(f"{missing}: {message}" if missing else message)
 
 
 @_command
 def watch(
     device: Annotated[
-        str | None, typer.Argument(help="One device; all of the fleet if left out.", metavar="[DEVICE]")
+        str | None, typer.Argument(help="One device or a pattern; all of the fleet if left out.", metavar="[DEVICE]")
     ] = None,
     *,
     everyone: Annotated[bool, typer.Option("--all", help="All devices of the fleet (the default).")] = False,
@@ -188,17 +191,150 @@ def watch(
         raise typer.Exit from None
 
 
+@_command
+def forget(
+    devices: Annotated[list[str], typer.Argument(metavar="DEVICE...", help="Names, or patterns such as 'cam-*'.")],
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also devices that are online.")] = False,
+    reach: Reach,
+) -> None:
+    """Clear all that the broker keeps about a device: status, reported, and the desired document that waits for it."""
+
+    async def clear(operator: FleetOperator) -> int:
+        async with operator.survey(to_read(reach.fleet, devices)) as survey:
+            views = [survey.view(name) for name in choose(survey.views, devices, unseen=True)]
+            if not yes and any(view.kept for view in views):
+                _confirm(views)
+                await survey.settled(operator.settle_s)  # it may have come back meanwhile
+            return max([await _forget(operator, view, force=force) for view in views])
+
+    try:
+        raise typer.Exit(asyncio.run(_with_operator(reach, clear)))
+    except NothingSeen as error:
+        _no_word(error.message)
+
+
+def _set_one(
+    reach: Reach, device: str, edits: Mapping[str, Any], *, replace: bool, wait_s: float, as_json: bool
+) -> None:
+    async def change(operator: FleetOperator) -> tuple[Proposal, Outcome | None]:
+        proposal = await operator.propose(device, edits, replace=replace, issued_by=_whoami())
+        return proposal, await operator.outcome(device, proposal.desired, wait_s) if wait_s > 0 else None
+
+    proposal, outcome = asyncio.run(_with_operator(reach, change))
+    if as_json:
+        typer.echo(json.dumps(change_as_json(device, proposal, outcome), ensure_ascii=False))
+    else:
+        typer.echo(change_as_text(device, proposal, outcome))
+    raise typer.Exit(EXIT[outcome.kind] if outcome is not None else 0)
+
+
+def _set_many(
+    reach: Reach, words: list[str], edits: Mapping[str, Any], options: dict[str, Any], *, dry_run: bool, as_json: bool
+) -> None:
+    begun: list[ManyChanges] = []
+
+    async def change(operator: FleetOperator) -> None:
+        async with operator.survey(to_read(reach.fleet, words)) as survey:
+            many = ManyChanges(survey, choose(survey.views, words), edits, issued_by=_whoami(), **options)
+            begun.append(many)
+            if dry_run:
+                many.plan()
+            else:
+                await _with_progress(many.run(operator), many)
+
+    interrupted = False
+    try:
+        asyncio.run(_with_operator(reach, change))
+    except NothingSeen as error:
+        _no_word(error.message)
+    except KeyboardInterrupt:
+        interrupted = True
+    changes = begun[0].changes if begun else []
+    if as_json:
+        told = plan_as_json(changes) if dry_run else changes_as_json(changes)
+        typer.echo(json.dumps(told, ensure_ascii=False, indent=2))
+    else:
+        Console().print(plan_as_table(changes) if dry_run else changes_as_table(changes))
+    raise typer.Exit(_INTERRUPTED if interrupted else exit_code(changes))
+
+
+async def _with_progress(work: Awaitable[None], many: ManyChanges) -> None:
+    """Say on a terminal how far it is; nothing where no person looks."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        await work
+        return
+    with console.status("") as status:
+
+        async def tell() -> None:
+            while True:
+                settled = [change for change in many.changes if change.outcome is not None]
+                status.update(f"of {len(many.changes)}: {counted(settled)}" if settled else "waiting for the first")
+                await asyncio.sleep(_REDRAW_S)
+
+        telling = asyncio.create_task(tell(), name="fleet-progress")
+        try:
+            await work
+        finally:
+            await tasks.end(telling)
+
+
+def _confirm(views: list[DeviceView]) -> None:
+    Console().print(devices_as_table(views))
+    if not sys.stdin.isatty():
+        raise ConfigError("nobody is there to confirm this; add --yes")
+    typer.confirm("Forget them? What they have in force stays; the broker keeps nothing about them", abort=True)
+
+
+async def _forget(operator: FleetOperator, view: DeviceView, *, force: bool) -> int:
+    name, kept = view.address.device, ", ".join(view.kept)
+    if not kept and not force:
+        typer.echo(f"{name}: {UNREADABLE}")
+        return _NO_WORD
+    if view.online and not force:
+        typer.echo(f"{name}: it is online, so it was not forgotten; --force does it all the same", err=True)
+        return 1
+    came_back = "; it is online and announces itself again" if view.online else ""
+    await operator.forget(view)
+    typer.echo(f"{name}: forgotten ({kept or 'whatever was there'}){came_back}")
+    return 0
+
+
+def _no_word(message: str) -> None:
+    typer.echo(f"overspill: {message}", err=True)
+    raise typer.Exit(_NO_WORD)
+
+
 async def _watch_json(operator: FleetOperator, device: str | None) -> None:
-    async for event in operator.watch(device):
+    async for event in _events(operator, device):
         typer.echo(event_as_json(event))
 
 
 async def _watch_table(operator: FleetOperator, device: str | None) -> None:
-    board = Board()
-    with Live(board.table(), auto_refresh=True, refresh_per_second=4) as live:
-        async for event in operator.watch(device):
-            board.take(event)
-            live.update(board.table())
+    board = Board(operator.fleet)
+    with Live(get_renderable=board.table, auto_refresh=False) as live:
+
+        async def draw() -> None:
+            while True:
+                live.refresh()
+                await asyncio.sleep(_REDRAW_S)
+
+        drawing = asyncio.create_task(draw(), name="fleet-draw")
+        try:
+            async for event in _events(operator, device):
+                board.take(event)
+        finally:
+            await tasks.end(drawing)
+
+
+async def _events(operator: FleetOperator, word: str | None) -> AsyncGenerator[Event, None]:
+    everyone = word is None or is_pattern(word)
+    async with aclosing(operator.watch(None if everyone else word)) as events:
+        async for event in events:
+            if word is None or word == event.address.device or fnmatchcase(event.address.device, word):
+                yield event
 
 
 async def _with_operator(reach: Reach, work: Callable[[FleetOperator], Awaitable[T]]) -> T:
@@ -211,29 +347,3 @@ def _whoami() -> str:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):
         return socket.gethostname()
-
-
-def _change_as_text(device: str, proposal: Proposal, outcome: Outcome | None) -> str:
-    version = proposal.desired.version
-    lead = f"{device}: version {version}" + ("" if proposal.published else " (desired already, nothing published)")
-    if outcome is None:
-        return f"{lead} published"
-    if outcome.kind == "applied":
-        return f"{lead} applied"
-    if outcome.kind == "timeout":
-        return f"{lead}{' published' if proposal.published else ''}; {outcome.reason}"
-    hint = "; run the command again" if outcome.kind in {"conflict", "superseded"} else ""
-    return f"{lead} {outcome.kind}: {outcome.reason}{hint}"
-
-
-def _change_as_json(device: str, proposal: Proposal, outcome: Outcome | None) -> dict[str, Any]:
-    return {
-        "device": device,
-        "version": proposal.desired.version,
-        "published": proposal.published,
-        "desired": msgspec.to_builtins(proposal.desired),
-        "outcome": outcome.kind if outcome is not None else None,
-        "reason": outcome.reason if outcome is not None else None,
-        "key": outcome.key if outcome is not None else None,
-        "reported": msgspec.to_builtins(outcome.reported) if outcome is not None else None,
-    }

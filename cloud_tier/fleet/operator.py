@@ -1,4 +1,4 @@
-"""An operator's view of a fleet: read a device, change what is desired of it and learn the outcome, ask, watch.
+"""An operator's connection to a fleet: read devices, change what is desired of one and learn the outcome, ask, watch.
 
 Two operators at once: MQTT has no compare-and-swap, so `propose` reads the retained document, publishes the next
 version and watches what comes back. Of two documents with one version the device obeys the first that reaches it and
@@ -8,114 +8,42 @@ drops the other as a conflict; the digest in `reported` tells each operator whic
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import secrets
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from cloud_tier.fleet.broker import BrokerAddress, BrokerConnection, BrokerError, Message, Request
-from router.errors import ConfigError
+from cloud_tier.fleet.survey import Survey
+from cloud_tier.fleet.view import DeviceView, Outcome, Proposal, absence, draft, judge
 from router.wire.fleet import (
-    MAX_VERSION,
     Address,
     BadDocument,
     Command,
     DesiredConfig,
-    DesiredRefused,
     Leaf,
-    Reported,
     Response,
-    Status,
     decode_as,
-    decode_desired,
-    digest_of,
     encode,
-    newest_status,
     parse_topic,
     topic_filter,
 )
-from router.wire.overrides import edit
 
 _SETTLE_S = 0.25
 """Retained messages may trail SUBACK by this much (mosquitto sends them at once, clustered brokers a little later)."""
-_WATCHED: tuple[Leaf, ...] = ("desired", "reported", "status", "telemetry")
+_KEPT: tuple[Leaf, ...] = ("desired", "reported", "status")
+_WATCHED: tuple[Leaf, ...] = (*_KEPT, "telemetry")
 _RECONNECT_S = (1.0, 30.0)
+_TOPICS_A_SUBSCRIPTION = 100
+_LARGE = 500
+"""A broker may queue only so many retained messages for one subscriber (mosquitto by default about 1,000), and drops
+the rest without a word: from this many on, they are counted twice."""
 
 
-@dataclass(slots=True)
-class DeviceView:
-    """What the broker keeps about one device.
-
-    Attributes:
-        desired_error: why the retained desired document cannot be read, empty if it can.
-    """
-
-    address: Address
-    desired: DesiredConfig | None = None
-    desired_error: str = ""
-    reported: Reported | None = None
-    status: Status | None = None
-
-    def take(self, leaf: Leaf, payload: bytes) -> None:
-        """Fold one message in; an unreadable `reported` or `status` is left out."""
-        if leaf == "desired":
-            self.desired, self.desired_error = None, ""
-            try:
-                self.desired = decode_desired(payload) if payload else None
-            except DesiredRefused as error:
-                self.desired_error = error.message
-        with suppress(BadDocument):
-            if leaf == "reported":
-                self.reported = decode_as(payload, Reported) if payload else None
-            elif leaf == "status":
-                self.status = newest_status(self.status, decode_as(payload, Status)) if payload else None
-
-    @property
-    def online(self) -> bool:
-        return self.status is not None and self.status.state == "online"
-
-    @property
-    def highest_version(self) -> int:
-        """The highest version anyone is known to have used."""
-        said = [self.desired.version if self.desired else 0]
-        if self.reported is not None:
-            said += [self.reported.version or 0, self.reported.applied_version or 0]
-        return max(said)
-
-    @property
-    def base(self) -> dict[str, Any]:
-        """The overrides a change begins from: those desired, unless the device refused them; then those in force."""
-        reported = self.reported
-        if reported is not None and reported.state == "refused":
-            desired_version = self.desired.version if self.desired is not None else 0
-            if reported.version is None or reported.version >= desired_version:
-                return dict(reported.overrides)
-        return self.desired.overrides if self.desired is not None else {}
-
-
-OutcomeKind = Literal["applied", "refused", "conflict", "superseded", "timeout"]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a desired document; `reason` is for people."""
-
-    kind: OutcomeKind
-    reason: str = ""
-    key: str = ""
-    reported: Reported | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A document, and whether it was published or was desired already."""
-
-    desired: DesiredConfig
-    published: bool
-    view: DeviceView
+class NoAnswer(BrokerError):
+    """The device did not answer a command in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +64,7 @@ class FleetOperator:
     fleet: str = "default"
     settle_s: float = _SETTLE_S
     _connection: BrokerConnection | None = None
-    _listeners: list[asyncio.Queue[Message]] = field(default_factory=list)
+    _listeners: list[Callable[[Message], None]] = field(default_factory=list)
 
     async def __aenter__(self) -> FleetOperator:
         """Connect.
@@ -181,23 +109,68 @@ class FleetOperator:
             ConfigError: the document would break the schema.
             BrokerError: the broker refuses or went away.
         """
-        view = await self.view(device)
-        overrides = edit({} if replace else view.base, edits)
-        current = view.desired
-        if current is not None and current.overrides == overrides and not _worth_repeating(view):
-            return Proposal(current, published=False, view=view)
-        if view.highest_version >= MAX_VERSION:
-            raise ConfigError(f"device {device}: version {MAX_VERSION} is used up; remove the device's state_dir")
-        desired = DesiredConfig(
-            version=view.highest_version + 1,
-            issued_at=dt.datetime.now(dt.timezone.utc),
-            issued_by=issued_by[:128],
-            **overrides,
-        )
-        payload = encode(desired)
-        desired = decode_desired(payload)  # what the device will read, checked as strictly as it will
-        await self._open().publish(view.address.topic("desired"), payload, retain=True)
-        return Proposal(desired, published=True, view=view)
+        proposal = draft(await self.view(device), edits, replace=replace, issued_by=issued_by)
+        await self.publish(proposal)
+        return proposal
+
+    async def publish(self, proposal: Proposal) -> None:
+        """Make a document the one that is desired, unless it is already.
+
+        Raises:
+            BrokerError: the broker refuses or went away.
+        """
+        if proposal.fresh:
+            topic = proposal.view.address.topic("desired")
+            await self._open().publish(topic, encode(proposal.desired), retain=True)
+
+    async def forget(self, view: DeviceView) -> None:
+        """Clear every message that the broker keeps about a device, the document that waits for it first.
+
+        Raises:
+            BrokerError: the broker refuses or went away.
+        """
+        for leaf in _KEPT:
+            await self._open().publish(view.address.topic(leaf), b"", retain=True)
+
+    @asynccontextmanager
+    async def survey(self, devices: Sequence[str] | None = None) -> AsyncGenerator[Survey, None]:
+        """Read many devices, all of the fleet if none are named; the survey stays up to date while it is open.
+
+        Raises:
+            BrokerError: the broker refuses, went away, or keeps more messages than it is willing to send at once.
+            ConfigError: a name is not valid.
+        """
+        survey = Survey(self.fleet, self._open().lost, devices)
+        self._listeners.append(survey.take)
+        try:
+            if devices is not None:
+                topics = [Address(self.fleet, device).topic(leaf) for device in devices for leaf in _KEPT]
+                for begin in range(0, len(topics), _TOPICS_A_SUBSCRIPTION):
+                    await self._open().subscribe(*topics[begin : begin + _TOPICS_A_SUBSCRIPTION])
+                await survey.settled(self.settle_s)
+            else:
+                for leaf in _KEPT:  # one after the other: each may fill what the broker queues for one subscriber
+                    await self._read_all(survey, leaf)
+            yield survey
+        finally:
+            self._listeners.remove(survey.take)
+
+    async def _read_all(self, survey: Survey, leaf: Leaf) -> None:
+        topic = topic_filter(self.fleet, leaf)
+        await self._open().subscribe(topic)
+        await survey.settled(self.settle_s)
+        read = survey.read(leaf)
+        if read < _LARGE:
+            return
+        await self._open().subscribe(topic, qos=0)  # queued in another way, so cut off at another point
+        await survey.settled(self.settle_s)
+        if survey.read(leaf) > read:
+            raise BrokerError(
+                f"the broker keeps `{leaf}` of more devices than the {read} it sent: it drops what it cannot queue for "
+                "one subscriber; raise its limit (mosquitto: max_queued_messages and max_queued_bytes, docs/fleet.md)"
+            )
+        await self._open().subscribe(topic)
+        await survey.settled(self.settle_s)
 
     async def outcome(self, device: str, desired: DesiredConfig, timeout_s: float) -> Outcome:
         """Wait until the device says what became of a document.
@@ -213,7 +186,8 @@ class FleetOperator:
             while True:
                 message = await self._next(inbox, deadline_s - time.monotonic())
                 if message is None:
-                    return Outcome("timeout", _absence(view, desired, timeout_s), reported=view.reported)
+                    waited = f"no word about version {desired.version} within {timeout_s:g} s"
+                    return Outcome("timeout", f"{waited}: {absence(view)}", reported=view.reported)
                 if _fold(view, message) == "reported" and view.reported is not None:
                     outcome = judge(desired, view.reported)
                     if outcome is not None:
@@ -223,7 +197,8 @@ class FleetOperator:
         """Send a command and wait for the answer.
 
         Raises:
-            BrokerError: no answer in time, or the connection was lost.
+            NoAnswer: none came in time, or nobody could understand it.
+            BrokerError: the broker refuses or went away.
         """
         address = Address(self.fleet, device)
         correlation = secrets.token_bytes(16)
@@ -236,12 +211,12 @@ class FleetOperator:
             while True:
                 message = await self._next(inbox, deadline_s - time.monotonic())
                 if message is None:
-                    raise BrokerError(f"device {device} did not answer `{command}` within {timeout_s:g} s")
+                    raise NoAnswer(f"device {device} did not answer `{command}` within {timeout_s:g} s")
                 if message.topic == response_topic and message.correlation == correlation:
                     try:
                         return decode_as(message.payload, Response)
                     except BadDocument as error:
-                        raise BrokerError(f"device {device} answered `{command}` with garbage: {error}") from error
+                        raise NoAnswer(f"device {device} answered `{command}` with garbage: {error}") from error
 
     async def watch(self, device: str | None = None) -> AsyncGenerator[Event, None]:
         """Yield what is retained, then everything as it comes, over as many connections as it takes."""
@@ -272,19 +247,19 @@ class FleetOperator:
         return self._connection
 
     def _on_message(self, message: Message) -> None:
-        for inbox in self._listeners:
-            inbox.put_nowait(message)
+        for listener in self._listeners:
+            listener(message)
 
     @contextmanager
     def _listen(self) -> Generator[asyncio.Queue[Message], None, None]:
         inbox: asyncio.Queue[Message] = asyncio.Queue()
-        self._listeners.append(inbox)
+        self._listeners.append(inbox.put_nowait)
         try:
             yield inbox
         finally:
-            self._listeners.remove(inbox)
+            self._listeners.remove(inbox.put_nowait)
 
-    async def _follow(self, address: Address, leaves: tuple[Leaf, ...] = ("desired", "reported", "status")) -> None:
+    async def _follow(self, address: Address, leaves: tuple[Leaf, ...] = _KEPT) -> None:
         await self._open().subscribe(*(address.topic(leaf) for leaf in leaves))
         # A second round trip: what was retained under the first subscription is on this side of its answer.
         await self._open().subscribe(address.topic("response"))
@@ -310,47 +285,9 @@ class FleetOperator:
         return None
 
 
-def judge(desired: DesiredConfig, reported: Reported) -> Outcome | None:
-    """Return what a report says about a document; None if it does not settle the matter yet."""
-    digest = digest_of(desired)
-    if reported.applied_digest == digest:
-        return Outcome("applied", reported=reported)
-    if reported.digest == digest:
-        if reported.state != "refused":
-            return None
-        lost = reported.applied_version == desired.version
-        return Outcome("conflict" if lost else "refused", reported.reason, reported.key, reported)
-    if reported.version == desired.version:
-        reason = f"another operator published version {desired.version} at the same time, and it came first"
-        return Outcome("conflict", reason, reported=reported)
-    newest = max(reported.version or 0, reported.applied_version or 0)
-    if newest > desired.version:
-        return Outcome("superseded", f"the device is already at version {newest}", reported=reported)
-    return None
-
-
-def _worth_repeating(view: DeviceView) -> bool:
-    """Whether publishing the same overrides as a new version can change anything."""
-    reported, desired = view.reported, view.desired
-    if reported is None or desired is None:
-        return False
-    return reported.state == "refused" or view.highest_version > desired.version
-
-
 def _fold(view: DeviceView, message: Message) -> Leaf | None:
     parsed = parse_topic(message.topic)
     if parsed is None or parsed[0] != view.address:
         return None
     view.take(parsed[1], message.payload)
     return parsed[1]
-
-
-def _absence(view: DeviceView, desired: DesiredConfig, timeout_s: float) -> str:
-    waited = f"no word about version {desired.version} within {timeout_s:g} s"
-    if view.status is None:
-        return f"{waited}: no device of this name has ever connected; the document waits for it at the broker"
-    if not view.online:
-        return f"{waited}: the device is offline since {view.status.at}; it will read the document when it is back"
-    if view.reported is not None and view.reported.state == "applying":
-        return f"{waited}: the device is still applying it"
-    return f"{waited}, although the device is online"

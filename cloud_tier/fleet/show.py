@@ -1,26 +1,30 @@
-"""How a fleet looks on a terminal: one device side by side, many devices as a live table, or JSON lines."""
+"""How one device looks on a terminal: where it stands, its overrides, all that is in force, and its own word."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cloud_tier.fleet.operator import DeviceView, Event
-from router.wire.fleet import OVERRIDABLE, BadDocument, Response, Telemetry, decode_as, utc_now
+from cloud_tier.fleet.board import STATE_STYLE
+from cloud_tier.fleet.sheet import as_text
+from cloud_tier.fleet.view import UNREADABLE, DeviceView
+from router.wire.fleet import Response
 from router.wire.overrides import delta, leaves
 
-_STATE_STYLE = {"applied": "green", "refused": "red", "applying": "yellow", "none": "dim"}
+_MAX_KEY = 48
+_ABSENT = "-"
 
 
 def view_as_json(view: DeviceView, live: Response | None = None) -> dict[str, Any]:
     """Return everything known about a device as plain JSON values."""
+    desired = view.desired.overrides if view.desired is not None else {}
     return {
         "fleet": view.address.fleet,
         "device": view.address.device,
@@ -28,123 +32,139 @@ def view_as_json(view: DeviceView, live: Response | None = None) -> dict[str, An
         "desired": msgspec.to_builtins(view.desired),
         "desired_error": view.desired_error or None,
         "reported": msgspec.to_builtins(view.reported),
-        "delta": [{"key": gap.key, "desired": gap.desired, "reported": gap.reported} for gap in delta(*_both(view))],
+        "delta": [
+            {"key": gap.key, "desired": gap.desired, "reported": gap.reported}
+            for gap in delta(desired, _effective(view))
+        ],
         "live": msgspec.to_builtins(live),
     }
 
 
-def view_as_table(view: DeviceView, live: Response | None = None) -> RenderableType:
-    """Return desired and reported side by side, below the status."""
-    desired, effective = _both(view)
-    table = Table(title=f"{view.address.fleet} / {view.address.device}", title_justify="left")
-    table.add_column("key")
-    table.add_column(f"desired (version {view.desired.version if view.desired else '-'})")
-    version = view.reported.applied_version if view.reported else None
-    table.add_column(f"reported (version {version or 'file only'})" if view.reported else "reported (never)")
-    settable = {name: effective[name] for name in OVERRIDABLE if name in effective}  # all of it: --json
-    wanted, have = dict(leaves(desired)), dict(leaves(settable))
-    for key in sorted({*wanted, *have}):
-        differs = key in wanted and wanted[key] != have.get(key)
-        table.add_row(key, _shown(wanted, key), Text(_shown(have, key), style="red" if differs else ""))
-    return Group(_status_line(view), _outcome_line(view), *_extra_lines(view, live), table)
+def view_as_table(view: DeviceView, live: Response | None = None, *, everything: bool = False) -> RenderableType:
+    """Return the status and the overrides, then whatever else was asked for."""
+    shown: list[RenderableType] = [Text(f"{view.address.fleet} / {view.address.device}", style="bold")]
+    shown += [_status_line(view), *_desired_lines(view), *_reported_lines(view)]
+    if view.seen or view.desired is not None:
+        shown.append(_overrides(view))
+    if everything:
+        shown.append(_in_force(view))
+    if live is not None:
+        shown.append(live_as_table(live))
+    return Group(*shown)
 
 
-def _both(view: DeviceView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    desired = view.desired.overrides if view.desired is not None else {}
-    return desired, view.reported.effective if view.reported is not None else {}
+def live_as_table(live: Response) -> RenderableType:
+    """Return what a device answered to `status`."""
+    lines = list(_live_lines(live))
+    return Group(Text("live, the device's own word", style="bold"), _table(("what", "now"), lines))
+
+
+def _effective(view: DeviceView) -> Mapping[str, Any]:
+    return view.reported.effective if view.reported is not None else {}
+
+
+def _overrides(view: DeviceView) -> RenderableType:
+    """Return desired against in force, for every key that either of them overrides."""
+    reported = view.reported
+    desired = dict(leaves(view.desired.overrides)) if view.desired is not None else {}
+    applied = dict(leaves(reported.overrides)) if reported is not None else {}
+    have = dict(leaves(_effective(view)))
+    if not desired and not applied:
+        return Text("overrides: none; the device's own file is in force", style="dim")
+    version = reported.applied_version if reported is not None else None
+    wanted = f"desired (version {view.desired.version})" if view.desired is not None else "desired (none)"
+    titles = ("override", wanted, f"in force (version {version})" if version else "in force (the file)")
+    rows = []
+    for key in sorted({*desired, *applied}):
+        differs = key in desired and desired[key] != have.get(key)
+        # A key that is no longer desired goes back to the file's value once the device has read so.
+        cells = (_shown(desired, key), _shown(have, key))
+        rows.append((key, cells[0], Text(cells[1], style="red" if differs else "")))
+    return _table(titles, rows)
+
+
+def _in_force(view: DeviceView) -> RenderableType:
+    overridden = dict(leaves(view.reported.overrides)) if view.reported is not None else {}
+    have = dict(leaves(_effective(view)))
+    rows = [(key, _shown(have, key), "fleet" if key in overridden else "file") for key in sorted(have)]
+    return _table(("key", "in force", "from"), rows) if rows else Text("in force: unknown", style="yellow")
+
+
+def _table(titles: tuple[str, ...], rows: Sequence[tuple[str | Text, ...]]) -> Table:
+    """Return a table whose keys stay whole and whose values fold: everything can be read and copied at 80 columns."""
+    keys = max((len(row[0]) for row in rows), default=0)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
+    table.add_column(titles[0], overflow="fold", min_width=min(keys, _MAX_KEY))
+    for title in titles[1:]:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*map(as_text, row))
+    return table
 
 
 def _shown(flat: Mapping[str, Any], key: str) -> str:
-    return json.dumps(flat[key], ensure_ascii=False) if key in flat else ""
+    return json.dumps(flat[key], ensure_ascii=False) if key in flat else _ABSENT
 
 
 def _status_line(view: DeviceView) -> Text:
+    if not view.seen:
+        return Text(f"status: {UNREADABLE}", style="yellow")
     if view.status is None:
-        return Text("status: never connected", style="yellow")
+        return Text("status: unknown, although the device has reported", style="yellow")
     style = "green" if view.online else "red"
     words = f"status: {view.status.state} ({view.status.reason}) since {view.status.at}, birth {view.status.birth}"
     return Text(words, style=style)
 
 
-def _outcome_line(view: DeviceView) -> Text:
-    reported = view.reported
+def _desired_lines(view: DeviceView) -> list[Text]:
     if view.desired_error:
-        return Text(f"desired: cannot be read: {view.desired_error}", style="red")
+        return [Text(f"desired: cannot be read: {view.desired_error}", style="red")]
+    if view.desired is None:
+        return []
+    by = f" by {view.desired.issued_by}" if view.desired.issued_by else ""
+    at = view.desired.issued_at.isoformat(timespec="seconds")
+    return [Text(f"desired: version {view.desired.version}{by}, {at}")]
+
+
+def _reported_lines(view: DeviceView) -> list[Text]:
+    reported = view.reported
     if reported is None:
-        return Text("reported: nothing yet", style="yellow")
-    text = f"reported: version {reported.version or '-'} {reported.state}"
+        return [Text("reported: nothing yet", style="yellow")] if view.seen else []
+    text = f"reported: version {reported.version or _ABSENT} {reported.state}"
     if reported.reason:
         text += f": {reported.reason}"
-    return Text(text, style=_STATE_STYLE.get(reported.state, ""))
-
-
-def _extra_lines(view: DeviceView, live: Response | None) -> list[Text]:
-    lines = []
-    if view.reported is not None and view.reported.models:
-        lines += [Text(f"model: {m.variant} ({m.state}) {m.digest[:19]}", style="dim") for m in view.reported.models]
-    if live is not None:
-        lines.append(Text(f"live: {json.dumps(msgspec.to_builtins(live.snapshot), ensure_ascii=False)}", style="cyan"))
+    lines = [Text(text, style=STATE_STYLE.get(reported.state, ""))]
+    lines += [Text(f"model: {m.variant} ({m.state}) {m.digest[:19]}", style="dim") for m in reported.models]
     return lines
 
 
-def event_as_json(event: Event) -> str:
-    """Return one line of JSON; a payload that is no JSON is given as text."""
-    try:
-        payload = msgspec.json.decode(event.payload) if event.payload else None
-    except msgspec.DecodeError:
-        payload = event.payload.decode("utf-8", "replace")
-    line = {
-        "at": utc_now(),
-        "fleet": event.address.fleet,
-        "device": event.address.device,
-        "leaf": event.leaf,
-        "retained": event.retained,
-        "payload": payload,
-    }
-    return json.dumps(line, ensure_ascii=False)
+def _live_lines(live: Response) -> Iterator[tuple[str | Text, ...]]:
+    yield "answered", f"{live.at or _ABSENT}, birth {live.birth}"
+    if live.error:
+        yield "error", Text(live.error, style="red")
+    if live.reported is not None:
+        version = live.reported.applied_version
+        yield "in force", f"version {version}" if version else "the file alone"
+    snapshot = live.snapshot
+    if snapshot is None:
+        return
+    if snapshot.load is not None:
+        yield "load", f"{snapshot.load:.2f}"
+    for replica in snapshot.replicas:
+        state = "" if replica.available else ", not available"
+        yield f"replica {replica.replica_id}", f"{replica.running} running, {replica.queued} queued{state}"
+    for name, value, unit in (
+        ("temperature", snapshot.temperature_c, "°C"),
+        ("memory of the agent", _megabytes(snapshot.memory_rss_bytes), "MB"),
+        ("memory left", _megabytes(snapshot.memory_available_bytes), "MB"),
+    ):
+        if value is not None:
+            yield name, f"{value:.0f} {unit}"
+    for reason, count in sorted(snapshot.decisions.items()):
+        yield f"decided {reason}", str(count)
+    for error in snapshot.errors:
+        yield "wrong now", Text(error, style="red")
 
 
-@dataclass(slots=True)
-class Board:
-    """The live table of `fleet watch`."""
-
-    views: dict[str, DeviceView] = field(default_factory=dict)
-    samples: dict[str, Telemetry] = field(default_factory=dict)
-
-    def take(self, event: Event) -> None:
-        name = event.address.device
-        if event.leaf == "telemetry":
-            try:
-                self.samples[name] = decode_as(event.payload, Telemetry)
-            except BadDocument:
-                return
-        self.views.setdefault(name, DeviceView(event.address)).take(event.leaf, event.payload)
-
-    def table(self) -> Table:
-        table = Table(title="fleet", title_justify="left")
-        for column in ("device", "status", "desired", "in force", "state", "load", "running", "queued", "°C", "RSS MB"):
-            table.add_column(column, no_wrap=True)
-        table.add_column("reason", no_wrap=True, overflow="ellipsis")
-        for name in sorted(self.views):
-            table.add_row(*self._row(name, self.views[name]))
-        return table
-
-    def _row(self, name: str, view: DeviceView) -> list[RenderableType]:
-        reported, sample = view.reported, self.samples.get(name)
-        snapshot = sample.snapshot if sample is not None else None
-        state = reported.state if reported is not None else "none"
-        status = view.status.state if view.status is not None else "unknown"
-        rss = snapshot.memory_rss_bytes if snapshot is not None else None
-        return [
-            name,
-            Text(status, style="green" if view.online else "red"),
-            str(view.desired.version) if view.desired else "unreadable" if view.desired_error else "-",
-            str(reported.applied_version) if reported and reported.applied_version else "file",
-            Text(state, style=_STATE_STYLE.get(state, "")),
-            f"{snapshot.load:.2f}" if snapshot is not None and snapshot.load is not None else "",
-            str(sum(r.running for r in snapshot.replicas)) if snapshot is not None else "",
-            str(sum(r.queued for r in snapshot.replicas)) if snapshot is not None else "",
-            f"{snapshot.temperature_c:.0f}" if snapshot is not None and snapshot.temperature_c is not None else "",
-            f"{rss / 1e6:.0f}" if rss is not None else "",
-            reported.reason if reported is not None else "",
-        ]
+def _megabytes(size_bytes: int | None) -> float | None:
+    return size_bytes / 1e6 if size_bytes is not None else None

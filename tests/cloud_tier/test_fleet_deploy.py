@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fleet_devices import started
 from fleet_rig import Broker, until
 
 from cloud_tier.fleet.broker import BrokerAddress, BrokerError
@@ -50,6 +52,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file, name in (("broker", "localhost"), ("cam-1", "cam-1"), ("cam-2", "cam-2"), ("alice", "operator:alice")):
         certificate(folder, file, name)
     certificate(folder, "dashboard", "operator:dashboard")
+    certificate(folder, "stranger", "operator:stranger")
     return folder
 
 
@@ -120,6 +123,58 @@ async def test_a_device_and_an_operator_work_through_the_deployed_broker(
             with pytest.raises(BrokerError, match="Not authorized"):
                 await dashboard.propose("cam-1", {"router": {"max_queue": 4}})
         await until(lambda: session._courier.outbox.stats().pending == 0)
+
+
+async def fleet(broker: Deployed, certs: Path, name: str, *arguments: str) -> tuple[int, str]:
+    """`overspill fleet …` as that person."""
+    pems = ("--ca", f"{certs}/ca.pem", "--cert", f"{certs}/{name}.pem", "--key", f"{certs}/{name}.key")
+    process = await started(*arguments, *pems, broker=f"mqtts://localhost:{broker.operator_port}")
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
+async def test_who_may_not_read_is_not_told_that_nobody_ever_connected(
+    broker: Deployed, certs: Path, tmp_path: Path
+) -> None:
+    async with device(broker, certs, tmp_path, "cam-1", "cam-1") as session:
+        await until(lambda: session.connected)
+        code, output = await fleet(broker, certs, "stranger", "get", "cam-1")
+        assert (code, "the access list does not let you read it" in output) == (3, True)
+        code, output = await fleet(broker, certs, "stranger", "list")
+        assert (code, "the access list does not let you read it" in output) == (3, True)
+        code, output = await fleet(broker, certs, "dashboard", "get", "cam-1")
+        assert (code, "status: online" in output) == (0, True)
+
+
+async def test_an_operator_forgets_a_device_that_left_and_a_dashboard_cannot(
+    broker: Deployed, certs: Path, tmp_path: Path
+) -> None:
+    async with device(broker, certs, tmp_path, "cam-1", "cam-1") as session:
+        await until(lambda: session.connected)
+        code, output = await fleet(broker, certs, "alice", "set", "--all", "router.max_queue=3")
+        assert (code, "1 device: 1 applied" in output) == (0, True)
+    code, output = await fleet(broker, certs, "dashboard", "forget", "cam-1", "--yes")
+    assert (code, "Not authorized" in output) == (2, True)
+    code, output = await fleet(broker, certs, "alice", "forget", "cam-1", "--yes")
+    assert (code, output) == (0, "cam-1: forgotten (desired, reported, status)\n")
+    code, output = await fleet(broker, certs, "alice", "list")
+    assert code == 3
+
+
+async def test_the_wrong_kind_of_connection_is_told_the_right_one(broker: Deployed, certs: Path) -> None:
+    port = broker.operator_port
+    with pytest.raises(BrokerError, match=f"if it speaks TLS there, write mqtts://localhost:{port}"):
+        await FleetOperator(BrokerAddress("localhost", port, connect_timeout_s=5)).__aenter__()
+    with pytest.raises(BrokerError, match="it may ask for a certificate of yours: --cert and --key"):
+        await FleetOperator(BrokerAddress("localhost", port, True, certs / "ca.pem", connect_timeout_s=5)).__aenter__()
+
+
+async def test_tls_to_a_broker_without_it_is_told_so(tmp_path: Path, certs: Path) -> None:
+    with Broker(tmp_path) as plain:
+        address = BrokerAddress("localhost", plain.port, True, certs / "ca.pem", connect_timeout_s=5)
+        with pytest.raises(BrokerError, match=f"if it speaks no TLS there, write mqtt://localhost:{plain.port}"):
+            await FleetOperator(address).__aenter__()
 
 
 async def test_a_device_cannot_speak_or_listen_for_another(

@@ -5,32 +5,27 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fleet_devices import ScriptedDevices, fleet
 from fleet_rig import Broker, Spy, until
 
 from cloud_tier.fleet.broker import BrokerAddress, BrokerError, parse_broker
 from cloud_tier.fleet.edits import read_edits, read_value
-from cloud_tier.fleet.operator import DeviceView, FleetOperator, judge
+from cloud_tier.fleet.operator import FleetOperator
+from cloud_tier.fleet.view import DeviceView, judge
 from router.errors import ConfigError
 from router.wire.fleet import (
     Address,
-    Command,
     DesiredConfig,
     DesiredRefused,
     Reported,
-    Response,
-    decode_as,
-    decode_desired,
     digest_of,
-    encode,
 )
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 NOW = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
 TOPIC = "overspill/v1/default/cam-1/"
 
@@ -161,65 +156,14 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield running
 
 
-class ScriptedDevice:
-    """Reports what an agent would, over a raw client: `policy = "bad"` is refused, and so is a version used before."""
-
-    def __init__(self, broker: Broker) -> None:
-        self.spy = Spy(broker.port, TOPIC + "desired", TOPIC + "command")
-        self.spy.client.on_message = self._on_message
-        self.spy.publish(TOPIC + "status", {"state": "online", "birth": 1, "session": "s"}, retain=True)
-        self.force: DesiredConfig | None = None
-
-    def _on_message(self, client: Any, _data: object, message: Any) -> None:
-        if message.topic.endswith("command"):
-            assert decode_as(message.payload, Command).command in {"ping", "status"}
-            answer = encode(Response(command="status", birth=1))
-            client.publish(message.properties.ResponseTopic, answer, properties=_correlated(message))
-            return
-        desired = decode_desired(message.payload)
-        late = self.force is not None and desired.version <= self.force.version and desired != self.force
-        bad = late or desired.router.get("policy") == "bad"
-        self.force = self.force if bad else desired
-        report = Reported(
-            state="refused" if bad else "applied",
-            version=desired.version,
-            digest=digest_of(desired),
-            reason="conflict" if late else "unknown policy 'bad'" if bad else "",
-            applied_version=self.force.version if self.force else None,
-            applied_digest=digest_of(self.force) if self.force else "",
-            overrides=self.force.overrides if self.force else {},
-            effective={"router": {"policy": "good", **(self.force.router if self.force else {})}},
-        )
-        client.publish(TOPIC + "reported", encode(report), qos=1, retain=True)
-
-
-def _correlated(message: Any) -> Any:
-    properties = type(message.properties)(3)
-    properties.CorrelationData = message.properties.CorrelationData
-    return properties
-
-
 @pytest.fixture
-def device(broker: Broker) -> Iterator[ScriptedDevice]:
-    scripted = ScriptedDevice(broker)
-    with scripted.spy:
+def device(broker: Broker) -> Iterator[ScriptedDevices]:
+    with ScriptedDevices(broker, "cam-1") as scripted:
         yield scripted
 
 
-async def fleet(broker: Broker, *arguments: str) -> tuple[int, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "overspill", "fleet", *arguments, "--broker", f"127.0.0.1:{broker.port}"),
-        cwd=REPOSITORY,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    output, _ = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode is not None
-    return process.returncode, output.decode()
-
-
 @pytest.mark.broker
-async def test_set_get_and_watch_as_an_operator_types_them(broker: Broker, device: ScriptedDevice) -> None:
+async def test_set_get_and_watch_as_an_operator_types_them(broker: Broker, device: ScriptedDevices) -> None:
     assert await fleet(broker, "set", "cam-1", "router.max_queue=32") == (0, "cam-1: version 1 applied\n")
     code, output = await fleet(broker, "set", "cam-1", "router.max_queue=32")
     assert (code, "nothing published" in output) == (0, True)
@@ -244,6 +188,7 @@ async def test_set_get_and_watch_as_an_operator_types_them(broker: Broker, devic
 async def test_no_device_no_broker_no_sense(broker: Broker) -> None:
     code, output = await fleet(broker, "set", "nobody", "router.max_queue=3", "--wait", "0.3")
     assert (code, "no device of this name has ever connected" in output) == (3, True)
+    assert "`overspill fleet forget nobody` takes the document back" in output
     code, output = await fleet(broker, "set", "a/b", "router.max_queue=3")
     assert (code, "no valid name" in output) == (2, True)
     code, output = await fleet(broker, "set", "nobody")
@@ -267,15 +212,15 @@ class Slow(FleetOperator):
 
 
 @pytest.mark.broker
-async def test_two_operators_at_once_learn_who_was_first(broker: Broker, device: ScriptedDevice) -> None:
+async def test_two_operators_at_once_learn_who_was_first(broker: Broker, device: ScriptedDevices) -> None:
     address = BrokerAddress(port=broker.port)
     async with Slow(address) as one, Slow(address) as two:
         one.other, two.other = two, one
         first, second = await asyncio.gather(
             one.propose("cam-1", {"router": {"max_queue": 1}}), two.propose("cam-1", {"router": {"max_queue": 2}})
         )
-        assert first.published
-        assert second.published
+        assert first.fresh
+        assert second.fresh
         assert first.desired.version == second.desired.version == 1
         kinds = {
             (await one.outcome("cam-1", first.desired, 5)).kind,

@@ -1,0 +1,82 @@
+"""A table for terminals of any width: names fold, figures keep their room, and what is long stands below its row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+_MIN_NAME = 12
+_INDENT = 4
+_AROUND = 4
+"""Lines of a title, the header, the line of those left out, and the cursor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The cells, the name first; `note` goes below them, over the whole width."""
+
+    cells: Sequence[str | Text]
+    note: str | Text = ""
+
+
+@dataclass(slots=True)
+class Sheet:
+    """A renderable.
+
+    Attributes:
+        columns: title and width of every column but the first, which takes the room that is left.
+        fit: on a terminal, show no more rows than it has lines, and say how many there are.
+    """
+
+    first: str
+    columns: Sequence[tuple[str, int]]
+    rows: Sequence[Row] = field(default_factory=list)
+    fit: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = list(self.rows)
+        room = options.max_width - sum(width + 1 for _, width in self.columns)
+        longest = max((len(row.cells[0]) for row in rows), default=0)
+        name = max(_MIN_NAME, min(max(longest, len(self.first)), room))
+        if self.fit and console.is_terminal:
+            rows = self._fitting(rows, name, console, options.max_width)
+        table = self._part(name)
+        table.add_row(*(Text(title, style="bold") for title in (self.first, *(title for title, _ in self.columns))))
+        for row in rows:
+            table.add_row(*map(as_text, row.cells))
+            if row.note:
+                yield table
+                yield Padding(as_text(row.note), (0, 0, 0, _INDENT))
+                table = self._part(name)
+        yield table
+        if len(rows) < len(self.rows):
+            yield Text(f"… and {len(self.rows) - len(rows)} more; name some, or a pattern, to see them", style="dim")
+
+    def _part(self, name: int) -> Table:
+        table = Table.grid(padding=(0, 1, 0, 0))
+        for width in (name, *(width for _, width in self.columns)):
+            table.add_column(width=width, overflow="fold")
+        return table
+
+    @staticmethod
+    def _fitting(rows: list[Row], name: int, console: Console, width: int) -> list[Row]:
+        lines = console.size.height - _AROUND
+        fitting = []
+        for row in rows:
+            lines -= -(-len(row.cells[0]) // name)
+            if row.note:
+                lines -= len(as_text(row.note).wrap(console, width - _INDENT))
+            if lines < 0:
+                break
+            fitting.append(row)
+        return fitting
+
+
+def as_text(cell: str | Text) -> Text:
+    """Return a cell as it is: what devices say is never read as markup."""
+    return cell if isinstance(cell, Text) else Text(cell)
