@@ -9,7 +9,7 @@ from router.errors import ContextTooLong, InvalidRequest, ModelNotFound, Overspi
 from router.explain import Rejection
 from router.health import Health
 from router.ladder import Ladder
-from router.latency import Demand, InFlight, LatencyModel
+from router.latency import Demand, InFlight, LatencyModel, occupied_slots
 from router.link import LinkSnapshot
 from router.policy.protocol import Candidate, Situation
 from router.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
@@ -85,6 +85,11 @@ class Look:
     def sight(self, replica_id: str) -> Sight:
         return next(s for s in self.sights if s.info.replica_id == replica_id)
 
+    def beside(self, info: ReplicaInfo) -> int:
+        """Answers that run on the other replicas of an endpoint."""
+        others = (s for s in self.sights if s.info.endpoint == info.endpoint and s.info.replica_id != info.replica_id)
+        return sum(min(occupied_slots(s.snapshot, s.mine), s.snapshot.slots) for s in others)
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -123,7 +128,9 @@ def assess(asked: Asked, look: Look) -> tuple[Situation | None, tuple[Rejection,
         answer_tokens = max(answer_tokens, expected)
         demand = Demand(asked.request.prompt_tokens, expected, asked.request.prompt_bytes)
         ahead = look.ahead.get(info.replica_id, 0)
-        prediction = look.latency.predict(sight.snapshot, sight.link, demand, sight.mine, ahead)
+        prediction = look.latency.predict(
+            sight.snapshot, sight.link, demand, sight.mine, ahead, beside=look.beside(info)
+        )
         fits, most = _window_cap(asked, info), _most_tokens(asked, info)
         candidates.append(Candidate(info, prediction, fits, session == info.replica_id, most))
     if any(c.window_cap is None for c in candidates):  # a cut answer is the choice only where nothing holds it whole

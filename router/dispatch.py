@@ -208,7 +208,7 @@ class Dispatcher:
         info = flight.info
         if flight.first_at_s is None:
             flight.first_at_s = now_s
-            flight.batch = self._brain.flights.at(info.replica_id).requests
+            flight.batch = self._brain.flights.beside(info)
             self._brain.latency.observe_ttft(info, flight.work, now_s - flight.sent_at_s)
             journey.record.happened(now_s, "first_token", replica=info.replica_id)
             if journey.record.ttft_s is None:
@@ -229,7 +229,7 @@ class Dispatcher:
     def landed(self, flight: Flight, journey: Journey, finished: FinishReason | None) -> None:
         """An attempt ended, whichever way: give the slot back, and learn from a finished answer."""
         flights, info = self._brain.flights, flight.info
-        beside = flights.at(info.replica_id).requests
+        beside = flights.beside(info)
         flights.end(flight)
         breaker = self._brain.health.breaker(info)
         if finished is not None and not flight.overdue:
@@ -248,6 +248,7 @@ class Dispatcher:
                 tpot_s=pace_s,
                 tokens=None if journey.request.sampling.ignore_eos else journey.tokens,
                 ended=finished is FinishReason.STOP,
+                predicted_tpot_s=flight.choice.candidate.prediction.tpot_s,
             )
         self.capacity_changed()
 

@@ -23,7 +23,7 @@ class Flight:
         first_at_s: when its first text came, None before; tokens: how many came.
         away_s: how long its reader was busy with what had come, while nobody waited for more.
         overdue: the deadline came before its end; silent: and long after its first text should have come.
-        batch: answers that ran beside it at its first token, itself included.
+        batch: answers that ran at its endpoint at its first token, itself included.
     """
 
     replica: Replica
@@ -80,6 +80,10 @@ class Flights:
         if not flights:
             del self._by_replica[flight.info.replica_id]
 
+    def beside(self, info: ReplicaInfo) -> int:
+        """Requests at an endpoint, on any of its replicas: they share its cores or its GPU."""
+        return sum(len(flights) for flights in self._by_replica.values() if _endpoint(flights) == info.endpoint)
+
     def at(self, replica_id: str) -> InFlight:
         flights = self._by_replica.get(replica_id)
         if not flights:
@@ -93,3 +97,7 @@ class Flights:
             unopened_prefill_tokens=sum(flight.prompt_tokens for flight in unopened),
             unopened_decode_tokens=sum(flight.expected_tokens for flight in unopened),
         )
+
+
+def _endpoint(flights: set[Flight]) -> str:
+    return next(iter(flights)).info.endpoint

@@ -6,6 +6,8 @@ The model of one replica, in seconds:
     finish  = ttft + (answer − 1) · step(batch)
     step(n) = (1 + slope · (n − 1)) / decode speed · k
 
+Answers on other rungs of the same endpoint share its cores or its GPU: they count in `n`.
+
 `a` (overhead) and `b` (a prompt token) are a line through the observed first tokens, fitted by least squares on
 relative errors with exponential forgetting, and held by the prior while little was seen. `k` follows the observed pace
 (a moving mean of log ratios, so that twice too slow and twice too fast weigh alike), and so does a factor on `wait`.
@@ -193,19 +195,22 @@ class LatencyModel:
         demand: Demand,
         mine: InFlight = NOTHING_IN_FLIGHT,
         ahead: int = 0,
+        *,
+        beside: int = 0,
     ) -> Prediction:
         """Predict `demand` on the replica of `snapshot`.
 
         Args:
             mine: this tier's own unfinished requests there.
             ahead: requests of this tier that wait for the same replica and go first.
+            beside: answers that run on other replicas of its endpoint, which share its cores or its GPU.
         """
         info = snapshot.info
         learned = self._of(info)
         slots = max(snapshot.slots, 1)
-        fresh = 1.0 if snapshot.age_s <= 0 else 0.5 ** (snapshot.age_s / _STALE_HALF_LIFE_S)
-        occupied = max(round((snapshot.running + snapshot.queued) * fresh) + mine.unopened, mine.requests)
-        step_s = self._step_s(info, learned, min(occupied + 1, slots))
+        fresh = _fresh(snapshot)
+        occupied = occupied_slots(snapshot, mine)
+        step_s = self._step_s(info, learned, min(occupied + 1, slots) + beside)
         answer_s = demand.answer_tokens * step_s
         wait_s = wait_high_s = 0.0
         position = occupied + ahead - slots + 1
@@ -245,20 +250,29 @@ class LatencyModel:
         learned.line.observe(sent.prefill_tokens, actual_s)
 
     def observe_answer(
-        self, info: ReplicaInfo, batch: int, tpot_s: float | None, tokens: int | None, *, ended: bool
+        self,
+        info: ReplicaInfo,
+        batch: int,
+        tpot_s: float | None,
+        tokens: int | None,
+        *,
+        ended: bool,
+        predicted_tpot_s: float | None = None,
     ) -> None:
         """Learn from a finished answer.
 
         Args:
-            batch: sequences that ran beside it, itself included.
+            batch: sequences that ran at its endpoint, itself included.
             tpot_s: its pace, None for a single token.
             tokens: its length, None if that was forced and says nothing.
             ended: it stopped by itself; one that ran into its cap only says that answers are at least so long.
+            predicted_tpot_s: its pace as predicted when it was sent. The upper figure is measured against that: those
+                that came after it, and made the batch larger, were not known then.
         """
         if tpot_s is not None and tpot_s > 0:
             learned = self._of(info)
             ratio_log = _clip(math.log(tpot_s / self._step_s(info, learned, batch)))
-            learned.pace.observe(ratio_log)
+            learned.pace.observe(_clip(math.log(tpot_s / predicted_tpot_s)) if predicted_tpot_s else ratio_log)
             learned.pace_seen += 1
             gain = max(_PACE_GAIN, 1.0 / (learned.pace_seen + 1))
             learned.pace_log = _clip(learned.pace_log + gain * ratio_log)
@@ -326,6 +340,16 @@ class SentWork:
 
     prefill_tokens: float
     network_s: float
+
+
+def occupied_slots(snapshot: ReplicaSnapshot, mine: InFlight) -> int:
+    """Sequences on a replica: as it reports, or as this tier knows by itself."""
+    return max(round((snapshot.running + snapshot.queued) * _fresh(snapshot)) + mine.unopened, mine.requests)
+
+
+def _fresh(snapshot: ReplicaSnapshot) -> float:
+    """Weight of a report of that age."""
+    return 1.0 if snapshot.age_s <= 0 else 0.5 ** (snapshot.age_s / _STALE_HALF_LIFE_S)
 
 
 def _spread_evenly(pending_tokens: float, requests: int) -> Sequence[int]:

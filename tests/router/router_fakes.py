@@ -124,6 +124,7 @@ class FakeReplica:
         faults: taken from the front, one a call: `unreachable`, `crash`, `invalid`, `hang`, `silent`, `("refuse", s)`,
             `("break", n)`, `("stall", n)`, `("empty", n)` after n tokens, or None.
         cuts: its answers end by length, whatever their cap.
+        host: replicas on the same cores, itself included: those that run divide them.
         sent: the requests it got; open: those running or waiting inside now; most: the most that were ever open.
     """
 
@@ -144,12 +145,16 @@ class FakeReplica:
     age_s: float = 0.0
     counts_prompt: bool = False
     cuts: bool = False
+    host: tuple[FakeReplica, ...] = ()
 
     def __post_init__(self) -> None:
         self._slot = asyncio.Semaphore(self.slots)
         self._running = 0
         self._left: dict[int, int] = {}
         self._ids = count()
+
+    def _slowed(self, alone_s: float) -> float:
+        return self.slower * max(1, sum(replica._running > 0 for replica in self.host)) * alone_s
 
     def snapshot(self) -> ReplicaSnapshot:
         return ReplicaSnapshot(
@@ -199,7 +204,7 @@ class FakeReplica:
         self._left[key] = max(total - begun, 1)
         if kind == "hang":
             await self.clock.sleep(1e9)
-        await self.clock.sleep(self.slower * request.prompt_tokens / prior.prefill_tokens_per_s)
+        await self.clock.sleep(self._slowed(request.prompt_tokens / prior.prefill_tokens_per_s))
         for index in range(begun, total):
             if kind in {"break", "stall", "silent", "empty"} and index - begun >= at:
                 if kind == "stall":
@@ -209,8 +214,8 @@ class FakeReplica:
                 if kind == "empty":
                     yield TokenChunk("", 1)
                 raise ReplicaBroken("power cut")
-            step_s = self.slower * (1 + prior.decode_batch_slope * (self._running - 1)) / prior.decode_tokens_per_s
-            await self.clock.sleep(step_s)
+            batch = 1 + prior.decode_batch_slope * (self._running - 1)
+            await self.clock.sleep(self._slowed(batch / prior.decode_tokens_per_s))
             self._left[key] -= 1
             yield TokenChunk(word(index), 1, origin=self.origin if index == begun else None)
         stopped = not self.cuts and (cap is None or total < cap)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from router_fakes import FakeReplica, World, answer, info, request, world
 
 from router.answer import Route
 from router.errors import DeadlineLost
+from router.replica import SpeedPrior
 from router.settings import RouterSettings
 from router.wire.inference import FinishReason, InferenceRequest, Origin
 
@@ -200,6 +202,29 @@ async def test_overload_bounds_an_open_answer_without_calling_it_degraded_before
         cut = [e for e in await w.clock.run(asyncio.gather(*work)) if e[0].max_tokens is not None]
         assert cut
         assert all(end.degraded and text == answer(64) for _, end, text, _ in cut)
+
+
+async def test_bursts_on_engines_that_share_their_cores_are_seldom_cut_once_the_pace_is_learnt():
+    """Each engine was measured alone, and each answer of a burst is sent before the next one is known."""
+    async with world() as w:
+        prior = SpeedPrior(400.0, 40.0, 0.3, "test")
+        for here in ((w.local, w.small), (w.cloud, w.cloud_small)):
+            for replica in here:
+                replica.info, replica.host = replace(replica.info, prior=prior), here
+        w.dispatcher.set_replicas(w.all)
+        cut, served = [], []
+        for _ in range(5):
+            asks = [
+                request(w.clock, 40, max_tokens=128, ignore_eos=True, ttft_s=3.0, deadline_s=8.0) for _ in range(24)
+            ]
+            await w.clock.run(asyncio.gather(*map(w.read, asks), return_exceptions=True))
+            records = [w.record(ask.request_id) for ask in asks]
+            ended = [r for r in records if r["outcome"] in {"completed", "degraded"}]
+            served.append(len(ended))
+            cut.append(sum(event["event"] == "deadline" for r in ended for event in r["events"]))
+            await w.clock.advance(10.0)
+        assert sum(served[2:]) >= 60
+        assert sum(cut[2:]) <= 0.15 * sum(served[2:]), f"about one in ten is meant to be late: {cut} of {served}"
 
 
 async def test_a_rest_after_a_break_knows_no_deadline_any_more():

@@ -132,6 +132,21 @@ def test_the_pace_is_learnt_per_batch():
     assert model.predict(busy, None, Demand(10, 11)).tpot_s == pytest.approx(0.06, rel=0.02)
 
 
+def test_answers_on_the_other_rungs_of_an_endpoint_slow_the_pace():
+    model = LatencyModel(128)
+    assert model.predict(IDLE, None, Demand(10, 11), beside=2).tpot_s == pytest.approx(0.02 * 1.2)
+
+
+def test_the_upper_pace_knows_that_batches_grow_after_an_answer_was_sent():
+    """The model is right for each batch, and every answer was sent before the rest of its batch came."""
+    model = LatencyModel(128)
+    for _ in range(60):
+        model.observe_answer(INFO, batch=4, tpot_s=0.02 * 1.3, tokens=20, ended=True, predicted_tpot_s=0.02)
+    found = model.predict(IDLE, None, Demand(10, 11))
+    assert found.tpot_s == pytest.approx(0.02)
+    assert found.tpot_high_s == pytest.approx(0.02 * 1.3, rel=0.1)
+
+
 def test_answer_lengths_are_learnt_and_capped_answers_do_not_shrink_them():
     model = LatencyModel(100)
     assert model.answer_tokens("tiny", None) == 100
