@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,13 @@ async def fleet(broker: Deployed, certs: Path, name: str, *arguments: str) -> tu
     return process.returncode, output.decode()
 
 
+def looks_online(alice: FleetOperator, name: str) -> Callable[[], Awaitable[bool]]:
+    async def online() -> bool:
+        return (await alice.view(name)).online
+
+    return online
+
+
 async def test_who_may_not_read_is_not_told_that_nobody_ever_connected(
     broker: Deployed, certs: Path, tmp_path: Path
 ) -> None:
@@ -154,6 +161,15 @@ async def test_an_operator_forgets_a_device_that_left_and_a_dashboard_cannot(
         await until(lambda: session.connected)
         code, output = await fleet(broker, certs, "alice", "set", "--all", "router.max_queue=3")
         assert (code, "1 device: 1 applied" in output) == (0, True)
+        code, output = await fleet(broker, certs, "alice", "forget", "cam-1", "--yes", "--force")
+        assert (code, "announces itself again" in output) == (0, True)
+        async with operator(broker.operator_port, certs, "alice") as alice:
+            await until(looks_online(alice, "cam-1"))
+            assert session.standing.applied_version == 1, "what is in force stays"
+    async with device(broker, certs, tmp_path, "cam-1", "cam-1") as session:
+        await until(lambda: session.connected)
+        code, output = await fleet(broker, certs, "alice", "set", "cam-1", "router.max_queue=4")
+        assert (code, output) == (0, "cam-1: version 2 applied\n")
     code, output = await fleet(broker, certs, "dashboard", "forget", "cam-1", "--yes")
     assert (code, "Not authorized" in output) == (2, True)
     code, output = await fleet(broker, certs, "alice", "forget", "cam-1", "--yes")
