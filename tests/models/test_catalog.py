@@ -107,7 +107,7 @@ def test_families_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ('"toy-int8"', '"Toy INT8"', "use lower-case letters"),
         ('name = "toy"', 'name = "../toy"', "use lower-case letters"),
         ('derived_from = "toy-fp32"', 'derived_from = "toy-fp16"', "which is not here"),
-        ('precision = "int8"', 'precision = "int3"', "Invalid enum value 'int3'"),
+        ('precision = "int8"', 'precision = "int3"', "'int3': expected one of 'fp32', 'int8'"),
         ('"file:/models/toy.gguf"', '"ftp://toy.gguf"', "unknown scheme; known: hf, pypi"),
         ('"file:/models/toy.gguf"', '"pypi:toy/member"', "write pypi:project==version/member"),
         ('"file:/models/toy.gguf"', '"file:toy.gguf"', "give an absolute path"),
