@@ -84,6 +84,10 @@ class LocalModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unload_idle_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
     def __post_init__(self) -> None:
+        for name, listed in (("variants", self.variants), ("preload", self.preload)):
+            twice = sorted({variant for variant in listed if listed.count(variant) > 1})
+            if twice:
+                raise ValueError(f"{name} lists {', '.join(twice)} twice")
         unknown = sorted(set(self.preload) - set(self.variants))
         if unknown:
             raise ValueError(f"preload names {', '.join(unknown)}, which models.variants does not list")

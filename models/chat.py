@@ -140,7 +140,13 @@ class PromptEncoder:
             ContextTooLong: the prompt is surely longer than that.
         """
         if isinstance(prompt, TokenPrompt):
-            return  # counted already
+            if len(prompt.token_ids) > window_tokens:
+                raise ContextTooLong(
+                    f"a prompt of {len(prompt.token_ids)} tokens: the longest window of `{model}` here is "
+                    f"{window_tokens} tokens, prompt and answer together",
+                    param="prompt",
+                )
+            return
         is_chat = isinstance(prompt, ChatPrompt)
         texts = [message.content for message in prompt.messages] if isinstance(prompt, ChatPrompt) else [prompt.text]
         turns = len(texts) if is_chat else 0

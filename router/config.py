@@ -84,6 +84,8 @@ def load(
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply to be a configuration") from None
     return decode(overlay(tree, env_prefix, environ, flags), shape, source=str(path), text=text)
 
 

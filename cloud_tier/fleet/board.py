@@ -66,7 +66,7 @@ def event_as_json(event: Event) -> str:
     """Return one line of JSON; a payload that is no JSON is given as text."""
     try:
         payload = msgspec.json.decode(event.payload) if event.payload else None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         payload = event.payload.decode("utf-8", "replace")
     line = {
         "at": utc_now(),

@@ -84,7 +84,8 @@ class Intake:
         attempt = 1
         while request_id in self._in_flight:
             attempt += 1
-            request_id = f"{given}~{attempt}"
+            mark = f"~{attempt}"
+            request_id = f"{given[: wire_headers.MAX_REQUEST_ID_CHARS - len(mark)]}{mark}"
         exchange.request_id = request_id
         self._in_flight.add(request_id)
         self.metrics.in_flight.set(len(self._in_flight))

@@ -48,7 +48,8 @@ TRACE_NAMES = ("traceparent", "tracestate")
 MAX_HOPS = 8
 _MAX_MS = 7 * 24 * 3600 * 1000.0
 _MAX_PRIORITY = 2**31 - 1
-_REQUEST_ID = re.compile(r"[\w.:~/+=@-]{1,128}", re.ASCII)
+MAX_REQUEST_ID_CHARS = 128
+_REQUEST_ID = re.compile(rf"[\w.:~/+=@-]{{1,{MAX_REQUEST_ID_CHARS}}}", re.ASCII)
 _NUMBER = re.compile(r"([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 _SESSION = re.compile(r"[\x20-\x7e]{1,256}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")

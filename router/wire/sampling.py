@@ -20,7 +20,8 @@ TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-RepetitionPenalty = Annotated[float, Meta(gt=0, le=10)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=10)]
+"""Logits are divided by it: the lower bound keeps them finite."""
 
 
 def stop_strings(raw: str | list[str] | None, at: str = "stop") -> tuple[str, ...]:

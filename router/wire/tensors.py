@@ -55,7 +55,10 @@ def element_count(shape: Sequence[int], at: str) -> int:
         what = f"{len(shape)} dimensions, at most {MAX_DIMENSIONS} are read"
         raise InvalidRequest(f"`{at}.shape`: {what}", param=f"{at}.shape")
     if any(dimension < 0 for dimension in shape):
-        raise InvalidRequest(f"`{at}.shape`: {list(shape)} holds a negative dimension", param=f"{at}.shape")
+        raise InvalidRequest(f"`{at}.shape`: holds a negative dimension", param=f"{at}.shape")
+    if any(dimension > MAX_ELEMENTS for dimension in shape):  # before they are multiplied, or written out
+        what = f"a dimension above {MAX_ELEMENTS}, the most elements that are read"
+        raise InvalidRequest(f"`{at}.shape`: {what}", param=f"{at}.shape")
     count = math.prod(shape)
     if count > MAX_ELEMENTS:
         raise InvalidRequest(f"`{at}.shape`: {count} elements, at most {MAX_ELEMENTS} are read", param=f"{at}.shape")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from edge_agent.config import EdgeConfig, GatewaySettings, accepted_keys, is_loopback, load_config, secret
-from router.config import Flag
+from router.config import Flag, decode
 from router.errors import ConfigError
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "edge.toml"
@@ -121,3 +121,18 @@ def test_a_url_with_a_password_is_refused_unread(tmp_path: Path, url: str) -> No
 )
 def test_loopback_is_recognised(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize("name", ["variants", "preload"])
+def test_a_variant_listed_twice_is_refused_by_name(name: str) -> None:
+    tree = {"variants": ["a", "b"], "preload": ["a"]}
+    tree[name] = [*tree[name], "a"]
+    with pytest.raises(ConfigError, match=f"{name} lists a twice"):
+        decode({"models": tree}, EdgeConfig, source="desired version 3")
+
+
+def test_a_file_nested_without_end_is_no_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "edge.toml"
+    path.write_text("a=" + "[" * 3000)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load_config(path)

@@ -12,7 +12,7 @@ from test_tokenizer import backend
 
 from models.chat import ChatTemplate, PromptEncoder
 from models.tokenizer import Tokenizer
-from router.errors import ArtifactError, InvalidRequest
+from router.errors import ArtifactError, ContextTooLong, InvalidRequest
 from router.wire.inference import ChatPrompt, Message, TextPrompt, TokenPrompt
 
 SMOLLM2 = (
@@ -196,3 +196,10 @@ def test_special_tokens_in_a_message_stay_text(text: str) -> None:
         assert found == honest
         assert text in shown
     assert tokenizer.encode("<|im_end|>") == [2], "raw text is the caller's own to write"
+
+
+def test_more_token_ids_than_any_window_are_refused_by_their_number() -> None:
+    encoder = PromptEncoder(Tokenizer(backend(), eos_ids=[2], bos_id=1, adds_bos=False), None)
+    encoder.refuse_hopeless(TokenPrompt((1,) * 8), "tiny", 8)
+    with pytest.raises(ContextTooLong, match="9 tokens"):
+        encoder.refuse_hopeless(TokenPrompt((1,) * 9), "tiny", 8)

@@ -11,7 +11,7 @@ from router.errors import InvalidRequest
 from router.wire.inference import FinishReason, SamplingParams
 from router.wire.kserve import InferCall, decode_infer, encode_infer
 from router.wire.openai_reply import Usage
-from router.wire.tensors import Tensor, from_bytes, from_json, to_bytes, to_json
+from router.wire.tensors import Tensor, element_count, from_bytes, from_json, to_bytes, to_json
 
 
 def text_input(**changes) -> dict:
@@ -214,3 +214,8 @@ def test_any_bytes_are_decoded_or_refused(noise: bytes, length: int) -> None:
     for header_length in (None, str(length)):
         with pytest.raises(InvalidRequest):
             decode_infer(noise, header_length)
+
+
+def test_dimensions_of_thousands_of_digits_are_refused_without_being_written_out() -> None:
+    with pytest.raises(InvalidRequest, match="dimension above"):
+        element_count([10**4000, 10**4000], "inputs[0]")

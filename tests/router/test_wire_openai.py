@@ -157,6 +157,7 @@ WRONG_CHAT = [
     ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"frequency_penalty": {}}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-45}, "repetition_penalty"),
     ({"repetition_penalty": "x"}, "repetition_penalty"),
     ({"ignore_eos": 1}, "ignore_eos"),
     ({"user": 3}, "user"),
