@@ -59,6 +59,8 @@ class Child:
         return None if self._process is None else self._process.poll()
 
     def start(self) -> None:
+        if self.running:
+            self.kill()  # never two of one
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.argv, stdout=log, stderr=subprocess.STDOUT, env=self.env, start_new_session=True
