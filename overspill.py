@@ -11,8 +11,8 @@ import typer
 import typer.core
 import typer.main
 
-from router.errors import OverspillError
-from router.extras import EXTRA_OF, install
+from router.base.errors import OverspillError
+from router.base.extras import EXTRA_OF, install
 
 PARTS = {
     "edge": ("edge_agent.cli", "The agent on the device: run it, check its configuration, ask which board it is."),

@@ -25,13 +25,13 @@ import uvloop
 
 from cloud_tier.fleet.broker import BrokerAddress, BrokerConnection, Message
 from edge_agent.config import EdgeConfig
-from edge_agent.fleet.config import FleetConfig
 from edge_agent.fleet.session import Description, FleetSession
+from edge_agent.mqtt.config import FleetConfig
 from examples.demo.processes import Child, find_mosquitto, free_port
-from router import logs
-from router.config import decode
-from router.wire.fleet import DesiredConfig, Reported, Snapshot, decode_as, encode, topic_filter
-from router.wire.overrides import lay_over
+from router.base import logs
+from router.base.config import decode
+from router.fleetwire.documents import DesiredConfig, Reported, Snapshot, decode_as, encode, topic_filter
+from router.fleetwire.overrides import lay_over
 
 FLEET = "site"
 POLICIES = ("local-first", "cloud-first")

@@ -21,15 +21,15 @@ from typing import Any
 
 import uvloop
 
-from router import logs
-from router.clock import MonotonicClock
-from router.dispatch import Dispatcher
+from router.base import logs
+from router.base.clock import MonotonicClock
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.telemetry import Telemetry
 from router.gateway.app import create_app
 from router.gateway.deps import GatewayDeps
-from router.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
-from router.settings import RouterSettings
-from router.telemetry import Telemetry
-from router.wire.inference import FinishReason, InferenceRequest, Prompt, TokenChunk
+from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
+from router.values.request import FinishReason, InferenceRequest, Prompt, TokenChunk
+from router.values.settings import RouterSettings
 
 MODEL = "smollm2-135m"
 TOKENS = (1, 65, 257)

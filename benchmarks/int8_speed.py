@@ -16,11 +16,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from models.export import export
-from models.runner import OnnxRunner
-from models.speed import CASES, Rate, race
-from models.store import ModelStore
-from router.cores import usable_cores
+from models.graph.export import export
+from models.measure.runner import OnnxRunner
+from models.measure.speed import CASES, Rate, race
+from models.store.store import ModelStore
+from router.base.host import usable_cores
 
 REFERENCE = "smollm2-135m-fp32-onnx"
 RUNGS = ("smollm2-135m-int8", "smollm2-135m-pruned-int8")

@@ -17,17 +17,17 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from router.candidates import Asked, Look, Sight, assess
-from router.clock import MonotonicClock
-from router.flight import Flights
-from router.health import HealthBook
-from router.ladder import Ladder
-from router.latency import LatencyModel
-from router.link import Link
+from router.base.clock import MonotonicClock
+from router.dispatch.candidates import Asked, Look, Sight, assess
 from router.policy.registry import POLICIES, load_policy
-from router.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
-from router.settings import BreakerSettings, RouterSettings
-from router.wire.inference import FinishReason, InferenceRequest, Objective, SamplingParams, TextPrompt, TokenChunk
+from router.signals.flights import Flights
+from router.signals.health import HealthBook
+from router.signals.ladder import Ladder
+from router.signals.latency import LatencyModel
+from router.signals.link import Link
+from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
+from router.values.request import FinishReason, InferenceRequest, Objective, SamplingParams, TextPrompt, TokenChunk
+from router.values.settings import BreakerSettings, RouterSettings
 
 CANDIDATES = (2, 4, 8, 16)
 

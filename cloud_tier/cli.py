@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cloud_tier.config import CloudConfig, load, replace_models
-from router.config import Flag
+from router.base.config import Flag
 
 if TYPE_CHECKING:
     from cloud_tier.server import Plan
@@ -59,7 +59,7 @@ def serve(settings: CloudConfig) -> None:
     import uvloop  # noqa: PLC0415 - `overspill cloud --help` stays quick
 
     from cloud_tier import server  # noqa: PLC0415
-    from router import logs  # noqa: PLC0415
+    from router.base import logs  # noqa: PLC0415
 
     logs.configure(settings.server.log_level, settings.server.log_format)
     uvloop.run(server.serve(server.make_plan(settings)))

@@ -14,11 +14,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from router import config
-from router.credentials import checked_key
-from router.errors import ConfigError
-from router.loopback import is_loopback
-from router.settings import RouterSettings
+from router.base import config
+from router.base.credentials import checked_key
+from router.base.errors import ConfigError
+from router.base.loopback import is_loopback
+from router.values.settings import RouterSettings
 
 ENV_PREFIX = "OVERSPILL_CLOUD"
 

@@ -14,13 +14,13 @@ import structlog
 
 from cloud_tier.config import ModelConfig
 from cloud_tier.engine.protocol import EngineConfig
-from models.catalog import Catalog, Family, Variant, family_of_directory
-from models.chat import PromptEncoder
-from models.store import ModelStore
-from models.weights import open_weights
-from router.cores import usable_cores
-from router.errors import ConfigError, ModelNotFound
-from router.replica import ReplicaInfo, SpeedPrior
+from models.catalogue.catalogue import Catalog, Family, Variant, family_of_directory
+from models.formats.weights import open_weights
+from models.store.store import ModelStore
+from models.text.chat import PromptEncoder
+from router.base.errors import ConfigError, ModelNotFound
+from router.base.host import usable_cores
+from router.values.replica import ReplicaInfo, SpeedPrior
 
 log = structlog.get_logger("cloud_tier")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from models.chat import PromptEncoder
-from router.errors import ModelNotFound
-from router.replica import ReplicaInfo
-from router.wire.inference import Prompt, PromptSize
+from models.text.chat import PromptEncoder
+from router.base.errors import ModelNotFound
+from router.values.replica import ReplicaInfo
+from router.values.request import Prompt, PromptSize
 
 
 class TierPrompts:

@@ -10,12 +10,12 @@ from typing import Protocol
 
 from cloud_tier.engine.protocol import Engine, EngineRequest
 from cloud_tier.warm_up import measure_speed
-from models.chat import PromptEncoder
-from models.tokenizer import TextStream
-from router.clock import Clock
-from router.errors import ContextTooLong, ReplicaBroken
-from router.replica import ReplicaInfo, ReplicaSnapshot
-from router.wire.inference import (
+from models.text.chat import PromptEncoder
+from models.text.tokenizer import TextStream
+from router.base.clock import Clock
+from router.base.errors import ContextTooLong, ReplicaBroken
+from router.values.replica import ReplicaInfo, ReplicaSnapshot
+from router.values.request import (
     IN_THREAD_CHARS,
     ChatPrompt,
     FinishReason,
@@ -35,7 +35,7 @@ class SupervisedEngine(Engine, Protocol):
 
 
 class EngineReplica:
-    """`router.replica.Replica` on an engine of this tier."""
+    """`router.values.replica.Replica` on an engine of this tier."""
 
     def __init__(self, engine: SupervisedEngine, prompts: PromptEncoder, info: ReplicaInfo) -> None:
         """Join the two; the engine may still be starting, the replica is then unavailable.
@@ -77,7 +77,7 @@ class EngineReplica:
         )
 
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
-        """See `router.replica.Replica.generate`."""
+        """See `router.values.replica.Replica.generate`."""
         ids = await self._encode(request)
         cap = self._answer_cap(request, len(ids))
         if cap < 1:  # the continuation was cut exactly where the answer ends

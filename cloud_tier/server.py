@@ -29,19 +29,19 @@ from cloud_tier.lineup import Place, line_up
 from cloud_tier.metrics import EngineMetrics, kv_usage
 from cloud_tier.prompts import TierPrompts
 from cloud_tier.replicas import EngineReplica, SupervisedEngine
-from models.catalog import load_catalog
-from models.chat import PromptEncoder
-from models.store import ModelStore, default_root
-from router import systemd
-from router.clock import Clock, MonotonicClock
-from router.dispatch import Dispatcher
-from router.errors import ConfigError, ReplicaError
-from router.extras import install
+from models.catalogue.catalogue import load_catalog
+from models.store.store import ModelStore, default_root
+from models.text.chat import PromptEncoder
+from router.base import systemd
+from router.base.clock import Clock, MonotonicClock
+from router.base.errors import ConfigError, ReplicaError
+from router.base.extras import install
+from router.base.timers import end
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, GatewayLimits, create_app
 from router.gateway.listener import ConnectionLimits, Listener, allow_open_files, bind
-from router.replica import ReplicaInfo
-from router.tasks import end
-from router.telemetry import Telemetry
+from router.values.replica import ReplicaInfo
 
 log = structlog.get_logger("cloud_tier")
 

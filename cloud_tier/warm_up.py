@@ -7,9 +7,9 @@ import contextlib
 import dataclasses
 
 from cloud_tier.engine.protocol import Engine, EngineInfo, EngineRequest
-from router.clock import Clock
-from router.replica import SpeedPrior
-from router.wire.inference import SamplingParams
+from router.base.clock import Clock
+from router.values.replica import SpeedPrior
+from router.values.request import SamplingParams
 
 _PROMPT_TOKENS = 256
 _DECODE_TOKENS = 16

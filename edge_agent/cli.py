@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from edge_agent.config import EdgeConfig, load_config
-from router import logs
-from router.config import Flag
+from router.base import logs
+from router.base.config import Flag
 
 app = typer.Typer(
     no_args_is_help=True, help="The agent on the device.", add_completion=False, pretty_exceptions_enable=False

@@ -12,12 +12,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from edge_agent.fleet.config import FleetConfig
-from router.config import Flag, decode, load, overlay
-from router.credentials import checked_key, url_fault
-from router.errors import ConfigError
-from router.loopback import is_loopback
-from router.settings import RouterSettings
+from edge_agent.mqtt.config import FleetConfig
+from router.base.config import Flag, decode, load, overlay
+from router.base.credentials import checked_key, url_fault
+from router.base.errors import ConfigError
+from router.base.loopback import is_loopback
+from router.values.settings import RouterSettings
 
 ENV_PREFIX = "OVERSPILL_EDGE"
 

@@ -20,28 +20,28 @@ import structlog
 
 from edge_agent.config import EdgeConfig, LocalModels, accepted_keys, secret
 from edge_agent.device.health import DeviceHealth, HealthReader, read_power_mode
+from edge_agent.device.memory import limit_arenas, rss_bytes
 from edge_agent.fleet.session import FleetSession
-from edge_agent.lineup import Lineup
-from edge_agent.local_models import Shelf, local_models
-from edge_agent.memory import limit_arenas, rss_bytes
+from edge_agent.fleet.steering import Steering
 from edge_agent.metrics import EdgeMetrics
-from edge_agent.prompts import PromptCounters
-from edge_agent.replica import LocalModel
-from edge_agent.steering import Steering
+from edge_agent.serving.lineup import Lineup
+from edge_agent.serving.local_models import Shelf, local_models
+from edge_agent.serving.prompts import PromptCounters
+from edge_agent.serving.replica import LocalModel
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import Profile, ProfileMatch, choose_profile
-from router import systemd
-from router.candidates import Unreached
-from router.clock import MonotonicClock
-from router.dispatch import Dispatcher
+from router.base import systemd
+from router.base.clock import MonotonicClock
+from router.base.timers import end, within
+from router.dispatch.candidates import Unreached
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.telemetry import Telemetry
 from router.gateway.app import create_app
-from router.gateway.client import UpstreamHooks, UpstreamOptions, UpstreamTier
 from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.listener import ConnectionLimits, Listener, allow_open_files, bind
-from router.link import Link
-from router.replica import Replica, ReplicaInfo
-from router.tasks import end, within
-from router.telemetry import Telemetry
+from router.signals.link import Link
+from router.upstream.tier import UpstreamHooks, UpstreamOptions, UpstreamTier
+from router.values.replica import Replica, ReplicaInfo
 
 log = structlog.get_logger("edge_agent")
 

@@ -10,12 +10,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from edge_agent.memory import rss_bytes
+from edge_agent.device.memory import rss_bytes
 
 if TYPE_CHECKING:
     from edge_agent.device.health import DeviceHealth
     from edge_agent.fleet.session import FleetSession
-    from edge_agent.lineup import Lineup
+    from edge_agent.serving.lineup import Lineup
 
 _COUNTERS = {
     "steps": ("steps", "Steps computed."),

@@ -9,13 +9,13 @@ import httpx
 
 from edge_agent.config import EdgeConfig, UpstreamSettings, accepted_keys, secret
 from edge_agent.device.health import HealthReader
-from edge_agent.local_models import Shelf, describe_runtime, effective_settings, local_models
 from edge_agent.runtime.manifest import read_manifest, verify_files
+from edge_agent.serving.local_models import Shelf, describe_runtime, effective_settings, local_models
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import Hardware, PowerMode, ProfileMatch, choose_profile
+from router.base.tls import client_context
 from router.gateway.listener import bind
-from router.gateway.upstream_stream import describe
-from router.tls import client_context
+from router.upstream.stream import describe
 
 
 def profile_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:

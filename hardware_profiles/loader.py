@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from router.config import load
-from router.errors import ConfigError
-from router.replica import SpeedPrior
+from router.base.config import load
+from router.base.errors import ConfigError
+from router.values.replica import SpeedPrior
 
 BUILTIN_DIR = Path(__file__).resolve().parent
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,14 +15,14 @@ from rich.table import Table
 
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import choose_profile
-from models.catalog import Catalog, Family, Source, Variant, family_of_directory, load_catalog
+from models.catalogue.catalogue import Catalog, Family, Source, Variant, family_of_directory, load_catalog
 from models.progress import noting, watching
-from models.store import ModelStore, default_root
-from router.errors import ArtifactError, InvalidRequest, ModelNotFound
-from router.extras import install
+from models.store.store import ModelStore, default_root
+from router.base.errors import ArtifactError, InvalidRequest, ModelNotFound
+from router.base.extras import install
 
 if TYPE_CHECKING:
-    from models.artifact import Note
+    from models.store.artifact import Note
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The catalogue and the toolchain."
@@ -135,12 +136,9 @@ def export(
     variant: VariantName, *, force: Force = False, store: StoreFolder = None, catalogue: CatalogueFolder = None
 ) -> None:
     """Export a float32 variant to ONNX: what INT8 rungs are verified against, and runnable itself."""
-    from models.export import export as run  # noqa: PLC0415 — brings torch and onnx
+    from models.graph.export import export as run  # noqa: PLC0415 — brings torch and onnx
 
-    console = Console()
-    with noting(console) as note:
-        folder = run(variant, _open(store, catalogue), force=force, note=note)
-    console.print(f"[green]exported[/] to {escape(str(folder))}", soft_wrap=True)
+    _write("exported", lambda note: run(variant, _open(store, catalogue), force=force, note=note))
 
 
 @app.command()
@@ -148,12 +146,9 @@ def quantize(
     variant: VariantName, *, force: Force = False, store: StoreFolder = None, catalogue: CatalogueFolder = None
 ) -> None:
     """Make an INT8 variant's artifact: Q/DQ, symmetric, per channel, in the form that TensorRT parses."""
-    from models.quantize import quantize as run  # noqa: PLC0415 — brings torch and onnx
+    from models.int8.quantize import quantize as run  # noqa: PLC0415 — brings torch and onnx
 
-    console = Console()
-    with noting(console) as note:
-        folder = run(variant, _open(store, catalogue), force=force, note=note)
-    console.print(f"[green]quantised[/] to {escape(str(folder))}", soft_wrap=True)
+    _write("quantised", lambda note: run(variant, _open(store, catalogue), force=force, note=note))
 
 
 @app.command()
@@ -167,8 +162,8 @@ def verify(
     catalogue: CatalogueFolder = None,
 ) -> None:
     """Measure an INT8 variant beside float32: perplexity, agreement, speed, memory. Exits with 1 over its budget."""
-    from models.verify import VerifyOptions, render  # noqa: PLC0415 — brings torch and onnx
-    from models.verify import verify as run  # noqa: PLC0415
+    from models.measure.verify import VerifyOptions, render  # noqa: PLC0415 — brings torch and onnx
+    from models.measure.verify import verify as run  # noqa: PLC0415
 
     options = VerifyOptions(threads, chunks=4 if quick else 0, speed=not quick, memory=not quick)
     console = Console()
@@ -194,10 +189,10 @@ def prune(
     catalogue: CatalogueFolder = None,
 ) -> None:
     """Choose the layers of a smaller rung by measured perplexity, and print them as the catalogue writes them."""
-    from models.artifact import encoder_of  # noqa: PLC0415 — brings torch and onnx
-    from models.corpus import calibration_chats  # noqa: PLC0415
-    from models.fused import fuse  # noqa: PLC0415
-    from models.prune import prune as run  # noqa: PLC0415
+    from models.graph.fused import fuse  # noqa: PLC0415
+    from models.measure.corpus import calibration_chats  # noqa: PLC0415
+    from models.prune.prune import prune as run  # noqa: PLC0415
+    from models.store.artifact import encoder_of  # noqa: PLC0415 — brings torch and onnx
 
     opened = _open(store, catalogue)
     known = opened.catalog.family(family)
@@ -238,8 +233,8 @@ def build(
     The agent refuses an engine that is smaller than what it is configured to serve, and names the options.
     """
     try:
-        from models.build import BuildOptions  # noqa: PLC0415 — brings onnx
-        from models.build import build as run  # noqa: PLC0415
+        from models.tensorrt.build import BuildOptions  # noqa: PLC0415 — brings onnx
+        from models.tensorrt.build import build as run  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ArtifactError(
             f"to build an engine, `{error.name}` is needed: pip install {error.name}; the whole toolchain is the extra "
@@ -268,6 +263,13 @@ def build(
         f"{engine.runtime} {engine.runtime_version}, INT8 checked in the {engine.int8_checked}[/]",
         soft_wrap=True,
     )
+
+
+def _write(done: str, run: Callable[[Note], Path]) -> None:
+    console = Console()
+    with noting(console) as note:
+        folder = run(note)
+    console.print(f"[green]{done}[/] to {escape(str(folder))}", soft_wrap=True)
 
 
 def _open(store: Path | None, catalogue: Path | None) -> ModelStore:
@@ -301,9 +303,9 @@ def _nothing_to_prepare(family: Family) -> InvalidRequest:
 
 def _make(variant: Variant, store: ModelStore, force: bool, note: Note) -> Path:
     if variant.precision == "int8":
-        from models.quantize import quantize as run  # noqa: PLC0415 — brings torch and onnx
+        from models.int8.quantize import quantize as run  # noqa: PLC0415 — brings torch and onnx
     else:
-        from models.export import export as run  # noqa: PLC0415
+        from models.graph.export import export as run  # noqa: PLC0415
     return run(variant.name, store, force=force, note=note)
 
 

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 
 if TYPE_CHECKING:
-    from models.artifact import Note
+    from models.store.artifact import Note
 
 
 class Bars:
-    """Shows downloads as progress bars; a `models.fetch.Progress`."""
+    """Shows downloads as progress bars; a `models.store.fetch.Progress`."""
 
     def __init__(self, shown: bars.Progress) -> None:
         self._shown = shown

@@ -17,15 +17,14 @@ import typer.main
 
 from cloud_tier.config import CloudConfig
 from edge_agent.config import EdgeConfig
-from models.catalog import Family
+from models.catalogue.catalogue import Family
 from overspill import PARTS
+from tests.support.paths import REPOSITORY
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("router", "edge_agent", "cloud_tier", "models", "hardware_profiles")
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "deploy/README.md"])
 SHAPES = {"edge.toml": EdgeConfig, "cloud.toml": CloudConfig}

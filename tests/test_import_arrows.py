@@ -10,11 +10,18 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from tests.support.paths import REPOSITORY
+
 PACKAGES = ("edge_agent", "cloud_tier", "router", "models", "hardware_profiles")
 _FLOOR = ("errors", "clock", "config", "telemetry", "wire", "answer", "replica", "link", "cores", "heap", "extras")
 GROUND = tuple(f"router.{room}" for room in _FLOOR)
-ONLINE_MODELS = ("models.catalog", "models.store", "models.tokenizer", "models.chat", "models.weights")
+ONLINE_MODELS = (
+    "models.catalog",
+    "models.store",
+    "models.text.tokenizer",
+    "models.text.chat",
+    "models.formats.weights",
+)
 
 # module prefix → (allowed house prefixes, forbidden libraries); the longest prefix that matches rules.
 RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -69,7 +76,7 @@ def test_imports_follow_the_arrows(module: str, path: Path) -> None:
     ("module", "unloaded"),
     [
         ("edge_agent.daemon", ("torch", "onnxruntime", "cloud_tier", "gguf", "onnx")),
-        ("router.dispatch", ("torch", "onnxruntime", "paho", "fastapi", "edge_agent", "cloud_tier")),
+        ("router.dispatch.dispatcher", ("torch", "onnxruntime", "paho", "fastapi", "edge_agent", "cloud_tier")),
         ("cloud_tier.server", ("torch", "onnxruntime", "edge_agent")),
         ("overspill", ("torch", "onnxruntime", "fastapi", "httpx", "edge_agent", "cloud_tier", "models")),
         ("models.cli", ("torch", "onnx", "onnxruntime", "httpx")),

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from cloud_tier.engine.protocol import EngineConfig, EngineInfo, EngineRequest
 from cloud_tier.engine.sharding import shard
-from models.weights import open_weights
-from router.errors import ContextTooLong, InvalidRequest
-from router.wire.inference import SamplingParams
+from models.formats.weights import open_weights
+from router.base.errors import ContextTooLong, InvalidRequest
+from router.values.request import SamplingParams
 
 _INT64 = range(-(2**63), 2**63)
 

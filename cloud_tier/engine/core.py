@@ -12,7 +12,7 @@ from cloud_tier.engine.protocol import EngineConfig, EngineLoad, EngineRequest
 from cloud_tier.engine.sampler import SamplerState, sample
 from cloud_tier.engine.scheduler import Scheduled, Scheduler
 from cloud_tier.engine.sequence import Sequence
-from router.clock import Clock
+from router.base.clock import Clock
 
 _SMOOTHING = 0.2  # weight of the newest step in the smoothed figures
 

@@ -12,7 +12,7 @@ import socket
 import torch
 
 from cloud_tier.engine.messages import MESH_LIMIT_BYTES
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 
 
 class Mesh:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from cloud_tier.engine.protocol import EngineConfig, EngineInfo, EngineLoad, EngineRequest
-from router.wire.inference import FinishReason
+from router.values.request import FinishReason
 
 LENGTH = struct.Struct("<I")
 MESH_LIMIT_BYTES = 64 * 1024
@@ -57,7 +57,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """A rank → parent: it cannot start, and why. `kind` is the class of `router.errors` to raise."""
+    """A rank → parent: it cannot start, and why. `kind` is the class of `router.base.errors` to raise."""
 
     kind: str
     message: str

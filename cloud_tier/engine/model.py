@@ -18,11 +18,11 @@ from cloud_tier.engine.messages import Segment
 from cloud_tier.engine.parallel import Group
 from cloud_tier.engine.rope import rope_tables, rotate
 from cloud_tier.engine.sharding import Shard, Span, shard, split
-from models.weights import rope_inverse_frequencies
+from models.formats.weights import rope_inverse_frequencies
 
 if TYPE_CHECKING:
     from cloud_tier.engine.protocol import EngineConfig
-    from models.weights import ModelConfig, Weights
+    from models.formats.weights import ModelConfig, Weights
 
 
 @dataclass(frozen=True, slots=True)

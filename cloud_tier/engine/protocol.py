@@ -13,8 +13,8 @@ from typing import Annotated, Literal, Protocol
 
 import msgspec
 
-from router.errors import ConfigError
-from router.wire.inference import FinishReason, SamplingParams
+from router.base.errors import ConfigError
+from router.values.request import FinishReason, SamplingParams
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -24,7 +24,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """One engine: one variant of one model, on one or more ranks.
 
     Attributes:
-        weights: a GGUF file or a Hugging Face directory, as `models.weights.open_weights` takes it.
+        weights: a GGUF file or a Hugging Face directory, as `models.formats.weights.open_weights` takes it.
         layers: the layers to keep, in order, for a depth-pruned variant; None keeps all.
         dtype: of weights, activations and KV cache; logits are float32 always.
         tensor_parallel: ranks, one process each; at most the model's number of KV heads.

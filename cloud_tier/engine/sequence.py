@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from router.wire.inference import FinishReason
+from router.values.request import FinishReason
 
 if TYPE_CHECKING:
     from cloud_tier.engine.kv_blocks import BlockTable

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import dataclasses
 
 from cloud_tier.engine.messages import Step
 from cloud_tier.engine.protocol import EngineChunk, EngineLoad, EngineRequest
-from router.errors import ReplicaBroken, ReplicaUnreachable
-from router.wire.inference import FinishReason
+from router.base.errors import ReplicaBroken, ReplicaUnreachable
+from router.values.request import FinishReason
 
 
 class Stream:

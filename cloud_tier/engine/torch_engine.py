@@ -27,8 +27,8 @@ from cloud_tier.engine.protocol import (
     EngineState,
 )
 from cloud_tier.engine.streams import Stream, Streams
-from router.clock import Clock, MonotonicClock
-from router.errors import (
+from router.base.clock import Clock, MonotonicClock
+from router.base.errors import (
     ArtifactError,
     ConfigError,
     OverspillError,

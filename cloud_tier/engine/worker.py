@@ -34,8 +34,8 @@ from cloud_tier.engine.messages import (
     ToRank0,
 )
 from cloud_tier.engine.protocol import EngineConfig, EngineInfo
-from router.clock import MonotonicClock
-from router.errors import ConfigError, OverspillError
+from router.base.clock import MonotonicClock
+from router.base.errors import ConfigError, OverspillError
 
 if TYPE_CHECKING:
     import torch
@@ -156,7 +156,7 @@ def load(setup: Setup, mesh_fds: list[int] | None = None) -> tuple[Model, int]:
     from cloud_tier.engine.mesh import Mesh  # noqa: PLC0415
     from cloud_tier.engine.model import Model  # noqa: PLC0415
     from cloud_tier.engine.parallel import Group  # noqa: PLC0415
-    from models.weights import open_weights  # noqa: PLC0415
+    from models.formats.weights import open_weights  # noqa: PLC0415
 
     config = setup.config
     torch.set_num_threads(config.threads)

@@ -15,8 +15,8 @@ from rich.text import Text
 from cloud_tier.fleet.operator import Event
 from cloud_tier.fleet.sheet import Row, Sheet
 from cloud_tier.fleet.view import OR_UNREADABLE, DeviceView
-from router.wire.fleet import BadDocument, Telemetry, decode_as, utc_now
-from router.wire.overrides import delta
+from router.fleetwire.documents import BadDocument, Telemetry, decode_as, utc_now
+from router.fleetwire.overrides import delta
 
 STATE_STYLE = {"applied": "green", "refused": "red", "unreadable": "red", "applying": "yellow", "waiting": "yellow"}
 _CONNECTION_STYLE = {"online": "green", "offline": "red", "never": "magenta", "unknown": "yellow"}

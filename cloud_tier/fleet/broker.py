@@ -18,8 +18,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from router.errors import ConfigError, OverspillError
-from router.tls import client_context
+from router.base.errors import ConfigError, OverspillError
+from router.base.tls import client_context
 
 _ADDRESS = re.compile(
     r"(?:(?P<scheme>mqtts?)://)?(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:/\[\]]+))(?::(?P<port>\d+))?/?"

@@ -39,9 +39,9 @@ from cloud_tier.fleet.summary import (
     plan_as_table,
 )
 from cloud_tier.fleet.view import OR_UNREADABLE, UNREADABLE, DeviceView, Outcome, Proposal
-from router import tasks
-from router.errors import ConfigError
-from router.wire.fleet import Response
+from router.base import timers
+from router.base.errors import ConfigError
+from router.fleetwire.documents import Response
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -278,7 +278,7 @@ async def _with_progress(work: Awaitable[None], many: ManyChanges) -> None:
         try:
             await work
         finally:
-            await tasks.end(telling)
+            await timers.end(telling)
 
 
 def _confirm(views: list[DeviceView]) -> None:
@@ -326,7 +326,7 @@ async def _watch_table(operator: FleetOperator, device: str | None) -> None:
             async for event in _events(operator, device):
                 board.take(event)
         finally:
-            await tasks.end(drawing)
+            await timers.end(drawing)
 
 
 async def _events(operator: FleetOperator, word: str | None) -> AsyncGenerator[Event, None]:

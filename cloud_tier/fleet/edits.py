@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from router.errors import ConfigError
-from router.wire.fleet import check_overridable
+from router.base.errors import ConfigError
+from router.fleetwire.documents import check_overridable
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -12,8 +12,8 @@ from cloud_tier.fleet.broker import BrokerError
 from cloud_tier.fleet.operator import FleetOperator
 from cloud_tier.fleet.survey import Survey
 from cloud_tier.fleet.view import OR_UNREADABLE, DeviceView, Outcome, Proposal, absence, draft, judge
-from router.errors import ConfigError, OverspillError
-from router.wire.fleet import OVERRIDABLE, Address
+from router.base.errors import ConfigError, OverspillError
+from router.fleetwire.documents import OVERRIDABLE, Address
 
 
 class NothingSeen(OverspillError):

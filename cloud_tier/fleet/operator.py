@@ -18,7 +18,7 @@ from typing import Any
 from cloud_tier.fleet.broker import BrokerAddress, BrokerConnection, BrokerError, Message, Request
 from cloud_tier.fleet.survey import Survey
 from cloud_tier.fleet.view import DeviceView, Outcome, Proposal, absence, draft, judge
-from router.wire.fleet import (
+from router.fleetwire.documents import (
     Address,
     BadDocument,
     Command,

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from cloud_tier.fleet.broker import BrokerAddress, parse_broker
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 
 Broker = Annotated[str, typer.Option(envvar="OVERSPILL_FLEET_BROKER", help="host:port or mqtts://host:port.")]
 Fleet = Annotated[str, typer.Option(envvar="OVERSPILL_FLEET_NAME", help="Name of the fleet.")]

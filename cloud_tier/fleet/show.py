@@ -15,8 +15,8 @@ from rich.text import Text
 from cloud_tier.fleet.board import STATE_STYLE
 from cloud_tier.fleet.sheet import as_text
 from cloud_tier.fleet.view import UNREADABLE, DeviceView
-from router.wire.fleet import Response
-from router.wire.overrides import delta, leaves
+from router.fleetwire.documents import Response
+from router.fleetwire.overrides import delta, leaves
 
 _MAX_KEY = 48
 _ABSENT = "-"

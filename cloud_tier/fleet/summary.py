@@ -14,7 +14,7 @@ from rich.text import Text
 from cloud_tier.fleet.many import Change
 from cloud_tier.fleet.sheet import Row, Sheet
 from cloud_tier.fleet.view import Outcome, Proposal
-from router.wire.overrides import leaves
+from router.fleetwire.overrides import leaves
 
 EXIT = {"applied": 0, "refused": 1, "unpublished": 2, "timeout": 3, "conflict": 4, "superseded": 4}
 _WORST_FIRST = (1, 2, 4, 3)

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from router.errors import ConfigError
-from router.wire.fleet import (
+from router.base.errors import ConfigError
+from router.fleetwire.documents import (
     MAX_VERSION,
     Address,
     BadDocument,
@@ -24,7 +24,7 @@ from router.wire.fleet import (
     encode,
     newest_status,
 )
-from router.wire.overrides import edit
+from router.fleetwire.overrides import edit
 
 OR_UNREADABLE = "or the access list does not let you read it"
 UNREADABLE = f"nothing can be read here: this device never connected, {OR_UNREADABLE}"

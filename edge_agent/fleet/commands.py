@@ -7,8 +7,17 @@ from dataclasses import dataclass
 
 import structlog
 
-from edge_agent.fleet.connection import Message, Outgoing
-from router.wire.fleet import Address, BadDocument, Reported, Response, Snapshot, decode_command, encode, utc_now
+from edge_agent.mqtt.connection import Message, Outgoing
+from router.fleetwire.documents import (
+    Address,
+    BadDocument,
+    Reported,
+    Response,
+    Snapshot,
+    decode_command,
+    encode,
+    utc_now,
+)
 
 log = structlog.get_logger("edge_agent.fleet")
 

@@ -13,9 +13,9 @@ import structlog
 from edge_agent.fleet import reconcile
 from edge_agent.fleet.reconcile import Apply, Drop, Handled, Knowledge, Refuse, Verdict
 from edge_agent.fleet.state import StateDir
-from router.errors import ConfigError
-from router.tasks import within
-from router.wire.fleet import DesiredConfig, DesiredRefused, Reported, ReportedState, decode_desired, digest_of
+from router.base.errors import ConfigError
+from router.base.timers import within
+from router.fleetwire.documents import DesiredConfig, DesiredRefused, Reported, ReportedState, decode_desired, digest_of
 
 log = structlog.get_logger("edge_agent.fleet")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.wire.fleet import Status
+from router.fleetwire.documents import Status
 
 
 @dataclass(slots=True)

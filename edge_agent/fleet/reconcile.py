@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from router.wire.fleet import DesiredConfig, digest_of
+from router.fleetwire.documents import DesiredConfig, digest_of
 
 MAX_ATTEMPTS = 2
 """An agent that ended this often while it applied a document does not try that document again."""

@@ -18,20 +18,20 @@ from typing import Any, TypeVar
 
 import structlog
 
-from edge_agent.fleet.backoff import Backoff
 from edge_agent.fleet.commands import Responder
-from edge_agent.fleet.config import FleetConfig
 from edge_agent.fleet.configurator import ApplyDesired, Configurator, Standing
-from edge_agent.fleet.connection import Connection, ConnectionEnded, End, Message, Outgoing, PublishRefused, Will
-from edge_agent.fleet.courier import Courier
 from edge_agent.fleet.effective import tellable
 from edge_agent.fleet.namesake import Namesake
-from edge_agent.fleet.outbox import Outbox, OutboxStats, Row
 from edge_agent.fleet.state import StateDir
-from router import tasks
-from router.clock import Clock, MonotonicClock
-from router.errors import ConfigError
-from router.wire.fleet import (
+from edge_agent.mqtt.backoff import Backoff
+from edge_agent.mqtt.config import FleetConfig
+from edge_agent.mqtt.connection import Connection, ConnectionEnded, End, Message, Outgoing, PublishRefused, Will
+from edge_agent.outbox.courier import Courier
+from edge_agent.outbox.outbox import Outbox, OutboxStats, Row
+from router.base import timers
+from router.base.clock import Clock, MonotonicClock
+from router.base.errors import ConfigError
+from router.fleetwire.documents import (
     BadDocument,
     ModelReport,
     Reported,
@@ -160,9 +160,9 @@ class FleetSession:
             return
         self._closing.set()
         connect, *others = self._tasks
-        await tasks.end(*others)
+        await timers.end(*others)
         await asyncio.wait({connect}, timeout=3 * _GOODBYE_S)
-        await tasks.end(connect)
+        await timers.end(connect)
         self._tasks.clear()
         await self._courier.close()
         self._state.close()
@@ -211,7 +211,7 @@ class FleetSession:
             else:
                 log.warning("no broker", reason=end.reason, kind=end.kind, retry_s=round(wait_s, 1))
             with contextlib.suppress(asyncio.TimeoutError):
-                await tasks.within(wait_s, self._closing.wait())
+                await timers.within(wait_s, self._closing.wait())
 
     async def _one_connection(self) -> End:
         self._birth = await asyncio.to_thread(self._state.next_birth)
@@ -264,7 +264,7 @@ class FleetSession:
         """Publish `offline` before DISCONNECT when leaving by our own will; the last will is then discarded."""
         if self._closing.is_set() and not connection.ended.done():
             with contextlib.suppress(asyncio.TimeoutError, ConnectionEnded, PublishRefused):
-                await tasks.within(_GOODBYE_S, self._announce(connection, "offline", "goodbye"))
+                await timers.within(_GOODBYE_S, self._announce(connection, "offline", "goodbye"))
         await connection.close()
 
     async def _announce(self, connection: Connection, state: Any, reason: str) -> None:
@@ -376,7 +376,7 @@ async def _first(work: Coroutine[Any, Any, None], other: asyncio.Task[Any]) -> N
     try:
         await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await tasks.end(task)
+        await timers.end(task)
     if not task.cancelled():
         task.result()
 

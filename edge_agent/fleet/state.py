@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from edge_agent.fleet.reconcile import Knowledge
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 
 log = structlog.get_logger("edge_agent.fleet")
 

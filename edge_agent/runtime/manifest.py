@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from models import store
-from router.errors import ArtifactError
+from models.store import store
+from router.base.errors import ArtifactError
 
 FORMAT = "overspill-onnx"
 VERSION = 1

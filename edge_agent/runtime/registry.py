@@ -6,12 +6,12 @@ import importlib
 from typing import cast
 
 from edge_agent.runtime.protocol import Runtime, RuntimeFactory, RuntimeRequest
-from router.errors import ConfigError
-from router.extras import install
+from router.base.errors import ConfigError
+from router.base.extras import install
 
 _RUNTIMES = {
-    "onnx": "edge_agent.runtime.onnx:open_onnx",
-    "tensorrt": "edge_agent.runtime.tensorrt:open_tensorrt",
+    "onnx": "edge_agent.runtime.onnx.runtime:open_onnx",
+    "tensorrt": "edge_agent.runtime.tensorrt.runtime:open_tensorrt",
 }
 _EXTRAS = {"onnx": "edge", "tensorrt": "tensorrt"}
 

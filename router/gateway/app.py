@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.errors import InvalidRequest, OverspillError
+from router.base.errors import InvalidRequest, OverspillError
 from router.gateway.auth import Authentication
 from router.gateway.deps import (
     DecisionRecord,

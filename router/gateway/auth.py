@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.errors import Unauthenticated
+from router.base.errors import Unauthenticated
+from router.base.loopback import is_loopback
 from router.gateway.errors import Reply, dialect_of, render_error
-from router.loopback import is_loopback
 from router.wire import headers as wire_headers
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})

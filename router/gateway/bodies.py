@@ -6,10 +6,10 @@ import asyncio
 
 from starlette.types import Message, Receive
 
-from router.errors import Shed
+from router.base.errors import Shed
+from router.base.timers import within
 from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.errors import BodyTimeout, BodyTooLarge
-from router.tasks import within
 from router.wire.headers import whole_number
 
 SMALL_BODY_BYTES = 64 * 1024

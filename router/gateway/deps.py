@@ -8,10 +8,10 @@ from typing import Literal, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from router.answer import Answer
-from router.clock import Clock
-from router.replica import ReplicaInfo, ReplicaSnapshot
-from router.wire.inference import InferenceRequest, Locality, Prompt, PromptSize
+from router.base.clock import Clock
+from router.values.answer import Answer
+from router.values.replica import ReplicaInfo, ReplicaSnapshot
+from router.values.request import InferenceRequest, Locality, Prompt, PromptSize
 
 
 class PromptCounter(Protocol):
@@ -37,10 +37,10 @@ class DecisionRecord(Protocol):
 
 
 class Dispatch(Protocol):
-    """What the gateway needs of `router.dispatch.Dispatcher`."""
+    """What the gateway needs of `router.dispatch.dispatcher.Dispatcher`."""
 
     async def start(self, request: InferenceRequest) -> Answer:
-        """Return when the first chunk is ready; raises any error of `router.errors`."""
+        """Return when the first chunk is ready; raises any error of `router.base.errors`."""
         ...
 
     def decision(self, request_id: str) -> DecisionRecord | None:
@@ -66,7 +66,7 @@ class Dispatch(Protocol):
 
 
 class Telemetry(Protocol):
-    """What the gateway needs of `router.telemetry`."""
+    """What the gateway needs of `router.dispatch.telemetry`."""
 
     @property
     def registry(self) -> CollectorRegistry:

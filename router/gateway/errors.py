@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from router.errors import InvalidRequest, OverspillError, Refused, Unauthenticated
+from router.base.errors import InvalidRequest, OverspillError, Refused, Unauthenticated
 from router.wire import headers, openai_reply
 
 JSON = "application/json"

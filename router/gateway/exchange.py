@@ -14,14 +14,14 @@ from typing import Any, Protocol
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
-from router.errors import OverspillError, Refused, Unavailable
+from router.base.errors import OverspillError, Refused, Unavailable
+from router.base.timers import end
 from router.gateway.bodies import BodyRoom, BodyShare, ClientGone, read_body
 from router.gateway.deps import GatewayDeps
 from router.gateway.errors import JSON, Dialect, Reply, dialect_of, render_error
 from router.gateway.metrics import GatewayMetrics
-from router.tasks import end
+from router.values.request import TokenChunk
 from router.wire import headers as wire_headers
-from router.wire.inference import TokenChunk
 
 log = structlog.get_logger("router.gateway")
 

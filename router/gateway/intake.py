@@ -8,15 +8,13 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
-from router.answer import Answer
-from router.errors import ContextTooLong, ModelNotFound, OverspillError, ReplicaBroken, Shed, Unavailable
+from router.base.errors import ContextTooLong, ModelNotFound, OverspillError, ReplicaBroken, Shed, Unavailable
 from router.gateway.bodies import BodyRoom
 from router.gateway.deps import GatewayDeps
 from router.gateway.exchange import Exchange, draining_or_starting
 from router.gateway.metrics import GatewayMetrics
-from router.wire import headers as wire_headers
-from router.wire import load as wire_load
-from router.wire.inference import (
+from router.values.answer import Answer
+from router.values.request import (
     IN_THREAD_CHARS,
     ChatPrompt,
     FinishReason,
@@ -30,6 +28,8 @@ from router.wire.inference import (
     TokenChunk,
     size_chars,
 )
+from router.wire import headers as wire_headers
+from router.wire import load as wire_load
 from router.wire.openai_reply import Usage
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import orjson
 from starlette.routing import BaseRoute, Route
 
-from router.errors import ModelNotFound, Unavailable
+from router.base.errors import ModelNotFound, Unavailable
 from router.gateway.errors import Reply, render_error
 from router.gateway.exchange import Endpoint, Exchange, draining_or_starting, json_reply
 from router.gateway.intake import Call, Intake, collect
 from router.gateway.media import plain_body
-from router.replica import ReplicaInfo
+from router.values.replica import ReplicaInfo
+from router.values.request import TextPrompt
 from router.wire import kserve
-from router.wire.inference import TextPrompt
 
 
 class KServeRoutes:

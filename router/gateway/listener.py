@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 
 log = structlog.get_logger("router.gateway")
 

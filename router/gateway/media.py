@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from router.errors import InvalidRequest
+from router.base.errors import InvalidRequest
 from router.gateway.errors import BodyTooLarge, UnsupportedMedia
 from router.gateway.exchange import Exchange
 

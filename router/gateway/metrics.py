@@ -1,4 +1,4 @@
-"""What the gateway itself counts; the router's own figures live in `router.telemetry`."""
+"""What the gateway itself counts; the router's own figures live in `router.dispatch.telemetry`."""
 
 from __future__ import annotations
 

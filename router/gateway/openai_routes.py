@@ -10,7 +10,7 @@ import msgspec
 import orjson
 from starlette.routing import BaseRoute, Route
 
-from router.errors import ModelNotFound
+from router.base.errors import ModelNotFound
 from router.gateway.errors import Reply
 from router.gateway.exchange import Endpoint, Exchange, StreamReply, json_reply
 from router.gateway.intake import Call, Intake, collect

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator
 
 import structlog
 
-from router.errors import OverspillError
+from router.base.errors import OverspillError
 from router.gateway.exchange import internal_error
 from router.gateway.intake import unfinished
 from router.gateway.metrics import GatewayMetrics
-from router.wire.inference import TokenChunk
+from router.values.request import TokenChunk
 from router.wire.openai_reply import EventEncoder, Usage, encode_error_event
 
 log = structlog.get_logger("router.gateway")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.policy.promise import choose, keeps, late_or_hopeless, reason_for, shorten
 from router.policy.protocol import Choice, Hopeless, Situation
-from router.wire.inference import Locality
+from router.values.request import Locality
 
 
 class LocalFirst:

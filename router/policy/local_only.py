@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.policy.protocol import Choice, Hopeless, Situation
 from router.policy.quality_in_objective import QualityInObjective
-from router.wire.inference import Locality
+from router.values.request import Locality
 
 
 class LocalOnly(QualityInObjective):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from router.latency import Prediction
-from router.replica import ReplicaInfo
-from router.settings import RouterSettings
-from router.wire.inference import Locality, Objective
+from router.signals.latency import Prediction
+from router.values.replica import ReplicaInfo
+from router.values.request import Locality, Objective
+from router.values.settings import RouterSettings
 
 
 @dataclass(frozen=True, slots=True)

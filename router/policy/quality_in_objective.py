@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from router.policy.promise import choose, is_smaller, keeps, late_or_hopeless, reason_for, shorten
 from router.policy.protocol import Candidate, Choice, Hopeless, Situation
-from router.wire.inference import Locality
+from router.values.request import Locality
 
 
 class QualityInObjective:

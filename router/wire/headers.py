@@ -13,9 +13,9 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 
-from router.answer import Route
-from router.errors import InvalidRequest
-from router.wire.inference import Locality, Objective
+from router.base.errors import InvalidRequest
+from router.values.answer import Route
+from router.values.request import Locality, Objective
 
 REQUEST_ID = "x-request-id"
 DEADLINE = "x-overspill-deadline-ms"

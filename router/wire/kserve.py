@@ -16,10 +16,10 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from router.errors import InvalidRequest
-from router.replica import ReplicaInfo
+from router.base.errors import InvalidRequest
+from router.values.replica import ReplicaInfo
+from router.values.request import FinishReason, SamplingParams
 from router.wire.headers import whole_number
-from router.wire.inference import FinishReason, SamplingParams
 from router.wire.openai import decode_json, shown
 from router.wire.openai_reply import Usage
 from router.wire.sampling import (

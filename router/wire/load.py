@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router.replica import ReplicaSnapshot
+from router.values.replica import ReplicaSnapshot
 
 HEADER = "endpoint-load-metrics"
 FORMAT_HEADER = "endpoint-load-metrics-format"

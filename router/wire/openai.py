@@ -20,8 +20,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from router.errors import InvalidRequest
-from router.wire.inference import ChatPrompt, Message, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from router.base.errors import InvalidRequest
+from router.values.request import ChatPrompt, Message, Prompt, SamplingParams, TextPrompt, TokenPrompt
 from router.wire.sampling import (
     COMPLETION_MAX_TOKENS,
     MaxTokens,

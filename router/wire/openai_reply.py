@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import orjson
 
-from router.errors import OverspillError
-from router.replica import ReplicaInfo
-from router.wire.inference import FinishReason
+from router.base.errors import OverspillError
+from router.values.replica import ReplicaInfo
+from router.values.request import FinishReason
 
 DONE = b"data: [DONE]\n\n"
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from router.errors import InvalidRequest
+from router.base.errors import InvalidRequest
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 1024

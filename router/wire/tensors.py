@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.errors import InvalidRequest
+from router.base.errors import InvalidRequest
 
 Element = bytes | bool | int | float
 

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_engine import FakeEngine, broken_config, toy_model_directory
 
 from cloud_tier.config import CloudConfig, LimitsConfig, ModelConfig, ServerConfig
 from cloud_tier.lineup import line_up
 from cloud_tier.server import CloudTier, Phase, Plan, make_plan
-from models.catalog import load_catalog
-from models.store import ModelStore
-from router.errors import ConfigError
+from models.catalogue.catalogue import load_catalog
+from models.store.store import ModelStore
+from router.base.errors import ConfigError
 from router.gateway import listener
 from router.gateway.listener import bind
-from router.settings import RouterSettings
+from router.values.settings import RouterSettings
+from tests.support.fake_engine import FakeEngine, broken_config, toy_model_directory
 
 CHAT = {"model": "toy", "messages": [{"role": "user", "content": "Where?"}], "temperature": 0}
 KEY = "k" * 24

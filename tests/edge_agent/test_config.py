@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from edge_agent.config import EdgeConfig, GatewaySettings, accepted_keys, is_loopback, load_config, secret
-from router.config import Flag, decode
-from router.errors import ConfigError
+from router.base.config import Flag, decode
+from router.base.errors import ConfigError
+from tests.support.paths import REPOSITORY
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "edge.toml"
+EXAMPLE = REPOSITORY / "examples" / "edge.toml"
 
 
 def test_the_example_is_the_default() -> None:

@@ -15,22 +15,22 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fleet_rig import until
-from tiny_store import TinyWorld, build_world
 
-import edge_agent.local_models
+import edge_agent.serving.local_models
 from edge_agent.config import EdgeConfig
 from edge_agent.daemon import EdgeAgent
 from edge_agent.device.health import DeviceHealth, HealthReader
 from edge_agent.fleet.effective import tellable
 from edge_agent.fleet.reconcile import Knowledge, applied
 from edge_agent.fleet.state import StateDir
+from edge_agent.fleet.steering import Steering
 from edge_agent.runtime.packed import PackedRuntime
 from edge_agent.runtime.protocol import Logits, Runtime, RuntimeRequest, StepInput
-from edge_agent.steering import Steering
-from router.errors import ConfigError, OverspillError
-from router.wire.fleet import DesiredConfig
-from router.wire.inference import Locality
+from router.base.errors import ConfigError, OverspillError
+from router.fleetwire.documents import DesiredConfig
+from router.values.request import Locality
+from tests.support.fleet_rig import until
+from tests.support.tiny_store import TinyWorld, build_world
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "temperature": 0}
 

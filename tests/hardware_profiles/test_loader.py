@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles.loader import BUILTIN_DIR, DeviceFacts, choose_profile, load_profiles, match_profile
-from router.errors import ConfigError
+from router.base.errors import ConfigError
 
 GIB = 2**30
 

@@ -1,0 +1,97 @@
+"""What the fleet may ask of a running agent: to change its settings, to describe itself, to say how it is."""
+
+from __future__ import annotations
+
+import collections
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from edge_agent.config import EdgeConfig
+from edge_agent.device.memory import rss_bytes
+from edge_agent.fleet.effective import tellable
+from edge_agent.fleet.session import Description
+from router.base.config import decode
+from router.dispatch.telemetry import Telemetry
+from router.fleetwire.documents import DesiredConfig, ModelReport, ReplicaTelemetry, Snapshot
+from router.fleetwire.overrides import lay_over
+
+if TYPE_CHECKING:
+    from edge_agent.daemon import EdgeAgent
+
+log = structlog.get_logger("edge_agent.fleet")
+
+
+class Steering:
+    """The agent's answers to its fleet session.
+
+    Overrides are laid over the configuration the agent was started with, so taking one away brings the file's value
+    back. The result is validated as a whole before anything changes.
+    """
+
+    def __init__(self, agent: EdgeAgent) -> None:
+        self._agent = agent
+        self._base = agent.config
+
+    async def apply(self, desired: DesiredConfig) -> None:
+        """Put a document into force; requests in flight are not touched.
+
+        Raises:
+            ConfigError: it is not valid, or cannot be served; everything stays as it was.
+        """
+        tree = lay_over(msgspec.to_builtins(self._base), desired.overrides)
+        wanted = decode(tree, EdgeConfig, source=f"desired version {desired.version}")
+        current = self._agent.config
+        if wanted.models != current.models:
+            await self._agent.lineup.apply(wanted.models)
+        if wanted.router != current.router:
+            self._agent.dispatcher.reconfigure(wanted.router)
+        self._agent.config = wanted
+        log.info("desired applied", version=desired.version)
+
+    def describe(self) -> Description:
+        return Description(
+            effective=tellable(self._agent.config),
+            agent_version=metadata.version("overspill"),
+            models=tuple(
+                ModelReport(
+                    variant=replica.info.variant,
+                    digest=replica.digest,
+                    rung=replica.info.rung,
+                    state="loaded" if replica.loaded else "failed" if replica.loop.resting else "on-demand",
+                )
+                for replica in self._agent.lineup.replicas
+            ),
+        )
+
+    def snapshot(self) -> Snapshot:
+        agent, health = self._agent, self._agent.health
+        looks = [replica.snapshot() for replica in agent.lineup.replicas]
+        slots = sum(look.slots for look in looks)
+        errors = [f"{look.info.variant}: {look.why}" for look in looks if look.why]
+        return Snapshot(
+            load=round(sum(look.running + look.queued for look in looks) / slots, 3) if slots else None,
+            replicas=tuple(
+                ReplicaTelemetry(
+                    replica_id=look.info.replica_id, running=look.running, queued=look.queued, available=look.available
+                )
+                for look in looks
+            ),
+            temperature_c=health.hottest_c if health else None,
+            memory_rss_bytes=rss_bytes(),
+            memory_available_bytes=health.memory_available_bytes if health else None,
+            decisions=_decisions(agent.telemetry),
+            errors=tuple(errors),
+        )
+
+
+def _decisions(telemetry: Telemetry) -> dict[str, int]:
+    """Requests so far, by reason code."""
+    totals: collections.Counter[str] = collections.Counter()
+    for metric in telemetry.requests.collect():
+        for sample in metric.samples:
+            if sample.name.endswith("_total"):
+                totals[sample.labels["reason"]] += int(sample.value)
+    return dict(totals)

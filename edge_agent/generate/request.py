@@ -1,0 +1,60 @@
+"""One request on its way through the generation loop, and what the loop counts."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from edge_agent.generate.batcher import Sequence
+from router.base.errors import OverspillError
+from router.values.request import TokenChunk
+
+
+class TextDelta(Protocol):
+    """What `TextStream.push` returns."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def stopped(self) -> bool: ...
+
+
+class TextStream(Protocol):
+    """Incremental detokenisation; see `models.text.tokenizer.TextStream`."""
+
+    def push(self, token_ids: list[int]) -> TextDelta: ...
+
+    def finish(self) -> str: ...
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One request inside the loop.
+
+    Attributes:
+        inbox: chunks, or the error that ended them; read on the event loop.
+        eos_ids: tokens that end the answer; empty to ignore them.
+        delivered: whether a token was handed out, so that an error is `ReplicaBroken`.
+    """
+
+    request_id: str
+    sequence: Sequence
+    text: TextStream
+    eos_ids: frozenset[int]
+    inbox: asyncio.Queue[TokenChunk | OverspillError] = field(default_factory=asyncio.Queue)
+    cancelled: bool = False
+    delivered: bool = False
+
+
+@dataclass(slots=True)
+class LoopCounters:
+    """What happened since the start; written by the worker, read by anybody."""
+
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    failed_steps: int = 0
+    loads: int = 0
+    compute_s: float = 0.0

@@ -1,0 +1,92 @@
+"""The few calls of the CUDA runtime that the TensorRT executor needs, by ctypes: no CUDA package to install.
+
+Memory is page-locked and mapped into the GPU's address space. On boards whose GPU shares the CPU's memory (Jetson)
+both read and write it in place and nothing is ever copied; on a discrete GPU it is read over the bus.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from router.base.errors import ConfigError
+
+_NAMES = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
+_HOST_ALLOC_MAPPED = 2
+
+
+class CudaError(RuntimeError):
+    """A call of the CUDA runtime failed; the message holds CUDA's own words."""
+
+
+class Cuda:
+    """A stream, and memory that CPU and GPU share.
+
+    Raises:
+        ConfigError: there is no CUDA runtime library, or no GPU that it can use.
+    """
+
+    def __init__(self) -> None:
+        self._library = _load()
+        self._library.cudaGetErrorString.restype = ctypes.c_char_p
+        count = ctypes.c_int()
+        if self._library.cudaGetDeviceCount(ctypes.byref(count)) != 0 or count.value == 0:
+            raise ConfigError(
+                "the CUDA runtime finds no GPU; check the driver with nvidia-smi (on a Jetson: tegrastats)"
+            )
+        stream = ctypes.c_void_p()
+        self._check(self._library.cudaStreamCreate(ctypes.byref(stream)), "cudaStreamCreate")
+        self.stream = int(stream.value or 0)
+
+    def empty(self, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
+        """Return a zeroed array that the GPU can address too; freed with its last view."""
+        count = int(np.prod(shape, dtype=np.int64))
+        size_bytes = max(count, 1) * np.dtype(dtype).itemsize
+        pointer = ctypes.c_void_p()
+        flags = ctypes.c_uint(_HOST_ALLOC_MAPPED)
+        code = self._library.cudaHostAlloc(ctypes.byref(pointer), ctypes.c_size_t(size_bytes), flags)
+        self._check(code, f"cudaHostAlloc of {size_bytes} bytes")
+        address = int(pointer.value or 0)
+        memory = (ctypes.c_byte * size_bytes).from_address(address)
+        weakref.finalize(memory, self._library.cudaFreeHost, ctypes.c_void_p(address))
+        array: npt.NDArray[Any] = np.frombuffer(memoryview(memory), dtype=dtype, count=count).reshape(shape)
+        array[...] = 0
+        return array
+
+    def device_address(self, array: npt.NDArray[Any]) -> int:
+        """Return the GPU's address of an array from `empty` (or of a part of one)."""
+        pointer = ctypes.c_void_p()
+        host = ctypes.c_void_p(array.ctypes.data)
+        code = self._library.cudaHostGetDevicePointer(ctypes.byref(pointer), host, ctypes.c_uint(0))
+        self._check(code, "cudaHostGetDevicePointer")
+        return int(pointer.value or 0)
+
+    def synchronize(self) -> None:
+        """Wait for everything on the stream."""
+        self._check(self._library.cudaStreamSynchronize(ctypes.c_void_p(self.stream)), "cudaStreamSynchronize")
+
+    def close(self) -> None:
+        self._library.cudaStreamDestroy(ctypes.c_void_p(self.stream))
+
+    def _check(self, code: int, call: str) -> None:
+        if code != 0:
+            words = self._library.cudaGetErrorString(ctypes.c_int(code)) or b"unknown error"
+            raise CudaError(f"{call} failed: {words.decode()} ({code})")
+
+
+def _load() -> Any:
+    found = ctypes.util.find_library("cudart")
+    for name in (*((found,) if found else ()), *_NAMES):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:  # noqa: PERF203
+            continue
+    raise ConfigError(
+        'no CUDA runtime library (libcudart.so) found; install the CUDA toolkit, or choose runtime.name = "onnx"',
+        param="runtime.name",
+    )

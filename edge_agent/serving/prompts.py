@@ -1,0 +1,99 @@
+"""Tokenizers and chat templates of the models this agent knows: each is read once, by whoever needs it first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from models.text.chat import PromptEncoder
+from models.text.tokenizer import TextStream
+from router.base.errors import ModelNotFound
+from router.values.replica import ReplicaInfo
+from router.values.request import ChatPrompt, Prompt, PromptSize, TextPrompt, TokenPrompt
+
+_BYTES_PER_TOKEN = 3.5  # between prose (4.5 to 5) and code (2.5 to 3.5)
+_MOST_BYTES_PER_TOKEN = 8  # what no text but a monotonous one exceeds
+_TOKENS_PER_MESSAGE = 6
+
+
+class PromptCodec:
+    """The prompt side of one family, read when it is first used. Safe to use from several threads."""
+
+    def __init__(self, source: Path) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._encoder: PromptEncoder | None = None
+
+    @property
+    def encoder(self) -> PromptEncoder:
+        with self._lock:
+            if self._encoder is None:
+                self._encoder = PromptEncoder.load(self._source)
+            return self._encoder
+
+    def warm(self) -> None:
+        """Read the tokenizer now: a few hundred milliseconds that the first request should not pay."""
+        self.encode(TextPrompt("warm"))
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return self.encoder.tokenizer.eos_ids
+
+    @property
+    def vocab_size(self) -> int:
+        return self.encoder.tokenizer.vocab_size
+
+    def encode(self, prompt: Prompt, continuation: str = "") -> list[int]:
+        return self.encoder.encode(prompt, continuation)
+
+    def text_stream(self, stop: Sequence[str], continuation: str) -> TextStream:
+        return TextStream(self.encoder.tokenizer, stop, prompt_tail=continuation)
+
+
+class PromptCounters:
+    """Counts prompts for the gateway: `router.gateway.deps.PromptCounter`.
+
+    Where no tokenizer on this device fits, prompts are estimated by size; the upstream counts again and decides.
+
+    Args:
+        infos: every replica there is now, local and remote.
+
+    Attributes:
+        codecs: by family and by variant name; replaced as a whole when the models change.
+    """
+
+    def __init__(self, infos: Callable[[], Sequence[ReplicaInfo]]) -> None:
+        self.codecs: Mapping[str, PromptCodec] = {}
+        self._infos = infos
+
+    def count(self, model: str, prompt: Prompt) -> PromptSize:
+        """Return the length of the rendered prompt, or an estimate of it.
+
+        Raises:
+            ModelNotFound: neither this device nor its upstream knows the model.
+            ContextTooLong: it cannot fit any window, here or upstream, whatever it says.
+            InvalidRequest: the prompt cannot be encoded.
+        """
+        codec = self.codecs.get(model)
+        infos = [info for info in self._infos() if model in (info.family, info.variant)]
+        if codec is not None:
+            if infos:
+                codec.encoder.refuse_hopeless(prompt, model, max(info.context_tokens for info in infos))
+            return PromptSize(len(codec.encode(prompt)))
+        if not infos:
+            names = {name for info in self._infos() for name in (info.family, info.variant)}
+            known = ", ".join(sorted({*self.codecs, *names})) or "none"
+            raise ModelNotFound(f"model `{model}` is not served here; known: {known}", param="model")
+        return estimate_size(prompt)
+
+
+def estimate_size(prompt: Prompt) -> PromptSize:
+    """Guess the length of a prompt without its tokenizer, from its UTF-8 size; exact for token ids."""
+    if isinstance(prompt, TokenPrompt):
+        return PromptSize(len(prompt.token_ids))
+    texts = [message.content for message in prompt.messages] if isinstance(prompt, ChatPrompt) else [prompt.text]
+    size = sum(len(text.encode()) for text in texts)
+    template = _TOKENS_PER_MESSAGE * (len(texts) + 1) if isinstance(prompt, ChatPrompt) else 1
+    tokens = int(size / _BYTES_PER_TOKEN) + template
+    return PromptSize(tokens, tokens - size // _MOST_BYTES_PER_TOKEN)

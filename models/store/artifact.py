@@ -1,0 +1,144 @@
+"""What makes a folder an ONNX artifact: the graph, the tokenizer, the chat template, the prefix and the manifest.
+
+`manifest.json` names every file with its sha256 and size, and the `recipe`: a digest over all that the artifact was
+made from (source, layers, steps, calibration data). An artifact with the recipe asked for is used again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from models.store.fetch import sha256_of
+from models.text.chat import PromptEncoder
+from router.base.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from models.catalogue.catalogue import Variant
+    from models.formats.weights import ModelConfig
+    from models.graph.fused import Array
+    from models.store.store import ModelStore
+
+FORMAT, VERSION = "overspill-onnx", 1
+PREFIX_FILE = "prefix.npz"
+MANIFEST_FILE = "manifest.json"
+
+Note = Callable[[str], None]
+"""Takes one line of progress."""
+
+
+def silent(_line: str) -> None:
+    """A `Note` that says nothing."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what an artifact contains."""
+
+    source_sha256: str
+    layers: tuple[int, ...] | None
+    steps: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        parts = {"source": self.source_sha256, "layers": self.layers, "steps": self.steps, "version": VERSION}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Keys and values of the first tokens, each float32 (layers, G, len(token_ids), D)."""
+
+    token_ids: tuple[int, ...]
+    k: Array
+    v: Array
+
+
+def present(store: ModelStore, variant: Variant, recipe: Recipe) -> Path | None:
+    """The artifact's folder, if one made by this very recipe is complete."""
+    try:
+        folder = store.artifact_dir(variant)
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+    except (ArtifactError, OSError, ValueError):
+        return None
+    return folder if manifest.get("recipe") == recipe.digest else None
+
+
+def encoder_of(store: ModelStore, family_name: str) -> PromptEncoder:
+    """The family's prompt encoder, read from its source."""
+    family = store.catalog.family(family_name)
+    return PromptEncoder.load(store.source_path(family), prepend_bos=family.prepend_bos)
+
+
+def prefix_ids(encoder: PromptEncoder) -> tuple[int, ...]:
+    """The tokens that every sequence begins with: the first one, where chats and raw text share it."""
+    bos = encoder.tokenizer.bos_id
+    return (bos,) if encoder.prepend_bos and bos is not None else ()
+
+
+def finish(
+    folder: Path,
+    variant: Variant,
+    config: ModelConfig,
+    encoder: PromptEncoder,
+    *,
+    recipe: Recipe,
+    prefix: Prefix | None,
+) -> None:
+    """Add tokenizer, template, prefix and manifest to a folder that holds the graph."""
+    encoder.tokenizer.save(folder)
+    if encoder.template is not None:
+        encoder.template.save(folder)
+    if prefix is not None:
+        _save_arrays(folder / PREFIX_FILE, {"k": prefix.k, "v": prefix.v})
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "family": variant.family,
+        "variant": variant.name,
+        "precision": variant.precision,
+        "layers": list(variant.layers if variant.layers is not None else range(config.num_layers)),
+        "num_layers": config.num_layers,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "context_tokens": config.max_context_tokens,
+        "bos_token_id": encoder.tokenizer.bos_id,
+        "eos_token_ids": sorted(encoder.tokenizer.eos_ids),
+        "prepend_bos": encoder.prepend_bos,
+        "prefix_token_ids": list(prefix.token_ids) if prefix is not None else [],
+        "source_sha256": recipe.source_sha256,
+        "recipe": recipe.digest,
+        "steps": list(recipe.steps),
+        "files": {path.name: _describe(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST_FILE},
+        "measured": {},
+    }
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def _describe(path: Path) -> dict[str, str | int]:
+    return {"sha256": sha256_of(path), "bytes": path.stat().st_size}
+
+
+def _save_arrays(path: Path, arrays: dict[str, Array]) -> None:
+    """Write an .npz whose bytes depend on the arrays alone (numpy's own carries the time)."""
+    import zipfile  # noqa: PLC0415
+
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w") as file:
+                np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+
+
+def digest_of(parts: Sequence[bytes]) -> str:
+    """One sha256 over several byte strings, each with its length in front."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()

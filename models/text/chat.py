@@ -1,0 +1,251 @@
+"""Conversations to prompts: the model's own chat template, rendered in a sandbox, then tokenised."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import json
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from models.formats.config import read_json
+from models.text.tokenizer import Tokenizer
+from router.base.errors import ArtifactError, ContextTooLong, InvalidRequest
+from router.values.request import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
+
+TEMPLATE_FILE = "chat_template.jinja"
+_NORMALISED = 2  # Unicode normalisation (NFC) can join up to two characters into a byte's worth of text each
+_MARK = secrets.token_hex(16)
+"""Stands inside of special tokens that are text; nobody outside of this process can write it."""
+
+
+class ChatTemplate:
+    """A model's chat template (jinja2, in the dialect that Hugging Face's templates are written in).
+
+    Attributes:
+        source: the template's text.
+    """
+
+    def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
+        """Compile the template.
+
+        Args:
+            bos, eos: what `bos_token` and `eos_token` stand for in it.
+
+        Raises:
+            ArtifactError: the template's syntax is wrong.
+        """
+        self.source = source
+        self._specials = {"bos_token": bos, "eos_token": eos}
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ArtifactError(f"the chat template cannot be compiled: {error}") from error
+
+    @classmethod
+    def load(cls, path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
+        """Read the template that belongs to a GGUF file, a Hugging Face directory or an artifact; None without one.
+
+        Raises:
+            ArtifactError: a file is damaged, or the template's syntax is wrong.
+        """
+        source = _source_in_directory(path) if path.is_dir() else _source_in_gguf(path)
+        if source is None:
+            return None
+        bos = tokenizer.token_of(tokenizer.bos_id) or ""
+        eos = tokenizer.token_of(tokenizer.eos_id) or ""
+        return cls(source, bos, eos)
+
+    def save(self, directory: Path) -> None:
+        """Write `chat_template.jinja` into `directory`."""
+        (directory / TEMPLATE_FILE).write_text(self.source, encoding="utf-8")
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, continuation: str = "") -> str:
+        """Return the prompt text.
+
+        Args:
+            add_generation_prompt: end with the opening of the assistant's turn.
+            continuation: the beginning of the assistant's answer, to be continued: put after that opening.
+
+        Raises:
+            InvalidRequest: the template refuses the messages (a role, an order), or fails on them.
+        """
+        try:
+            text = self._template.render(
+                messages=[{"role": message.role, "content": message.content} for message in messages],
+                add_generation_prompt=add_generation_prompt or bool(continuation),
+                **self._specials,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these `messages`: {error}", param="messages"
+            ) from error
+        return text + continuation
+
+
+class PromptEncoder:
+    """Turns any `Prompt` into token ids, the same way wherever it is counted or served.
+
+    Attributes:
+        tokenizer: the model's.
+        template: the model's; None for a base model, which then takes no chat.
+        prepend_bos: raw text is preceded by the first token of the model's sequences.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, *, prepend_bos: bool | None = None) -> None:
+        """Join the two.
+
+        Args:
+            prepend_bos: the catalogue's word on it; None leaves it to the model's files (`tokenizer.adds_bos`).
+        """
+        self.tokenizer = tokenizer
+        self.template = template
+        wanted = tokenizer.adds_bos if prepend_bos is None else prepend_bos
+        self.prepend_bos = wanted and tokenizer.bos_id is not None
+
+    @classmethod
+    def load(cls, path: Path, *, prepend_bos: bool | None = None) -> PromptEncoder:
+        """Read tokenizer and template from a GGUF file, a Hugging Face directory or an artifact directory.
+
+        Raises:
+            ArtifactError: a file is missing or damaged.
+        """
+        tokenizer = Tokenizer.load(path)
+        return cls(tokenizer, ChatTemplate.load(path, tokenizer), prepend_bos=prepend_bos)
+
+    def refuse_hopeless(self, prompt: Prompt, model: str, window_tokens: int) -> None:
+        """Refuse what cannot fit whatever it says, before seconds and hundreds of megabytes go into its tokens.
+
+        A token is never longer than the vocabulary's longest, and a turn of a chat never less than one token.
+
+        Args:
+            model: what the caller named.
+            window_tokens: the longest window that may serve it.
+
+        Raises:
+            ContextTooLong: the prompt is surely longer than that.
+        """
+        if isinstance(prompt, TokenPrompt):
+            if len(prompt.token_ids) > window_tokens:
+                raise ContextTooLong(
+                    f"a prompt of {len(prompt.token_ids)} tokens: the longest window of `{model}` here is "
+                    f"{window_tokens} tokens, prompt and answer together",
+                    param="prompt",
+                )
+            return
+        is_chat = isinstance(prompt, ChatPrompt)
+        texts = [message.content for message in prompt.messages] if isinstance(prompt, ChatPrompt) else [prompt.text]
+        turns = len(texts) if is_chat else 0
+        characters = sum(map(len, texts))
+        limit = _NORMALISED * window_tokens
+        if turns <= window_tokens and (characters <= limit or characters <= limit * self._longest_token):
+            return
+        what = f"{turns} messages" if turns > window_tokens else f"a prompt of {characters} characters"
+        raise ContextTooLong(
+            f"{what}: the longest window of `{model}` here is {window_tokens} tokens, prompt and answer together",
+            param="messages" if is_chat else "prompt",
+        )
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """Characters of the vocabulary's longest token."""
+        tokenizer = self.tokenizer
+        return max(len(tokenizer.token_of(token) or "") for token in range(tokenizer.vocab_size))
+
+    def encode(self, prompt: Prompt, continuation: str = "") -> list[int]:
+        """Return the ids to prefill. Special tokens written in raw text become their ids; those in messages do not.
+
+        Args:
+            continuation: text of the answer that was emitted already; the ids end with it.
+
+        Raises:
+            InvalidRequest: the template refuses the messages, the model has no template, or a token id is unknown.
+        """
+        if isinstance(prompt, ChatPrompt):
+            if self.template is None:
+                raise InvalidRequest(
+                    "this model has no chat template; send its prompt to /v1/completions", param="messages"
+                )
+            return self._chat(self.template, prompt.messages, continuation)
+        if isinstance(prompt, TextPrompt):
+            return self._with_bos(self.tokenizer.encode(prompt.text + continuation))
+        unknown = next((token for token in prompt.token_ids if not 0 <= token < self.tokenizer.vocab_size), None)
+        if unknown is not None:
+            raise InvalidRequest(
+                f"token id {unknown} is outside of the vocabulary of {self.tokenizer.vocab_size}", param="prompt"
+            )
+        return [*prompt.token_ids, *(self.tokenizer.encode(continuation) if continuation else ())]
+
+    def _chat(self, template: ChatTemplate, messages: Sequence[Message], continuation: str) -> list[int]:
+        """Encode a conversation: special tokens come from the template alone.
+
+        One that somebody wrote into a message stays the text it is, or a user could close his own turn and speak as
+        the system.
+        """
+        mark = self.tokenizer.mark_special
+        marked = [Message(mark(message.role, _MARK), mark(message.content, _MARK)) for message in messages]
+        pieces = template.render(marked, continuation=mark(continuation, _MARK)).split(_MARK)
+        return [token for piece in pieces for token in self.tokenizer.encode(piece)]
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        bos = self.tokenizer.bos_id
+        if not self.prepend_bos or bos is None or ids[:1] == [bos]:
+            return ids
+        return [bos, *ids]
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 — jinja2's own declaration of the attribute
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _source_in_gguf(path: Path) -> str | None:
+    from models.formats.gguf import GgufFile  # noqa: PLC0415 — artifact directories need no GGUF reader
+
+    source = GgufFile(path).metadata.get("tokenizer.chat_template")
+    return None if source is None else str(source)
+
+
+def _source_in_directory(directory: Path) -> str | None:
+    file = directory / TEMPLATE_FILE
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    config = directory / "tokenizer_config.json"
+    value: Any = read_json(config).get("chat_template") if config.is_file() else None
+    if isinstance(value, list):  # several named ones
+        value = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}.get("default")
+    if value is not None and not isinstance(value, str):
+        raise ArtifactError(f"{config}: `chat_template` is a {type(value).__name__}, not a string")
+    return value
+
+
+def _to_json(value: Any, *, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    """The local date, as templates that mention today's date expect."""
+    return dt.datetime.now().astimezone().strftime(pattern)

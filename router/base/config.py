@@ -1,0 +1,332 @@
+"""Strict configuration: TOML, then environment, then flags, decoded into frozen msgspec structs.
+
+An unknown key, a wrong type or a value out of range is a `ConfigError` that names the key, the value, where it was set
+(the line of the file, the variable or the flag) and the remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from router.base.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+T = TypeVar("T")
+Key = tuple["str | int", ...]
+
+_UNKNOWN = re.compile(r"unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]+)`)?")
+_AT = re.compile(r" - at (?:`key` in )?`(?P<path>[^`]+)`$")
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
+_HEADER = re.compile(r"\s*(?P<array>\[)?\[(?P<key>[^\[\]]+)\]")
+_ASSIGNMENT = re.compile(r"""\s*(?P<key>(?:"[^"]*"|'[^']*'|[\w-]+)(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[\w-]+))*)\s*=""")
+_KEY_PART = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([\w-]+))\s*\.?""")
+_SECRET = re.compile(r"key|secret|token$|password", re.IGNORECASE)
+_MAX_SHOWN_CHARS = 60
+
+
+class Flag(NamedTuple):
+    """A value of the command line, and the option that gave it."""
+
+    name: str
+    value: object
+
+
+class Overlaid(dict[str, Any]):
+    """A tree that remembers which of its values came from elsewhere than the file.
+
+    Attributes:
+        origins: key → (name of the variable or flag, its text as given; None for a flag that was no text).
+    """
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        super().__init__(tree)
+        self.origins: dict[Key, tuple[str, str | None]] = {}
+
+
+def load(
+    path: Path,
+    shape: type[T],
+    *,
+    env_prefix: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    flags: Mapping[str, Flag] | None = None,
+) -> T:
+    """Read `path` and lay environment variables and flags over it.
+
+    Args:
+        shape: a msgspec.Struct declared with `forbid_unknown_fields=True`.
+        env_prefix: `OVERSPILL_EDGE` makes `OVERSPILL_EDGE__ROUTER__POLICY=…` set `router.policy`.
+        flags: dotted key → option; those without a value are skipped.
+
+    Raises:
+        ConfigError: the file is missing, is no TOML, or does not fit `shape`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply to be a configuration") from None
+    return decode(overlay(tree, env_prefix, environ, flags), shape, source=str(path), text=text)
+
+
+def overlay(
+    tree: Mapping[str, Any],
+    env_prefix: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    flags: Mapping[str, Flag] | None = None,
+) -> dict[str, Any]:
+    """Return `tree` with the environment's and the flags' values laid over it; `tree` stays as it is.
+
+    Raises:
+        ConfigError: a variable or flag names no key, or a key below a single value.
+    """
+    merged = Overlaid(_copy(tree))
+    if env_prefix is not None:
+        marker = env_prefix + "__"
+        for name in sorted(environ):
+            if name.startswith(marker):
+                keys = name[len(marker) :].lower().split("__")
+                _put(merged, keys, _toml_value(environ[name]), (name, environ[name]))
+    for dotted, flag in (flags or {}).items():
+        if flag.value is not None:
+            _put(merged, dotted.split("."), flag.value, (flag.name, None))
+    return merged
+
+
+def decode(tree: Mapping[str, Any], shape: type[T], *, source: str, text: str | None = None) -> T:
+    """Decode a mapping into `shape`.
+
+    A variable whose text reads as a number or a boolean is taken as text where `shape` wants text.
+
+    Args:
+        source: what to call it in an error (a path, `desired v7`).
+        text: the TOML it was read from, to name the line.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    _check_finite(tree, source, text)
+    try:
+        return msgspec.convert(tree, shape, strict=True)
+    except msgspec.ValidationError as error:
+        as_text = _as_text(tree, str(error))
+        if as_text is None:
+            raise _explain(str(error), tree, shape, source, text) from error
+    return decode(as_text, shape, source=source, text=text)
+
+
+def _as_text(tree: Any, message: str) -> Overlaid | None:
+    """Return the tree with the variable at fault taken literally, None if the fault is another."""
+    at = _AT.search(message)
+    key = _steps(at["path"]) if at and "Expected `str" in message else ()
+    name, raw = tree.origins.get(key, ("", None)) if isinstance(tree, Overlaid) else ("", None)
+    if raw is None:
+        return None
+    changed = Overlaid(_copy(tree))
+    changed.origins = {**tree.origins, key: (name, None)}
+    parent: Any = changed
+    for step in key[:-1]:
+        parent = parent[step]
+    parent[key[-1]] = raw
+    return changed
+
+
+def _explain(message: str, tree: Any, shape: type, source: str, text: str | None) -> ConfigError:
+    unknown = _UNKNOWN.search(message)
+    if unknown:
+        above = _steps(unknown["path"] or "")
+        key = (*above, unknown["field"])
+        known = _fields_at(shape, above)
+        close = difflib.get_close_matches(unknown["field"], known, n=1)
+        remedy = f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(known) or 'none'}"
+        return ConfigError(
+            f"{_place(tree, source, text, key)}: unknown key `{_dotted(key)}`; {remedy}", param=_dotted(key)
+        )
+    at = _AT.search(message)
+    key = _steps(at["path"]) if at else ()
+    what = _AT.sub("", message)
+    if what.startswith("Invalid enum value"):
+        what = f"expected one of {', '.join(_allowed(shape, key))}"
+    place = _place(tree, source, text, key, what)
+    if key and what.startswith(f"{_dotted(key)}."):  # a table's own check has named its key
+        return ConfigError(f"{place}: {what}", param=_dotted(key))
+    shown = f"`{_dotted(key)}`{_shown(tree, key)}" if key else "`(top level)`"
+    return ConfigError(f"{place}: {shown}: {what}", param=_dotted(key) or None)
+
+
+def _check_finite(tree: Mapping[str, Any], source: str, text: str | None) -> None:
+    """TOML knows `nan` and `inf`, and no bound of a struct refuses a nan."""
+    for key, value in _leaves(tree, ()):
+        if isinstance(value, float) and not math.isfinite(value):
+            where = _place(tree, source, text, key)
+            raise ConfigError(f"{where}: `{_dotted(key)}` = {value}: Expected a finite number", param=_dotted(key))
+
+
+def _leaves(value: Any, key: Key) -> Iterator[tuple[Key, Any]]:
+    if isinstance(value, Mapping):
+        for name, child in value.items():
+            yield from _leaves(child, (*key, name))
+    elif isinstance(value, (list, tuple)):
+        for index, child in enumerate(value):
+            yield from _leaves(child, (*key, index))
+    else:
+        yield key, value
+
+
+def _shown(tree: Any, key: Key) -> str:
+    """Return ` = value` for a message; nothing for tables, and nothing that might be a secret."""
+    found = [value for at, value in _leaves(tree, ()) if at == key]
+    if not found or any(_SECRET.search(str(step)) for step in key):
+        return ""
+    value = found[0]
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    if "@" in text:  # what stands before it may be a password
+        text = f"'…@{text.rpartition('@')[2]}"
+    return f" = {text}" if len(text) <= _MAX_SHOWN_CHARS else f" = {text[: _MAX_SHOWN_CHARS - 1]}…"
+
+
+def _fields_at(shape: type, key: Key) -> list[str]:
+    """Return the field names of the struct found at a key, empty if the key leaves the structs."""
+    return [f.encode_name for t in _types_at(shape, key) if isinstance(t, msgspec.inspect.StructType) for f in t.fields]
+
+
+def _allowed(shape: type, key: Key) -> list[str]:
+    """Return the values that may stand at a key."""
+    found: list[object] = []
+    for kind in _types_at(shape, key):
+        if isinstance(kind, msgspec.inspect.LiteralType):
+            found += kind.values
+        elif isinstance(kind, msgspec.inspect.EnumType):
+            found += [member.value for member in kind.cls]
+    return [repr(value) for value in found]
+
+
+def _types_at(shape: type, key: Key) -> list[msgspec.inspect.Type]:
+    types = _alternatives(msgspec.inspect.type_info(shape))
+    for step in key:
+        below: list[msgspec.inspect.Type] = []
+        for kind in types:
+            if isinstance(step, int):
+                below += _alternatives(kind.item_type) if hasattr(kind, "item_type") else []
+            elif isinstance(kind, msgspec.inspect.StructType):
+                below += [t for f in kind.fields if f.encode_name == step for t in _alternatives(f.type)]
+        types = below
+    return types
+
+
+def _alternatives(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
+    return list(kind.types) if isinstance(kind, msgspec.inspect.UnionType) else [kind]
+
+
+def _steps(path: str) -> Key:
+    """Split a path of msgspec (`$.models[1].name`); what it leaves open (`[...]`) is left out."""
+    steps = _STEP.finditer(path.removeprefix("$"))
+    return tuple(m[1] if m[1] is not None else int(m[2]) for m in steps if m[1] is not None or m[2] is not None)
+
+
+def _dotted(key: Key) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in key).removeprefix(".")
+
+
+def _place(tree: Any, source: str, text: str | None, key: Key, what: str = "") -> str:
+    """Name the variable or flag that set a key, or the part of it that `what` names; else the line, else the source."""
+    origins = tree.origins if isinstance(tree, Overlaid) else {}
+    for length in range(len(key), 0, -1):
+        if key[:length] in origins:
+            return str(origins[key[:length]][0])
+    for at, (name, _) in reversed(origins.items()):
+        if at[: len(key)] == key and re.search(rf"\b{re.escape(str(at[-1]))}\b", what):
+            return name
+    line = _line_of(text, key) if text else None
+    return f"{source}:{line}" if line else source
+
+
+def _line_of(text: str, key: Key) -> int | None:
+    """Find the line that sets a key, or the nearest table or inline value around it."""
+    best, best_length = None, 0
+    for number, found in _keys_by_line(text):
+        if len(found) > best_length and found == key[: len(found)]:
+            best, best_length = number, len(found)
+    return best
+
+
+def _keys_by_line(text: str) -> Iterator[tuple[int, Key]]:
+    """Yield the full key of every table header and assignment."""
+    counts: dict[Key, int] = {}
+    table: Key = ()
+    quote = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if quote:  # inside of a multi-line string
+            quote = "" if quote in line else quote
+            continue
+        header = _HEADER.match(line)
+        if header:
+            table = _in_arrays(_key_parts(header["key"]), counts)
+            if header["array"]:
+                counts[table] = counts.get(table, -1) + 1
+                table = (*table, counts[table])
+            yield number, table
+            continue
+        assignment = _ASSIGNMENT.match(line)
+        if assignment:
+            yield number, (*table, *_key_parts(assignment["key"]))
+        quote = next((mark for mark in ('"""', "'''") if line.count(mark) % 2), "")
+
+
+def _in_arrays(parts: Sequence[str], counts: Mapping[Key, int]) -> Key:
+    """Turn the parts of a header into a key: below an array of tables, they belong to its last element."""
+    key: Key = ()
+    for index, part in enumerate(parts):
+        key = (*key, part)
+        if key in counts and index + 1 < len(parts):
+            key = (*key, counts[key])
+    return key
+
+
+def _key_parts(text: str) -> list[str]:
+    return [next(group for group in match.groups() if group is not None) for match in _KEY_PART.finditer(text)]
+
+
+def _toml_value(raw: str) -> object:
+    """Read an environment value as TOML (`3`, `true`, `["a"]`), and as a plain string where it is none."""
+    try:
+        parsed = tomllib.loads(f"value = {raw}")
+    except tomllib.TOMLDecodeError:
+        return raw
+    return parsed["value"] if len(parsed) == 1 else raw
+
+
+def _put(tree: Overlaid, keys: Sequence[str], value: object, origin: tuple[str, str | None]) -> None:
+    if not all(keys):
+        raise ConfigError(f"{origin[0]}: names no key; expected PREFIX__SECTION__KEY", param=origin[0])
+    below: dict[str, Any] = tree
+    for key in keys[:-1]:
+        below = below.setdefault(key, {})
+        if not isinstance(below, dict):
+            raise ConfigError(f"{origin[0]}: `{key}` is a value, not a table", param=origin[0])
+    below[keys[-1]] = value
+    tree.origins[tuple(keys)] = origin
+
+
+def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copy(value) if isinstance(value, dict) else value for key, value in tree.items()}

@@ -1,0 +1,320 @@
+"""From replicas to a `Situation`: what may serve a request, what may not and why, and what each would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from router.base.errors import ContextTooLong, InvalidRequest, ModelNotFound, OverspillError, Unavailable
+from router.dispatch.record import Rejection
+from router.policy.protocol import Candidate, Situation
+from router.signals.health import Health
+from router.signals.ladder import Ladder
+from router.signals.latency import Demand, InFlight, LatencyModel, occupied_slots
+from router.signals.link import LinkSnapshot
+from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
+from router.values.request import ChatPrompt, InferenceRequest, Locality
+from router.values.settings import RouterSettings
+
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass(slots=True)
+class Sight:
+    """One replica as it stands now; shared by the decisions of one moment."""
+
+    replica: Replica
+    info: ReplicaInfo
+    snapshot: ReplicaSnapshot
+    link: LinkSnapshot | None
+    health: Health
+    mine: InFlight
+
+    @classmethod
+    def of(
+        cls, replica: Replica, health: Callable[[ReplicaSnapshot], Health], in_flight: Callable[[str], InFlight]
+    ) -> Sight:
+        snapshot, link = replica.snapshot(), replica.link
+        return cls(
+            replica=replica,
+            info=snapshot.info,
+            snapshot=snapshot,
+            link=link.snapshot() if link is not None else None,
+            health=health(snapshot),
+            mine=in_flight(snapshot.info.replica_id),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Unreached:
+    """A configured upstream that was never reached: what it serves is not known yet.
+
+    Attributes:
+        why: what the last attempt met.
+    """
+
+    endpoint: str
+    why: str
+
+    @property
+    def text(self) -> str:
+        return f"not reached yet, so what it serves is not known; {self.why}"
+
+
+@dataclass(slots=True)
+class Look:
+    """What one moment's decisions need besides the request.
+
+    Attributes:
+        ahead: replica id → requests that wait for it and go first.
+        session_replica: session → the replica that served it last.
+        locality: what the tier's policy allows at all.
+        unreached: an upstream that might serve anything, and cannot be asked yet.
+    """
+
+    now_s: float
+    sights: Sequence[Sight]
+    settings: RouterSettings
+    latency: LatencyModel
+    ladder: Ladder
+    ahead: Mapping[str, int]
+    session_replica: Mapping[str, str]
+    locality: Locality = Locality.ANY
+    unreached: Unreached | None = None
+
+    def sight(self, replica_id: str) -> Sight:
+        return next(s for s in self.sights if s.info.replica_id == replica_id)
+
+    def beside(self, info: ReplicaInfo) -> int:
+        """Answers that run on the other replicas of an endpoint."""
+        others = (s for s in self.sights if s.info.endpoint == info.endpoint and s.info.replica_id != info.replica_id)
+        return sum(min(occupied_slots(s.snapshot, s.mine), s.snapshot.slots) for s in others)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as the filters see it.
+
+    Attributes:
+        request: what is left of it: `prompt_tokens` holds the text emitted so far, and so does `continuation_tokens`.
+        failed: replica ids that failed for it.
+        wait_until_s: when it is given up, on the tier's clock.
+    """
+
+    request: InferenceRequest
+    failed: frozenset[str]
+    wait_until_s: float
+
+    @property
+    def left_tokens(self) -> int | None:
+        """Longest rest of the answer under the caller's cap, None without one."""
+        cap = self.request.sampling.max_tokens
+        return None if cap is None else max(1, cap - self.request.continuation_tokens)
+
+
+def assess(asked: Asked, look: Look) -> tuple[Situation | None, tuple[Rejection, ...]]:
+    """Filter and predict. The situation is None when every replica was rejected."""
+    rejections = _unreached(asked, look)
+    candidates: list[Candidate] = []
+    session = look.session_replica.get(asked.request.objective.session or "")
+    answer_tokens = 1
+    for sight in look.sights:
+        rejection = _reject(asked, sight, look)
+        if rejection is not None:
+            rejections.append(rejection)
+            continue
+        info = sight.info
+        expected = expected_tokens(asked, info, look.latency)
+        answer_tokens = max(answer_tokens, expected)
+        demand = Demand(asked.request.prompt_tokens, expected, asked.request.prompt_bytes)
+        ahead = look.ahead.get(info.replica_id, 0)
+        prediction = look.latency.predict(
+            sight.snapshot, sight.link, demand, sight.mine, ahead, beside=look.beside(info)
+        )
+        fits, most = _window_cap(asked, info), _most_tokens(asked, info)
+        candidates.append(Candidate(info, prediction, fits, session == info.replica_id, most))
+    if any(c.window_cap is None for c in candidates):  # a cut answer is the choice only where nothing holds it whole
+        short = [c.info for c in candidates if c.window_cap is not None]
+        rejections += [Rejection(info, "context", _too_long(asked, info)) for info in short]
+        candidates = [c for c in candidates if c.window_cap is None]
+    if not candidates:
+        return None, tuple(rejections)
+    return _situation(asked, look, candidates, rejections, answer_tokens), tuple(rejections)
+
+
+def _situation(
+    asked: Asked, look: Look, candidates: list[Candidate], rejections: list[Rejection], answer_tokens: int
+) -> Situation:
+    request, settings = asked.request, look.settings
+    eligible = [
+        s.info for s in look.sights if _names(request.model, s.info) and not _out_of_bounds(request, s.info, look)
+    ]
+    rejected = {r.info.replica_id: r for r in rejections}
+    local = [info for info in eligible if not info.remote]
+    remote = [info for info in eligible if info.remote]
+    begun = request.continuation_tokens > 0
+    objective = request.objective
+    if objective.ttft_s is None and not begun:
+        objective = replace(objective, ttft_s=settings.ttft_slo_ms / 1e3)
+    shortened = not begun and request.objective.priority <= 0
+    return Situation(
+        objective=objective,
+        ttft_promised=request.objective.ttft_s is not None,
+        waited_s=look.now_s - request.accepted_at_s,
+        wait_left_s=max(0.0, asked.wait_until_s - look.now_s),
+        candidates=tuple(candidates),
+        best_quality=max(info.quality for info in eligible),
+        answer_tokens=answer_tokens,
+        open_ended=request.sampling.max_tokens is None,
+        emitted_tokens=request.continuation_tokens,
+        answer_cap=look.ladder.answer_cap(request.sampling.max_tokens, settings) if shortened else None,
+        overloaded=look.ladder.overloaded,
+        pinned=all(request.model != info.family for info in eligible),
+        only_remote_fits=bool(local) and all(_is(rejected, info, "context") for info in local),
+        local_served=bool(local),
+        remote_served=bool(remote),
+        local_down=bool(local) and all(_is_down(rejected, info) for info in local),
+        remote_down=bool(remote) and all(_is_down(rejected, info) for info in remote),
+        settings=settings,
+    )
+
+
+def explain_none(asked: Asked, rejections: Sequence[Rejection]) -> OverspillError:
+    """The error for a request that every replica was rejected for: what may pass wins over what never will."""
+    request = asked.request
+    of_model = [r for r in rejections if r.code != "other-model"]
+    if not of_model:
+        known = sorted({r.info.family for r in rejections} | {r.info.variant for r in rejections})
+        names = f"this tier serves {', '.join(known)}" if known else "this tier serves no model yet"
+        return ModelNotFound(f"model {request.model!r} is not served here; {names}", param="model")
+    temporary = [r for r in of_model if r.temporary]
+    if temporary:
+        reasons = "; ".join(f"{r.info.replica_id}: {r.text}" for r in temporary)
+        again_s = min((r.again_s for r in temporary if r.again_s > 0), default=_RETRY_AFTER_S)
+        return Unavailable(f"no replica can take the request now ({reasons})", retry_after_s=again_s)
+    too_long = [r.info for r in of_model if r.code == "context"]
+    if too_long:
+        largest = max(too_long, key=lambda info: info.context_tokens)
+        return ContextTooLong(
+            f"the prompt has {_length(request)} tokens; the largest window that may serve it is "
+            f"{largest.context_tokens} tokens ({largest.replica_id}), prompt and answer together. Shorten the prompt",
+            param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
+        )
+    if any(r.code == "quality" for r in of_model):
+        best = max(r.info.quality for r in of_model if r.code == "quality")
+        return InvalidRequest(
+            f"x-overspill-min-quality {request.objective.min_quality:g} is above the best rung that may serve "
+            f"{request.model!r}, which has {best:g}",
+            param="x-overspill-min-quality",
+        )
+    reasons = "; ".join(f"{r.info.replica_id}: {r.text}" for r in of_model)
+    return Unavailable(
+        f"locality leaves no replica that may serve {request.model!r} at present ({reasons})",
+        retry_after_s=_RETRY_AFTER_S,
+    )
+
+
+def expected_tokens(asked: Asked, info: ReplicaInfo, latency: LatencyModel) -> int:
+    """Expected length of the rest of the answer on a replica: never more than its window leaves."""
+    most = _most_tokens(asked, info)
+    return most if asked.request.sampling.ignore_eos else min(latency.answer_tokens(info.family, most), most)
+
+
+def _most_tokens(asked: Asked, info: ReplicaInfo) -> int:
+    """Longest rest of the answer that the caller's cap and the replica's window allow."""
+    room = info.context_tokens - asked.request.least_prompt_tokens
+    return max(1, room if asked.left_tokens is None else min(asked.left_tokens, room))
+
+
+def _unreached(asked: Asked, look: Look) -> list[Rejection]:
+    """Let an upstream that was never reached speak up as one replica that may pass, where it may be asked at all."""
+    upstream = look.unreached
+    if upstream is None or Locality.LOCAL_ONLY in {look.locality, asked.request.objective.locality}:
+        return []
+    info = ReplicaInfo(
+        replica_id=f"upstream {upstream.endpoint}",
+        endpoint=upstream.endpoint,
+        tier="cloud",
+        remote=True,
+        family=asked.request.model,
+        variant="unknown",
+        rung=0,
+        quality=0.0,
+        context_tokens=0,
+        prior=SpeedPrior(0.0, 0.0),
+    )
+    return [Rejection(info, "unhealthy", upstream.text, temporary=True)]
+
+
+def _reject(asked: Asked, sight: Sight, look: Look) -> Rejection | None:
+    """Say why a replica is no candidate: the request's own bounds first, then the replica's state."""
+    info, request = sight.info, asked.request
+    if not _names(request.model, info):
+        return Rejection(info, "other-model", f"serves {info.variant}, asked for {request.model}")
+    out_of_bounds = _out_of_bounds(request, info, look)
+    if out_of_bounds:
+        return Rejection(info, "locality", out_of_bounds)
+    needed = 1 if asked.left_tokens is None else min(asked.left_tokens, look.settings.min_answer_tokens)
+    if request.least_prompt_tokens + needed > info.context_tokens:
+        return Rejection(info, "context", _too_long(asked, info))
+    if info.quality < request.objective.min_quality:
+        return Rejection(info, "quality", f"quality {info.quality:g}, asked for {request.objective.min_quality:g}")
+    return _reject_now(asked, sight)
+
+
+def _reject_now(asked: Asked, sight: Sight) -> Rejection | None:
+    info, health, snapshot = sight.info, sight.health, sight.snapshot
+    if info.replica_id in asked.failed:
+        return Rejection(info, "already-failed", "failed for this request", temporary=True)
+    if not snapshot.available:
+        return Rejection(info, "unhealthy", snapshot.why or "not available", temporary=True)
+    if health.code:
+        return Rejection(info, health.code, health.text, temporary=True, waits=health.waits, again_s=health.again_s)
+    return None
+
+
+def _names(model: str, info: ReplicaInfo) -> bool:
+    return model in (info.family, info.variant)
+
+
+def _out_of_bounds(request: InferenceRequest, info: ReplicaInfo, look: Look) -> str:
+    """Say why a replica lies outside of what the policy or the caller allows; empty if it does not."""
+    if not _within(look.locality, info):
+        return f"{_side(info)}, the policy `{look.settings.policy}` keeps to {look.locality.value}"
+    asked = request.objective.locality
+    return "" if _within(asked, info) else f"{_side(info)}, x-overspill-locality asks for {asked.value}"
+
+
+def _within(locality: Locality, info: ReplicaInfo) -> bool:
+    if locality is Locality.LOCAL_ONLY:
+        return not info.remote
+    return locality is not Locality.CLOUD_ONLY or info.tier == "cloud"
+
+
+def _side(info: ReplicaInfo) -> str:
+    return "remote" if info.remote else "local"
+
+
+def _window_cap(asked: Asked, info: ReplicaInfo) -> int | None:
+    """Cap on the whole answer that the window forces, None if it holds what was asked for."""
+    room = info.context_tokens - asked.request.least_prompt_tokens
+    left = asked.left_tokens
+    return room + asked.request.continuation_tokens if left is not None and left > room else None
+
+
+def _too_long(asked: Asked, info: ReplicaInfo) -> str:
+    answer = f" + answer {asked.left_tokens}" if asked.left_tokens is not None else ""
+    return f"prompt {_length(asked.request)}{answer} tokens, window {info.context_tokens}"
+
+
+def _length(request: InferenceRequest) -> str:
+    estimated = "at least about " if request.prompt_slack else ""
+    return f"{estimated}{request.least_prompt_tokens}"
+
+
+def _is(rejected: Mapping[str, Rejection], info: ReplicaInfo, code: str) -> bool:
+    return info.replica_id in rejected and rejected[info.replica_id].code == code
+
+
+def _is_down(rejected: Mapping[str, Rejection], info: ReplicaInfo) -> bool:
+    return info.replica_id in rejected and rejected[info.replica_id].temporary

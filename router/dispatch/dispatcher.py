@@ -1,0 +1,382 @@
+"""The live router of a tier: composes admission, prediction, policy, health and replicas for each request.
+
+`router.dispatch.binding` decides where a request goes and when; `router.dispatch.journey` follows it there, and on to the next replica
+when one breaks. This file is what both share, and what a tier sees.
+
+Hedging is left out on purpose: a second copy of a generation costs as much as the first, and an overloaded device is
+the usual reason to be late. What a hedge would win is won by waiting here and being decided again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from types import TracebackType
+from typing import Any, final
+
+import structlog
+
+from router.base.clock import Clock, MonotonicClock
+from router.base.errors import InvalidRequest, OverspillError, Refused, ReplicaBroken, Unavailable
+from router.base.timers import Alarms
+from router.dispatch.binding import Binder, Brain
+from router.dispatch.candidates import Unreached
+from router.dispatch.journey import Journey
+from router.dispatch.record import DecisionLog, DecisionRecord
+from router.dispatch.telemetry import Telemetry
+from router.signals.breaker import BreakerState
+from router.signals.flights import Flight
+from router.signals.health import HealthBook
+from router.signals.latency import LatencyModel
+from router.values.answer import Answer
+from router.values.replica import Replica, ReplicaSnapshot
+from router.values.request import FinishReason, InferenceRequest, Locality, Outcome, TokenChunk
+from router.values.settings import RouterSettings
+
+log = structlog.get_logger("router")
+
+# No first token in so many times its predicted upper figure, to the end of a deadline: it is broken rather than slow.
+_SILENT = 4.0
+
+
+@final
+class Dispatcher:
+    """Use as `async with`; `start` is the one entry for requests. All of it runs on one event loop.
+
+    Args:
+        replicas: what may serve; `set_replicas` changes it at any time.
+        telemetry: not shared with another dispatcher.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        settings: RouterSettings,
+        *,
+        clock: Clock | None = None,
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        self.settings = settings
+        self.clock = clock or MonotonicClock()
+        self.telemetry = telemetry or Telemetry()
+        self.alarms = Alarms(self.clock)
+        self._brain = Brain(
+            settings,
+            LatencyModel(settings.expected_answer_tokens),
+            HealthBook(settings.breaker, self.clock, self._breaker_changed),
+        )
+        self._binder = Binder(self._brain, self.clock, self.alarms, self.telemetry)
+        self._log = DecisionLog(settings.decision_log)
+        self._closed = False
+        self._left_alone: set[str] = set()
+        self.set_replicas(replicas)
+        self._watch()
+
+    async def __aenter__(self) -> Dispatcher:
+        await self.alarms.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        await self.alarms.__aexit__(kind, error, trace)
+
+    def close(self) -> None:
+        """Refuse who waits, and bind nobody from now on: an answer whose replica ends breaks off and says so."""
+        self._closed = True
+        self._binder.refuse_all(_shutting_down())
+
+    async def start(self, request: InferenceRequest) -> Answer:
+        """Route `request` and return when its first text is ready.
+
+        Raises:
+            InvalidRequest: no replica can ever serve it as it is.
+            Refused: not now; says when to come back.
+        """
+        if self._closed:
+            raise _shutting_down()
+        record = DecisionRecord.of(request, self.settings.policy)
+        self._log.add(record)
+        journey = Journey(self, request, record)
+        chunks = journey.chunks()
+        first = await anext(chunks)
+        if journey.route is None:
+            await chunks.aclose()
+            raise ReplicaBroken("the replica ended without an answer")
+        journey.answer = Answer(journey.route, _Opened(first, chunks))
+        return journey.answer
+
+    def decision(self, request_id: str) -> DecisionRecord | None:
+        """Return the record of a recent request."""
+        return self._log.get(request_id)
+
+    def reconfigure(self, settings: RouterSettings) -> None:
+        """Change the settings; requests in flight stay, those that wait are decided by the new ones."""
+        self._binder.reconfigure(settings)
+        self.settings = settings
+        self._brain.health.set_settings(settings.breaker)
+        self._brain.latency.expected_answer_tokens = settings.expected_answer_tokens
+        self._log.capacity = settings.decision_log
+        self._log.trim()
+        self.telemetry.reconfigurations.inc()
+
+    def set_replicas(self, replicas: Sequence[Replica]) -> None:
+        """Replace the replicas; requests in flight on one that left end there.
+
+        Raises:
+            ValueError: two replicas have one id.
+        """
+        by_id = {replica.info.replica_id: replica for replica in replicas}
+        if len(by_id) != len(replicas):
+            double = [name for name, count in Counter(r.info.replica_id for r in replicas).items() if count > 1]
+            raise ValueError(f"replica ids must be unique; {', '.join(double)} is there twice")
+        self._binder.replicas = by_id
+        self._brain.health.keep_only([replica.info for replica in replicas])
+        self._brain.latency.keep_only(set(by_id))
+        self.capacity_changed()
+
+    @property
+    def replicas(self) -> list[Replica]:
+        return list(self._binder.replicas.values())
+
+    def known_models(self) -> set[str]:
+        """Every name a request may ask for: families and variants."""
+        infos = [replica.info for replica in self._binder.replicas.values()]
+        return {info.family for info in infos} | {info.variant for info in infos}
+
+    def expect(self, upstream: Callable[[], Unreached | None]) -> None:
+        """Ask `upstream` at each decision for what is configured and was never reached: it might serve anything."""
+        self._binder.upstream = upstream
+
+    def unreached(self, locality: Locality) -> str:
+        """Name the upstream of which nothing is known yet, and why; empty where no request of `locality` may go."""
+        upstream = self._binder.unreached(locality)
+        return f"upstream {upstream.endpoint}: {upstream.text}" if upstream is not None else ""
+
+    def load(self) -> list[ReplicaSnapshot]:
+        """Return a snapshot of every replica; what waits in this tier's own queue is `waiting`."""
+        return [replica.snapshot() for replica in self._binder.replicas.values()]
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a replica."""
+        return len(self._binder.admission)
+
+    def capacity_changed(self) -> None:
+        """Something about the replicas changed: decide for everyone who waits, soon. Call it on the event loop."""
+        self._binder.wake()
+
+    def probe_succeeded(self, endpoint: str) -> None:
+        """A health probe of an endpoint was answered."""
+        self._brain.health.breaker_of(endpoint).probe_succeeded()
+        self.capacity_changed()
+
+    def probe_failed(self, endpoint: str, why: str) -> None:
+        """A health probe of an endpoint failed."""
+        self._brain.health.breaker_of(endpoint).probe_failed(why)
+        self.capacity_changed()
+
+    def breaker_states(self) -> dict[str, str]:
+        """State of every endpoint's breaker."""
+        return self._brain.health.states()
+
+    # ── what a journey asks of it ───────────────────────────────────────────────────────────────────────────────────
+
+    async def bind(self, journey: Journey) -> Flight:
+        """Wait for a replica; no longer than `max_wait_ms`, and not past the request's deadline.
+
+        Raises:
+            OverspillError: there is none for this request, now or ever.
+        """
+        if self._closed:
+            raise _shutting_down()
+        request = journey.request
+        until_s = self.clock.now_s() + self.settings.max_wait_ms / 1e3
+        if request.objective.deadline_s is not None:
+            until_s = min(until_s, request.accepted_at_s + request.objective.deadline_s)
+        return await self._binder.bind(journey.asked(until_s), journey.record)
+
+    def has_alternative(self, journey: Journey) -> bool:
+        """Whether any other replica may still serve what is left of the request."""
+        return self._binder.has_candidate(journey.asked(self.clock.now_s()))
+
+    def arrived(self, flight: Flight, journey: Journey, chunk: TokenChunk) -> None:
+        """Text came: learn from the first, count the rest."""
+        now_s = self.clock.now_s()
+        info = flight.info
+        if flight.first_at_s is None:
+            flight.first_at_s = now_s
+            flight.batch = self._brain.flights.beside(info)
+            self._brain.latency.observe_ttft(info, flight.work, now_s - flight.sent_at_s)
+            journey.record.happened(now_s, "first_token", replica=info.replica_id)
+            if journey.record.ttft_s is None:
+                self._note_ttft(flight, journey, now_s - journey.request.accepted_at_s)
+        flight.tokens += chunk.tokens
+        self.telemetry.tokens.labels(info.tier, info.variant).inc(chunk.tokens)
+
+    def _note_ttft(self, flight: Flight, journey: Journey, ttft_s: float) -> None:
+        record, info = journey.record, flight.info
+        record.ttft_s = ttft_s
+        self.telemetry.ttft_s.labels(info.tier, info.variant).observe(ttft_s)
+        if record.promised_ttft_s and record.promised_ttft_high_s:
+            ratio = self.telemetry.ttft_ratio.labels(info.tier, info.variant)
+            ratio.observe(ttft_s / record.promised_ttft_s)
+            within = ttft_s <= record.promised_ttft_high_s
+            self.telemetry.ttft_predictions.labels("yes" if within else "no").inc()
+
+    def landed(self, flight: Flight, journey: Journey, finished: FinishReason | None) -> None:
+        """An attempt ended, whichever way: give the slot back, and learn from a finished answer."""
+        flights, info = self._brain.flights, flight.info
+        beside = flights.beside(info)
+        flights.end(flight)
+        breaker = self._brain.health.breaker(info)
+        if finished is not None and not flight.overdue:
+            breaker.succeed()
+        elif flight.silent:
+            breaker.fail("silent to the end of a deadline", trial=flight.trial)
+        elif flight.trial:
+            breaker.abandon()
+        if finished is not None:
+            pace_s = flight.pace_s(self.clock.now_s())
+            if pace_s is not None:
+                self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
+            self._brain.latency.observe_answer(
+                info,
+                batch=round((flight.batch + beside) / 2),
+                tpot_s=pace_s,
+                tokens=None if journey.request.sampling.ignore_eos else journey.tokens,
+                ended=finished is FinishReason.STOP,
+                predicted_tpot_s=flight.choice.candidate.prediction.tpot_s,
+            )
+        self.capacity_changed()
+
+    def overdue(self, flight: Flight, journey: Journey) -> None:
+        """The deadline ends an answer. One that did not even begin would have taken at least so long: learn that."""
+        now_s = self.clock.now_s()
+        flight.overdue = True
+        journey.record.happened(now_s, "deadline", replica=flight.info.replica_id)
+        took_s = now_s - flight.sent_at_s
+        predicted = flight.choice.candidate.prediction
+        if flight.first_at_s is None and took_s > predicted.ttft_s:
+            self._brain.latency.observe_ttft(flight.info, flight.work, took_s)
+            flight.silent = took_s > _SILENT * predicted.ttft_high_s
+
+    def failed(self, flight: Flight, journey: Journey, error: OverspillError) -> None:
+        """An attempt failed: tell the breaker, or remember when the replica wants to be asked again."""
+        info = flight.info
+        if isinstance(error, Refused):
+            self._brain.health.refused(info, error.retry_after_s)
+        elif not isinstance(error, InvalidRequest):
+            self._brain.health.breaker(info).fail(error.message, trial=flight.trial)
+        began = flight.first_at_s is not None
+        journey.record.happened(
+            self.clock.now_s(),
+            "failover" if began else "attempt_failed",
+            replica=info.replica_id,
+            code=error.code,
+            error=error.message,
+            emitted_tokens=journey.tokens,
+            emitted_chars=journey.chars,
+        )
+        self.telemetry.failovers.labels("mid_stream" if began else "before_first_token", info.endpoint).inc()
+        self.telemetry.replica_failures.labels(info.endpoint, error.code).inc()
+        log.warning(
+            "attempt failed", request_id=journey.request.request_id, replica=info.replica_id, error=error.message
+        )
+
+    def ended(self, journey: Journey, outcome: Outcome, error: str | None) -> None:
+        """A request left the tier: exactly once for each `start`."""
+        now_s = self.clock.now_s()
+        record, route = journey.record, journey.route
+        record.outcome, record.error, record.tokens = outcome, error, journey.tokens
+        record.finish_s = now_s - journey.request.accepted_at_s
+        record.happened(now_s, "finished", outcome=outcome.value)
+        tier, variant = (route.tier, route.variant) if route else ("none", "none")
+        reason = route.reason if route else outcome.value
+        self.telemetry.requests.labels(outcome.value, tier, variant, reason).inc()
+        log.info(
+            "request",
+            request_id=record.request_id,
+            outcome=outcome.value,
+            tier=tier,
+            model=variant,
+            reason=reason,
+            prompt_tokens=record.prompt_tokens,
+            answer_tokens=journey.tokens,
+            ttft_ms=None if record.ttft_s is None else round(record.ttft_s * 1e3, 1),
+            finish_ms=round(record.finish_s * 1e3, 1),
+            error=error,
+        )
+        if not journey.callers_fault:
+            last_at_s = journey.last_at_s
+            record.judge(None if last_at_s is None else last_at_s - journey.request.accepted_at_s)
+        for promise, kept in record.kept.items():
+            self.telemetry.promises.labels(promise, "yes" if kept else "no").inc()
+        if journey.cut:
+            self.telemetry.shortened.inc()
+        if outcome in {Outcome.COMPLETED, Outcome.DEGRADED}:
+            self.telemetry.e2e_s.labels(tier, variant).observe(record.finish_s)
+
+    def _breaker_changed(self, endpoint: str, state: BreakerState, why: str) -> None:
+        """Say once that an endpoint is left alone, and once that it is back; what is tried in between is detail.
+
+        An endpoint that does not answer probes was told of by the client that probes it.
+        """
+        self.telemetry.breaker_changes.labels(endpoint, state.value).inc()
+        known = endpoint in self._left_alone
+        level = logging.DEBUG
+        if state is BreakerState.CLOSED and known:
+            self._left_alone.remove(endpoint)
+            level = logging.INFO
+        elif state is BreakerState.OPEN and not known and not self._brain.health.breaker_of(endpoint).unreachable:
+            self._left_alone.add(endpoint)
+            level = logging.WARNING
+        log.log(level, "breaker", endpoint=endpoint, state=state.value, why=why)
+
+    def _watch(self) -> None:
+        """Register the gauges."""
+        brain, telemetry = self._brain, self.telemetry
+        telemetry.watch_breakers(lambda: self.breaker_states().items())
+        telemetry.watch(
+            "overspill_requests_waiting", "Requests waiting for a replica.", (), lambda: [((), float(self.waiting))]
+        )
+        telemetry.watch(
+            "overspill_requests_running", "Requests sent to a replica.", ("replica",), self._running_by_replica
+        )
+        telemetry.watch(
+            "overspill_overloaded",
+            "1 while quality is given up for promises.",
+            (),
+            lambda: [((), float(brain.ladder.overloaded))],
+        )
+
+    def _running_by_replica(self) -> list[tuple[tuple[str, ...], float]]:
+        return [((name,), float(self._brain.flights.at(name).requests)) for name in self._binder.replicas]
+
+
+class _Opened(AsyncGenerator[TokenChunk, None]):
+    """An answer whose first chunk is there. Closing it ends the work, also when nobody ever read from it."""
+
+    def __init__(self, first: TokenChunk, rest: AsyncGenerator[TokenChunk, None]) -> None:
+        self._first: TokenChunk | None = first
+        self._rest = rest
+
+    async def asend(self, value: None) -> TokenChunk:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        return await self._rest.asend(value)
+
+    async def athrow(self, typ: Any, val: Any = None, tb: Any = None) -> TokenChunk:  # noqa: ARG002 - the ABC's own
+        self._first = None
+        return await self._rest.athrow(typ if val is None else val)
+
+    async def aclose(self) -> None:
+        self._first = None
+        await self._rest.aclose()
+
+
+def _shutting_down() -> Unavailable:
+    return Unavailable("this tier is shutting down; send the request to another one", retry_after_s=1.0)

@@ -1,0 +1,336 @@
+"""One request from its place in the queue to its last chunk, over as many replicas as that takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from router.base.errors import (
+    DeadlineLost,
+    InvalidRequest,
+    OverspillError,
+    Refused,
+    ReplicaBroken,
+    ReplicaError,
+    ReplicaUnreachable,
+    Unavailable,
+)
+from router.base.timers import Elapsed
+from router.dispatch.candidates import Asked
+from router.dispatch.record import DecisionRecord
+from router.signals.flights import Flight
+from router.values.answer import Answer, Route
+from router.values.request import FinishReason, InferenceRequest, Origin, Outcome, TokenChunk
+
+if TYPE_CHECKING:
+    from router.dispatch.dispatcher import Dispatcher
+
+log = structlog.get_logger("router")
+
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class Journey:
+    """Use `chunks()` once; closing it ends the work wherever it is.
+
+    Attributes:
+        request: what is left to do: after a break, with the text emitted so far as its continuation.
+        route: where the answer comes from, set before the first chunk; changed at its end if it was cut.
+        answer: what the caller holds, kept like `route`.
+        cut: the answer was ended before the caller's own cap and before the model's end, by a cap or by the deadline.
+        last_at_s: when the last token came.
+        callers_fault: it was refused as invalid.
+        failed: replica ids that may not serve it again.
+        attempts: replicas that were tried.
+        tokens, chars: what the caller has got.
+    """
+
+    dispatcher: Dispatcher
+    request: InferenceRequest
+    record: DecisionRecord
+    route: Route | None = None
+    failed: set[str] = field(default_factory=set)
+    attempts: int = 0
+    tokens: int = 0
+    chars: int = 0
+    degraded: bool = False
+    cut: bool = False
+    answer: Answer | None = None
+    last_at_s: float | None = None
+    callers_fault: bool = False
+    _cap: int | None = None
+    _room: int = 0
+    _text: list[str] = field(default_factory=list)
+    _accepted: InferenceRequest = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._accepted = self.request
+
+    async def chunks(self) -> AsyncGenerator[TokenChunk, None]:
+        """Stream the answer; every exit leaves exactly one outcome in the record.
+
+        The last chunk is handed on after everything is given back: its reader need not come again.
+
+        Raises:
+            OverspillError: refused before the first chunk, or no replica could finish.
+        """
+        outcome, error = Outcome.CANCELLED, None
+        last: TokenChunk | None = None
+        try:
+            async with aclosing(self._attempts()) as stream:
+                async for chunk in stream:
+                    if chunk.finish_reason is not None:
+                        last = chunk
+                        self._note_end(chunk.finish_reason)
+                        break
+                    yield chunk
+            outcome = Outcome.DEGRADED if self.degraded else Outcome.COMPLETED
+        except OverspillError as refusal:
+            outcome, error = _outcome_of(refusal), refusal.message
+            self.callers_fault = isinstance(refusal, InvalidRequest)
+            raise
+        except Exception as bug:
+            outcome, error = Outcome.FAILED, f"internal error: {type(bug).__name__}"
+            raise
+        finally:
+            self.dispatcher.ended(self, outcome, error)
+        if last is not None:
+            yield last
+
+    async def _attempts(self) -> AsyncGenerator[TokenChunk, None]:
+        while True:
+            flight = await self._bind()
+            self.attempts += 1
+            try:
+                async with aclosing(self._fly(flight)) as stream:
+                    async for chunk in stream:
+                        yield chunk
+            except (ReplicaError, Refused, InvalidRequest) as error:
+                self._give_up_on(flight, error)
+            else:
+                return
+            if self._is_complete():
+                # It broke after the last token and before saying so: nothing is missing but the reason.
+                yield TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
+                return
+
+    async def _bind(self) -> Flight:
+        try:
+            return await self.dispatcher.bind(self)
+        except OverspillError as error:
+            if not self._text:
+                raise
+            raise self._broken(error) from error
+
+    def asked(self, wait_until_s: float) -> Asked:
+        return Asked(self.request, frozenset(self.failed), wait_until_s)
+
+    async def _fly(self, flight: Flight) -> AsyncGenerator[TokenChunk, None]:
+        """One attempt: the chunks of one replica, with a bound on every wait.
+
+        Chunks without text (half a character, the beginning of a stop string) are held back and counted with the next
+        one, so that what the caller has got is always whole tokens, and a break loses none of them.
+        """
+        settings = self.dispatcher.settings
+        alarms, clock = self.dispatcher.alarms, self.dispatcher.clock
+        timeout_s, ends_s = settings.first_token_timeout_ms / 1e3, self._ends_s()
+        held_tokens = 0
+        origin: Origin | None = None
+        finished: FinishReason | None = None
+        stream = flight.replica.generate(self._capped(flight))
+        try:
+            while finished is None:
+                if clock.now_s() >= ends_s:  # its reader took too long
+                    chunk = self._at_deadline(flight)
+                else:
+                    due_s = min(clock.now_s() + timeout_s, ends_s)
+                    chunk = await self._next(flight, alarms.within(_opened(flight, stream), due_s), ends_s)
+                finished, origin = chunk.finish_reason, chunk.origin or origin
+                if finished is None and not chunk.text:
+                    held_tokens += chunk.tokens
+                    continue
+                if self.request.continuation_tokens > self._accepted.continuation_tokens:
+                    chunk = replace(chunk, prompt_tokens=None)  # it counted our own text as prompt
+                if held_tokens:
+                    chunk, held_tokens = replace(chunk, tokens=chunk.tokens + held_tokens), 0
+                self._hand_over(flight, chunk, origin)
+                timeout_s = settings.stall_timeout_ms / 1e3
+                handed_s = clock.now_s()
+                yield chunk
+                flight.away_s += clock.now_s() - handed_s
+        finally:
+            try:
+                await self._close(flight, stream)
+            finally:
+                self.dispatcher.landed(flight, self, finished)
+
+    def _ends_s(self) -> float:
+        """When the answer has to end; infinity without a deadline, or where it no longer applies."""
+        deadline_s = self.request.objective.deadline_s
+        return math.inf if deadline_s is None else self.request.accepted_at_s + deadline_s
+
+    def _at_deadline(self, flight: Flight) -> TokenChunk:
+        """End an answer whose time is over with the text so far.
+
+        Raises:
+            DeadlineLost: there is no text yet.
+        """
+        self.dispatcher.overdue(flight, self)
+        if not self._text:
+            deadline_s = self.request.objective.deadline_s
+            raise DeadlineLost(
+                f"the deadline of {deadline_s:g} s passed before the first token of {flight.info.replica_id}",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        return TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
+
+    async def _next(self, flight: Flight, work: Any, ends_s: float) -> TokenChunk:
+        """Wait for the next chunk, until `ends_s` at most; what a replica does wrong becomes an error of the tree."""
+        kind = ReplicaUnreachable if flight.first_at_s is None else ReplicaBroken
+        name = flight.info.replica_id
+        try:
+            chunk: TokenChunk = await work
+        except StopAsyncIteration:
+            raise kind(f"{name}: the stream ended without a finish reason") from None
+        except Elapsed:
+            if self.dispatcher.clock.now_s() >= ends_s:
+                return self._at_deadline(flight)
+            raise kind(f"{name}: silent for too long") from None
+        except OverspillError:
+            raise
+        except Exception as error:  # the boundary to a replica: its bug is its failure, and another may serve
+            log.exception("replica crashed", replica=name, request_id=self.request.request_id)
+            raise kind(f"{name}: crashed with {type(error).__name__}") from error
+        return chunk
+
+    async def _close(self, flight: Flight, stream: AsyncGenerator[TokenChunk, None]) -> None:
+        name, request_id = flight.info.replica_id, self.request.request_id
+        try:
+            await self.dispatcher.alarms.within(_aclose(stream), self.dispatcher.clock.now_s() + 5.0)
+        except Elapsed:
+            log.exception("replica does not let go of a cancelled request", replica=name, request_id=request_id)
+        except Exception:
+            log.exception("replica crashed while closing", replica=name, request_id=request_id)
+
+    def _hand_over(self, flight: Flight, chunk: TokenChunk, origin: Origin | None) -> None:
+        self.degraded = self.degraded or flight.choice.degraded or (origin is not None and origin.degraded)
+        if self.route is None:
+            self.route = self._route(flight, origin)
+        if chunk.finish_reason is not None:
+            self._cap = _cap_of(flight, origin)
+            self._room = flight.info.context_tokens - self._accepted.least_prompt_tokens
+        if chunk.tokens and not flight.overdue:
+            self.last_at_s = self.dispatcher.clock.now_s()
+        if chunk.text:
+            self._text.append(chunk.text)
+            self.chars += len(chunk.text)
+        self.tokens += chunk.tokens
+        self.dispatcher.arrived(flight, self, chunk)
+
+    def _route(self, flight: Flight, origin: Origin | None) -> Route:
+        info, choice = flight.info, flight.choice
+        reason = "failover" if self.attempts > 1 else choice.reason
+        if origin is not None and origin.degraded and not choice.degraded and origin.reason:
+            reason = origin.reason
+        return Route(
+            tier=origin.tier if origin else info.tier,
+            variant=origin.variant if origin else info.variant,
+            rung=origin.rung if origin else info.rung,
+            reason=reason,
+            degraded=self.degraded,
+            predicted_ttft_s=self.record.promised_ttft_s,
+            max_tokens=_cap_of(flight, origin),
+        )
+
+    def _note_end(self, finished: FinishReason) -> None:
+        """Say of an answer that was cut that it is degraded, wherever that can still be said.
+
+        A head that was sent with the first text can not change, so an upstream that keeps the deadline too does not
+        tell: an answer under a deadline that ends by length, short of the caller's cap and of the window, was cut.
+        """
+        accepted, route = self._accepted, self.route
+        if finished is not FinishReason.LENGTH or route is None:
+            return
+        length, asked = self.tokens + accepted.continuation_tokens, accepted.sampling.max_tokens
+        if asked is not None and length >= asked:
+            return
+        capped = self._cap is not None and length >= self._cap
+        early = self.request.objective.deadline_s is not None and length < self._room
+        self.cut = capped or early
+        if self.cut and not self.degraded:
+            self.degraded = True
+            self.route = replace(route, degraded=True, reason="shorter-answer")
+            if self.answer is not None:
+                self.answer.route = self.route
+
+    def _capped(self, flight: Flight) -> InferenceRequest:
+        """The request under the cap of the choice."""
+        cap, sampling = flight.choice.max_tokens, self.request.sampling
+        if cap is None or (sampling.max_tokens is not None and sampling.max_tokens <= cap):
+            return self.request
+        return replace(self.request, sampling=replace(sampling, max_tokens=cap))
+
+    def _is_complete(self) -> bool:
+        cap = self.request.sampling.max_tokens
+        return bool(self._text) and cap is not None and self.request.continuation_tokens >= cap
+
+    def _give_up_on(self, flight: Flight, error: OverspillError) -> None:
+        """Note the failure, and fold what was emitted into the request; raises if no other replica may try."""
+        if isinstance(error, DeadlineLost) and self.dispatcher.clock.now_s() >= self._ends_s():
+            raise error
+        if not isinstance(error, Refused) or isinstance(error, DeadlineLost):
+            self.failed.add(flight.info.replica_id)
+        if self._text:
+            accepted = self._accepted
+            self.request = replace(
+                self._capped(flight),  # the cap was disclosed with the first text, so it stays
+                continuation=accepted.continuation + "".join(self._text),
+                continuation_tokens=accepted.continuation_tokens + self.tokens,
+                prompt_tokens=accepted.prompt_tokens + self.tokens,
+                # A broken answer is finished as soon as can be: late is better than cut off. All else holds.
+                objective=replace(accepted.objective, ttft_s=None, tpot_s=None, deadline_s=None),
+            )
+        self.dispatcher.failed(flight, self, error)
+        last = self.attempts >= self.dispatcher.settings.max_attempts
+        if last or (isinstance(error, InvalidRequest) and not self.dispatcher.has_alternative(self)):
+            raise self._final(error) from error
+
+    def _final(self, error: OverspillError) -> OverspillError:
+        if self._text:
+            return self._broken(error)
+        if isinstance(error, ReplicaError):
+            return Unavailable(
+                f"{self.attempts} replicas failed, the last: {error.message}", retry_after_s=_RETRY_AFTER_S
+            )
+        return error
+
+    def _broken(self, error: OverspillError) -> ReplicaBroken:
+        return ReplicaBroken(f"the answer broke off after {self.tokens} tokens, nobody can finish it: {error.message}")
+
+
+def _cap_of(flight: Flight, origin: Origin | None) -> int | None:
+    """The cap in force: of the upstream that answers if it set one, else of the choice made here."""
+    return origin.max_tokens if origin is not None and origin.max_tokens is not None else flight.choice.max_tokens
+
+
+async def _opened(flight: Flight, stream: AsyncGenerator[TokenChunk, None]) -> TokenChunk:
+    flight.opened = True
+    return await anext(stream)
+
+
+async def _aclose(stream: AsyncGenerator[TokenChunk, None]) -> None:
+    await stream.aclose()
+
+
+def _outcome_of(error: OverspillError) -> Outcome:
+    if error.code == "evicted":
+        return Outcome.EVICTED
+    if error.status == 429:
+        return Outcome.SHED
+    return Outcome.UNAVAILABLE if isinstance(error, Refused) else Outcome.FAILED

@@ -1,0 +1,110 @@
+"""Metrics of the router (Prometheus, a registry of its own)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+_TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
+_TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
+_E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
+_RATIO_BUCKETS = (0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.5, 2.0, 3.0, 5.0)
+_BREAKER_LEVEL = {"closed": 0, "half_open": 1, "open": 2}
+
+GaugeSource = Callable[[], Iterable[tuple[tuple[str, ...], float]]]
+
+
+class Telemetry:
+    """The router's metrics. Each dispatcher needs one of its own.
+
+    Attributes:
+        registry: what `/metrics` shows; other rooms register theirs here too.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        served_by = ["tier", "variant"]
+        self.requests = counter(
+            "overspill_requests",
+            "Requests by how they ended, who served them (`none` if nobody) and why there.",
+            ["outcome", *served_by, "reason"],
+        )
+        self.ttft_s = histogram("overspill_ttft_seconds", "Accepted to first text.", served_by, buckets=_TTFT_BUCKETS_S)
+        self.tpot_s = histogram(
+            "overspill_tpot_seconds",
+            "Mean time a token after the first.",
+            served_by,
+            buckets=_TPOT_BUCKETS_S,
+        )
+        self.e2e_s = histogram("overspill_e2e_seconds", "Accepted to last token.", served_by, buckets=_E2E_BUCKETS_S)
+        self.queue_wait_s = histogram(
+            "overspill_queue_wait_seconds", "Accepted to sent to a replica.", buckets=_TTFT_BUCKETS_S
+        )
+        self.ttft_ratio = histogram(
+            "overspill_ttft_actual_over_predicted",
+            "Actual TTFT over the p50 that was predicted when the request came in.",
+            served_by,
+            buckets=_RATIO_BUCKETS,
+        )
+        self.ttft_predictions = counter(
+            "overspill_ttft_predictions",
+            "Predictions by whether the actual TTFT stayed within the predicted p90.",
+            ["within_p90"],
+        )
+        self.promises = counter(
+            "overspill_promises",
+            "What callers asked for (`ttft`, `tpot`, `deadline`), by whether it was kept; refused or broken is not.",
+            ["promise", "kept"],
+        )
+        self.tokens = counter("overspill_generated_tokens", "Tokens streamed to callers.", served_by)
+        self.step_downs = counter(
+            "overspill_step_downs", "Requests sent to a smaller rung to keep an objective.", ["variant"]
+        )
+        self.shortened = counter("overspill_shortened_answers", "Answers that a cap or the deadline cut.")
+        self.failovers = counter(
+            "overspill_failovers",
+            "Attempts that failed or were refused, by stage (`before_first_token`, `mid_stream`).",
+            ["stage", "endpoint"],
+        )
+        self.replica_failures = counter(
+            "overspill_replica_failures", "Attempts that ended in an error, by its code.", ["endpoint", "code"]
+        )
+        self.breaker_changes = counter("overspill_breaker_changes", "Transitions of a breaker.", ["endpoint", "state"])
+        self.reconfigurations = counter("overspill_router_reconfigurations", "Settings applied at run time.")
+
+    def watch(self, name: str, text: str, labels: tuple[str, ...], source: GaugeSource) -> None:
+        """Register a gauge whose values are asked for at every scrape: pairs of label values and number."""
+        self.registry.register(_Watched(name, text, labels, source))
+
+    def watch_breakers(self, source: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        """Register the breaker gauge over pairs of endpoint and state."""
+        self.watch(
+            "overspill_breaker_state",
+            "Breaker of an endpoint: 0 closed, 1 half_open, 2 open.",
+            ("endpoint",),
+            lambda: [((endpoint,), _BREAKER_LEVEL[state]) for endpoint, state in source()],
+        )
+
+
+class _Watched(Collector):
+    def __init__(self, name: str, text: str, labels: tuple[str, ...], source: GaugeSource) -> None:
+        self._name = name
+        self._text = text
+        self._labels = labels
+        self._source = source
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
+        for values, number in self._source():
+            family.add_metric(list(values), number)
+        yield family
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Name the gauge without asking for its values, which may not be there yet."""
+        yield GaugeMetricFamily(self._name, self._text, labels=self._labels)

@@ -1,0 +1,102 @@
+"""Whether a replica may be asked at all: breakers by endpoint, and cool-downs after a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from router.base.clock import Clock
+from router.signals.breaker import Breaker, BreakerState
+from router.values.replica import ReplicaInfo, ReplicaSnapshot
+from router.values.settings import BreakerSettings
+
+# A refusal with a longer time to come back is asked again after this: loads change, and reports tell.
+_MAX_COOLING_S = 30.0
+_MIN_COOLING_S = 0.05
+_TRIAL_WAIT_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What speaks against a replica beyond its own word.
+
+    Attributes:
+        code: a code of `router.dispatch.record.REJECTIONS`, empty when nothing does.
+        again_s: seconds until that may have passed.
+        waits: it is worth waiting for, rather than refusing a request for which nothing else is left.
+    """
+
+    code: str = ""
+    text: str = ""
+    again_s: float = 0.0
+    waits: bool = False
+
+
+FINE = Health()
+
+
+class HealthBook:
+    """Breakers and cool-downs of a tier."""
+
+    def __init__(
+        self, settings: BreakerSettings, clock: Clock, on_change: Callable[[str, BreakerState, str], None]
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._on_change = on_change
+        self._breakers: dict[str, Breaker] = {}
+        self._cooling: dict[str, tuple[float, float]] = {}  # replica id → refused at, until
+
+    def breaker(self, info: ReplicaInfo) -> Breaker:
+        return self.breaker_of(breaker_key(info))
+
+    def breaker_of(self, key: str) -> Breaker:
+        if key not in self._breakers:
+            self._breakers[key] = Breaker(key, self._settings, self._clock, self._on_change)
+        return self._breakers[key]
+
+    def refused(self, info: ReplicaInfo, retry_after_s: float) -> None:
+        """A replica said when to come back."""
+        now_s = self._clock.now_s()
+        self._cooling[info.replica_id] = (now_s, now_s + min(max(retry_after_s, _MIN_COOLING_S), _MAX_COOLING_S))
+
+    def of(self, snapshot: ReplicaSnapshot) -> Health:
+        """Judge a replica. A load report younger than its refusal, with room in it, ends a remote one's cool-down."""
+        info = snapshot.info
+        breaker = self._breakers.get(breaker_key(info))
+        if breaker is not None and not breaker.allows():
+            key, why = breaker.endpoint, breaker.why or "requests failed"
+            if breaker.state is BreakerState.HALF_OPEN:
+                return Health("breaker-open", f"{key} is being tried again: {why}", _TRIAL_WAIT_S, waits=True)
+            return Health("breaker-open", f"{key}: {why}", breaker.opens_for_s)
+        cooling = self._cooling.get(info.replica_id)
+        if cooling is None:
+            return FINE
+        now_s = self._clock.now_s()
+        refused_s, until_s = cooling
+        news = (
+            info.remote and now_s - snapshot.age_s > refused_s and snapshot.running + snapshot.queued < snapshot.slots
+        )
+        if now_s >= until_s or news:
+            del self._cooling[info.replica_id]
+            return FINE
+        left_s = until_s - now_s
+        return Health("cooling-down", f"refused a request; to be asked again in {left_s:.1f} s", left_s, waits=True)
+
+    def states(self) -> dict[str, str]:
+        return {key: breaker.state.value for key, breaker in self._breakers.items()}
+
+    def set_settings(self, settings: BreakerSettings) -> None:
+        self._settings = settings
+        for breaker in self._breakers.values():
+            breaker.settings = settings
+
+    def keep_only(self, infos: Collection[ReplicaInfo]) -> None:
+        """Forget cool-downs of replicas that are gone; breakers stay, an endpoint may come back."""
+        ids = {info.replica_id for info in infos}
+        self._cooling = {key: value for key, value in self._cooling.items() if key in ids}
+
+
+def breaker_key(info: ReplicaInfo) -> str:
+    """Remote replicas fail with their endpoint; each local one for itself."""
+    return info.endpoint if info.remote else info.replica_id

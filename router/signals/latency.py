@@ -1,0 +1,371 @@
+"""What a request would cost on a replica: predicted from priors, corrected by what was observed.
+
+The model of one replica, in seconds:
+
+    ttft    = wait + network + a + b · (queued prefill + prompt) · (1 + slope · running)
+    finish  = ttft + (answer − 1) · step(batch)
+    step(n) = (1 + slope · (n − 1)) / decode speed · k
+
+Answers on other rungs of the same endpoint share its cores or its GPU: they count in `n`.
+
+`a` (overhead) and `b` (a prompt token) are a line through the observed first tokens, fitted by least squares on
+relative errors with exponential forgetting, and held by the prior while little was seen. `k` follows the observed pace
+(a moving mean of log ratios, so that twice too slow and twice too fast weigh alike), and so does a factor on `wait`.
+The upper figures widen each part by a running 0.9 quantile of its own log error, tracked by stochastic approximation
+(Robbins and Monro, 1951): "high" is meant to be kept nine times in ten, whatever the errors' distribution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from router.signals.link import LinkSnapshot
+from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
+
+_QUANTILE = 0.9
+_QUANTILE_STEP = 0.08
+_INITIAL_SPREAD_LOG = math.log(1.5)
+_MAX_LOG_RATIO = math.log(8.0)
+_PACE_GAIN = 0.2
+_WAIT_GAIN = 0.1
+_FORGET = 0.92
+_OUTLIER = 4.0  # one observation moves the line as if it were at most this many times off
+_PRIOR_AT_TOKENS = (16.0, 1024.0)
+_PRIOR_WEIGHT = 0.5
+# Accepting, sampling, detokenising and a wake-up or two, on any replica.
+_OVERHEAD_S = 0.005
+_MIN_OVERHEAD_S = 0.0005
+# Remote load figures lose half of their weight in this time; what this tier sent itself never does.
+_STALE_HALF_LIFE_S = 5.0
+# Waits shorter than this are scheduling noise.
+_MIN_LEARNT_WAIT_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks of a replica, in tokens and bytes still to process."""
+
+    prompt_tokens: int
+    answer_tokens: int
+    prompt_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """What this tier itself has sent to a replica and not seen the end of: known at once, without a report.
+
+    Attributes:
+        left_tokens: tokens each request is still expected to generate, ascending.
+        unopened, unopened_prefill_tokens, unopened_decode_tokens: the part that no snapshot can show yet.
+    """
+
+    requests: int = 0
+    prefill_tokens: int = 0
+    left_tokens: Sequence[int] = ()
+    unopened: int = 0
+    unopened_prefill_tokens: int = 0
+    unopened_decode_tokens: int = 0
+
+
+NOTHING_IN_FLIGHT = InFlight()
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Seconds from now. `_high_s` is the figure expected to hold nine times in ten.
+
+    Attributes:
+        wait_s: until a slot is free.
+        tpot_s: one decode step at the batch size expected.
+        free: the replica can start at once.
+    """
+
+    wait_s: float
+    ttft_s: float
+    ttft_high_s: float
+    tpot_s: float
+    tpot_high_s: float
+    finish_s: float
+    finish_high_s: float
+    free: bool
+
+    def finish_with(self, answer_tokens: int) -> float:
+        """`finish_s` for another answer length."""
+        return self.ttft_s + max(answer_tokens - 1, 0) * self.tpot_s
+
+    def finish_high_with(self, answer_tokens: int) -> float:
+        """`finish_high_s` for another answer length."""
+        return self.ttft_high_s + max(answer_tokens - 1, 0) * self.tpot_high_s
+
+
+@dataclass(slots=True)
+class Spread:
+    """A running 0.9 quantile of log(actual / predicted), never below 0."""
+
+    log: float = _INITIAL_SPREAD_LOG
+
+    def observe(self, ratio_log: float) -> None:
+        inside = ratio_log <= self.log
+        self.log = min(max(self.log + _QUANTILE_STEP * ((_QUANTILE - 1) if inside else _QUANTILE), 0.0), _MAX_LOG_RATIO)
+
+    @property
+    def factor(self) -> float:
+        return math.exp(self.log)
+
+
+class PrefillLine:
+    """seconds = a + b · tokens, learned online."""
+
+    def __init__(self, prior: SpeedPrior) -> None:
+        self._prior_a = _OVERHEAD_S
+        self._prior_b = 1.0 / prior.prefill_tokens_per_s
+        self.a_s = self._prior_a
+        self.b_s = self._prior_b
+        self._seen = 0
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # w, wx, wxx, wy, wxy
+
+    def predict(self, tokens: float) -> float:
+        return self.a_s + self.b_s * tokens
+
+    def observe(self, tokens: float, seconds: float) -> None:
+        expected_s = self.predict(tokens)
+        y = min(max(seconds, expected_s / _OUTLIER), expected_s * _OUTLIER)
+        weight = 1.0 / (expected_s * expected_s)
+        new = (weight, weight * tokens, weight * tokens * tokens, weight * y, weight * tokens * y)
+        self._sums = tuple(_FORGET * old + add for old, add in zip(self._sums, new, strict=True))  # type: ignore[assignment]
+        self._seen += 1
+        self._fit()
+
+    def _fit(self) -> None:
+        w, wx, wxx, wy, wxy = self._sums
+        trust = _PRIOR_WEIGHT * max(0.1, 1.0 / (1.0 + self._seen / 4.0))
+        for x in _PRIOR_AT_TOKENS:  # weighted by today's estimate, or a prior far off would hold for ever
+            weight = trust / self.predict(x) ** 2
+            y = self._prior_a + self._prior_b * x
+            w, wx, wxx, wy, wxy = (
+                w + weight,
+                wx + weight * x,
+                wxx + weight * x * x,
+                wy + weight * y,
+                wxy + weight * x * y,
+            )
+        determinant = w * wxx - wx * wx
+        if determinant <= 1e-12 * w * wxx:
+            return
+        a_s = (wy * wxx - wx * wxy) / determinant
+        b_s = (w * wxy - wx * wy) / determinant
+        if a_s < _MIN_OVERHEAD_S:
+            a_s, b_s = _MIN_OVERHEAD_S, max(wxy - _MIN_OVERHEAD_S * wx, 0.0) / wxx
+        elif b_s < self._prior_b / 50:
+            b_s = self._prior_b / 50
+            a_s = max((wy - b_s * wx) / w, _MIN_OVERHEAD_S)
+        self.a_s, self.b_s = a_s, b_s
+
+
+@dataclass(slots=True)
+class _Learned:
+    line: PrefillLine
+    first: Spread = field(default_factory=Spread)
+    pace: Spread = field(default_factory=Spread)
+    pace_log: float = 0.0
+    pace_seen: int = 0
+
+
+class LatencyModel:
+    """Predicts for every replica, learns from every answer; one writer, the dispatcher."""
+
+    def __init__(self, expected_answer_tokens: int) -> None:
+        self.expected_answer_tokens = expected_answer_tokens
+        self._learned: dict[str, _Learned] = {}
+        self._answer_tokens: dict[str, float] = {}
+        self._wait_log = 0.0
+        self._wait = Spread()
+
+    def answer_tokens(self, family: str, max_tokens: int | None) -> int:
+        """Expected answer length: the cap, or what answers of this family have run to, whichever is lower."""
+        expected = max(1, round(self._answer_tokens.get(family, float(self.expected_answer_tokens))))
+        return expected if max_tokens is None else max(1, min(max_tokens, expected))
+
+    def predict(
+        self,
+        snapshot: ReplicaSnapshot,
+        link: LinkSnapshot | None,
+        demand: Demand,
+        mine: InFlight = NOTHING_IN_FLIGHT,
+        ahead: int = 0,
+        *,
+        beside: int = 0,
+    ) -> Prediction:
+        """Predict `demand` on the replica of `snapshot`.
+
+        Args:
+            mine: this tier's own unfinished requests there.
+            ahead: requests of this tier that wait for the same replica and go first.
+            beside: answers that run on other replicas of its endpoint, which share its cores or its GPU.
+        """
+        info = snapshot.info
+        learned = self._of(info)
+        slots = max(snapshot.slots, 1)
+        fresh = _fresh(snapshot)
+        occupied = occupied_slots(snapshot, mine)
+        step_s = self._step_s(info, learned, min(occupied + 1, slots) + beside)
+        answer_s = demand.answer_tokens * step_s
+        wait_s = wait_high_s = 0.0
+        position = occupied + ahead - slots + 1
+        if position > 0:
+            pending = snapshot.pending_decode_tokens * fresh + mine.unopened_decode_tokens
+            left = mine.left_tokens if len(mine.left_tokens) >= occupied else _spread_evenly(pending, occupied)
+            wait_s = _until_free_s(position, slots, left, step_s, answer_s) * math.exp(self._wait_log)
+            wait_high_s = wait_s * self._wait.factor
+        tokens = self._line_tokens(
+            snapshot, demand, mine, fresh, min(occupied, slots - 1) if position <= 0 else slots - 1
+        )
+        prefill_s = learned.line.predict(tokens)
+        network_s = link.request_s(demand.prompt_bytes) if link else 0.0
+        network_high_s = link.request_hi_s(demand.prompt_bytes) if link else 0.0
+        ttft_s = wait_s + network_s + prefill_s
+        ttft_high_s = wait_high_s + network_high_s + prefill_s * learned.first.factor
+        rest_tokens = max(demand.answer_tokens - 1, 0)
+        tpot_high_s = step_s * learned.pace.factor
+        return Prediction(
+            wait_s=wait_s,
+            ttft_s=ttft_s,
+            ttft_high_s=ttft_high_s,
+            tpot_s=step_s,
+            tpot_high_s=tpot_high_s,
+            finish_s=ttft_s + rest_tokens * step_s,
+            finish_high_s=ttft_high_s + rest_tokens * tpot_high_s,
+            free=position <= 0,
+        )
+
+    def observe_ttft(self, info: ReplicaInfo, sent: SentWork, actual_s: float) -> None:
+        """Learn from sent → first token, against what was predicted when it was sent."""
+        actual_s -= sent.network_s
+        if actual_s <= 0:
+            return
+        learned = self._of(info)
+        learned.first.observe(_clip(math.log(actual_s / learned.line.predict(sent.prefill_tokens))))
+        learned.line.observe(sent.prefill_tokens, actual_s)
+
+    def observe_answer(
+        self,
+        info: ReplicaInfo,
+        batch: int,
+        tpot_s: float | None,
+        tokens: int | None,
+        *,
+        ended: bool,
+        predicted_tpot_s: float | None = None,
+    ) -> None:
+        """Learn from a finished answer.
+
+        Args:
+            batch: sequences that ran at its endpoint, itself included.
+            tpot_s: its pace, None for a single token.
+            tokens: its length, None if that was forced and says nothing.
+            ended: it stopped by itself; one that ran into its cap only says that answers are at least so long.
+            predicted_tpot_s: its pace as predicted when it was sent. The upper figure is measured against that: those
+                that came after it, and made the batch larger, were not known then.
+        """
+        if tpot_s is not None and tpot_s > 0:
+            learned = self._of(info)
+            ratio_log = _clip(math.log(tpot_s / self._step_s(info, learned, batch)))
+            learned.pace.observe(_clip(math.log(tpot_s / predicted_tpot_s)) if predicted_tpot_s else ratio_log)
+            learned.pace_seen += 1
+            gain = max(_PACE_GAIN, 1.0 / (learned.pace_seen + 1))
+            learned.pace_log = _clip(learned.pace_log + gain * ratio_log)
+        known = self._answer_tokens.get(info.family, float(self.expected_answer_tokens))
+        if tokens is not None and (ended or tokens > known):
+            self._answer_tokens[info.family] = known + 0.1 * (tokens - known)
+
+    def wait_factor(self, info: ReplicaInfo) -> float:
+        """What was learnt, as a factor on a wait for that replica predicted now."""
+        return math.exp(self._wait_log + self._of(info).pace_log)
+
+    def observe_wait(self, info: ReplicaInfo, predicted_s: float, factor: float, actual_s: float) -> None:
+        """Learn from a request that had to wait for a free replica.
+
+        Args:
+            info: the replica whose wait was predicted.
+            factor: `wait_factor` at that time. A whole queue is predicted before the first of it is served: each moves
+                the factor towards its own truth, not by its error, or their sum would overshoot; and what the pace has
+                learnt meanwhile is not learnt twice.
+        """
+        if predicted_s < _MIN_LEARNT_WAIT_S:
+            return
+        ratio_log = math.log(max(actual_s, _MIN_LEARNT_WAIT_S / 2) / predicted_s)
+        self._wait.observe(_clip(ratio_log))
+        truth_log = ratio_log + math.log(factor) - self._of(info).pace_log
+        self._wait_log = _clip(self._wait_log + _WAIT_GAIN * (_clip(truth_log) - self._wait_log))
+
+    def sent(self, snapshot: ReplicaSnapshot, link: LinkSnapshot | None, demand: Demand, mine: InFlight) -> SentWork:
+        """What a request that is sent now finds there; for `observe_ttft` later."""
+        running = min(
+            max(snapshot.running + snapshot.queued + mine.unopened, mine.requests), max(snapshot.slots, 1) - 1
+        )
+        return SentWork(
+            prefill_tokens=self._line_tokens(snapshot, demand, mine, 1.0, running),
+            network_s=link.request_s(demand.prompt_bytes) if link else 0.0,
+        )
+
+    def keep_only(self, replica_ids: set[str]) -> None:
+        """Forget replicas that are gone."""
+        for replica_id in self._learned.keys() - replica_ids:
+            del self._learned[replica_id]
+
+    def _line_tokens(
+        self, snapshot: ReplicaSnapshot, demand: Demand, mine: InFlight, fresh: float, running: int
+    ) -> float:
+        """Tokens to prefill before the first token is there, those of others included; running answers slow it down."""
+        backlog = max(snapshot.queued_prefill_tokens * fresh + mine.unopened_prefill_tokens, mine.prefill_tokens)
+        return (backlog + demand.prompt_tokens) * (1.0 + snapshot.info.prior.decode_batch_slope * max(running, 0))
+
+    def _of(self, info: ReplicaInfo) -> _Learned:
+        learned = self._learned.get(info.replica_id)
+        if learned is None:
+            learned = self._learned[info.replica_id] = _Learned(PrefillLine(info.prior))
+        return learned
+
+    def _step_s(self, info: ReplicaInfo, learned: _Learned, batch: int) -> float:
+        prior = info.prior
+        growth = 1.0 + prior.decode_batch_slope * (max(batch, 1) - 1)
+        return growth / prior.decode_tokens_per_s * math.exp(learned.pace_log)
+
+
+@dataclass(frozen=True, slots=True)
+class SentWork:
+    """What a request found when it was sent: effective tokens to prefill, and the network's share of its TTFT."""
+
+    prefill_tokens: float
+    network_s: float
+
+
+def occupied_slots(snapshot: ReplicaSnapshot, mine: InFlight) -> int:
+    """Sequences on a replica: as it reports, or as this tier knows by itself."""
+    return max(round((snapshot.running + snapshot.queued) * _fresh(snapshot)) + mine.unopened, mine.requests)
+
+
+def _fresh(snapshot: ReplicaSnapshot) -> float:
+    """Weight of a report of that age."""
+    return 1.0 if snapshot.age_s <= 0 else 0.5 ** (snapshot.age_s / _STALE_HALF_LIFE_S)
+
+
+def _spread_evenly(pending_tokens: float, requests: int) -> Sequence[int]:
+    """Remainders of requests of which only the sum is known: evenly spread over twice their mean."""
+    if requests <= 0:
+        return ()
+    mean = pending_tokens / requests
+    return [round(2.0 * mean * (index + 1) / (requests + 1)) for index in range(requests)]
+
+
+def _until_free_s(position: int, slots: int, left: Sequence[int], step_s: float, answer_s: float) -> float:
+    """Time until the `position`-th of the answers with `left` tokens (ascending) ends; then whole answers follow."""
+    first_round = min(position, len(left))
+    first_s = left[first_round - 1] * step_s if first_round else 0.0
+    return first_s + max(position - len(left), 0) / slots * answer_s
+
+
+def _clip(value: float) -> float:
+    return min(max(value, -_MAX_LOG_RATIO), _MAX_LOG_RATIO)

@@ -1,0 +1,232 @@
+"""The other end of the OpenAI codec: requests to an upstream, its event stream and its errors back into values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+import orjson
+
+from router.base.errors import (
+    ContextTooLong,
+    DeadlineLost,
+    InvalidRequest,
+    ModelNotFound,
+    OverspillError,
+    Refused,
+    ReplicaUnreachable,
+    Shed,
+    Unavailable,
+)
+from router.values.request import ChatPrompt, FinishReason, InferenceRequest, Origin, SamplingParams, TextPrompt
+from router.wire import headers as wire_headers
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETIONS_PATH = "/v1/completions"
+
+_MAX_INT32 = 2**31 - 1
+_MAX_EVENT_BYTES = 4 * 1024 * 1024
+_DEFAULT = SamplingParams()
+
+
+def path_of(request: InferenceRequest) -> str:
+    return CHAT_PATH if isinstance(request.prompt, ChatPrompt) else COMPLETIONS_PATH
+
+
+def encode_request(request: InferenceRequest, model: str, context_tokens: int) -> bytes:
+    """Return the body that asks an upstream for `request` as a stream.
+
+    A continuation goes as vLLM's `continue_final_message`; its tokens are taken off `max_tokens`.
+    """
+    body: dict[str, object] = {
+        "model": model,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        **_sampling(request.sampling),
+    }
+    left = tokens_left(request)
+    if isinstance(request.prompt, ChatPrompt):
+        messages = [{"role": message.role, "content": message.content} for message in request.prompt.messages]
+        if request.continuation:
+            messages.append({"role": "assistant", "content": request.continuation})
+            body["continue_final_message"] = True
+            body["add_generation_prompt"] = False
+        body["messages"] = messages
+    else:
+        prompt = request.prompt
+        body["prompt"] = prompt.text if isinstance(prompt, TextPrompt) else list(prompt.token_ids)
+        if request.continuation:
+            body["overspill_continuation"] = request.continuation
+        if left is None:  # absent would mean 16 tokens there
+            left = max(1, context_tokens - request.least_prompt_tokens)
+    if left is not None:
+        body["max_tokens"] = left
+    return orjson.dumps(body)
+
+
+def tokens_left(request: InferenceRequest) -> int | None:
+    """Return how many tokens the answer may still have, None if there is no bound."""
+    limit = request.sampling.max_tokens
+    return None if limit is None else limit - request.continuation_tokens
+
+
+def _sampling(sampling: SamplingParams) -> dict[str, object]:
+    """Say what differs from the defaults; plain OpenAI servers then never see an extension that was not asked for."""
+    found: dict[str, object] = {"temperature": sampling.temperature}
+    for name in ("top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos"):
+        value = getattr(sampling, name)
+        if value != getattr(_DEFAULT, name):
+            found[name] = value
+    if sampling.seed is not None:
+        found["seed"] = sampling.seed
+    if sampling.stop:
+        found["stop"] = list(sampling.stop)
+    return found
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class UpstreamError(msgspec.Struct):
+    """The `error` object of a body or an event; servers fill it in unevenly."""
+
+    message: str = ""
+    code: str | int | None = None
+    param: str | None = None
+
+
+class Event(msgspec.Struct):
+    """One event of a stream. `done` is set by the end mark."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: UpstreamError | str | None = None
+    done: bool = False
+
+    @property
+    def text(self) -> str:
+        if not self.choices:
+            return ""
+        choice = self.choices[0]
+        return (choice.delta.content if choice.delta is not None else choice.text) or ""
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """The reason; one that this project has no word for (`content_filter`) ends an answer like `stop`."""
+        if not self.choices or self.choices[0].finish_reason is None:
+            return None
+        return FinishReason.LENGTH if self.choices[0].finish_reason == "length" else FinishReason.STOP
+
+    @property
+    def error_message(self) -> str | None:
+        if self.error is None:
+            return None
+        return (self.error if isinstance(self.error, str) else self.error.message) or "no message"
+
+
+_event_decoder = msgspec.json.Decoder(Event)
+
+
+class EventParser:
+    """Cuts a byte stream into events."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Return the events that `data` completes. What is no completion chunk becomes an event with an error."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        events = [event for line in lines if (event := _event(line)) is not None]
+        if len(self._rest) > _MAX_EVENT_BYTES:
+            events.append(Event(error=f"an event of more than {_MAX_EVENT_BYTES} bytes"))
+        return events
+
+
+def _event(line: bytes) -> Event | None:
+    if not line.startswith(b"data:"):
+        return None  # blank lines, comments and other fields
+    payload = line[5:].strip()
+    if payload == b"[DONE]":
+        return Event(done=True)
+    try:
+        return _event_decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Event(error=f"an event that is no completion chunk: {error}")
+
+
+def origin_of(headers: Mapping[str, str]) -> Origin | None:
+    """Read who answers from the response headers; None if the upstream does not say."""
+    variant = headers.get(wire_headers.MODEL)
+    rung = wire_headers.whole_number(headers.get(wire_headers.RUNG, ""), _MAX_INT32)
+    if variant is None or rung is None:
+        return None
+    return Origin(
+        tier=headers.get(wire_headers.TIER, "cloud"),
+        variant=variant,
+        rung=rung,
+        degraded=headers.get(wire_headers.DEGRADED) == "true",
+        reason=headers.get(wire_headers.REASON, ""),
+        max_tokens=wire_headers.whole_number(headers.get(wire_headers.MAX_TOKENS, ""), _MAX_INT32),
+    )
+
+
+class _ErrorBody(msgspec.Struct):
+    error: UpstreamError | str | None = None
+
+
+def decode_error(status: int, headers: Mapping[str, str], body: bytes, who: str) -> OverspillError:
+    """Turn an upstream's refusal into the error that the router understands."""
+    told = _told(body)
+    message = f"{who}: {told.message or f'HTTP {status}'}"
+    if status in {401, 403}:
+        return ReplicaUnreachable(f"{who} does not accept this tier's API key (HTTP {status}): {told.message}")
+    if status in {429, 503}:
+        return _refusal(status, told, headers, message)
+    if status == 404 and told.code != ModelNotFound.code:
+        return ReplicaUnreachable(f"{who}: HTTP 404, is the base URL right? {told.message}")
+    if 400 <= status < 500 and status not in {408, 409, 425}:
+        kinds = {ModelNotFound.code: ModelNotFound, ContextTooLong.code: ContextTooLong}
+        return kinds.get(str(told.code), InvalidRequest)(message, param=told.param)
+    return ReplicaUnreachable(message)
+
+
+def _refusal(status: int, told: UpstreamError, headers: Mapping[str, str], message: str) -> Refused:
+    kind: type[Refused] = Shed if status == 429 else Unavailable
+    if told.code == DeadlineLost.code or headers.get("x-should-retry") == "false":
+        kind = DeadlineLost
+    return kind(message, retry_after_s=retry_after_s(headers))
+
+
+def _told(body: bytes) -> UpstreamError:
+    try:
+        found = msgspec.json.decode(body, type=_ErrorBody).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = None
+    if isinstance(found, str):
+        return UpstreamError(message=found)
+    return found or UpstreamError(message=body[:200].decode("utf-8", "replace").strip())
+
+
+def retry_after_s(headers: Mapping[str, str], default_s: float = 1.0) -> float:
+    """Read `retry-after-ms`, then `retry-after` in seconds; an HTTP date, or nothing, gives the default."""
+    for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        try:
+            value = float(headers.get(name, "nan")) / scale
+        except ValueError:
+            continue
+        if math.isfinite(value) and value >= 0:
+            return value
+    return default_s

@@ -1,0 +1,169 @@
+"""One rung of an upstream tier, as a replica of this one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import httpx
+
+from router.base.clock import Clock
+from router.base.errors import ReplicaUnreachable
+from router.upstream import openai as openai_client
+from router.upstream.stream import Exchanged, LostNews, UpstreamCall, open_stream
+from router.values.replica import ReplicaInfo, ReplicaSnapshot
+from router.values.request import FinishReason, InferenceRequest, TokenChunk
+from router.wire.load import LoadReport, VariantLoad
+
+if TYPE_CHECKING:
+    from router.signals.link import Link
+
+_UNBOUNDED_ANSWER_TOKENS = 512
+"""What an answer without `max_tokens` is taken for in the estimate of pending work."""
+
+
+@dataclass(slots=True)
+class Condition:
+    """What polling has found out about an upstream, shared by its replicas.
+
+    Attributes:
+        reachable: the last probe was answered.
+        why: in a few words, when requests should not go there.
+    """
+
+    reachable: bool = False
+    ready: bool = False
+    why: str = "not reached yet"
+
+
+class UpstreamContext(Protocol):
+    """What a replica needs of its tier."""
+
+    condition: Condition
+    lost: LostNews
+    client: httpx.AsyncClient
+    clock: Clock
+    link: Link
+
+    @property
+    def who(self) -> str:
+        """What to call the upstream in messages."""
+        ...
+
+    def call(self, request: InferenceRequest, info: ReplicaInfo) -> UpstreamCall:
+        """Return what to send for `request`."""
+        ...
+
+    def learn(self, exchanged: Exchanged) -> None:
+        """Learn about link and load from a real exchange."""
+        ...
+
+    def doubt(self) -> None:
+        """Ask for a probe now: a request could not reach the upstream."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A request of this tier on the replica.
+
+    Attributes:
+        at_report_tokens: tokens it still had to generate when the last load report was taken; None if the report
+            does not know the request.
+    """
+
+    prompt_tokens: int
+    left_tokens: int
+    began_s: float
+    at_report_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class _Reported:
+    """The last load report, and what of it has ended since."""
+
+    load: VariantLoad | None = None
+    waiting: int = 0
+    at_s: float = 0.0
+    ended: int = 0
+    ended_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class UpstreamReplica:
+    """Streams from the upstream's gateway, and keeps its load between two reports: what was sent since counts too."""
+
+    info: ReplicaInfo
+    _tier: UpstreamContext
+    _running: set[_Running] = field(default_factory=set)
+    _reported: _Reported = field(default_factory=_Reported)
+
+    @property
+    def link(self) -> Link | None:
+        return self._tier.link
+
+    def report(self, report: LoadReport, at_s: float) -> None:
+        """Take a load report in, unless a later one is here already; `at_s` is when it was asked for."""
+        if at_s < self._reported.at_s:
+            return
+        load = next((load for load in report.variants if load.variant == self.info.variant), None)
+        if load is None and report.variants:
+            load = VariantLoad(self.info.variant, available=False)
+        self._reported = _Reported(load, report.waiting, at_s)
+        for running in self._running:
+            running.at_report_tokens = running.left_tokens if running.began_s <= at_s else None
+
+    def snapshot(self) -> ReplicaSnapshot:
+        condition, reported = self._tier.condition, self._reported
+        load = reported.load or VariantLoad(self.info.variant, available=True, slots=1)
+        unseen = [running for running in self._running if running.at_report_tokens is None]
+        running = max(0, load.running - reported.ended) + len(unseen)
+        overflow = min(max(0, running - load.slots), len(unseen)) if load.slots else 0
+        why = condition.why if not (condition.reachable and condition.ready) else ""
+        if not why and not load.available:
+            why = "the upstream has no replica of it available"
+        return ReplicaSnapshot(
+            info=self.info,
+            available=not why,
+            slots=load.slots,
+            running=running - overflow,
+            queued=load.queued + reported.waiting + overflow,
+            queued_prefill_tokens=load.queued_prefill_tokens + sum(r.prompt_tokens for r in unseen),
+            pending_decode_tokens=max(0, load.pending_decode_tokens - reported.ended_tokens)
+            + sum(r.left_tokens for r in unseen),
+            kv_free_tokens=load.kv_free_tokens,
+            age_s=max(0.0, self._tier.clock.now_s() - reported.at_s),
+            why=why,
+        )
+
+    async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Stream the answer; see `router.values.replica.Replica.generate`."""
+        left = openai_client.tokens_left(request)
+        if left is not None and left < 1:
+            yield TokenChunk("", 0, finish_reason=FinishReason.LENGTH)
+            return
+        running = _Running(request.prompt_tokens, left or _UNBOUNDED_ANSWER_TOKENS, self._tier.clock.now_s())
+        self._running.add(running)
+        try:
+            tier = self._tier
+            stream = await open_stream(tier.client, tier.call(request, self.info), tier.clock, tier.lost.current())
+            tier.learn(stream.exchanged)
+            chunks = stream.chunks()
+            try:
+                async for chunk in chunks:
+                    running.left_tokens = max(0, running.left_tokens - chunk.tokens)
+                    yield chunk
+            finally:
+                await chunks.aclose()
+        except ReplicaUnreachable:
+            self._tier.doubt()
+            raise
+        finally:
+            self._ended(running)
+
+    def _ended(self, running: _Running) -> None:
+        self._running.discard(running)
+        if running.at_report_tokens is not None:
+            self._reported.ended += 1
+            self._reported.ended_tokens += running.at_report_tokens

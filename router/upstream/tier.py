@@ -1,0 +1,362 @@
+"""The client to an upstream tier: finds its rungs, watches its load, and exposes each rung as a replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, final
+
+import httpx
+import msgspec
+import structlog
+
+from router.base.clock import Clock
+from router.base.credentials import url_fault
+from router.base.errors import ConfigError
+from router.base.timers import end, within
+from router.base.tls import client_context
+from router.upstream.openai import UpstreamError
+from router.upstream.replica import Condition, UpstreamReplica
+from router.upstream.stream import ConnectTrace, Exchanged, LostNews, UpstreamCall, describe
+from router.values.replica import ReplicaInfo, SpeedPrior
+from router.values.request import InferenceRequest
+from router.wire import load as wire_load
+
+if TYPE_CHECKING:
+    from router.signals.link import Link
+
+log = structlog.get_logger("router.gateway")
+
+_LOST_AFTER_SILENT_PROBES = 2
+_REDISCOVER_EVERY_POLLS = 30
+
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamOptions:
+    """Transport of an upstream. How long an answer may take is the router's to say, for every kind of replica alike.
+
+    Attributes:
+        api_key: sent as bearer key.
+        poll_interval_s: between two looks at the upstream's load.
+        ca_file: PEM bundle to trust instead of the system's.
+        client_cert, client_key: PEM files for mutual TLS, both or neither.
+        connect_timeout_s: TCP and TLS handshake.
+        probe_timeout_s: whole exchange of a load poll or discovery.
+        max_connections: to this upstream at once.
+        keepalive_expiry_s: how long an idle connection is kept; less than the upstream keeps it (uvicorn: 5 s), or a
+            request now and then meets a connection that is just being closed.
+    """
+
+    api_key: str | None = None
+    poll_interval_s: float = 1.0
+    ca_file: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    connect_timeout_s: float = 2.0
+    probe_timeout_s: float = 3.0
+    max_connections: int = 512
+    keepalive_expiry_s: float = 4.0
+
+
+class _Prior(msgspec.Struct):
+    prefill_tokens_per_s: _Positive
+    decode_tokens_per_s: _Positive
+    decode_batch_slope: float = 0.2
+    source: str = "upstream"
+
+
+class _Rung(msgspec.Struct):
+    kind: str
+    family: str
+    variant: str = ""
+    rung: Annotated[int, msgspec.Meta(ge=0)] = 0
+    quality: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    context_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1
+    tier: str = "cloud"
+    prior: _Prior | None = None
+
+
+class _Card(msgspec.Struct):
+    id: str
+    overspill: _Rung | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
+class _NotReady(msgspec.Struct):
+    error: UpstreamError | None = None
+
+
+_cards_decoder = msgspec.json.Decoder(_Cards)
+
+
+def _nobody(*_: object) -> None:
+    """Nobody listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamHooks:
+    """Who hears of what polling finds out.
+
+    Attributes:
+        on_change: called when `replicas` has changed.
+        probe_succeeded, probe_failed: called after each poll with the endpoint, and with the reason of a failure: the
+            breaker's half-open probe that costs no request.
+    """
+
+    on_change: Callable[[], None] = _nobody
+    probe_succeeded: Callable[[str], None] = _nobody
+    probe_failed: Callable[[str, str], None] = _nobody
+
+
+@final
+class UpstreamTier:
+    """Use as `async with`: discovery and polling run in the background until it is left.
+
+    The upstream may be down at first and come later. Rungs once found are kept while it is unreachable; their snapshots
+    say so and age.
+
+    Args:
+        base_url: of the upstream's gateway, `https://cloud.example:8700`; also the `endpoint` of its replicas.
+        link: learns round trip and throughput from real exchanges.
+
+    Raises:
+        ConfigError: the URL or a TLS file is wrong.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        link: Link,
+        clock: Clock,
+        options: UpstreamOptions | None = None,
+        hooks: UpstreamHooks | None = None,
+    ) -> None:
+        self.endpoint = _checked_url(base_url)
+        self.link = link
+        self.clock = clock
+        self.condition = Condition()
+        self.lost = LostNews()
+        self._options = options or UpstreamOptions()
+        self._hooks = hooks or UpstreamHooks()
+        secure = self.endpoint.startswith("https:")
+        files = (self._options.ca_file, self._options.client_cert, self._options.client_key)
+        self._tls = client_context(*files) if secure else False
+        key = self._options.api_key
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._replicas: list[UpstreamReplica] = []
+        self._told = False
+        self._said: set[str] = set()
+        self._silent_probes = 0
+        self._polls_since_discovery = _REDISCOVER_EVERY_POLLS
+        self._wake = asyncio.Event()
+        self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def replicas(self) -> list[UpstreamReplica]:
+        """The rungs found so far, best first; empty until the upstream was reached once."""
+        return list(self._replicas)
+
+    @property
+    def unreached(self) -> str:
+        """Say why nothing is known of what the upstream serves; empty once it has told."""
+        return "" if self._told else self.condition.why
+
+    @property
+    def who(self) -> str:
+        return f"upstream {self.endpoint}"
+
+    async def __aenter__(self) -> UpstreamTier:
+        options = self._options
+        self.client = self._new_client(options.max_connections)
+        # Probes have their own connection: a pool full of streams must not look like an outage.
+        self._probe_client = self._new_client(2)
+        self._watcher = asyncio.create_task(self._watch(), name=f"upstream {self.endpoint}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watcher is not None:
+            await end(self._watcher)
+        await self._probe_client.aclose()
+        await self.client.aclose()
+
+    def _new_client(self, connections: int) -> httpx.AsyncClient:
+        options = self._options
+        return httpx.AsyncClient(
+            base_url=self.endpoint,
+            headers=self._headers,
+            verify=self._tls,
+            trust_env=False,
+            follow_redirects=False,
+            # Reads are bounded by the dispatcher, and by the news of a lost upstream.
+            timeout=httpx.Timeout(None, connect=options.connect_timeout_s, pool=options.connect_timeout_s),
+            limits=httpx.Limits(max_connections=connections, keepalive_expiry=options.keepalive_expiry_s),
+        )
+
+    def call(self, request: InferenceRequest, info: ReplicaInfo) -> UpstreamCall:
+        return UpstreamCall(
+            request=request,
+            model=info.variant,
+            who=self.who,
+            context_tokens=info.context_tokens,
+            rtt_s=self.link.snapshot().rtt_s,
+        )
+
+    def learn(self, exchanged: Exchanged) -> None:
+        now_s = self.clock.now_s()
+        self.link.observe_transfer(exchanged.sent_bytes, exchanged.transfer_s - self.link.snapshot().rtt_s)
+        if exchanged.load is not None:
+            self._report(exchanged.load, now_s)
+
+    def doubt(self) -> None:
+        self._wake.set()
+
+    async def _watch(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                await self._poll()
+            except Exception:  # the task boundary: one bad poll, or a hook's bug, must not end polling
+                log.exception("upstream poll crashed", endpoint=self.endpoint)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait for the next poll; a request that could not reach the upstream brings it forward."""
+        sleep = asyncio.create_task(self.clock.sleep(self._options.poll_interval_s))
+        wake = asyncio.create_task(self._wake.wait())
+        try:
+            await asyncio.wait({sleep, wake}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end(sleep, wake)
+        if self._wake.is_set():
+            # Not more often than ten times the usual pace, however many requests fail.
+            await self.clock.sleep(self._options.poll_interval_s / 10)
+
+    async def _poll(self) -> None:
+        try:
+            await within(self._options.probe_timeout_s, self._probe())
+        except (asyncio.TimeoutError, httpx.TimeoutException):
+            self._silent_probes += 1
+            why = f"no answer to a probe within {self._options.probe_timeout_s:g} s"
+            if self._silent_probes >= _LOST_AFTER_SILENT_PROBES:
+                self.lost.tell(why)
+            self._failed(why)
+        except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._silent_probes = 0
+            self._failed(describe(error))
+
+    async def _probe(self) -> None:
+        """Look at readiness and load, and at the rungs when they are not known or may have changed."""
+        trace = ConnectTrace(self.clock)
+        began_s = self.clock.now_s()
+        reply = await self._probe_client.get("/health/ready", extensions={"trace": trace})
+        ended_s = self.clock.now_s()
+        if reply.status_code not in {200, 503}:
+            raise httpx.HTTPError(f"GET /health/ready: HTTP {reply.status_code}, is this an Overspill gateway?")
+        self.link.observe_rtt(trace.handshake_s if trace.handshake_s is not None else ended_s - began_s)
+        report = wire_load.decode_orca(reply.headers.get(wire_load.HEADER, ""))
+        if self._wants_discovery(report):
+            await self._discover()
+        if report is not None:
+            self._report(report, began_s)
+        ready = reply.status_code == 200
+        self._reached(ready, "" if ready else f"upstream: {_reason(reply.content)}")
+
+    def _wants_discovery(self, report: wire_load.LoadReport | None) -> bool:
+        self._polls_since_discovery += 1
+        if not self._replicas or not self.condition.reachable:
+            return True
+        known = {replica.info.variant for replica in self._replicas}
+        reported = {load.variant for load in report.variants} if report else known
+        return not reported <= known or self._polls_since_discovery >= _REDISCOVER_EVERY_POLLS
+
+    async def _discover(self) -> None:
+        reply = await self._probe_client.get("/v1/models")
+        if reply.status_code in {401, 403}:
+            raise httpx.HTTPError(f"it does not accept this tier's API key (HTTP {reply.status_code})")
+        if reply.status_code != 200:
+            raise httpx.HTTPError(f"GET /v1/models: HTTP {reply.status_code}")
+        self._polls_since_discovery = 0
+        infos = [self._info(card.overspill) for card in _cards_decoder.decode(reply.content).data if card.overspill]
+        self._take(list({info.replica_id: info for info in infos if info is not None}.values()))
+
+    def _info(self, rung: _Rung) -> ReplicaInfo | None:
+        if rung.kind != "variant" or not rung.variant or rung.prior is None:
+            return None
+        return ReplicaInfo(
+            replica_id=f"{rung.tier}/{rung.variant}",
+            endpoint=self.endpoint,
+            tier=rung.tier,
+            remote=True,
+            family=rung.family,
+            variant=rung.variant,
+            rung=rung.rung,
+            quality=rung.quality,
+            context_tokens=rung.context_tokens,
+            prior=SpeedPrior(
+                prefill_tokens_per_s=rung.prior.prefill_tokens_per_s,
+                decode_tokens_per_s=rung.prior.decode_tokens_per_s,
+                decode_batch_slope=rung.prior.decode_batch_slope,
+                source=rung.prior.source,
+            ),
+        )
+
+    def _take(self, infos: list[ReplicaInfo]) -> None:
+        """Put the rungs found in place; one that has not changed keeps its replica, and with it its load."""
+        self._told = True
+        kept = {replica.info: replica for replica in self._replicas}
+        found = [kept.get(info) or UpstreamReplica(info, self) for info in sorted(infos, key=_by_rung)]
+        if found == self._replicas:
+            return
+        self._replicas = found
+        log.info("upstream rungs", endpoint=self.endpoint, variants=[info.variant for info in infos])
+        self._hooks.on_change()
+
+    def _report(self, report: wire_load.LoadReport, at_s: float) -> None:
+        for replica in self._replicas:
+            replica.report(report, at_s)
+
+    def _reached(self, ready: bool, why: str) -> None:
+        if not self.condition.reachable:
+            log.info("upstream reached", endpoint=self.endpoint, ready=ready)
+        self._silent_probes = 0
+        self._said.clear()
+        self.condition = Condition(reachable=True, ready=ready, why=why)
+        if ready:
+            self._hooks.probe_succeeded(self.endpoint)
+
+    def _failed(self, why: str) -> None:
+        if why not in self._said:  # each reason once until it is reached again
+            self._said.add(why)
+            log.warning("upstream unreachable", endpoint=self.endpoint, why=why)
+        self.condition = Condition(reachable=False, ready=False, why=f"unreachable: {why}")
+        self._hooks.probe_failed(self.endpoint, why)
+
+
+def _by_rung(info: ReplicaInfo) -> tuple[str, int]:
+    return info.family, info.rung
+
+
+def _reason(body: bytes) -> str:
+    try:
+        told = msgspec.json.decode(body, type=_NotReady).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        told = None
+    return told.message if told is not None and told.message else "not ready"
+
+
+def _checked_url(base_url: str) -> str:
+    fault = url_fault(base_url)
+    if fault:
+        raise ConfigError(f"upstream.url: {fault}", param="upstream.url")
+    return base_url.rstrip("/").removesuffix("/v1")

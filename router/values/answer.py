@@ -1,0 +1,47 @@
+"""What the dispatcher hands to the gateway: where the request went, and the stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from router.values.request import TokenChunk
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a request was sent and why: the source of the `x-overspill-*` response headers.
+
+    Attributes:
+        tier: `edge` or `cloud`.
+        variant: the catalogue name of the variant that answers.
+        rung: its position on the ladder, 0 is the best.
+        reason: a code of `router.dispatch.record.REASONS`.
+        degraded: a smaller rung or a shorter answer than asked for.
+        predicted_ttft_s: the promise made, in seconds; None for a request pinned to a single candidate unseen so far.
+        max_tokens: the answer cap in force, None if none was set.
+    """
+
+    tier: str
+    variant: str
+    rung: int
+    reason: str
+    degraded: bool
+    predicted_ttft_s: float | None
+    max_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """A running answer.
+
+    Attributes:
+        route: as it stood when the first chunk arrived; once an answer ended that a cap or its deadline has cut, it
+            says so. A continuation on another replica is recorded in the decision record, and the stream goes on
+            without a seam.
+        chunks: the first chunk is ready when this object exists. The last chunk carries a finish reason; the
+            generator raises `ReplicaBroken` when no replica could finish. Closing it cancels the work.
+    """
+
+    route: Route
+    chunks: AsyncGenerator[TokenChunk, None]

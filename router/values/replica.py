@@ -1,0 +1,111 @@
+"""What the router knows about anything that can run a model: a static description, a snapshot, a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from router.signals.link import Link
+    from router.values.request import InferenceRequest, TokenChunk
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedPrior:
+    """Throughput before anything was observed, from the hardware profile or the catalogue.
+
+    Attributes:
+        prefill_tokens_per_s: prompt tokens a second, one request alone.
+        decode_tokens_per_s: generated tokens a second, batch 1.
+        decode_batch_slope: relative growth of one decode step per further sequence in the batch:
+            step_s(b) = (1 + slope · (b − 1)) / decode_tokens_per_s.
+        source: where the figures come from, for the decision record.
+    """
+
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    decode_batch_slope: float = 0.2
+    source: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaInfo:
+    """What does not change while a replica lives.
+
+    Attributes:
+        replica_id: unique in the tier, e.g. `local/smollm2-135m-int8` or `cloud/smollm2-135m`.
+        endpoint: replicas that fail together share one (`local`, or the upstream's base URL): the breaker's key.
+        tier: `edge` or `cloud`: where the model runs.
+        remote: reached through an upstream tier, so `local-only` excludes it.
+        family, variant: catalogue names; a request for the family may be served by any of its variants.
+        rung: position on the family's ladder, 0 is the best.
+        quality: catalogue score in [0, 1], relative to the family's reference.
+        context_tokens: window for prompt and answer together on this replica.
+    """
+
+    replica_id: str
+    endpoint: str
+    tier: str
+    remote: bool
+    family: str
+    variant: str
+    rung: int
+    quality: float
+    context_tokens: int
+    prior: SpeedPrior
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSnapshot:
+    """One frozen look at a replica's load.
+
+    Attributes:
+        available: False when the replica cannot take requests now; `why` says so in a few words.
+        slots: sequences it runs at once.
+        running, queued: requests in slots; requests waiting inside the replica.
+        queued_prefill_tokens: prompt tokens accepted and not yet computed.
+        pending_decode_tokens: upper estimate of tokens still to generate for running and queued requests.
+        kv_free_tokens: room left in the KV cache, None if the replica does not know.
+        age_s: how old the load figures are (remote replicas report now and then).
+    """
+
+    info: ReplicaInfo
+    available: bool
+    slots: int
+    running: int = 0
+    queued: int = 0
+    queued_prefill_tokens: int = 0
+    pending_decode_tokens: int = 0
+    kv_free_tokens: int | None = None
+    age_s: float = 0.0
+    why: str = ""
+
+
+class Replica(Protocol):
+    """An addressable copy serving one model variant."""
+
+    @property
+    def info(self) -> ReplicaInfo:
+        """The static description."""
+        ...
+
+    @property
+    def link(self) -> Link | None:
+        """The network link to it, None if it runs in this process or on this host."""
+        ...
+
+    def snapshot(self) -> ReplicaSnapshot:
+        """Return the load now. Cheap: called for every candidate of every decision; never does I/O."""
+        ...
+
+    def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Stream the answer; closing the generator cancels the work on the replica.
+
+        Raises:
+            InvalidRequest: the replica cannot serve this request at all; sending it elsewhere may still help.
+            Refused: no room; carries the replica's own estimate of when to come back.
+            ReplicaUnreachable: nothing was generated.
+            ReplicaBroken: the stream ended early.
+        """
+        ...

@@ -1,0 +1,114 @@
+"""The engine computes what transformers computes, however the work is cut into steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from router.values.request import SamplingParams
+from tests.support import engine_models
+from tests.support.engine_models import Bench, prompt, small
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("weights")
+
+
+@pytest.fixture(scope="module")
+def llama(folder: Path) -> Path:
+    return engine_models.save("llama", folder)
+
+
+def _alone(weights: Path, tokens: list[int], max_tokens: int = 12, **options: Any) -> list[int]:
+    bench = Bench(small(weights, token_budget=512, prefix_caching=False))
+    bench.add(0, tokens, max_tokens, **options)
+    return bench.run()[0]
+
+
+@pytest.mark.parametrize("gathered", [False, True], ids=["runs", "gathered"])
+@pytest.mark.parametrize("name", engine_models.ARCHITECTURES)
+def test_logits_equal_transformers(name: str, gathered: bool, folder: Path) -> None:
+    weights = engine_models.save(name, folder)
+    bench = Bench(small(weights), gathered=gathered)
+    tokens = prompt(50)
+    bench.add(0, tokens, 33)
+    answer = bench.run()[0]
+    with torch.no_grad():
+        expected = engine_models.reference(name)(torch.tensor([tokens + answer])).logits[0, len(tokens) - 1 : -1]
+    computed = torch.cat(bench.logits)
+    assert len(computed) == 33  # the prompt's last token and 32 decode steps
+    assert (computed - expected).abs().max() <= 1e-3
+    assert expected.argmax(-1).tolist() == answer
+
+
+def test_kept_layers_equal_transformers_without_the_others(llama: Path) -> None:
+    bench = Bench(small(llama, layers=(0, 2)))
+    tokens = prompt(30)
+    bench.add(0, tokens, 1)
+    bench.run()
+    model = engine_models.reference("llama")
+    del model.model.layers[1]
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+    assert (bench.logits[0][0] - expected).abs().max() <= 1e-3
+
+
+@pytest.mark.parametrize("budget", [7, 16, 33])
+def test_a_prompt_in_chunks_equals_the_whole(llama: Path, budget: int) -> None:
+    bench = Bench(small(llama, token_budget=budget))
+    bench.add(0, prompt(90))
+    assert bench.run()[0] == _alone(llama, prompt(90))
+    assert bench.core.load().steps >= 90 // budget
+
+
+@pytest.mark.parametrize("length", [32, 33, 47, 48])
+def test_a_prefix_hit_equals_the_plain_run(llama: Path, length: int) -> None:
+    bench = Bench(small(llama))
+    bench.add(0, prompt(64))
+    bench.run()
+    bench.add(1, prompt(64)[:length])
+    assert bench.run()[1] == _alone(llama, prompt(64)[:length])
+    assert bench.core.load().prefix_hit_tokens == (length - 1) // 16 * 16
+
+
+def test_a_preempted_sequence_ends_like_one_left_alone(llama: Path) -> None:
+    bench = Bench(small(llama, kv_cache_tokens=128, max_context_tokens=128, kv_block_tokens=4))
+    for handle in range(4):
+        bench.add(handle, prompt(20, handle), 30, arrival_s=float(handle))
+    answers = bench.run()
+    assert bench.core.load().preemptions > 0
+    assert answers == {handle: _alone(llama, prompt(20, handle), 30) for handle in range(4)}
+
+
+def test_sampling_survives_preemption_and_company(llama: Path) -> None:
+    sampled = {"sampling": SamplingParams(temperature=0.9, top_p=0.9, seed=5, repetition_penalty=1.1)}
+    alone = _alone(llama, prompt(20), 30, **sampled)
+    bench = Bench(small(llama, kv_cache_tokens=96, max_context_tokens=96, kv_block_tokens=4))
+    for handle in range(3):
+        bench.add(handle, prompt(20, handle + 1), 30)
+    bench.add(9, prompt(20), 30, arrival_s=9.0, **sampled)
+    assert bench.run()[9] == alone
+    assert bench.core.load().preemptions > 0
+
+
+def test_company_does_not_change_an_answer(llama: Path) -> None:
+    lengths = [3, 17, 40, 64, 5, 29, 80, 11]
+    bench = Bench(small(llama))
+    for handle, length in enumerate(lengths):
+        bench.add(handle, prompt(length, handle))
+        bench.step()
+    answers = bench.run()
+    assert answers == {handle: _alone(llama, prompt(length, handle)) for handle, length in enumerate(lengths)}
+
+
+@pytest.mark.parametrize("budget", [24, 64])
+def test_bfloat16_is_close(llama: Path, budget: int) -> None:
+    exact, rounded = (Bench(small(llama, dtype=dtype, token_budget=budget)) for dtype in ("float32", "bfloat16"))
+    for bench in (exact, rounded):
+        bench.add(0, prompt(60), 1)
+        bench.run()
+    assert torch.nn.functional.cosine_similarity(exact.logits[0], rounded.logits[0]).item() > 0.999

@@ -1,0 +1,234 @@
+"""Scheduling without a model: budgets, order, preemption, and blocks that are conserved through random lives."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloud_tier.engine.core import EngineCore
+from cloud_tier.engine.messages import Segment, Tokens
+from cloud_tier.engine.protocol import EngineConfig, EngineRequest
+from router.base.errors import ConfigError
+from router.values.request import FinishReason, SamplingParams
+
+VOCAB = 32
+
+
+class ManualClock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    async def sleep(self, duration_s: float) -> None:
+        self.time_s += duration_s
+
+
+class Echo:
+    """A core over a model that answers token t with t + 1; notes every step's segments."""
+
+    def __init__(self, clock: ManualClock | None = None, **options: Any) -> None:
+        values = {"kv_cache_tokens": 64, "kv_block_tokens": 4, "token_budget": 16, "max_running": 4, **options}
+        self._config = config = EngineConfig(weights="none", **values)
+        self.steps: list[list[Segment]] = []
+        self.seconds_a_token = 0.0
+        self._clock = clock or ManualClock()
+        self.core = EngineCore(
+            config, self._compute, vocab_size=VOCAB, context_tokens=config.kv_cache_tokens, clock=self._clock
+        )
+        self.ended: dict[int, FinishReason] = {}
+        self.answers: dict[int, list[int]] = {}
+
+    def add(self, handle: int, length: int, max_tokens: int = 8, **options: Any) -> None:
+        self.answers[handle] = []
+        sampling = options.pop("sampling", SamplingParams(temperature=0))
+        self.core.add(
+            handle, EngineRequest(f"r{handle}", tuple([handle % VOCAB] * length), sampling, max_tokens, **options)
+        )
+
+    def step(self) -> list[Tokens]:
+        brought = self.core.step()
+        self.core.check()
+        assert 0 < len(self.steps[-1]) <= self._config.max_running
+        assert sum(self.lengths()) <= self._config.token_budget
+        for segment in self.steps[-1]:
+            blocks = sum(number for _, number in segment.runs)
+            assert segment.start + len(segment.tokens) <= blocks * self._config.kv_block_tokens
+        for one in brought:
+            self.answers[one.handle] += one.token_ids
+            if one.finish_reason is not None:
+                self.ended[one.handle] = one.finish_reason
+        return brought
+
+    def run(self) -> None:
+        while self.core.busy:
+            self.step()
+
+    def lengths(self) -> list[int]:
+        return [len(segment.tokens) for segment in self.steps[-1]]
+
+    def _compute(self, segments: list[Segment]) -> torch.Tensor | None:
+        self.steps.append(segments)
+        self._clock.time_s += self.seconds_a_token * sum(len(segment.tokens) for segment in segments)
+        last = [segment.tokens[-1] for segment in segments if segment.draws]
+        if not last:
+            return None
+        logits = torch.zeros(len(last), VOCAB)
+        logits[torch.arange(len(last)), (torch.tensor(last) + 1) % VOCAB] = 1.0
+        return logits
+
+
+def test_decoding_comes_before_prompts_and_the_budget_holds() -> None:
+    echo = Echo()
+    echo.add(0, 4)
+    echo.step()
+    echo.add(1, 40)
+    echo.step()
+    assert echo.lengths() == [1, 15]
+    echo.step()
+    assert echo.lengths() == [1, 15]
+    echo.step()
+    assert echo.lengths() == [1, 10]
+    echo.run()
+    assert len(echo.answers[0]) == len(echo.answers[1]) == 8
+
+
+def test_prompts_hold_decoding_up_no_longer_than_the_target() -> None:
+    clock = ManualClock()
+    echo = Echo(clock, token_budget=40, kv_cache_tokens=512, step_target_s=0.1)
+    echo.seconds_a_token = 0.01
+    echo.add(0, 4, 100)
+    echo.add(1, 200, 1)
+    echo.step()
+    assert echo.lengths() == [4, 36]  # nobody decodes yet
+    for _ in range(5):
+        echo.step()
+        assert echo.lengths()[0] == 1
+        assert 8 <= echo.lengths()[1] <= 10  # at 100 tokens a second
+
+
+def test_the_rest_of_the_budget_goes_to_the_next_waiting() -> None:
+    echo = Echo()
+    echo.add(0, 6)
+    echo.add(1, 30)
+    echo.step()
+    assert echo.lengths() == [6, 10]
+
+
+def test_higher_priority_is_served_first_then_earlier_arrival() -> None:
+    echo = Echo(max_running=1)
+    echo.add(0, 4, 1, arrival_s=3.0)
+    echo.add(1, 4, 1, arrival_s=1.0)
+    echo.add(2, 4, 1, arrival_s=2.0, priority=5)
+    echo.run()
+    assert list(echo.ended) == [2, 1, 0]
+
+
+def test_lack_of_blocks_preempts_the_least_and_latest() -> None:
+    echo = Echo(kv_cache_tokens=48)
+    echo.add(0, 12, 30, arrival_s=1.0)
+    echo.add(1, 12, 30, arrival_s=2.0, priority=-1)
+    echo.add(2, 12, 30, arrival_s=3.0)
+    while not echo.core.load().preemptions:
+        echo.step()
+    assert echo.core.load().queued == 1
+    echo.run()
+    assert set(echo.ended) == {0, 1, 2}
+    assert list(echo.ended)[-1] == 1
+    for handle, answer in echo.answers.items():
+        assert answer == [(handle + 1 + step) % VOCAB for step in range(30)]
+
+
+def test_a_preempted_sequence_goes_to_the_head_of_its_class() -> None:
+    echo = Echo(kv_cache_tokens=32, max_running=2, prefix_caching=False)
+    echo.add(0, 8, 20, arrival_s=1.0)
+    echo.add(1, 8, 20, arrival_s=2.0)
+    echo.step()
+    echo.add(2, 8, 1, arrival_s=1.5)
+    echo.add(3, 8, 1, arrival_s=0.5)
+    while not echo.core.load().preemptions:
+        echo.step()
+    assert [sequence.handle for sequence in echo.core._scheduler.waiting] == [1, 3, 2]
+    echo.run()
+    assert len(echo.answers[1]) == 20
+
+
+def test_the_window_ends_an_answer() -> None:
+    echo = Echo(kv_cache_tokens=16)
+    echo.add(0, 10, 100)
+    echo.run()
+    assert len(echo.answers[0]) == 6
+    assert echo.ended == {0: FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize(("ignore_eos", "answer"), [(False, [1, 2]), (True, [1, 2, 3, 4])])
+def test_an_end_token_ends_the_answer_and_is_not_emitted(ignore_eos: bool, answer: list[int]) -> None:
+    echo = Echo()
+    echo.add(0, 4, 4, eos_ids=frozenset({3}), sampling=SamplingParams(temperature=0, ignore_eos=ignore_eos))
+    echo.run()
+    assert echo.answers[0] == answer
+    assert echo.ended[0] is (FinishReason.LENGTH if ignore_eos else FinishReason.STOP)
+
+
+def test_load_counts_what_is_left_to_do() -> None:
+    echo = Echo(max_running=1, token_budget=16)
+    echo.add(0, 20, 5)
+    echo.add(1, 10, 7)
+    echo.step()
+    load = echo.core.load()
+    assert (load.running, load.queued) == (1, 1)
+    assert load.queued_prefill_tokens == 4 + 10
+    assert load.pending_decode_tokens == 12
+    assert (load.kv_blocks_total, load.kv_blocks_free) == (16, 11)
+    echo.run()
+    assert echo.core.load().kv_blocks_free == 16
+
+
+def test_a_budget_that_decoding_alone_would_eat_is_refused() -> None:
+    with pytest.raises(ConfigError, match="token_budget = 4 must exceed max_running = 4"):
+        EngineConfig(weights="none", token_budget=4, max_running=4)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_random_lives_end_with_every_block_free_and_every_answer_right(seed: int) -> None:
+    draw = random.Random(seed)
+    echo = Echo(
+        kv_cache_tokens=draw.choice([32, 64, 128]),
+        kv_block_tokens=draw.choice([1, 4, 8]),
+        token_budget=draw.choice([5, 9, 40]),
+        prefix_caching=draw.random() < 0.7,
+    )
+    aborted: set[int] = set()
+    for handle in range(draw.randrange(1, 14)):
+        echo.add(
+            handle,
+            draw.randrange(1, 30),
+            draw.randrange(1, 25),
+            priority=draw.randrange(-1, 2),
+            arrival_s=draw.random(),
+        )
+        for _ in range(draw.randrange(4)):
+            if echo.core.busy:
+                echo.step()
+        if draw.random() < 0.3:
+            victim = draw.randrange(handle + 1)
+            if victim not in echo.ended:
+                aborted.add(victim)
+            echo.core.abort(victim)
+            echo.core.check()
+    echo.run()
+    assert set(echo.ended) == set(echo.answers) - aborted
+    for handle, answer in echo.answers.items():
+        assert answer == [(handle + 1 + step) % VOCAB for step in range(len(answer))]
+    load = echo.core.load()
+    assert load.kv_blocks_free == load.kv_blocks_total
+    assert (load.queued_prefill_tokens, load.pending_decode_tokens) == (0, 0)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.fake_engine import toy_model_directory
+from tests.support.paths import REPOSITORY
+
+
+def _overspill(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "overspill", "cloud", *arguments],
+        cwd=REPOSITORY,
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_check_says_what_would_be_served(tmp_path: Path) -> None:
+    folder = toy_model_directory(tmp_path / "toy")
+    key = "s3cret-s3cret-s3cret"
+    done = _overspill(
+        "check", "--model", str(folder), "--tensor-parallel", "2", "--device", "cpu", "--host", "0.0.0.0",  # noqa: S104
+        env={"OVERSPILL_CLOUD_API_KEYS": key},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "model    toy (family toy, rung 0): 2 ranks on cpu, float32, window 512 tokens" in done.stdout
+    assert "1 API key" in done.stdout
+    assert key not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--host", "0.0.0.0"], "is reachable from other machines, and no API key is set"),  # noqa: S104
+        ([], "no model to serve: name one with --model"),
+        (["--model", "smollm2-135m"], "overspill models pull smollm2-135m"),
+        (["--model", "nonsense"], "no model `nonsense` in the catalogue"),
+        (["--model", "nonsense", "--device", "tpu"], "tpu"),
+        (["--config", "/nowhere.toml"], "cannot read /nowhere.toml"),
+    ],
+)
+def test_what_cannot_be_served_ends_with_2_and_one_line(arguments: list[str], named: str) -> None:
+    done = _overspill("serve", *arguments)
+    assert done.returncode == 2
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_is_there_and_names_every_flag() -> None:
+    done = _overspill("serve", "--help", env={"COLUMNS": "200", "TERM": "dumb"})
+    assert done.returncode == 0
+    for flag in ("--config", "--model", "--tensor-parallel", "--host", "--port", "--device", "--dtype"):
+        assert flag in done.stdout
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_without_torch_the_extra_is_named_before_anything_starts(tmp_path: Path, command: str) -> None:
+    folder = toy_model_directory(tmp_path / "toy")
+    arguments = ["overspill", "cloud", command, "--model", str(folder), "--port", "0", "--device", "cpu"]
+    code = (
+        f"import subprocess, sys; sys.modules['torch'] = None; sys.argv = {arguments!r}; "
+        "import overspill; overspill.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "needs the extra `cloud`: torch cannot be imported; run: pip install " in done.stderr
+    assert done.stdout == ""

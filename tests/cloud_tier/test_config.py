@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from cloud_tier import lineup
+from cloud_tier.config import (
+    AuthConfig,
+    CloudConfig,
+    ModelConfig,
+    ServerConfig,
+    is_loopback,
+    load,
+    read_keys,
+    replace_models,
+    require_keys,
+)
+from cloud_tier.lineup import count_gpus, line_up
+from models.catalogue.catalogue import load_catalog
+from models.store.store import ModelStore
+from router.base.config import Flag
+from router.base.errors import ArtifactError, ConfigError, ModelNotFound
+from tests.support.fake_engine import toy_model_directory
+from tests.support.paths import REPOSITORY
+
+EXAMPLE = REPOSITORY / "examples" / "cloud.toml"
+KEY = "k" * 32
+
+
+def _written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "cloud.toml"
+    path.write_text(text)
+    return path
+
+
+def _keys_of(shape: type, prefix: str = "") -> set[str]:
+    keys = set()
+    for field in msgspec.structs.fields(shape):
+        keys.add(f"{prefix}{field.name}")
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            keys |= _keys_of(field.type, f"{prefix}{field.name}.")
+    return keys
+
+
+def test_the_example_loads_and_shows_the_defaults() -> None:
+    config = load(EXAMPLE, environ={})
+    assert [(model.variant, model.tensor_parallel) for model in config.models] == [
+        ("smollm2-135m-fp32", 2),
+        ("smollm2-135m-pruned-fp32", 1),
+    ]
+    assert msgspec.structs.replace(config, models=()) == CloudConfig()
+    assert config.models[1] == ModelConfig(variant="smollm2-135m-pruned-fp32")
+
+
+def test_the_example_documents_every_key() -> None:
+    text = EXAMPLE.read_text()
+    wanted = {key.rpartition(".")[2] for key in _keys_of(CloudConfig)} | _keys_of(ModelConfig)
+    tables = set(re.findall(r"^#? ?\[+([a-z.]+)\]+", text, re.MULTILINE))
+    written = set(re.findall(r"^(?:# )?([a-z_]+) = ", text, re.MULTILINE))
+    assert wanted - written - {name.rpartition(".")[2] for name in tables} == set()
+
+
+def test_no_file_means_the_defaults_under_environment_and_flags() -> None:
+    environ = {"OVERSPILL_CLOUD__SERVER__PORT": "8701", "OVERSPILL_CLOUD__SERVER__DRAIN_S": "5"}
+    config = load(
+        None, flags={"server.host": Flag("--host", None), "server.port": Flag("--port", 8702)}, environ=environ
+    )
+    assert config.server == ServerConfig(port=8702, drain_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[server]\nprot = 1", r"cloud.toml:2: unknown key `server.prot`; did you mean `port`"),
+        ("[server]\nport = '8700'", r"cloud.toml:2: `server.port`"),
+        ("[server]\ndrain_s = -1", r"cloud.toml:2: `server.drain_s`"),
+        ("[[models]]\nvariant = 'a'\ntensor_parallel = 0", r"tensor_parallel"),
+        ("[[models]]\nvariant = 'a'\ndevice = 'tpu'", r"device"),
+        ("[[models]]\ntensor_parallel = 2", r"either `variant` or `path`"),
+        ("[[models]]\nvariant = 'a'\npath = '/b'", r"both"),
+        ("[[models]]\nvariant = 'a'\nname = 'b'", r"go with `path`"),
+        ("[[models]]\npath = '/models/my model'", r"`name` = 'my model'"),
+        ("[router]\npolicy = 'magic'", r"policy 'magic'"),
+        ("[limits]\nmax_requests = 0", r"limits.max_requests"),
+        ("[auth]\nkeys = ['x']", r"unknown key `auth.keys`"),
+        ("models = 3", r"models"),
+        ("[server", r"not valid TOML"),
+    ],
+)
+def test_a_wrong_file_names_the_key(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load(_written(tmp_path, text), environ={})
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"cannot read /nowhere/cloud.toml"):
+        load(Path("/nowhere/cloud.toml"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
+def test_loopback_needs_no_key(host: str) -> None:
+    assert is_loopback(host)
+    require_keys(ServerConfig(host=host), AuthConfig(), frozenset())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "127.0.0.1.example.org"])  # noqa: S104
+def test_everything_else_needs_one_and_names_the_remedy(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"OVERSPILL_CLOUD_API_KEYS=\$\(openssl"):
+        require_keys(ServerConfig(host=host), AuthConfig(), frozenset())
+    require_keys(ServerConfig(host=host), AuthConfig(), frozenset({KEY}))
+
+
+def test_keys_come_from_file_and_environment(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"# two keys\n{KEY}1\n\n{KEY}2  # the second\n")
+    keys = read_keys(AuthConfig(keys_file=str(path)), {"OVERSPILL_CLOUD_API_KEYS": f"{KEY}3, {KEY}4"})
+    assert keys == {f"{KEY}{number}" for number in range(1, 5)}
+    assert read_keys(AuthConfig(keys_env="OTHER"), {"OVERSPILL_CLOUD_API_KEYS": KEY}) == frozenset()
+
+
+def test_a_key_that_is_none_is_refused_without_being_shown(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{KEY}\nhunter2\n")
+    with pytest.raises(ConfigError, match=rf"{path}:2: .* at least 16") as raised:
+        read_keys(AuthConfig(keys_file=str(path)), {})
+    assert "hunter2" not in raised.value.message
+    path.write_bytes(b"\xff" * 20)
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        read_keys(AuthConfig(keys_file=str(path)), {})
+    with pytest.raises(ConfigError, match="No such file"):
+        read_keys(AuthConfig(keys_file=str(tmp_path / "none")), {})
+
+
+def test_model_flags_replace_the_list_but_keep_what_the_file_says_about_a_model() -> None:
+    config = load(EXAMPLE, environ={})
+    chosen = replace_models(config, ["smollm2-135m-fp32", "other"], {"device": "cpu", "dtype": None})
+    assert [(m.variant, m.tensor_parallel, m.device) for m in chosen.models] == [
+        ("smollm2-135m-fp32", 2, "cpu"),
+        ("other", 1, "cpu"),
+    ]
+    assert replace_models(config, [], {}) == config
+
+
+def test_a_wrong_flag_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^--device: .* = 'tpu': expected one of 'auto', 'cpu', 'cuda'"):
+        replace_models(CloudConfig(), ["a"], {"device": "tpu"})
+
+
+# --- the line-up -----------------------------------------------------------------------------------------------------
+
+
+def _line_up(tmp_path: Path, *entries: ModelConfig):
+    catalog = load_catalog()
+    return line_up(entries, catalog, ModelStore(tmp_path / "store", catalog), lambda **_: 0)
+
+
+def test_a_directory_is_served_under_its_name(tmp_path: Path) -> None:
+    folder = toy_model_directory(tmp_path / "Toy-Model")
+    (place,) = _line_up(tmp_path, ModelConfig(path=str(folder)))
+    assert (place.info.variant, place.info.family, place.info.rung) == ("Toy-Model", "Toy-Model", 0)
+    assert place.info.context_tokens == 512
+    assert (place.engine.weights, place.engine.dtype, place.engine.device) == (str(folder), "float32", "cpu")
+    assert place.info.prior.source.startswith("estimated from")
+    assert place.prompts().template is not None
+
+
+def test_directories_can_make_a_ladder_and_one_model_several_engines(tmp_path: Path) -> None:
+    big = str(toy_model_directory(tmp_path / "big"))
+    small = str(toy_model_directory(tmp_path / "small"))
+    places = _line_up(
+        tmp_path,
+        ModelConfig(path=big, family="toy", max_context_tokens=128),
+        ModelConfig(path=big, family="toy"),
+        ModelConfig(path=small, family="toy", rung=1, quality=0.5),
+    )
+    assert [p.info.replica_id for p in places] == ["engine/big", "engine/big#2", "engine/small"]
+    assert len({p.info.endpoint for p in places}) == 3, "engines fail one by one"
+    assert [(p.info.family, p.info.rung) for p in places] == [("toy", 0), ("toy", 0), ("toy", 1)]
+    assert places[0].info.context_tokens == 128
+
+
+@pytest.mark.parametrize(
+    ("entries", "error", "named"),
+    [
+        ([], ConfigError, "no model to serve"),
+        ([{"variant": "smollm3"}], ModelNotFound, "smollm2-135m-fp32.*Hugging Face directory"),
+        ([{"variant": "smollm2-135m-int8"}], ConfigError, "ONNX artifact .* smollm2-135m-fp32"),
+        ([{"variant": "smollm2-135m"}], ArtifactError, "overspill models pull smollm2-135m"),
+        ([{"path": "DIR", "tensor_parallel": 3}], ConfigError, "the model has 2 KV heads"),
+        ([{"path": "DIR"}, {"path": "OTHER", "name": "dir"}], ConfigError, "two different models are called `dir`"),
+        ([{"path": "DIR", "family": "f"}, {"path": "OTHER", "family": "dir"}], ConfigError, "another model's family"),
+        ([{"path": "/nowhere/model"}], ArtifactError, "/nowhere/model"),
+    ],
+)
+def test_a_line_up_that_cannot_be_says_why(tmp_path: Path, entries, error: type[Exception], named: str) -> None:
+    found = {"DIR": str(toy_model_directory(tmp_path / "dir")), "OTHER": str(toy_model_directory(tmp_path / "other"))}
+    models = [ModelConfig(**{k: found.get(v, v) if k == "path" else v for k, v in e.items()}) for e in entries]
+    with pytest.raises(error, match=named):
+        _line_up(tmp_path, *models)
+
+
+def test_the_automatic_device_is_asked_for_once_and_sets_the_dtype(tmp_path: Path) -> None:
+    folder = str(toy_model_directory(tmp_path / "toy"))
+    asked = []
+
+    def gpus(*, expected: bool) -> int:
+        asked.append(expected)
+        return 1
+
+    catalog = load_catalog()
+    entries = [ModelConfig(path=folder), ModelConfig(path=folder), ModelConfig(path=folder, device="cpu")]
+    places = line_up(entries, catalog, ModelStore(tmp_path, catalog), gpus)
+    assert [(p.engine.device, p.engine.dtype) for p in places] == [
+        ("cuda", "bfloat16"),
+        ("cuda", "bfloat16"),
+        ("cpu", "float32"),
+    ]
+    assert asked == [False]
+
+
+def test_threads_share_the_cores_but_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(toy_model_directory(tmp_path / "toy"))
+    entries = [
+        ModelConfig(path=folder, tensor_parallel=2),
+        ModelConfig(path=folder),
+        ModelConfig(path=folder, threads=5),
+    ]
+    for cores, threads in ((1, 1), (2, 1), (13, 3), (999, 16)):
+        monkeypatch.setattr(lineup, "usable_cores", lambda cores=cores: cores)
+        assert [place.engine.threads for place in _line_up(tmp_path, *entries)] == [threads, threads, 5]
+
+
+def test_the_gpus_of_this_machine_are_those_of_torch() -> None:
+    assert count_gpus(expected=True) == torch.cuda.device_count()
+    assert count_gpus(expected=False) in {0, torch.cuda.device_count()}
+
+
+@pytest.mark.parametrize(
+    ("entry", "gpus", "named"),
+    [
+        ({"tensor_parallel": 2}, 1, "torch finds 1 here; use at most 1, or device = 'cpu'"),
+        ({"device": "cuda"}, 0, "torch finds 0 here; set device = 'cpu', or install its driver"),
+    ],
+)
+def test_fewer_gpus_than_ranks_are_found_out_before_an_engine_starts(
+    tmp_path: Path, entry: dict[str, Any], gpus: int, named: str
+) -> None:
+    folder, catalog = str(toy_model_directory(tmp_path / "toy")), load_catalog()
+    with pytest.raises(ConfigError, match=named):
+        line_up([ModelConfig(path=folder, **entry)], catalog, ModelStore(tmp_path, catalog), lambda **_: gpus)
+
+
+def test_gpus_by_name_are_left_to_the_ranks(tmp_path: Path) -> None:
+    folder, catalog = str(toy_model_directory(tmp_path / "toy")), load_catalog()
+    entry = ModelConfig(path=folder, device="cuda", tensor_parallel=2, gpus=("2", "3"))
+    (place,) = line_up([entry], catalog, ModelStore(tmp_path, catalog), lambda **_: 1)
+    assert (place.engine.device, place.engine.gpus) == ("cuda", ("2", "3"))
+
+
+def test_every_rank_needs_a_gpu_of_its_own() -> None:
+    with pytest.raises(ValueError, match="one for each rank"):
+        ModelConfig(variant="smollm2-135m-fp32", tensor_parallel=2, gpus=("0",))

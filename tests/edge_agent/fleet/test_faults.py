@@ -1,0 +1,177 @@
+"""Real processes, real kills: the agent with SIGKILL, the broker frozen with SIGSTOP, many devices at once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_agent.fleet.session import Description, FleetSession
+from edge_agent.mqtt.config import FleetConfig
+from router.fleetwire.documents import Snapshot
+from tests.support.fleet_rig import Broker, Spy, until
+from tests.support.paths import REPOSITORY
+
+pytestmark = pytest.mark.broker
+
+AGENT = textwrap.dedent(
+    """
+    import asyncio, json, sys
+    from edge_agent.fleet.config import FleetConfig
+    from edge_agent.fleet.outbox import Outbox
+    from edge_agent.fleet.session import Description, FleetSession
+    from router.wire.fleet import Snapshot
+
+    class Loud(Outbox):
+        def put(self, row):
+            stored = super().put(row)
+            if row.kind == "telemetry":
+                print("stored", row.key, flush=True)
+            return stored
+
+    async def main():
+        config = FleetConfig(enabled=True, port=int(sys.argv[1]), device="cam-1", state_dir=sys.argv[2],
+                             telemetry_interval_s=0.02, reconnect_min_s=0.05, reconnect_max_s=0.2, will_delay_s=0)
+        force = {}
+        session = FleetSession(config, apply=lambda d: force.update(d.overrides), describe=lambda: Description(force),
+                               telemetry=Snapshot)
+        loud = Loud(session._courier.outbox.path)
+        session._courier.outbox = loud
+        async with session:
+            print("started", json.dumps(force), flush=True)
+            await asyncio.Event().wait()
+
+    asyncio.run(main())
+    """
+)
+
+
+class Agent:
+    """An agent in a process of its own."""
+
+    def __init__(self, port: int, state: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", AGENT, str(port), str(state)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+        )
+        self.stored: list[str] = []
+        self.started = ""
+
+    def read_until(self, samples: int) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._take(line)
+            if len(self.stored) >= samples:
+                return
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._take(line)
+        self.process.stdout.close()
+        self.process.wait()
+
+    def _take(self, line: str) -> None:
+        word, _, rest = line.rstrip("\n").partition(" ")
+        if word == "stored":
+            self.stored.append(rest)
+        elif word == "started":
+            self.started = rest
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    folder = tmp_path / "broker"
+    folder.mkdir()
+    with Broker(folder) as running:
+        yield running
+
+
+async def test_kill_nine_loses_no_stored_sample_and_announces_the_loss(broker: Broker, tmp_path: Path) -> None:
+    stored: list[str] = []
+    with Spy(broker.port) as spy:
+        desired = {"version": 1, "issued_at": "2026-03-01T00:00:00Z", "router": {"max_queue": 5}}
+        spy.publish("overspill/v1/default/cam-1/desired", desired, retain=True)
+        for life in range(3):
+            agent = Agent(broker.port, tmp_path / "state")
+            try:
+                await asyncio.to_thread(agent.read_until, 10)
+                if life == 0:
+                    await until(lambda: [r for r in spy.payloads("reported") if r["state"] == "applied"])
+            finally:
+                await asyncio.to_thread(agent.kill)
+            assert agent.started == ("{}" if life == 0 else '{"router": {"max_queue": 5}}')
+            stored += agent.stored
+            births = [s["birth"] for s in spy.payloads("status") if s["state"] == "online"]
+            await until(
+                lambda births=births: [
+                    s for s in spy.payloads("status") if s["reason"] == "will" and s["birth"] >= max(births)
+                ]
+            )
+        last = Agent(broker.port, tmp_path / "state")
+        try:
+            await until(lambda: set(stored) <= {sample["key"] for sample in spy.payloads("telemetry")})
+        finally:
+            await asyncio.to_thread(last.kill)
+        births = [s["birth"] for s in spy.payloads("status") if s["state"] == "online"]
+        assert sorted(set(births)) == births
+
+
+def session(port: int, folder: Path, device: str = "cam-1", **more: Any) -> FleetSession:
+    config = FleetConfig(
+        enabled=True, port=port, device=device, state_dir=str(folder / "state"), reconnect_min_s=0.1, **more
+    )
+    return FleetSession(config, apply=lambda _: None, describe=lambda: Description({}), telemetry=Snapshot)
+
+
+async def test_a_frozen_broker_never_holds_up_the_event_loop_or_the_shutdown(broker: Broker, tmp_path: Path) -> None:
+    assert broker.process is not None
+    worst_s = 0.0
+
+    async def tick() -> None:
+        nonlocal worst_s
+        while True:
+            began_s = time.monotonic()
+            await asyncio.sleep(0.01)
+            worst_s = max(worst_s, time.monotonic() - began_s)
+
+    ticking = asyncio.create_task(tick())
+    try:
+        async with session(broker.port, tmp_path, telemetry_interval_s=0.02, keepalive_s=1) as running:
+            await until(lambda: running.connected)
+            broker.process.send_signal(signal.SIGSTOP)
+            await until(lambda: not running.connected)
+            async with session(broker.port, tmp_path, device="late", connect_timeout_s=0.3) as late:
+                await asyncio.sleep(1.0)
+                assert not late.connected
+            began_s = time.monotonic()
+        assert time.monotonic() - began_s < 10
+        assert worst_s < 2.5, "the loop was held up"
+    finally:
+        broker.process.send_signal(signal.SIGCONT)
+        ticking.cancel()
+        await asyncio.gather(ticking, return_exceptions=True)
+
+
+async def test_a_site_full_of_devices_comes_back_after_the_broker_was_killed(broker: Broker, tmp_path: Path) -> None:
+    fleet = [session(broker.port, tmp_path, device=f"cam-{n}", reconnect_max_s=0.5) for n in range(20)]
+    await asyncio.gather(*(device.__aenter__() for device in fleet))
+    try:
+        await until(lambda: all(device.connected for device in fleet))
+        broker.stop(signal.SIGKILL)
+        await until(lambda: not any(device.connected for device in fleet))
+        broker.start()
+        await until(lambda: all(device.connected for device in fleet), 30)
+        with Spy(broker.port) as spy:
+            await until(lambda: {s["birth"] for s in spy.payloads("status")} and len(spy.payloads("status")) == 20)
+            await until(lambda: len(spy.payloads("reported")) == 20)
+    finally:
+        await asyncio.gather(*(device.__aexit__() for device in fleet))

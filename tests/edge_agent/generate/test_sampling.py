@@ -1,0 +1,97 @@
+"""Draws against the definitions they claim to follow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_agent.generate.sampling import Sampler
+from router.values.request import SamplingParams
+
+RNG = np.random.default_rng(5)
+WIDE = (RNG.standard_normal(5000) * 3).astype(np.float32)
+
+
+def draws(logits: np.ndarray, count: int, prompt: tuple[int, ...] = (), **params: object) -> list[int]:
+    sampler = Sampler(SamplingParams(**params), prompt, logits.size)
+    return [sampler.draw(logits) for _ in range(count)]
+
+
+def allowed(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> set[int]:
+    """The tokens that top-k, then top-p leave over, by sorting everything."""
+    order = np.argsort(-logits.astype(np.float64), kind="stable")
+    if top_k:
+        order = order[:top_k]
+    weights = np.exp((logits[order].astype(np.float64) - logits.max()) / temperature)
+    weights /= weights.sum()
+    inside = int(np.searchsorted(np.cumsum(weights), top_p - 1e-12)) + 1
+    return set(order[:inside].tolist())
+
+
+def test_greedy_takes_the_first_of_the_largest() -> None:
+    assert draws(np.array([0, 7, 7, 1], np.float32), 3, temperature=0.0) == [1, 1, 1]
+
+
+def test_a_seed_repeats_and_seeds_differ() -> None:
+    one = draws(WIDE, 50, seed=1, temperature=1.0)
+    assert one == draws(WIDE, 50, seed=1, temperature=1.0)
+    assert one != draws(WIDE, 50, seed=2, temperature=1.0)
+    assert draws(WIDE, 5, seed=-3) == draws(WIDE, 5, seed=-3)
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(0, 60),
+    st.floats(0.05, 1.0),
+    st.floats(0.2, 2.0),
+    st.integers(0, 2**32),
+)
+def test_draws_stay_inside_top_k_and_top_p(top_k: int, top_p: float, temperature: float, seed: int) -> None:
+    inside = allowed(WIDE, temperature, top_k, top_p)
+    found = set(draws(WIDE, 30, top_k=top_k, top_p=top_p, temperature=temperature, seed=seed))
+    assert found <= inside
+
+
+def test_a_nucleus_wider_than_the_first_guess_is_not_cut() -> None:
+    flat = np.zeros(5000, np.float32)
+    found = draws(flat, 3000, top_p=0.9, seed=4)
+    assert max(found) > 3000
+    assert max(found) < 4501
+
+
+def test_frequencies_follow_the_softmax() -> None:
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
+    shares = np.bincount(draws(logits, 20_000, seed=9, temperature=1.0), minlength=4) / 20_000
+    np.testing.assert_allclose(shares, [0.5, 0.3, 0.15, 0.05], atol=0.015)
+    cold = np.bincount(draws(logits, 20_000, seed=9, temperature=0.5), minlength=4) / 20_000
+    squares = np.array([0.25, 0.09, 0.0225, 0.0025])
+    np.testing.assert_allclose(cold, squares / squares.sum(), atol=0.015)
+
+
+def test_presence_and_frequency_count_generated_tokens_only() -> None:
+    logits = np.array([3.0, 2.5, 0.0], np.float32)
+    assert draws(logits, 3, prompt=(0, 0, 0), temperature=0.0, presence_penalty=1.0) == [0, 1, 0]
+    assert draws(logits, 5, temperature=0.0, frequency_penalty=0.3) == [0, 0, 1, 0, 1]
+
+
+def test_repetition_counts_the_prompt_and_pushes_both_signs_down() -> None:
+    assert draws(np.array([3.0, 2.5], np.float32), 1, prompt=(0,), temperature=0.0, repetition_penalty=1.3) == [1]
+    assert draws(np.array([-1.0, -1.1], np.float32), 1, prompt=(0,), temperature=0.0, repetition_penalty=1.3) == [1]
+
+
+def test_logits_are_not_changed() -> None:
+    before = WIDE.copy()
+    draws(WIDE, 5, prompt=(1, 2), repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=1.0, seed=1)
+    np.testing.assert_array_equal(before, WIDE)
+
+
+def test_ids_outside_the_vocabulary_in_the_prompt_do_no_harm() -> None:
+    assert draws(np.array([1.0, 0.0], np.float32), 1, prompt=(99,), temperature=0.0, repetition_penalty=2.0) == [0]
+
+
+def test_worthless_logits_are_an_error() -> None:
+    for bad in (np.nan, np.inf):
+        with pytest.raises(ArithmeticError, match="no usable output"):
+            draws(np.array([0.0, bad], np.float32), 1, temperature=0.0)

@@ -1,0 +1,232 @@
+"""The ONNX runtime on a tiny random llama: chunks, batches and moved rows give the logits of the plain run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_agent.runtime.manifest import read_manifest
+from edge_agent.runtime.onnx.runtime import open_onnx
+from edge_agent.runtime.onnx.session import tensorrt_options
+from edge_agent.runtime.protocol import Runtime, RuntimeRequest, StepInput
+from edge_agent.runtime.registry import open_runtime
+from hardware_profiles.loader import RuntimeOptions
+from router.base.errors import ArtifactError, ConfigError
+from tests.support.tiny_llama import Sizes, run_plain, write_artifact
+
+SIZES = Sizes()
+CPU = RuntimeOptions(intra_op_threads=1)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_artifact(tmp_path_factory.mktemp("tiny") / "tiny-int8", SIZES, prefix=(1,))
+
+
+@pytest.fixture
+def runtime(artifact: Path) -> Iterator[Runtime]:
+    loaded = open_onnx(RuntimeRequest(artifact, CPU, slots=4, context_tokens=256, chunk_tokens=128))
+    yield loaded
+    loaded.close()
+
+
+def ids_of(seed: int, count: int) -> list[int]:
+    return [1, *np.random.default_rng(seed).integers(3, SIZES.vocab, size=count - 1).tolist()]
+
+
+def plain(artifact: Path, ids: list[int]) -> np.ndarray:
+    return run_plain(artifact / "model.onnx", SIZES, ids)["logits"][0]
+
+
+@pytest.mark.parametrize("chunks", [(59,), (16, 16, 16, 11), (1,) * 59, (58, 1), (1, 58)])
+def test_prefill_in_chunks_equals_one_go(runtime: Runtime, artifact: Path, chunks: tuple[int, ...]) -> None:
+    ids = ids_of(3, 60)
+    expected = plain(artifact, ids)
+    sequence, cached = runtime.open(ids)
+    assert cached == 1  # the prefix
+    position = cached
+    for count in chunks:
+        last = position + count == len(ids)
+        logits = runtime.forward([StepInput(sequence, ids[position : position + count], want_logits=last)])
+        position += count
+        assert logits.shape == (1 if last else 0, SIZES.vocab)
+    np.testing.assert_allclose(logits[0], expected[-1], atol=1e-4)
+
+
+def test_a_batch_of_unequal_lengths_equals_each_alone(runtime: Runtime, artifact: Path) -> None:
+    """Sequences join and leave, so that rows move and the pack grows and shrinks under them."""
+    rng = np.random.default_rng(11)
+    prompts = {name: ids_of(name, int(rng.integers(2, 120))) for name in range(10)}
+    expected = {name: plain(artifact, ids_of(name, len(ids) + 100)) for name, ids in prompts.items()}
+    full = {name: ids_of(name, len(ids) + 100) for name, ids in prompts.items()}
+    waiting, open_rows, fed = list(prompts), {}, {}
+    left = {name: int(rng.integers(5, 90)) for name in prompts}
+    while waiting or open_rows:
+        if waiting and len(open_rows) < 4 and rng.random() < 0.4:
+            name = waiting.pop()
+            open_rows[name], fed[name] = runtime.open(prompts[name])
+            chunk = full[name][fed[name] : len(prompts[name])]
+            logits = runtime.forward([StepInput(open_rows[name], chunk)])
+            fed[name] += len(chunk)
+            np.testing.assert_allclose(logits[0], expected[name][fed[name] - 1], atol=2e-4)
+        batch = [name for name in open_rows if rng.random() < 0.8]
+        if not batch:
+            continue
+        logits = runtime.forward([StepInput(open_rows[name], [full[name][fed[name]]]) for name in batch])
+        for row, name in zip(logits, batch, strict=True):
+            fed[name] += 1
+            left[name] -= 1
+            np.testing.assert_allclose(row, expected[name][fed[name] - 1], atol=2e-4)
+            if left[name] == 0:
+                runtime.close_sequence(open_rows.pop(name))
+
+
+def test_a_prompt_without_the_prefix_or_no_longer_than_it_starts_empty(runtime: Runtime, artifact: Path) -> None:
+    for ids in ([5, 6, 7], [1]):
+        sequence, cached = runtime.open(ids)
+        assert cached == 0
+        logits = runtime.forward([StepInput(sequence, ids)])
+        np.testing.assert_allclose(logits[0], plain(artifact, ids)[-1], atol=1e-4)
+        runtime.close_sequence(sequence)
+
+
+def test_the_window_can_be_filled_to_its_last_token(artifact: Path) -> None:
+    runtime = open_onnx(RuntimeRequest(artifact, CPU, slots=1, context_tokens=100, chunk_tokens=128))
+    ids = ids_of(5, 100)
+    sequence, cached = runtime.open(ids)
+    runtime.forward([StepInput(sequence, ids[cached:99])])
+    logits = runtime.forward([StepInput(sequence, ids[99:])])
+    np.testing.assert_allclose(logits[0], plain(artifact, ids)[-1], atol=1e-4)
+    runtime.close()
+
+
+def test_slots_are_counted_and_unknown_sequences_refused(runtime: Runtime) -> None:
+    sequences = [runtime.open([5])[0] for _ in range(4)]
+    with pytest.raises(RuntimeError, match="KV slots"):
+        runtime.open([5])
+    runtime.close_sequence(sequences[0])
+    with pytest.raises(RuntimeError, match="not open"):
+        runtime.forward([StepInput(sequences[0], [5])])
+    with pytest.raises(ValueError, match="same number of ids"):
+        runtime.forward([StepInput(sequences[1], [5]), StepInput(sequences[2], [5, 6])])
+
+
+def test_facts_name_what_is_loaded(runtime: Runtime) -> None:
+    facts = runtime.facts
+    assert (facts.variant, facts.vocab_size, facts.slots, facts.context_tokens) == ("tiny-int8", 61, 4, 256)
+    assert facts.providers == ("CPUExecutionProvider",)
+    assert facts.fallbacks == ()
+
+
+def test_a_missing_accelerator_is_a_visible_fallback(artifact: Path) -> None:
+    options = RuntimeOptions(providers=("tensorrt", "cuda", "cpu"), intra_op_threads=1)
+    runtime = open_onnx(RuntimeRequest(artifact, options, slots=1, context_tokens=64, chunk_tokens=128))
+    assert runtime.facts.providers == ("CPUExecutionProvider",)
+    assert [line.split(":")[0] for line in runtime.facts.fallbacks] == ["tensorrt", "cuda"]
+    runtime.close()
+
+
+def test_tensorrt_gets_all_three_shapes_and_its_caches(artifact: Path) -> None:
+    request = RuntimeRequest(artifact, RuntimeOptions(), slots=2, context_tokens=200, chunk_tokens=128)
+    options = tensorrt_options(read_manifest(artifact), request)
+    assert "past_v.1:2x2x200x8" in options["trt_profile_max_shapes"]
+    assert "attention_bias:1x1x1x2" in options["trt_profile_min_shapes"]
+    assert options["trt_auxiliary_streams"] == "0"
+    assert Path(options["trt_engine_cache_path"]).is_dir()
+
+
+def test_engines_of_a_store_that_cannot_be_written_go_to_the_users_cache(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shut = copied(artifact, tmp_path / "store")
+    (shut / "tensorrt-cache").write_text("no folder can be made here")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    request = RuntimeRequest(shut, RuntimeOptions(), slots=2, context_tokens=200, chunk_tokens=128)
+    cache = Path(tensorrt_options(read_manifest(shut), request)["trt_engine_cache_path"])
+    assert cache.is_dir()
+    assert cache.is_relative_to(tmp_path / "cache")
+    (tmp_path / "cache").rename(tmp_path / "away")
+    (tmp_path / "cache").write_text("nor here")
+    with pytest.raises(ArtifactError, match="TensorRT engines"):
+        tensorrt_options(read_manifest(shut), request)
+
+
+def _flip(directory: Path) -> None:
+    raw = bytearray((directory / "model.onnx").read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (directory / "model.onnx").write_bytes(raw)
+
+
+def _manifest(**changes: object) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        path = directory / "manifest.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "flipped": _flip,
+    "short": lambda directory: (directory / "model.onnx").write_bytes(b""),
+    "gone": lambda directory: (directory / "prefix.npz").unlink(),
+    "foreign": _manifest(format="something-else"),
+    "layers": _manifest(num_layers=3),
+    "outside": _manifest(
+        files={"model.onnx": {"sha256": "0" * 64, "bytes": 1}, "../x": {"sha256": "0" * 64, "bytes": 1}}
+    ),
+    "unlisted": _manifest(files={}),
+    "no-json": lambda directory: (directory / "manifest.json").write_text("{"),
+    "no-manifest": lambda directory: (directory / "manifest.json").unlink(),
+}
+
+
+def copied(artifact: Path, target: Path) -> Path:
+    return shutil.copytree(artifact, target, ignore=shutil.ignore_patterns("tensorrt-cache"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("flipped", "model.onnx is damaged"),
+        ("short", "model.onnx has 0 bytes"),
+        ("gone", "prefix.npz"),
+        ("foreign", "format `something-else`"),
+        ("layers", "prefix.npz"),
+        ("outside", "outside its directory"),
+        ("unlisted", "lists no model.onnx"),
+        ("no-json", "not a valid manifest"),
+        ("no-manifest", "cannot read"),
+    ],
+)
+def test_a_damaged_artifact_names_the_file_and_the_remedy(
+    artifact: Path, tmp_path: Path, change: str, message: str
+) -> None:
+    directory = copied(artifact, tmp_path / "copy")
+    DAMAGES[change](directory)
+    with pytest.raises(ArtifactError, match=message) as raised:
+        open_onnx(RuntimeRequest(directory, CPU, slots=1, context_tokens=64, chunk_tokens=128))
+    assert "overspill models" in raised.value.message
+
+
+def test_a_file_that_is_no_model_is_an_artifact_error(artifact: Path, tmp_path: Path) -> None:
+    directory = copied(artifact, tmp_path / "copy")
+    (directory / "model.onnx").write_bytes(b"not a model")
+    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest["files"]["model.onnx"] = {"sha256": hashlib.sha256(b"not a model").hexdigest(), "bytes": 11}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match="cannot load"):
+        open_onnx(RuntimeRequest(directory, CPU, slots=1, context_tokens=64, chunk_tokens=128))
+
+
+def test_runtimes_are_opened_by_name(artifact: Path) -> None:
+    runtime = open_runtime(RuntimeRequest(artifact, CPU, slots=1, context_tokens=64, chunk_tokens=128))
+    assert runtime.facts.name == "onnx"
+    runtime.close()
+    with pytest.raises(ConfigError, match=r"CUDA|tensorrt"):  # no machine of these tests has a GPU
+        open_runtime(RuntimeRequest(artifact, RuntimeOptions(name="tensorrt"), 1, context_tokens=64, chunk_tokens=16))

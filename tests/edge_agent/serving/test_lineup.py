@@ -1,0 +1,107 @@
+"""The local replicas of an agent: what was begun and not finished leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from typing import Any
+
+import pytest
+
+from edge_agent.config import LocalModels
+from edge_agent.serving.lineup import Lineup
+from edge_agent.serving.local_models import Shelf, local_models
+from edge_agent.serving.replica import LocalModel
+from hardware_profiles.loader import load_profiles
+from router.base.errors import ConfigError, ReplicaUnreachable
+from tests.support.fleet_rig import until
+from tests.support.tiny_store import TinyWorld, build_world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> TinyWorld:
+    return build_world(tmp_path_factory.mktemp("world"))
+
+
+class Models:
+    """Models whose loading waits for `gate`, and of which it is known which are open."""
+
+    def __init__(self, settings: LocalModels) -> None:
+        self.gate = threading.Event()
+        self.loading = threading.Event()
+        self.open = 0
+        self._shelf = Shelf.open(settings)
+
+    def describe(self, settings: LocalModels) -> list[LocalModel]:
+        found = local_models(settings, load_profiles()["generic-x86-cpu"], self._shelf)
+        return [dataclasses.replace(model, open_runtime=self._opening(model)) for model in found]
+
+    def _opening(self, model: LocalModel) -> Any:
+        def opened() -> Any:
+            self.loading.set()
+            assert self.gate.wait(30)
+            runtime = model.open_runtime()
+            close = runtime.close
+
+            def closed() -> None:
+                self.open -= 1
+                close()
+
+            self.open += 1
+            runtime.close = closed
+            return runtime
+
+        return opened
+
+
+def workers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("generate-")]
+
+
+async def test_a_change_that_is_cancelled_leaves_no_thread_and_no_model(world: TinyWorld) -> None:
+    settings = world.config().models
+    models = Models(settings)
+    async with Lineup(models.describe, lambda _: None) as lineup:
+        change = asyncio.create_task(lineup.apply(settings))
+        await until(models.loading.is_set)
+        change.cancel()
+        await asyncio.wait({change})
+        assert change.cancelled()
+        assert lineup.replicas == []
+        models.gate.set()
+        await until(lambda: not workers())  # while the agent lives on with what it had
+        assert models.open == 0
+
+
+async def test_a_lineup_that_is_left_during_a_cancelled_load_waits_for_its_end(world: TinyWorld) -> None:
+    settings = world.config().models
+    models = Models(settings)
+    async with Lineup(models.describe, lambda _: None) as lineup:
+        change = asyncio.create_task(lineup.apply(settings))
+        await until(models.loading.is_set)
+        change.cancel()
+        await asyncio.wait({change})
+        asyncio.get_running_loop().call_later(0.05, models.gate.set)
+    assert workers() == []
+    assert models.open == 0
+
+
+async def test_a_change_that_fails_leaves_no_thread_and_no_model(world: TinyWorld) -> None:
+    settings = world.config(models={"preload": ["tiny-int8", "tiny-pruned-int8"]}).models
+    models = Models(settings)
+    models.gate.set()
+
+    def describe(wanted: LocalModels) -> list[LocalModel]:
+        def broken() -> Any:
+            raise ReplicaUnreachable("no memory left")
+
+        first, second = models.describe(wanted)
+        return [first, dataclasses.replace(second, open_runtime=broken)]
+
+    async with Lineup(describe, lambda _: None) as lineup:
+        with pytest.raises(ConfigError, match="no memory left"):
+            await lineup.apply(settings)
+        assert lineup.replicas == []
+        assert workers() == []
+        assert models.open == 0

@@ -1,0 +1,116 @@
+"""`overspill edge check` and the flags: what could not run is told before it runs."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from typer.testing import CliRunner
+
+from edge_agent.cli import app
+from edge_agent.config import EdgeConfig
+from edge_agent.report import check_lines
+from router.base.errors import ConfigError
+from tests.support.paths import REPOSITORY
+from tests.support.tiny_store import TinyWorld, build_world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> TinyWorld:
+    return build_world(tmp_path_factory.mktemp("world"))
+
+
+def checked(config: EdgeConfig) -> str:
+    return "\n".join(check_lines(config))
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[str]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_taken_port_is_an_error(world: TinyWorld) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port} .*choose another --port"):
+            checked(world.config(gateway={"port": port}))
+    assert checked(world.config(gateway={"port": port})).endswith("\nok")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (200, json.dumps({"data": [{"id": "big"}, {"id": "big-fp32"}]}), "reached, serves big, big-fp32"),
+        (200, json.dumps({"data": []}), "reached, serves nothing yet"),
+        (200, "<html>", "warning   the upstream's list of models cannot be read"),
+        (200, "[1]", "warning   the upstream's list of models cannot be read"),
+        (401, "{}", "warning   the upstream does not accept upstream.api_key"),
+        (404, "{}", "warning   the upstream answers HTTP 404"),
+    ],
+)
+def test_what_the_upstream_answers_is_told(world: TinyWorld, status: int, body: str, says: str) -> None:
+    with answering(status, body.encode()) as url:
+        lines = checked(world.config(upstream={"url": url}))
+    assert says in lines
+    assert lines.endswith("\nok")
+
+
+def test_an_upstream_that_is_away_is_a_warning(world: TinyWorld) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        lines = checked(world.config(upstream={"url": f"http://127.0.0.1:{nobody.getsockname()[1]}"}))
+    assert re.search(r"^warning   the upstream cannot be reached now \(ConnectError: ", lines, re.MULTILINE)
+    assert lines.endswith("\nok")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (
+            ["--upstream", "localhost:8700"],
+            "--upstream: upstream.url: `localhost:8700`: expected a URL such as https://",
+        ),
+        (["--upstream", "http://cloud:8700/v1"], "--upstream: upstream.url: `http://cloud:8700/v1` ends in /v1"),
+        (["--port", "99999"], "--port: `gateway.port` = 99999"),
+        (["--host", "0.0.0.0"], "gateway.host 0.0.0.0 can be reached from other machines"),  # noqa: S104
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_the_flag_at_fault_is_named(command: str, flags: list[str], says: str) -> None:
+    result = CliRunner().invoke(app, [command, *flags])
+    assert isinstance(result.exception, ConfigError)
+    assert result.exception.message.startswith(says)
+
+
+@pytest.mark.parametrize("part", ["edge", "cloud", "fleet", "models"])
+def test_completion_is_the_business_of_the_whole_command(part: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "overspill", part, "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert "--install-completion" not in done.stdout
+    assert "Usage" in done.stdout

@@ -1,0 +1,178 @@
+"""Whatever fails and whoever leaves: every request ends once and whole, and nothing leaves that must not."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.base.errors import OverspillError, Refused
+from router.values.settings import RouterSettings
+from tests.support.router_fakes import World, answer, request, world
+
+FAULTS = st.sampled_from(
+    [None, None, None, "unreachable", "crash", "invalid", "hang", "silent"]
+    + [(kind, at) for kind in ("break", "stall", "silent", "empty") for at in (0, 1, 5)]
+    + [("refuse", 0.3), ("refuse", 5.0)]
+)
+ASKS = st.fixed_dictionaries(
+    {
+        "prompt_tokens": st.sampled_from([1, 60, 700, 3000, 8100]),
+        "max_tokens": st.sampled_from([None, 1, 12, 40]),
+        "priority": st.sampled_from([-1, 0, 0, 3]),
+        "locality": st.sampled_from(["any", "any", "local-only", "cloud-only"]),
+        "ttft_s": st.sampled_from([None, None, 0.1, 2.0]),
+        "deadline_s": st.sampled_from([None, None, 0.2, 1.0, 8.0]),
+        "min_quality": st.sampled_from([0.0, 0.0, 0.9]),
+        "model": st.sampled_from(["tiny", "tiny", "tiny-int8", "tiny-fp32"]),
+        "session": st.sampled_from([None, "a"]),
+    }
+)
+
+
+@dataclass
+class Heard:
+    """What one caller saw."""
+
+    ask: Any
+    after_s: float
+    leaves_after: int | None
+    text: str = ""
+    finished: bool = False
+    error: BaseException | None = None
+    route: Any = None
+    left: bool = False
+
+
+@dataclass
+class Plan:
+    asks: list[tuple[dict[str, Any], float, int | None]]
+    faults: list[list[Any]]
+    policy: str = "quality-in-objective"
+    heard: list[Heard] = field(default_factory=list)
+
+
+PLANS = st.builds(
+    Plan,
+    asks=st.lists(
+        st.tuples(ASKS, st.sampled_from([0.0, 0.0, 0.05, 0.5, 2.0]), st.sampled_from([None, None, None, 0, 1, 4])),
+        min_size=1,
+        max_size=14,
+    ),
+    faults=st.lists(st.lists(FAULTS, max_size=6), min_size=4, max_size=4),
+    policy=st.sampled_from(["quality-in-objective", "cloud-first", "local-first", "local-only", "smallest-rung"]),
+)
+
+
+async def listen(w: World, heard: Heard) -> None:
+    await w.clock.sleep(heard.after_s)
+    heard.ask = request(w.clock, **heard.ask)
+    try:
+        running = await w.dispatcher.start(heard.ask)
+        heard.route = running.route
+        try:
+            chunks = 0
+            async for chunk in running.chunks:
+                heard.text += chunk.text
+                assert not heard.finished, "a chunk after the last one"
+                heard.finished = chunk.finish_reason is not None
+                chunks += 1
+                if heard.leaves_after is not None and chunks > heard.leaves_after and not heard.finished:
+                    heard.left = True
+                    return
+        finally:
+            await running.chunks.aclose()
+    except OverspillError as error:
+        heard.error = error
+
+
+async def play(plan: Plan) -> None:
+    async with world(
+        policy=plan.policy, max_queue=6, max_sheddable_queue=2, first_token_timeout_ms=4000.0, stall_timeout_ms=2000.0
+    ) as w:
+        for replica, faults in zip(w.all, plan.faults, strict=True):
+            replica.faults = list(faults)
+            replica.slots = 2
+            replica.__post_init__()
+        plan.heard = [Heard(dict(ask), after_s, leaves) for ask, after_s, leaves in plan.asks]
+        await w.clock.run(asyncio.gather(*(listen(w, heard) for heard in plan.heard)), limit_s=600.0)
+        check(plan, w)
+
+
+def check(plan: Plan, w: World) -> None:
+    w.nothing_is_held()
+    totals = Counter()
+    for metric in w.dispatcher.telemetry.requests.collect():
+        for sample in metric.samples:
+            if sample.name.endswith("_total"):
+                totals[sample.labels["outcome"]] += int(sample.value)
+    assert sum(totals.values()) == len(plan.heard), "exactly one outcome a request"
+    for heard in plan.heard:
+        record = w.record(heard.ask.request_id)
+        assert record["outcome"] != "running"
+        check_end(heard, record)
+    for remote in (w.cloud, w.cloud_small):
+        assert not any(ask.objective.locality.value == "local-only" for ask in remote.sent)
+        assert plan.policy != "local-only" or not remote.sent
+    for local in (w.local, w.small):
+        assert not any(ask.objective.locality.value == "cloud-only" for ask in local.sent)
+
+
+def check_end(heard: Heard, record: dict[str, Any]) -> None:
+    cap = (heard.route.max_tokens if heard.route else None) or heard.ask.sampling.max_tokens or 24
+    assert answer(cap).startswith(heard.text), "text was doubled or lost"
+    events = {event["event"] for event in record["events"]}
+    deadline_s = heard.ask.objective.deadline_s
+    if deadline_s is not None and "failover" not in events:
+        assert record["finish_ms"] <= deadline_s * 1e3 + 1, "a deadline is hard, but for the rest of what broke"
+    if heard.finished and "deadline" in events:
+        assert record["outcome"] == "degraded"
+        assert heard.text
+    elif heard.finished:
+        assert record["outcome"] in {"completed", "degraded"}
+        assert heard.text == answer(min(cap, 24))
+    elif heard.left:
+        assert record["outcome"] == "cancelled"
+    else:
+        assert heard.error is not None, "a stream ended without a finish reason and without an error"
+    if isinstance(heard.error, Refused):
+        assert math.isfinite(heard.error.retry_after_s)
+        assert heard.error.retry_after_s > 0
+
+
+@settings(max_examples=120)
+@given(plan=PLANS)
+def test_every_request_ends_once_whole_and_where_it_may(plan: Plan) -> None:
+    asyncio.run(play(plan))
+
+
+@settings(max_examples=25)
+@given(
+    at_s=st.lists(st.sampled_from([0.0, 0.01, 0.2, 1.0]), min_size=4, max_size=16),
+    cancel_after_s=st.lists(st.sampled_from([0.0, 0.015, 0.11, 0.5, 3.0]), min_size=4, max_size=4),
+    reconfigure=st.booleans(),
+)
+def test_callers_may_leave_at_any_moment(at_s: list[float], cancel_after_s: list[float], reconfigure: bool) -> None:
+    async def one(w: World, start_s: float, cancel_s: float | None) -> None:
+        await w.clock.sleep(start_s)
+        task = asyncio.ensure_future(w.ask(max_tokens=24))
+        if cancel_s is not None:
+            await w.clock.sleep(cancel_s)
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def all_of_them() -> None:
+        async with world(max_queue=8) as w:
+            cancels = [*cancel_after_s, *[None] * len(at_s)]
+            work = [one(w, start_s, cancel_s) for start_s, cancel_s in zip(at_s, cancels, strict=False)]
+            if reconfigure:
+                w.dispatcher.reconfigure(RouterSettings(max_queue=2))
+            await w.clock.run(asyncio.gather(*work), limit_s=600.0)
+            w.nothing_is_held()
+
+    asyncio.run(all_of_them())

@@ -1,0 +1,199 @@
+"""Predictions: the formula by hand, and that they come true on replicas the prior knows nothing about."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.signals.latency import Demand, InFlight, LatencyModel, PrefillLine, Spread
+from router.signals.link import Link
+from router.values.replica import ReplicaSnapshot, SpeedPrior
+from tests.support.router_fakes import info
+
+PRIOR = SpeedPrior(prefill_tokens_per_s=1000.0, decode_tokens_per_s=50.0, decode_batch_slope=0.1)
+INFO = info("int8", prior=PRIOR)
+IDLE = ReplicaSnapshot(INFO, available=True, slots=4)
+
+
+def test_an_idle_replica_is_prefill_and_decode():
+    found = LatencyModel(128).predict(IDLE, None, Demand(500, 11))
+    assert found.free
+    assert found.wait_s == 0
+    assert found.ttft_s == pytest.approx(0.505)
+    assert found.tpot_s == pytest.approx(0.02)
+    assert found.finish_s == pytest.approx(0.705)
+    assert found.ttft_s < found.ttft_high_s < found.finish_high_s
+    assert found.finish_with(1) == found.ttft_s
+    assert found.finish_with(11) == pytest.approx(found.finish_s)
+    assert found.finish_high_with(11) == pytest.approx(found.finish_high_s)
+
+
+def test_a_link_adds_its_round_trip_and_the_upload():
+    link = Link("x", rtt_prior_s=0.1, uplink_prior_bytes_per_s=1000.0).snapshot()
+    near = LatencyModel(128).predict(IDLE, None, Demand(500, 11, 2000))
+    far = LatencyModel(128).predict(IDLE, link, Demand(500, 11, 2000))
+    assert far.ttft_s - near.ttft_s == pytest.approx(2.1)
+    assert far.ttft_high_s - near.ttft_high_s > 2.1
+
+
+def test_a_batch_slows_every_step():
+    busy = replace(IDLE, running=3, pending_decode_tokens=30)
+    assert LatencyModel(128).predict(busy, None, Demand(10, 11)).tpot_s == pytest.approx(0.02 * 1.3)
+
+
+def test_a_full_replica_waits_for_the_answer_with_the_least_left():
+    model = LatencyModel(128)
+    full = replace(IDLE, running=4, pending_decode_tokens=400)
+    mine = InFlight(requests=4, left_tokens=(10, 50, 100, 240))
+    step_s = 0.02 * 1.3
+    first, second = (model.predict(full, None, Demand(10, 20), mine, ahead) for ahead in (0, 1))
+    assert not first.free
+    assert first.wait_s == pytest.approx(10 * step_s)
+    assert second.wait_s == pytest.approx(50 * step_s)
+    assert model.predict(full, None, Demand(10, 20), mine, 4).wait_s == pytest.approx(240 * step_s + 20 * step_s / 4)
+
+
+def test_without_own_figures_remainders_are_spread_evenly():
+    full = replace(IDLE, running=4, pending_decode_tokens=400)
+    found = LatencyModel(128).predict(full, None, Demand(10, 20))
+    assert found.wait_s == pytest.approx(40 * 0.02 * 1.3)  # first of four uniform on [0, 200]: 200 / 5
+
+
+def test_what_was_sent_counts_before_any_report_shows_it():
+    model = LatencyModel(128)
+    mine = InFlight(requests=4, prefill_tokens=400, left_tokens=(20,) * 4, unopened=4, unopened_prefill_tokens=400)
+    assert model.predict(replace(IDLE, slots=5), None, Demand(10, 20), mine).free
+    assert not model.predict(replace(IDLE, running=1, slots=5), None, Demand(10, 20), mine).free
+
+
+def test_old_reports_lose_weight():
+    model = LatencyModel(128)
+    full = replace(IDLE, running=8, pending_decode_tokens=800)
+    assert model.predict(replace(full, age_s=60.0), None, Demand(10, 20)).free
+    assert not model.predict(full, None, Demand(10, 20)).free
+
+
+def test_a_line_finds_overhead_and_slope_that_the_prior_had_wrong():
+    line = PrefillLine(PRIOR)
+    for tokens in [20, 900, 40, 1500, 60, 300, 30, 1000] * 6:
+        line.observe(tokens, 0.06 + tokens * 0.004)
+    assert line.predict(30) == pytest.approx(0.06 + 0.12, rel=0.15)
+    assert line.predict(1800) == pytest.approx(0.06 + 7.2, rel=0.1)
+
+
+def test_a_line_is_not_moved_far_by_one_outlier():
+    line = PrefillLine(PRIOR)
+    for _ in range(10):
+        line.observe(100, 0.105)
+    before = line.predict(100)
+    line.observe(100, 60.0)
+    assert line.predict(100) < 2 * before
+    for _ in range(10):
+        line.observe(100, 0.105)
+    assert line.predict(100) == pytest.approx(before, rel=0.25)
+
+
+@settings(max_examples=200)
+@given(
+    points=st.lists(st.tuples(st.floats(0, 1e5), st.floats(1e-6, 1e4)), max_size=60),
+    prefill=st.floats(0.1, 1e6),
+)
+def test_a_line_stays_a_prediction_whatever_is_observed(points, prefill):
+    line = PrefillLine(SpeedPrior(prefill, 10.0))
+    for tokens, seconds in points:
+        line.observe(tokens, seconds)
+        assert 0 < line.predict(1.0) < 1e9
+        assert line.predict(1.0) <= line.predict(1000.0)
+
+
+def test_high_means_nine_times_in_ten():
+    rng = random.Random(3)
+    model, inside, total = LatencyModel(128), 0, 1500
+    for index in range(total):
+        demand = Demand(rng.choice([20, 100, 600]), 20)
+        found = model.predict(IDLE, None, demand)
+        actual_s = (0.03 + demand.prompt_tokens * 0.002) * rng.lognormvariate(0.0, 0.4)
+        if index >= 300:
+            inside += actual_s <= found.ttft_high_s
+        model.observe_ttft(INFO, model.sent(IDLE, None, demand, InFlight()), actual_s)
+    assert 0.86 <= inside / (total - 300) <= 0.95
+
+
+def test_the_pace_is_learnt_per_batch():
+    model = LatencyModel(128)
+    for _ in range(30):
+        model.observe_answer(INFO, batch=1, tpot_s=0.05, tokens=20, ended=True)
+    assert model.predict(IDLE, None, Demand(10, 11)).tpot_s == pytest.approx(0.05, rel=0.02)
+    busy = replace(IDLE, running=2)
+    assert model.predict(busy, None, Demand(10, 11)).tpot_s == pytest.approx(0.06, rel=0.02)
+
+
+def test_answers_on_the_other_rungs_of_an_endpoint_slow_the_pace():
+    model = LatencyModel(128)
+    assert model.predict(IDLE, None, Demand(10, 11), beside=2).tpot_s == pytest.approx(0.02 * 1.2)
+
+
+def test_the_upper_pace_knows_that_batches_grow_after_an_answer_was_sent():
+    """The model is right for each batch, and every answer was sent before the rest of its batch came."""
+    model = LatencyModel(128)
+    for _ in range(60):
+        model.observe_answer(INFO, batch=4, tpot_s=0.02 * 1.3, tokens=20, ended=True, predicted_tpot_s=0.02)
+    found = model.predict(IDLE, None, Demand(10, 11))
+    assert found.tpot_s == pytest.approx(0.02)
+    assert found.tpot_high_s == pytest.approx(0.02 * 1.3, rel=0.1)
+
+
+def test_answer_lengths_are_learnt_and_capped_answers_do_not_shrink_them():
+    model = LatencyModel(100)
+    assert model.answer_tokens("tiny", None) == 100
+    assert model.answer_tokens("tiny", 30) == 30
+    for _ in range(60):
+        model.observe_answer(INFO, batch=1, tpot_s=None, tokens=8, ended=False)
+    assert model.answer_tokens("tiny", None) == 100
+    for _ in range(60):
+        model.observe_answer(INFO, batch=1, tpot_s=None, tokens=40, ended=True)
+    assert model.answer_tokens("tiny", None) == pytest.approx(40, abs=1)
+
+
+def test_waits_that_take_longer_than_predicted_are_predicted_longer():
+    full = replace(IDLE, running=4, pending_decode_tokens=400)
+    model = LatencyModel(128)
+    before = model.predict(full, None, Demand(10, 20))
+    for _ in range(80):  # a whole queue, predicted before the first of it was served
+        model.observe_wait(INFO, 0.5, 1.0, 1.0)
+    after = model.predict(full, None, Demand(10, 20))
+    assert after.wait_s == pytest.approx(2 * before.wait_s, rel=0.01)
+    model.observe_wait(INFO, 0.0, 1.0, 5.0)  # nothing was predicted: nothing to learn
+    assert model.predict(full, None, Demand(10, 20)) == after
+
+
+def test_a_slower_pace_is_not_learnt_twice():
+    full = replace(IDLE, running=4, pending_decode_tokens=400)
+    model = LatencyModel(128)
+    before, factor = model.predict(full, None, Demand(10, 20)), model.wait_factor(INFO)
+    for _ in range(60):
+        model.observe_answer(INFO, batch=1, tpot_s=0.04, tokens=20, ended=True)
+        model.observe_wait(INFO, before.wait_s, factor, 2 * before.wait_s)
+    assert model.predict(full, None, Demand(10, 20)).wait_s == pytest.approx(2 * before.wait_s, rel=0.05)
+
+
+def test_a_spread_finds_the_quantile():
+    rng = random.Random(5)
+    spread, inside = Spread(), 0
+    for index in range(4000):
+        error_log = rng.gauss(0.0, 0.5)
+        inside += index >= 1000 and error_log <= spread.log
+        spread.observe(error_log)
+    assert 0.88 <= inside / 3000 <= 0.92
+
+
+def test_replicas_that_are_gone_are_forgotten():
+    model = LatencyModel(128)
+    for _ in range(20):
+        model.observe_answer(INFO, batch=1, tpot_s=0.5, tokens=20, ended=True)
+    model.keep_only(set())
+    assert model.predict(IDLE, None, Demand(10, 11)).tpot_s == pytest.approx(0.02)

@@ -1,0 +1,243 @@
+"""Two tiers in a row, with the real dispatcher in both: what an edge and its cloud do to each other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from router.base.clock import MonotonicClock
+from router.base.errors import ReplicaBroken
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.telemetry import Telemetry
+from router.gateway.app import GatewayDeps, create_app
+from router.signals.link import Link
+from router.upstream.tier import UpstreamHooks, UpstreamOptions, UpstreamTier
+from router.values.replica import ReplicaInfo, ReplicaSnapshot
+from router.values.request import FinishReason, InferenceRequest, TokenChunk
+from router.values.settings import RouterSettings
+from tests.support.gateway_fakes import FAMILY, WordCounter, gateway_deps, replica_info
+
+CLOCK = MonotonicClock()
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+
+
+class Reciter:
+    """A replica that recites ten words, goes on after a continuation, and pauses after the third word if told to."""
+
+    def __init__(self, info: ReplicaInfo) -> None:
+        self.info = info
+        self.link = None
+        self.available = True
+        self.pause: asyncio.Event | None = None
+        self.requests: list[InferenceRequest] = []
+
+    def snapshot(self) -> ReplicaSnapshot:
+        return ReplicaSnapshot(self.info, available=self.available, slots=4, why="" if self.available else "off")
+
+    async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+        self.requests.append(request)
+        said = request.continuation.split()
+        for index, word in enumerate(WORDS[len(said) :], len(said)):
+            if index == 3 and self.pause is not None:
+                await self.pause.wait()
+            yield TokenChunk(f"{' ' if index else ''}{word}")
+        yield TokenChunk("", 0, finish_reason=FinishReason.STOP)
+
+
+class Quiet(uvicorn.Server):
+    """Leaves the signals of the test run alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Tier:
+    """A gateway on a free port of this event loop, around a real dispatcher."""
+
+    def __init__(self, name: str, replicas: list) -> None:
+        self.telemetry = Telemetry()
+        self.dispatcher = Dispatcher(replicas, RouterSettings(), clock=CLOCK, telemetry=self.telemetry)
+        self.deps: GatewayDeps = gateway_deps(
+            self.dispatcher,
+            tier=name,
+            telemetry=self.telemetry,
+            prompts=WordCounter(),
+            clock=CLOCK,
+            models=lambda: [replica.info for replica in self.dispatcher.replicas],
+        )
+        config = uvicorn.Config(
+            create_app(self.deps), log_level="critical", lifespan="off", timeout_graceful_shutdown=1
+        )
+        self.server = Quiet(config)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    async def __aenter__(self) -> Tier:
+        await self.dispatcher.__aenter__()
+        self._task = asyncio.create_task(self.server.serve(sockets=[self._socket]))
+        await until(lambda: self.server.started)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.server.should_exit = True
+        await self._task
+        self._socket.close()
+        await self.dispatcher.__aexit__(None, None, None)
+
+    def cut(self) -> None:
+        """What the network sees when the tier is killed."""
+        for listening in self.server.servers:
+            listening.close()
+        for connection in list(self.server.server_state.connections):
+            connection.transport.abort()
+
+
+async def until(condition) -> None:
+    async def poll() -> None:
+        while not condition():  # noqa: ASYNC110 - uvicorn tells nobody
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(poll(), 10)
+
+
+@contextlib.asynccontextmanager
+async def chain() -> AsyncIterator[tuple[Tier, Tier, Reciter, Reciter]]:
+    """An edge with a small rung and a cloud with the best one."""
+    best = Reciter(replica_info("tiny-fp32", 0, tier="cloud"))
+    small = Reciter(replica_info("tiny-int8", 1, tier="edge", quality=0.5))
+    async with Tier("cloud", [best]) as cloud, Tier("edge", [small]) as edge:
+        upstream = UpstreamTier(
+            cloud.url,
+            link=Link(cloud.url),
+            clock=CLOCK,
+            options=UpstreamOptions(poll_interval_s=0.05, connect_timeout_s=1.0, probe_timeout_s=1.0),
+            hooks=UpstreamHooks(
+                on_change=lambda: edge.dispatcher.set_replicas([small, *upstream.replicas]),
+                probe_succeeded=edge.dispatcher.probe_succeeded,
+                probe_failed=edge.dispatcher.probe_failed,
+            ),
+        )
+        async with upstream:
+            await until(lambda: all(r.snapshot().available for r in edge.dispatcher.replicas) and upstream.replicas)
+            yield edge, cloud, small, best
+
+
+def sdk(tier: Tier) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{tier.url}/v1", api_key="none", max_retries=0, timeout=20)
+
+
+ASK = {"model": FAMILY, "messages": [{"role": "user", "content": "recite"}]}
+
+
+async def test_a_request_for_the_best_rung_goes_through_both_tiers() -> None:
+    async with chain() as (edge, _, _, best), sdk(edge) as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            **{**ASK, "model": "tiny-fp32"}, extra_headers={"x-request-id": "both"}
+        )
+        async with httpx.AsyncClient() as http:
+            record = (await http.get(f"{edge.url}/v1/decisions/both")).json()
+    reply = raw.parse()
+    assert reply.choices[0].message.content == " ".join(WORDS)
+    assert reply.usage.completion_tokens == 10
+    assert (raw.headers["x-overspill-tier"], raw.headers["x-overspill-model"]) == ("cloud", "tiny-fp32")
+    assert best.requests[0].request_id == "both"
+    assert record["request_id"] == "both"
+
+
+async def test_local_only_stays() -> None:
+    async with chain() as (edge, _, small, best), sdk(edge) as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            **ASK, extra_headers={"x-overspill-locality": "local-only"}
+        )
+    assert raw.headers["x-overspill-tier"] == "edge"
+    assert (len(small.requests), len(best.requests)) == (1, 0)
+
+
+async def test_an_answer_that_the_cloud_began_is_finished_on_the_edge() -> None:
+    async with chain() as (edge, cloud, small, best), sdk(edge) as client:
+        small.available = False
+        best.pause = asyncio.Event()
+        stream = await client.chat.completions.create(**ASK, stream=True, stream_options={"include_usage": True})
+        small.available = True
+        texts, usage = [], None
+        async for chunk in stream:
+            usage = chunk.usage
+            if chunk.choices and chunk.choices[0].delta.content:
+                texts.append(chunk.choices[0].delta.content)
+                if texts == ["one", " two", " three"]:
+                    cloud.cut()
+        best.pause.set()
+    assert "".join(texts) == " ".join(WORDS), "nothing doubled, nothing lost"
+    assert usage.completion_tokens == 10
+    assert small.requests[0].continuation == "one two three"
+
+
+async def test_an_answer_that_the_edge_began_is_continued_in_the_cloud() -> None:
+    async with chain() as (edge, _, small, best), sdk(edge) as client:
+
+        async def breaks(request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+            yield TokenChunk("one")
+            yield TokenChunk(" two")
+            raise ReplicaBroken("the board went dark")
+
+        small.generate = breaks
+        reply = await client.chat.completions.create(
+            **ASK, extra_headers={"x-overspill-ttft-slo-ms": "5000"}, extra_body={"priority": 3}
+        )
+        if small.requests or best.requests[0].continuation:
+            assert best.requests[0].continuation == "one two"
+    assert reply.choices[0].message.content == " ".join(WORDS)
+
+
+@pytest.mark.parametrize("model", ["tiny-fp32", "tiny-int8"], ids=["through both tiers", "on the edge"])
+async def test_a_whole_reply_that_its_deadline_cut_says_so_in_its_head(model: str) -> None:
+    async with chain() as (edge, _, small, best), sdk(edge) as client:
+        small.pause, best.pause = asyncio.Event(), asyncio.Event()  # nobody ever says a fourth word
+        raw = await client.chat.completions.with_raw_response.create(
+            **{**ASK, "model": model}, extra_headers={"x-overspill-deadline-ms": "800", "x-request-id": "cut"}
+        )
+        async with httpx.AsyncClient() as http:
+            record = (await http.get(f"{edge.url}/v1/decisions/cut")).json()
+        choice = raw.parse().choices[0]
+        assert (choice.message.content, choice.finish_reason) == ("one two three", "length")
+        assert raw.headers["x-overspill-degraded"] == "true"
+        assert raw.headers["x-overspill-reason"] == "shorter-answer"
+        assert (record["outcome"], record["error"], record["kept"]) == ("degraded", None, {"deadline": True})
+        stream = await client.chat.completions.create(
+            **{**ASK, "model": model}, stream=True, extra_headers={"x-overspill-deadline-ms": "800"}
+        )
+        chunks = [chunk.choices[0] async for chunk in stream if chunk.choices]
+        assert "".join(choice.delta.content or "" for choice in chunks) == "one two three"
+        assert chunks[-1].finish_reason == "length"
+
+
+async def test_a_mistyped_promise_is_refused_by_name() -> None:
+    async with chain() as (edge, _, small, best), sdk(edge) as client:
+        with pytest.raises(openai.BadRequestError, match="did you mean `x-overspill-locality`") as raised:
+            await client.chat.completions.create(**ASK, extra_headers={"x-overspill-location": "local-only"})
+        assert raised.value.param == "x-overspill-location"
+        assert not small.requests
+        assert not best.requests
+        await client.chat.completions.create(**ASK, extra_headers={"x-overspill-tier": "edge"})
+
+
+async def test_a_tier_without_any_free_replica_says_when_to_come_back() -> None:
+    async with Tier("edge", []) as edge, sdk(edge) as client:
+        with pytest.raises(openai.InternalServerError, match="no model is known here yet") as raised:
+            await client.chat.completions.create(**ASK)
+    assert raised.value.response.headers["retry-after"] == "1"
+    off = Reciter(replica_info())
+    off.available = False
+    async with Tier("edge", [off]) as edge, sdk(edge) as client:
+        with pytest.raises(openai.InternalServerError) as raised:
+            await client.chat.completions.create(**{**ASK, "extra_headers": {"x-overspill-deadline-ms": "300"}})
+    assert raised.value.status_code == 503
+    assert int(raised.value.response.headers["retry-after"]) >= 1

@@ -1,0 +1,613 @@
+"""The client to an upstream tier against the real gateway on a real uvicorn, and against sockets that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import structlog
+
+from router.base.clock import MonotonicClock
+from router.base.errors import (
+    ConfigError,
+    ContextTooLong,
+    DeadlineLost,
+    InvalidRequest,
+    ModelNotFound,
+    OverspillError,
+    ReplicaBroken,
+    ReplicaUnreachable,
+    Shed,
+    Unavailable,
+)
+from router.signals.link import Link
+from router.upstream.tier import UpstreamHooks, UpstreamOptions, UpstreamTier
+from router.values.replica import ReplicaSnapshot
+from router.values.request import (
+    ChatPrompt,
+    FinishReason,
+    InferenceRequest,
+    Locality,
+    Message,
+    Objective,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
+from router.wire.load import LoadReport, VariantLoad
+from tests.support.gateway_fakes import FAMILY, FakeDispatcher, Server, gateway_deps, replica_info, serving
+
+CLOCK = MonotonicClock()
+FAST = UpstreamOptions(poll_interval_s=0.03, connect_timeout_s=1.0, probe_timeout_s=2.0)
+
+
+def ask(text: str = "say hello there world", **changes) -> InferenceRequest:
+    fields = {
+        "request_id": "r-1",
+        "model": FAMILY,
+        "prompt": ChatPrompt((Message("system", "be brief"), Message("user", text))),
+        "sampling": SamplingParams(temperature=0.0),
+        "objective": Objective(),
+        "prompt_tokens": 7,
+        "accepted_at_s": CLOCK.now_s(),
+    }
+    return InferenceRequest(**{**fields, **changes})
+
+
+@pytest.fixture(scope="module")
+def shared_server():
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def server(shared_server: Server) -> Server:
+    shared_server.dispatcher.forget()
+    return shared_server
+
+
+@contextlib.asynccontextmanager
+async def upstream(
+    url: str, hooks: UpstreamHooks | None = None, *, link: Link | None = None, **options
+) -> AsyncIterator[UpstreamTier]:
+    link = link or Link(url)
+    async with UpstreamTier(url, link=link, clock=CLOCK, options=replace(FAST, **options), hooks=hooks) as tier:
+        yield tier
+
+
+async def until(condition) -> None:
+    async def poll() -> None:
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in another thread
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(poll(), 10)
+
+
+async def best(tier: UpstreamTier):
+    await until(lambda: tier.replicas and tier.replicas[0].snapshot().available)
+    return tier.replicas[0]
+
+
+async def everything(replica, request: InferenceRequest):
+    return [chunk async for chunk in replica.generate(request)]
+
+
+async def texts_until(error: type, replica, request: InferenceRequest) -> tuple[list[str], OverspillError]:
+    """Return what was emitted before the error, and the error."""
+    got = []
+    try:
+        async for chunk in replica.generate(request):
+            got.append(chunk.text)  # noqa: PERF401 - what came before the error counts
+    except error as raised:
+        return got, raised
+    raise AssertionError(f"no {error.__name__} after {got}")
+
+
+@contextlib.asynccontextmanager
+async def raw_server(handler) -> AsyncIterator[str]:
+    """A server that answers bytes of its own choice, to be worse than any real one."""
+    tasks: set[asyncio.Task] = set()
+
+    async def run(reader, writer) -> None:
+        tasks.add(asyncio.current_task())
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            await handler(head, reader, writer)
+        writer.close()
+
+    listening = await asyncio.start_server(run, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    finally:
+        listening.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+HEALTH = (
+    b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nendpoint-load-metrics: "
+    b'JSON {"named_metrics":{"tiny-fp32|available":1,"tiny-fp32|slots":2}}\r\nconnection: close\r\n\r\n{}'
+)
+CARDS = (
+    b'{"data":[{"id":"tiny-fp32","overspill":{"kind":"variant","family":"tiny","variant":"tiny-fp32","rung":0,'
+    b'"quality":1,"context_tokens":512,"tier":"cloud","prior":{"prefill_tokens_per_s":1,"decode_tokens_per_s":1}}}]}'
+)
+MODELS = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(CARDS), CARDS)
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+
+
+def event(text: str) -> bytes:
+    return b'data: {"choices":[{"index":0,"delta":{"content":"%s"}}]}\n\n' % text.encode()
+
+
+def scripted(generation):
+    """Answer probes like a gateway, and POSTs with `generation(writer)`."""
+
+    async def handler(head: bytes, reader, writer) -> None:
+        if head.startswith(b"GET /health/ready"):
+            writer.write(HEALTH)
+        elif head.startswith(b"GET /v1/models"):
+            writer.write(MODELS)
+        else:
+            await generation(reader, writer)
+        await writer.drain()
+
+    return handler
+
+
+async def test_rungs_are_discovered_with_everything_the_router_needs(server: Server) -> None:
+    changes = []
+    async with upstream(server.url, UpstreamHooks(on_change=lambda: changes.append(1))) as tier:
+        replica = await best(tier)
+        assert [r.info.variant for r in tier.replicas] == ["tiny-fp32", "tiny-int8"]
+        expected = replica_info(
+            "tiny-fp32", 0, replica_id="cloud/tiny-fp32", endpoint=server.url, tier="cloud", remote=True
+        )
+        assert replica.info == expected
+        assert replica.link is tier.link
+        assert changes == [1]
+        snapshot = replica.snapshot()
+        assert (snapshot.slots, snapshot.running, snapshot.why) == (4, 1, "")
+
+
+async def test_an_answer_arrives_token_by_token_with_its_origin(server: Server) -> None:
+    async with upstream(server.url) as tier:
+        replica = await best(tier)
+        chunks = await everything(replica, ask())
+    assert "".join(chunk.text for chunk in chunks) == "hello there world"
+    assert [chunk.tokens for chunk in chunks] == [1, 1, 1, 0]
+    assert chunks[0].origin is not None
+    assert (chunks[0].origin.variant, chunks[0].origin.rung, chunks[0].origin.tier) == ("tiny-fp32", 1, "cloud")
+    assert chunks[0].origin.degraded
+    assert all(chunk.origin is None for chunk in chunks[1:])
+    assert chunks[-1].finish_reason is FinishReason.STOP
+    assert chunks[-1].prompt_tokens == 8  # two messages, six words
+
+
+async def test_the_exact_variant_and_every_parameter_travel(server: Server) -> None:
+    sampling = SamplingParams(
+        max_tokens=20,
+        temperature=0.7,
+        top_p=0.9,
+        top_k=40,
+        seed=5,
+        stop=("\n", "END"),
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.1,
+        ignore_eos=True,
+    )
+    async with upstream(server.url) as tier:
+        replica = await best(tier)
+        await everything(replica, ask(sampling=sampling))
+        await everything(replica, ask(prompt=TextPrompt("say a"), sampling=sampling))
+        await everything(replica, ask(prompt=TokenPrompt((1, 2, 3)), sampling=sampling))
+    seen = server.dispatcher.requests
+    assert [r.sampling for r in seen] == [sampling] * 3
+    assert [r.model for r in seen] == ["tiny-fp32"] * 3
+    assert [r.prompt for r in seen][1:] == [TextPrompt("say a"), TokenPrompt((1, 2, 3))]
+    assert seen[0].request_id == "r-1"
+
+
+async def test_a_text_answer_without_bound_may_fill_the_window(server: Server) -> None:
+    async with upstream(server.url) as tier:
+        await everything(await best(tier), ask(prompt=TextPrompt("say a")))
+    assert server.dispatcher.requests[0].sampling.max_tokens == 2048 - 7
+
+
+@pytest.mark.parametrize("prompt", [None, TextPrompt("say more of it")])
+async def test_a_continuation_travels_and_is_not_counted_as_prompt(server: Server, prompt) -> None:
+    changes = {"continuation": "Paris is", "continuation_tokens": 2, "sampling": SamplingParams(max_tokens=10)}
+    if prompt is not None:
+        changes["prompt"] = prompt
+    async with upstream(server.url) as tier:
+        chunks = await everything(await best(tier), ask(**changes))
+    seen = server.dispatcher.requests[0]
+    assert seen.continuation == "Paris is"
+    assert seen.sampling.max_tokens == 8
+    assert seen.prompt == ask(**changes).prompt
+    assert chunks[-1].prompt_tokens is None
+
+
+async def test_nothing_is_sent_when_no_token_is_left(server: Server) -> None:
+    request = ask(continuation="Paris", continuation_tokens=5, sampling=SamplingParams(max_tokens=5))
+    async with upstream(server.url) as tier:
+        chunks = await everything(await best(tier), request)
+    assert [(c.text, c.finish_reason) for c in chunks] == [("", FinishReason.LENGTH)]
+    assert server.dispatcher.requests == []
+
+
+async def test_the_remaining_objective_and_the_trace_travel(server: Server) -> None:
+    objective = Objective(ttft_s=2.0, tpot_s=0.25, deadline_s=30.0, priority=3, min_quality=0.5, session="s 1")
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    request = ask(objective=objective, accepted_at_s=CLOCK.now_s() - 1.0, headers=(("traceparent", trace),))
+    async with upstream(server.url) as tier:
+        await everything(await best(tier), request)
+    seen = server.dispatcher.requests[0]
+    assert 0 < seen.objective.ttft_s < 1.0
+    assert 20 < seen.objective.deadline_s < 29.0
+    assert (seen.objective.tpot_s, seen.objective.priority) == (0.25, 3)
+    assert (seen.objective.min_quality, seen.objective.session) == (0.5, "s 1")
+    assert dict(seen.headers) == {"traceparent": trace, "x-overspill-hops": "1"}
+
+
+async def test_a_lost_ttft_is_left_out_and_a_lost_deadline_refused(server: Server) -> None:
+    long_ago = CLOCK.now_s() - 10
+    async with upstream(server.url) as tier:
+        replica = await best(tier)
+        await everything(replica, ask(objective=Objective(ttft_s=1.0), accepted_at_s=long_ago))
+        with pytest.raises(DeadlineLost):
+            await everything(replica, ask(objective=Objective(deadline_s=5.0), accepted_at_s=long_ago))
+        with pytest.raises(InvalidRequest, match="local-only"):
+            await everything(replica, ask(objective=Objective(locality=Locality.LOCAL_ONLY)))
+    assert [r.objective.ttft_s for r in server.dispatcher.requests] == [None]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "after_s"),
+    [
+        ("refuse shed", Shed, 0.25),
+        ("refuse unavailable", Unavailable, 7.2),
+        ("refuse deadline", DeadlineLost, 1.0),
+        ("refuse long", ContextTooLong, None),
+        ("crash", ReplicaUnreachable, None),
+        ("break-first", ReplicaUnreachable, None),
+        ("break", ReplicaBroken, None),
+        ("bug", ReplicaBroken, None),
+        ("silent", ReplicaBroken, None),
+    ],
+)
+async def test_errors_keep_their_meaning(server: Server, text: str, error: type, after_s: float | None) -> None:
+    async with upstream(server.url) as tier:
+        replica = await best(tier)
+        got, raised = await texts_until(error, replica, ask(text))
+        assert not replica._running
+    assert type(raised) is error
+    if after_s is not None:
+        assert raised.retry_after_s == after_s
+    assert bool(got) == (error is ReplicaBroken)
+
+
+async def test_a_model_that_the_upstream_dropped_is_not_found(server: Server) -> None:
+    async with upstream(server.url) as tier:
+        replica = await best(tier)
+        replica.info = replica_info("gone")
+        with pytest.raises(ModelNotFound):
+            await everything(replica, ask())
+
+
+async def test_a_wrong_key_is_the_upstreams_problem_not_the_callers() -> None:
+    with serving(gateway_deps(api_keys=frozenset({"right"}))) as server:
+        async with upstream(server.url, api_key="wrong") as tier:
+            await until(lambda: "API key" in tier.condition.why)
+            assert tier.replicas == []
+        async with upstream(server.url, api_key="right") as tier:
+            await everything(await best(tier), ask())
+
+
+async def test_closing_the_generator_ends_the_work_upstream(server: Server) -> None:
+    async with upstream(server.url) as tier:
+        replica = await best(tier)
+        chunks = replica.generate(ask("forever", request_id="left"))
+        assert (await anext(chunks)).text
+        assert len(replica._running) == 1
+        await chunks.aclose()
+        assert not replica._running
+        assert await asyncio.to_thread(server.dispatcher.wait_closed, "left")
+
+
+async def test_cancelling_before_the_first_token_ends_the_work_upstream(server: Server) -> None:
+    async with upstream(server.url) as tier:
+        replica = await best(tier)
+        task = asyncio.create_task(everything(replica, ask("hang", request_id="cancelled")))
+        await until(lambda: server.dispatcher.requests)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(server.dispatcher.wait_cancelled, "cancelled")
+
+
+async def test_an_upstream_may_come_later_go_and_come_back() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    good, bad = [], []
+    hooks = UpstreamHooks(probe_succeeded=good.append, probe_failed=lambda endpoint, why: bad.append((endpoint, why)))
+    async with upstream(f"http://127.0.0.1:{port}", hooks) as tier:
+        await until(lambda: bad)
+        assert tier.replicas == []
+        assert bad[0][0] == tier.endpoint
+        server = await asyncio.to_thread(Server(gateway_deps(), port).start)
+        try:
+            replica = await best(tier)
+            assert good
+        finally:
+            await asyncio.to_thread(server.stop)
+        await until(lambda: not replica.snapshot().available)
+        assert "unreachable" in replica.snapshot().why
+        assert tier.replicas[0] is replica, "last known rungs are kept"
+        with pytest.raises(ReplicaUnreachable):
+            await everything(replica, ask())
+        again = await asyncio.to_thread(Server(gateway_deps(), port).start)
+        try:
+            assert await best(tier) is replica
+            assert len(await everything(replica, ask())) == 4
+        finally:
+            await asyncio.to_thread(again.stop)
+
+
+async def test_an_absent_upstream_is_told_of_once() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    bad: list[str] = []
+    hooks = UpstreamHooks(probe_failed=lambda _, why: bad.append(why))
+    with structlog.testing.capture_logs() as logs:
+        async with upstream(f"http://127.0.0.1:{port}", hooks) as tier:
+            for _ in range(2):
+                await until(lambda: len(bad) > 5)
+                told = [log["why"] for log in logs if log["event"] == "upstream unreachable"]
+                assert told == list(dict.fromkeys(bad)), "each reason once"
+                server = await asyncio.to_thread(Server(gateway_deps(), port).start)
+                await best(tier)
+                bad.clear()
+                logs.clear()
+                await asyncio.to_thread(server.stop)
+
+
+async def test_not_ready_is_reachable_but_takes_nothing() -> None:
+    ready = [False, "draining"]
+    with serving(gateway_deps(ready=lambda: tuple(ready))) as server:
+        async with upstream(server.url) as tier:
+            await until(lambda: tier.replicas)
+            await until(lambda: tier.condition.reachable)
+            assert "draining" in tier.replicas[0].snapshot().why
+            with pytest.raises(Unavailable) as raised:
+                await everything(tier.replicas[0], ask())
+            assert raised.value.retry_after_s == 1.0
+            ready[0] = True
+            await best(tier)
+
+
+async def test_rungs_that_change_are_taken_over() -> None:
+    infos = [replica_info("tiny-fp32", 0)]
+    dispatcher = FakeDispatcher()
+    changes = []
+    with serving(gateway_deps(dispatcher, models=lambda: infos)) as server:
+        async with upstream(server.url, UpstreamHooks(on_change=lambda: changes.append(1))) as tier:
+            kept = await best(tier)
+            new = replica_info("tiny-new", 1)
+            dispatcher.snapshots = [ReplicaSnapshot(i, available=True, slots=1) for i in (*infos, new)]
+            infos.append(new)
+            await until(lambda: len(tier.replicas) == 2)
+            assert tier.replicas[0] is kept
+            await until(lambda: len(changes) == 2)
+
+
+async def test_what_was_sent_since_the_report_counts(server: Server) -> None:
+    async with upstream(server.url, poll_interval_s=60) as tier:
+        replica = await best(tier)
+        before = replica.snapshot()
+        running = [replica.generate(ask("stall", sampling=SamplingParams(max_tokens=50))) for _ in range(2)]
+        tasks = [asyncio.ensure_future(anext(chunks)) for chunks in running]
+        await asyncio.sleep(0)  # sent, and no answer yet
+        during = replica.snapshot()
+        assert during.running == before.running + 2
+        assert during.queued_prefill_tokens == 14
+        assert during.pending_decode_tokens == 100
+        await asyncio.gather(*tasks)
+        for chunks in running:
+            await chunks.aclose()
+        after = replica.snapshot()
+        assert after.running <= during.running
+        assert after.age_s >= 0
+
+
+async def test_the_queue_of_the_upstream_counts_for_each_of_its_rungs(server: Server) -> None:
+    server.dispatcher.waiting = 3
+    try:
+        async with upstream(server.url) as tier:
+            assert (await best(tier)).snapshot().queued == 3
+    finally:
+        server.dispatcher.waiting = 0
+
+
+async def test_a_stream_cut_in_the_middle_is_broken() -> None:
+    async def cut(reader, writer) -> None:
+        writer.write(STREAM_HEAD + event("one") + event("two"))
+        await writer.drain()
+        writer.transport.abort()
+
+    async with raw_server(scripted(cut)) as url, upstream(url) as tier:
+        got, _ = await texts_until(ReplicaBroken, await best(tier), ask())
+    assert got == ["one", "two"]
+
+
+async def test_a_half_open_stream_lets_go_when_the_dispatcher_gives_it_up() -> None:
+    gone = asyncio.Event()
+
+    async def freeze(reader, writer) -> None:
+        writer.write(STREAM_HEAD + event("one"))
+        await writer.drain()
+        while await reader.read(1024):  # the rest of the request, then the end of the connection
+            pass
+        gone.set()
+
+    async with raw_server(scripted(freeze)) as url, upstream(url) as tier:
+        chunks = (await best(tier)).generate(ask())
+        assert (await anext(chunks)).text == "one"
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(anext(chunks), 0.1)
+        await chunks.aclose()
+        await asyncio.wait_for(gone.wait(), 5)
+        assert tier.replicas[0].snapshot().running == 0
+
+
+async def test_a_server_that_never_answers_is_unreachable_within_the_deadline() -> None:
+    async def freeze(reader, writer) -> None:
+        await asyncio.sleep(60)
+
+    async with raw_server(scripted(freeze)) as url, upstream(url) as tier:
+        with pytest.raises(ReplicaUnreachable, match="silent"):
+            await everything(await best(tier), ask(objective=Objective(deadline_s=0.1)))
+
+
+async def test_silent_probes_end_streams_that_would_wait_for_long() -> None:
+    frozen = asyncio.Event()
+
+    async def handler(head: bytes, reader, writer) -> None:
+        if head.startswith(b"POST"):
+            writer.write(STREAM_HEAD + event("one"))
+            await writer.drain()
+            await asyncio.sleep(60)
+        if frozen.is_set():
+            await asyncio.sleep(60)
+        writer.write(HEALTH if b"/health/ready" in head else MODELS)
+        await writer.drain()
+
+    async with raw_server(handler) as url, upstream(url, probe_timeout_s=0.1) as tier:
+        chunks = (await best(tier)).generate(ask())
+        assert (await anext(chunks)).text == "one"
+        frozen.set()
+        with pytest.raises(ReplicaBroken, match="no answer to a probe"):
+            await anext(chunks)
+        assert not tier.replicas[0].snapshot().available
+
+
+async def test_events_of_other_servers_are_understood() -> None:
+    """No usage while it runs, CRLF, comments, empty deltas, text in the last chunk, usage at the end."""
+
+    async def other(reader, writer) -> None:
+        writer.write(
+            STREAM_HEAD
+            + b": ping\r\n\r\n"
+            + b'data: {"choices":[{"index":0,"delta":{"role":"assistant"}}],"x":1}\r\n\r\n'
+            + b'data:{"choices":[{"index":0,"delta":{"content":"on'
+        )
+        await writer.drain()
+        await asyncio.sleep(0.01)
+        writer.write(
+            b'e"}}]}\r\n\r\n'
+            b'data: {"choices":[{"index":0,"delta":{"content":" two"},"finish_reason":"length"}]}\n\n'
+            b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":5}}\n\ndata: [DONE]\n\n'
+        )
+
+    async with raw_server(scripted(other)) as url, upstream(url) as tier:
+        chunks = await everything(await best(tier), ask())
+    assert [(c.text, c.tokens, c.finish_reason) for c in chunks] == [
+        ("one", 1, None),
+        (" two", 4, FinishReason.LENGTH),
+    ]
+    assert chunks[-1].prompt_tokens == 9
+    assert chunks[0].origin is None
+
+
+async def test_garbage_is_broken_not_swallowed() -> None:
+    async def garbage(reader, writer) -> None:
+        writer.write(STREAM_HEAD + event("one") + b"data: <html>\n\n")
+
+    async with raw_server(scripted(garbage)) as url, upstream(url) as tier:
+        with pytest.raises(ReplicaBroken, match="no completion chunk"):
+            await everything(await best(tier), ask())
+
+
+async def test_real_exchanges_teach_the_link(server: Server) -> None:
+    async with upstream(server.url) as tier:
+        replica = await best(tier)
+        await everything(replica, ask("say " + "x" * 400_000))
+        assert tier.link.snapshot().rtt_s < 1.0
+
+
+async def test_the_time_an_upstream_spends_itself_is_not_the_links() -> None:
+    async def slow(reader, writer) -> None:
+        head = STREAM_HEAD.replace(b"\r\n\r\n", b"\r\nserver-timing: tokenize;dur=50.5, first-token;dur=149000\r\n\r\n")
+        writer.write(head + event("one") + b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n')
+
+    class Recorder(Link):
+        seen: tuple[int, float] = (0, 1.0)
+
+        def observe_transfer(self, sent_bytes: int, took_s: float) -> None:
+            self.seen = (sent_bytes, took_s)
+
+    link = Recorder("upstream")
+    async with raw_server(scripted(slow)) as url, upstream(url, link=link) as tier:
+        await everything(await best(tier), ask("x" * 30_000))
+    assert link.seen[0] > 30_000
+    assert link.seen[1] < 0, "the upstream says it spent more than passed, and the round trip comes off too"
+
+
+async def test_a_hook_that_fails_does_not_end_the_polling(server: Server) -> None:
+    calls = []
+
+    def fails(endpoint: str) -> None:
+        calls.append(endpoint)
+        raise ZeroDivisionError
+
+    async with upstream(server.url, UpstreamHooks(probe_succeeded=fails)):
+        await until(lambda: len(calls) > 2)
+
+
+@pytest.mark.parametrize("url", ["cloud:8700", "ftp://cloud", "http://", "http://a:b", ""])
+def test_a_wrong_url_is_a_config_error(url: str) -> None:
+    with pytest.raises(ConfigError, match="upstream"):
+        UpstreamTier(url, link=Link("upstream"), clock=CLOCK)
+
+
+def test_a_wrong_tls_file_is_a_config_error(tmp_path) -> None:
+    missing = UpstreamOptions(ca_file=tmp_path / "none.pem")
+    with pytest.raises(ConfigError, match=r"none\.pem"):
+        UpstreamTier("https://cloud", link=Link("upstream"), clock=CLOCK, options=missing)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://alice:hunter2@cloud:8700",
+        "https://hunter2@cloud",
+        "https://a:hunter2/x@cloud",
+        "https://c/?key=hunter2",
+    ],
+)
+def test_a_url_with_a_secret_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"upstream\.api_key") as raised:
+        UpstreamTier(url, link=Link("cloud"), clock=MonotonicClock())
+    assert "hunter2" not in str(raised.value)
+    assert raised.value.param == "upstream.url"
+
+
+async def test_an_older_report_never_replaces_a_newer_one(server: Server) -> None:
+    """A poll that was asked for before an answer began may return after the answer has told the load."""
+    async with upstream(server.url, poll_interval_s=3600) as tier:
+        replica = await best(tier)
+        now_s = tier.clock.now_s()
+        for running, at_s in ((8, now_s), (0, now_s - 1.0)):
+            load = VariantLoad(replica.info.variant, available=True, slots=8, running=running)
+            replica.report(LoadReport((load,)), at_s)
+            assert replica.snapshot().running == 8
+        replica.report(LoadReport((VariantLoad(replica.info.variant, available=True, slots=8),)), now_s)
+        assert replica.snapshot().running == 0

@@ -1,0 +1,214 @@
+"""Load reports and promises survive their journey in headers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.base.errors import InvalidRequest
+from router.upstream.openai import origin_of
+from router.values.answer import Route
+from router.values.replica import ReplicaSnapshot
+from router.values.request import Locality, Objective
+from router.wire import headers
+from router.wire.load import LoadReport, VariantLoad, decode_orca, encode_orca, summarise
+from tests.support.gateway_fakes import replica_info
+
+count = st.integers(0, 10**7)
+variant_load = st.builds(
+    VariantLoad,
+    variant=st.from_regex(r"[a-z0-9.-]{1,20}", fullmatch=True),
+    available=st.booleans(),
+    slots=count,
+    running=count,
+    queued=count,
+    queued_prefill_tokens=count,
+    pending_decode_tokens=count,
+    kv_free_tokens=st.none() | count,
+)
+reports = st.builds(
+    LoadReport,
+    variants=st.lists(variant_load, max_size=5, unique_by=lambda v: v.variant).map(tuple),
+    kv_usage=st.none() | st.integers(0, 10_000).map(lambda n: n / 10_000),
+    waiting=count,
+)
+
+
+@given(reports)
+def test_a_report_survives_the_header(report: LoadReport) -> None:
+    value = encode_orca(report)
+    assert value.isascii()
+    assert value.startswith("JSON {")
+    assert decode_orca(value) == report
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "JSON", "JSON {", "TEXT running=3", "BIN AAAA", 'JSON {"named_metrics":{"a":"x"}}', "JSON " + "[" * 99_999],
+)
+def test_what_cannot_be_read_is_no_report(value: str) -> None:
+    assert decode_orca(value) is None
+
+
+def test_foreign_reports_are_read_without_variants() -> None:
+    report = decode_orca('JSON {"cpu_utilization":0.3,"named_metrics":{"kv_cache_utilization":0.5,"x":1e400}}')
+    assert report is None or report.variants == ()
+    report = decode_orca('JSON {"cpu_utilization":0.3,"named_metrics":{"kv_cache_utilization":0.5}}')
+    assert report == LoadReport(kv_usage=0.5)
+
+
+def test_replicas_of_one_variant_are_summed() -> None:
+    info = replica_info()
+    up = ReplicaSnapshot(info, available=True, slots=4, running=2, queued=1, kv_free_tokens=100)
+    down = ReplicaSnapshot(info, available=False, slots=4, running=1, kv_free_tokens=900, why="restarting")
+    report = summarise([up, down], kv_usage=0.25, waiting=2)
+    assert report.variants == (
+        VariantLoad(info.variant, available=True, slots=4, running=3, queued=1, kv_free_tokens=100),
+    )
+    assert (report.running, report.queued, report.slots, report.kv_usage) == (3, 3, 4, 0.25)
+
+
+milliseconds = st.none() | st.integers(1, 10**8).map(lambda n: n / 1000)
+objectives = st.builds(
+    Objective,
+    ttft_s=milliseconds,
+    tpot_s=milliseconds,
+    deadline_s=milliseconds,
+    priority=st.integers(-(2**31) + 1, 2**31 - 1),
+    locality=st.sampled_from(Locality),
+    min_quality=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+    session=st.none() | st.from_regex(r"[\x21-\x7e]{1,20}", fullmatch=True),
+)
+
+
+@given(objectives)
+def test_an_objective_survives_the_headers(objective: Objective) -> None:
+    assert headers.parse_objective(dict(headers.objective_headers(objective)), Objective()) == objective
+
+
+def test_headers_are_laid_over_the_default() -> None:
+    default = Objective(ttft_s=1.0, priority=2)
+    assert headers.parse_objective({}, default) is default
+    merged = headers.parse_objective({"x-overspill-priority": "-1", "x-overspill-locality": "Local-Only"}, default)
+    assert merged == Objective(ttft_s=1.0, priority=-1, locality=Locality.LOCAL_ONLY)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("x-overspill-location", headers.LOCALITY),
+        ("x-overspill-ttft-ms", headers.TTFT),
+        ("x-overspill-deadline", headers.DEADLINE),
+        ("x_overspill_locality", headers.LOCALITY),
+        ("x-overspill-zzz", None),
+    ],
+)
+def test_a_name_that_is_none_of_ours_is_refused_and_the_nearest_is_told(name: str, meant: str | None) -> None:
+    with pytest.raises(InvalidRequest, match=f"`{name}` is no request header") as raised:
+        headers.parse_objective({name: "local-only"}, Objective())
+    assert raised.value.param == name
+    assert all(known in raised.value.message for known in headers.REQUEST_NAMES)
+    assert ("did you mean" in raised.value.message) is (meant is not None)
+    assert meant is None or raised.value.message.endswith(f"did you mean `{meant}`?")
+
+
+def test_what_tiers_and_proxies_send_is_no_mistake() -> None:
+    echoed = dict.fromkeys(headers.REPLY_NAMES, "x")
+    others = {"x-request-id": "a", "x-overspilled": "b", "traceparent": "c", headers.HOPS: "1"}
+    assert headers.parse_objective({**echoed, **others}, Objective()) == Objective()
+
+
+@pytest.mark.parametrize("alias", ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"])
+def test_aliases_are_read_and_the_own_name_wins(alias: str) -> None:
+    assert headers.parse_objective({alias: "250"}, Objective()).ttft_s == 0.25
+    assert headers.parse_objective({alias: "250", headers.TTFT: "100"}, Objective()).ttft_s == 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (headers.TTFT, "soon"),
+        (headers.TTFT, "0"),
+        (headers.TTFT, "-1"),
+        (headers.TTFT, "nan"),
+        (headers.TPOT, "inf"),
+        (headers.DEADLINE, ""),
+        (headers.DEADLINE, "1e12"),
+        ("x-llm-d-slo-ttft-ms", "x"),
+        ("x-llm-d-slo-tpot-ms", "x"),
+        (headers.PRIORITY, "1.5"),
+        (headers.PRIORITY, "high"),
+        (headers.PRIORITY, "99999999999"),
+        (headers.PRIORITY, "9" * 5000),
+        (headers.PRIORITY, "1_0"),
+        (headers.PRIORITY, "٣"),
+        (headers.TTFT, "1_0"),
+        (headers.TTFT, "9" * 50_000),
+        (headers.LOCALITY, "here"),
+        (headers.MIN_QUALITY, "2"),
+        (headers.MIN_QUALITY, "nan"),
+        (headers.SESSION, ""),
+        (headers.SESSION, "x" * 257),
+    ],
+)
+def test_a_wrong_header_is_named(name: str, value: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        headers.parse_objective({name: value}, Objective())
+    assert raised.value.param == name
+    assert name in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "value_s"), [("5", 0.005), ("5.", 0.005), (".5", 0.0005), ("1e3", 1.0), ("05", 0.005)]
+)
+def test_milliseconds_as_people_write_them(text: str, value_s: float) -> None:
+    assert headers.parse_objective({headers.TTFT: text}, Objective()).ttft_s == pytest.approx(value_s)
+
+
+def test_a_very_small_objective_survives_the_wire() -> None:
+    sent = dict(headers.objective_headers(Objective(ttft_s=1e-9)))
+    assert headers.parse_objective(sent, Objective()).ttft_s == 1e-6
+
+
+def test_an_upstreams_figures_may_be_anything() -> None:
+    for wrong in ("1" * 5000, "-1", "x", "²"):
+        assert origin_of({headers.MODEL: "v", headers.RUNG: wrong}) is None
+        found = origin_of({headers.MODEL: "v", headers.RUNG: "2", headers.MAX_TOKENS: wrong})
+        assert (found.rung, found.max_tokens) == (2, None)
+
+
+def test_request_ids_are_echoed_made_or_refused() -> None:
+    assert headers.request_id({headers.REQUEST_ID: "abc-1:2"}) == "abc-1:2"
+    assert len(headers.request_id({})) == 32
+    for wrong in ("x" * 129, "a b", "a\x00", "ä"):
+        with pytest.raises(InvalidRequest):
+            headers.request_id({headers.REQUEST_ID: wrong})
+
+
+def test_only_a_sound_trace_travels_and_hops_are_counted() -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    kept = headers.passed_on({"traceparent": trace, "tracestate": "a=b", "cookie": "x"})
+    assert kept == (("traceparent", trace), ("tracestate", "a=b"))
+    assert headers.passed_on({"traceparent": "zz", "tracestate": "a=b"}) == ()
+    assert dict(headers.next_hop(kept))[headers.HOPS] == "1"
+    assert headers.next_hop(((headers.HOPS, "3"),)) == [(headers.HOPS, "4")]
+    for wrong in ("9", "-1", "x", "²", "1" * 5000):
+        with pytest.raises(InvalidRequest, match="own upstream"):
+            headers.passed_on({headers.HOPS: wrong})
+
+
+def test_a_refusal_says_when_to_come_back() -> None:
+    assert headers.retry_headers(0.2, should_retry=True) == [("retry-after", "1"), ("retry-after-ms", "200")]
+    assert headers.retry_headers(7.2, should_retry=False) == [
+        ("retry-after", "8"),
+        ("retry-after-ms", "7200"),
+        ("x-should-retry", "false"),
+    ]
+    assert headers.retry_headers(float("inf"), should_retry=True)[0] == ("retry-after", "3600")
+    assert headers.retry_headers(-1, should_retry=True)[1] == ("retry-after-ms", "1")
+
+
+def test_a_reason_cannot_inject_a_header() -> None:
+    route = Route("edge", "v", 0, "a\r\nset-cookie: x", degraded=False, predicted_ttft_s=None)
+    assert dict(headers.route_headers(route))[headers.REASON] == "a??set-cookie: x"

@@ -1,0 +1,356 @@
+"""OpenAI requests decode strictly, and every error names the field."""
+
+from __future__ import annotations
+
+import json
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.base.errors import InvalidRequest
+from router.values.request import ChatPrompt, FinishReason, Message, SamplingParams, TextPrompt, TokenPrompt
+from router.wire.openai import OpenAICall, decode_chat, decode_completion
+from router.wire.openai_reply import DONE, EventEncoder, ReplyHead, Usage, encode_body
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def chat(**fields) -> OpenAICall:
+    return decode_chat(orjson.dumps({"model": "m", "messages": HELLO, **fields}))
+
+
+def completion(**fields) -> OpenAICall:
+    return decode_completion(orjson.dumps({"model": "m", "prompt": "hello", **fields}))
+
+
+def test_defaults_are_openais() -> None:
+    call = chat()
+    assert call.prompt == ChatPrompt((Message("user", "hello"),))
+    assert call.sampling == SamplingParams(max_tokens=None, temperature=1.0, top_p=1.0)
+    assert (call.stream, call.include_usage, call.continuation, call.priority) == (False, False, "", None)
+    assert completion().sampling.max_tokens == 16
+
+
+def test_every_parameter_is_taken() -> None:
+    call = chat(
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+        max_completion_tokens=7,
+        max_tokens=9,
+        temperature=0,
+        top_p=0.5,
+        top_k=-1,
+        seed=-3,
+        stop=["a", "b"],
+        presence_penalty=1,
+        frequency_penalty=-2,
+        repetition_penalty=1.2,
+        ignore_eos=True,
+        user="u",
+        service_tier="auto",
+        priority=-4,
+        metadata={"a": "b"},
+        store=False,
+        n=1,
+        logprobs=False,
+        tools=[],
+        tool_choice="none",
+        response_format={"type": "text"},
+        logit_bias={},
+        modalities=["text"],
+    )
+    assert call.sampling == SamplingParams(
+        max_tokens=7,
+        temperature=0.0,
+        top_p=0.5,
+        top_k=0,
+        seed=-3,
+        stop=("a", "b"),
+        presence_penalty=1.0,
+        frequency_penalty=-2.0,
+        repetition_penalty=1.2,
+        ignore_eos=True,
+    )
+    assert (call.stream, call.include_usage, call.running_usage, call.priority) == (True, True, True, -4)
+
+
+def test_null_is_absent() -> None:
+    names = ("max_tokens", "temperature", "stop", "n", "tools", "stream", "stream_options", "user", "logprobs", "seed")
+    assert chat(**dict.fromkeys(names)) == chat()
+
+
+def test_unknown_fields_are_tolerated() -> None:
+    assert chat(vendor_extra={"deep": [1]}) == chat()
+
+
+def test_text_parts_are_joined_and_developer_is_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    call = chat(messages=[{"role": "developer", "content": "x"}, {"role": "user", "content": parts, "name": "n"}])
+    assert call.prompt == ChatPrompt((Message("system", "x"), Message("user", "ab")))
+
+
+def test_prompts_of_completions() -> None:
+    assert completion(prompt="a").prompt == TextPrompt("a")
+    assert completion(prompt=["a"]).prompt == TextPrompt("a")
+    assert completion(prompt=[1, 2]).prompt == TokenPrompt((1, 2))
+    assert completion(prompt=[[1, 2]]).prompt == TokenPrompt((1, 2))
+
+
+def test_a_continuation_is_taken_off_the_messages() -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "Paris is"}]
+    call = chat(messages=messages, continue_final_message=True, add_generation_prompt=False)
+    assert call.prompt == ChatPrompt((Message("user", "hello"),))
+    assert call.continuation == "Paris is"
+    assert completion(overspill_continuation="so far").continuation == "so far"
+
+
+WRONG_CHAT = [
+    ({"model": 3}, "model"),
+    ({"model": ""}, "model"),
+    ({"model": None}, "model"),
+    ({"messages": "hello"}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": [3]}, "messages[0]"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": 3, "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [*HELLO, {"role": "user", "content": 3}]}, "messages[1].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
+    ({"messages": [*HELLO, {"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[1].tool_calls"),
+    ({"messages": [{"role": "user", "content": "x", "name": 3}]}, "messages[0].name"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": True, "stream": True}, "stream_options"),
+    ({"stream_options": {"include_usage": 1}, "stream": True}, "stream_options.include_usage"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": "9"}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens"),
+    ({"max_completion_tokens": []}, "max_completion_tokens"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_p": "x"}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"seed": 1.5}, "seed"),
+    ({"seed": "x"}, "seed"),
+    ({"stop": 3}, "stop"),
+    ({"stop": ["a", 3]}, "stop[1]"),
+    ({"stop": ["a", ""]}, "stop[1]"),
+    ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"presence_penalty": "x"}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"frequency_penalty": {}}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-45}, "repetition_penalty"),
+    ({"repetition_penalty": "x"}, "repetition_penalty"),
+    ({"ignore_eos": 1}, "ignore_eos"),
+    ({"user": 3}, "user"),
+    ({"service_tier": 3}, "service_tier"),
+    ({"priority": "high"}, "priority"),
+    ({"priority": 2**40}, "priority"),
+    ({"metadata": "x"}, "metadata"),
+    ({"store": "x"}, "store"),
+    ({"n": 2}, "n"),
+    ({"n": True}, "n"),
+    ({"n": "1"}, "n"),
+    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": "x"}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": "text"}, "response_format"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"functions": [{}]}, "functions"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"audio": {}}, "audio"),
+    ({"min_p": 0.1}, "min_p"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"continue_final_message": "x"}, "continue_final_message"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"continue_final_message": True, "add_generation_prompt": False}, "messages[0].role"),
+    ({"add_generation_prompt": False}, "add_generation_prompt"),
+    (
+        {
+            "messages": [{"role": "assistant", "content": "x"}],
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+        },
+        "messages",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), WRONG_CHAT, ids=[f"{p}-{i}" for i, (_, p) in enumerate(WRONG_CHAT)])
+def test_wrong_chat_fields_are_named(fields: dict, param: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        chat(**fields)
+    assert raised.value.param == param
+    assert f"`{param}`" in raised.value.message
+    assert raised.value.status == 400
+
+
+WRONG_COMPLETION = [
+    ({"prompt": 3}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [""]}, "prompt"),
+    ({"prompt": ["a", "b"]}, "prompt"),
+    ({"prompt": [[1], [2]]}, "prompt"),
+    ({"prompt": [1, -2]}, "prompt[1]"),
+    ({"prompt": [1, 2**31]}, "prompt[1]"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [1.5]}, "prompt[0]"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({"best_of": 2}, "best_of"),
+    ({"echo": True}, "echo"),
+    ({"suffix": "x"}, "suffix"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"overspill_continuation": 3}, "overspill_continuation"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), WRONG_COMPLETION)
+def test_wrong_completion_fields_are_named(fields: dict, param: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        completion(**fields)
+    assert raised.value.param == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"{'model': 1}",
+        b'{"model":"m"}{',
+        b'{"model":"\xff","messages":[]}',
+        b'{"model":"\\ud800","messages":[]}',
+        b'{"model":"m","messages":[],"temperature":NaN}',
+        b'{"model":"m","messages":[],"temperature":1e999}',
+        b'{"model":"m","x":' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+        b'{"model":"m","tools":' + b"[" * 50_000,
+    ],
+)
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        decode_chat(body)
+    with pytest.raises(InvalidRequest):
+        decode_completion(body)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = sorted({next(iter(fields)) for fields, _ in WRONG_CHAT + WRONG_COMPLETION})
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
+def test_any_json_is_decoded_or_refused(fields: dict) -> None:
+    """Nothing but `InvalidRequest` comes out, whatever the fields hold."""
+    body = json.dumps({"model": "m", "messages": HELLO, "prompt": "x", **fields}).encode()
+    assert decoded_or_refused(decode_chat, body)
+    assert decoded_or_refused(decode_completion, body)
+
+
+def decoded_or_refused(decode, body: bytes) -> bool:
+    try:
+        return isinstance(decode(body), OpenAICall)
+    except InvalidRequest as error:
+        return bool(error.message)
+
+
+HEAD = ReplyHead(chat=True, request_id="r", created_s=5, model="tiny-int8")
+TEXT_HEAD = ReplyHead(chat=False, request_id="r", created_s=5, model="tiny-int8")
+
+
+def events(raw: bytes) -> list[dict]:
+    lines = [line for line in raw.split(b"\n\n") if line]
+    assert all(line.startswith(b"data: ") for line in lines)
+    return [orjson.loads(line[6:]) for line in lines if line != DONE.strip()]
+
+
+@given(st.text())
+def test_text_survives_the_event_encoding(text: str) -> None:
+    encoder = EventEncoder(HEAD, include_usage=False, running_usage=False)
+    (event,) = events(encoder.text(text, Usage(1, 1)))
+    assert event["choices"] == [{"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": None}]
+    assert "usage" not in event
+
+
+def test_a_chat_stream_has_the_shape_clients_expect() -> None:
+    encoder = EventEncoder(HEAD, include_usage=True, running_usage=False)
+    raw = encoder.start(Usage(3, 0)) + encoder.text("a", Usage(3, 1)) + encoder.end(FinishReason.LENGTH, Usage(3, 1))
+    assert raw.endswith(DONE)
+    first, text, last, usage = events(raw)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert (first["id"], first["object"], first["model"]) == ("chatcmpl-r", "chat.completion.chunk", "tiny-int8")
+    assert text["usage"] is None
+    assert last["choices"][0] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length"}
+    assert usage["choices"] == []
+    assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+
+
+def test_a_text_stream_has_the_shape_clients_expect() -> None:
+    encoder = EventEncoder(TEXT_HEAD, include_usage=False, running_usage=True)
+    assert encoder.start(Usage(3, 0)) == b""
+    text, last = events(encoder.text("a", Usage(3, 1)) + encoder.end(FinishReason.STOP, Usage(3, 2)))
+    assert text["choices"] == [{"index": 0, "text": "a", "logprobs": None, "finish_reason": None}]
+    assert text["usage"]["completion_tokens"] == 1
+    assert (text["object"], text["id"]) == ("text_completion", "cmpl-r")
+    assert last["choices"][0]["finish_reason"] == "stop"
+    assert last["usage"]["total_tokens"] == 5
+
+
+def test_whole_bodies() -> None:
+    body = orjson.loads(encode_body(HEAD, "hi", FinishReason.STOP, Usage(2, 1)))
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "hi", "refusal": None}
+    assert body["usage"]["total_tokens"] == 3
+    body = orjson.loads(encode_body(TEXT_HEAD, "hi", FinishReason.LENGTH, Usage(2, 1)))
+    assert body["choices"][0]["text"] == "hi"
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"max_tokens": -1}, "`max_tokens` = -1: Expected"),
+        ({"temperature": 5.5}, "`temperature` = 5.5: Expected"),
+        ({"messages": [{"role": "user", "content": 7}]}, "`messages[0].content` = 7: Expected"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 7}]}]},
+            "`messages[0].content[0].text` = 7",
+        ),
+        ({"metadata": 3}, "`metadata` = 3"),
+        ({"stream": "my secret"}, "`stream`: Expected `bool | null`, got `str`"),
+        ({"temperature": 5, "user": "x" * 100_000}, "`temperature`: Expected"),
+    ],
+)
+def test_a_number_at_fault_is_shown_and_a_text_is_not(fields: dict, told: str) -> None:
+    raw = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+    with pytest.raises(InvalidRequest) as raised:
+        decode_chat(orjson.dumps(raw))
+    assert raised.value.message.startswith(told)
+    assert "secret" not in raised.value.message

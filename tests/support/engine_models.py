@@ -1,0 +1,124 @@
+"""Tiny random models of every served architecture, as Hugging Face directories, and a core to run them on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from cloud_tier.engine.core import EngineCore
+from cloud_tier.engine.messages import Segment
+from cloud_tier.engine.model import Model
+from cloud_tier.engine.parallel import Group
+from cloud_tier.engine.protocol import EngineConfig, EngineRequest
+from models.formats.weights import open_weights
+from router.base.clock import MonotonicClock
+from router.values.request import SamplingParams
+
+torch.set_num_threads(1)
+
+VOCAB = 301
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 72,
+    "intermediate_size": 100,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.2,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama3-tied": ("Llama", {"rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": True}),
+    "llama-linear": ("Llama", {"rope_parameters": _LINEAR_ROPE}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+}
+
+
+def reference(name: str) -> Any:
+    """A random transformers model, the same every time."""
+    family, options = ARCHITECTURES[name]
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{family}Config")(**_SHAPE, **options)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    return model
+
+
+def save(name: str, folder: Path) -> Path:
+    """Save the random model as a Hugging Face directory."""
+    path = folder / name
+    reference(name).save_pretrained(path)
+    return path
+
+
+def small(weights: Path, **options: Any) -> EngineConfig:
+    """A configuration that fits the tiny models."""
+    values: dict[str, Any] = {"kv_cache_tokens": 512, "token_budget": 24, "max_running": 6, "max_context_tokens": 200}
+    return EngineConfig(weights=str(weights), **{**values, **options})
+
+
+class Bench:
+    """A core with its model in this process; keeps the logits of every step."""
+
+    def __init__(self, config: EngineConfig, *, gathered: bool = False) -> None:
+        weights = open_weights(Path(config.weights))
+        if config.layers is not None:
+            weights = weights.keep_layers(config.layers)
+        context_tokens = min(config.max_context_tokens or 10**9, weights.config.max_context_tokens)
+        self.model = Model(weights, config, Group(), context_tokens)
+        self.model.attention.gathered = gathered
+        self.logits: list[torch.Tensor] = []
+        self.core = EngineCore(
+            config,
+            self._compute,
+            vocab_size=weights.config.vocab_size,
+            context_tokens=context_tokens,
+            clock=MonotonicClock(),
+        )
+        self.answers: dict[int, list[int]] = {}
+
+    def add(self, handle: int, prompt: list[int], max_tokens: int = 12, **options: Any) -> None:
+        """Send one request; greedy unless `sampling` says otherwise."""
+        sampling = options.pop("sampling", SamplingParams(temperature=0))
+        self.answers[handle] = []
+        self.core.add(handle, EngineRequest(f"r{handle}", tuple(prompt), sampling, max_tokens, **options))
+
+    def step(self) -> None:
+        """Run one step and check that no block went astray."""
+        for brought in self.core.step():
+            self.answers[brought.handle] += brought.token_ids
+        self.core.check()
+
+    def run(self) -> dict[int, list[int]]:
+        """Step until nothing is left to do; return every answer."""
+        while self.core.busy:
+            self.step()
+        return self.answers
+
+    def _compute(self, segments: list[Segment]) -> torch.Tensor | None:
+        logits = self.model.forward(segments)
+        if logits is not None:
+            self.logits.append(logits.clone())
+        return logits
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """A random prompt."""
+    return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()

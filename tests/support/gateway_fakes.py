@@ -1,0 +1,242 @@
+"""A dispatcher whose answers are scripted by the prompt, and a real uvicorn around the real gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from router.base.clock import MonotonicClock
+from router.base.errors import ContextTooLong, DeadlineLost, ModelNotFound, ReplicaBroken, Shed, Unavailable
+from router.gateway.app import GatewayDeps, create_app
+from router.values.answer import Answer, Route
+from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
+from router.values.request import (
+    ChatPrompt,
+    FinishReason,
+    InferenceRequest,
+    Locality,
+    Prompt,
+    PromptSize,
+    TextPrompt,
+    TokenChunk,
+)
+
+FAMILY = "tiny"
+PRIOR = SpeedPrior(prefill_tokens_per_s=900.0, decode_tokens_per_s=60.0, decode_batch_slope=0.1, source="test")
+
+
+def replica_info(variant: str = "tiny-int8", rung: int = 1, **changes) -> ReplicaInfo:
+    fields = {
+        "replica_id": f"local/{variant}",
+        "endpoint": "local",
+        "tier": "cloud",
+        "remote": False,
+        "family": FAMILY,
+        "variant": variant,
+        "rung": rung,
+        "quality": 1.0 - rung / 10,
+        "context_tokens": 2048,
+        "prior": PRIOR,
+    }
+    return ReplicaInfo(**{**fields, **changes})
+
+
+INFOS = [replica_info("tiny-fp32", 0), replica_info("tiny-int8", 1)]
+
+
+def prompt_text(prompt: Prompt) -> str:
+    if isinstance(prompt, ChatPrompt):
+        return prompt.messages[-1].content
+    return prompt.text if isinstance(prompt, TextPrompt) else " ".join(map(str, prompt.token_ids))
+
+
+class WordCounter:
+    """One token a word; unknown models are refused, as a tier's counter does."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def count(self, model: str, prompt: Prompt) -> PromptSize:
+        if model not in {FAMILY, *(info.variant for info in INFOS)}:
+            raise ModelNotFound(f"`{model}` is not known", param="model")
+        self.threads.append(threading.current_thread().name)
+        if isinstance(prompt, ChatPrompt):
+            return PromptSize(sum(len(message.content.split()) + 1 for message in prompt.messages))
+        return PromptSize(len(prompt.text.split() if isinstance(prompt, TextPrompt) else prompt.token_ids))
+
+
+@dataclass
+class Record:
+    request_id: str
+
+    def to_json(self) -> dict[str, object]:
+        return {"request_id": self.request_id, "chosen": "local/tiny-int8"}
+
+
+@dataclass
+class FakeDispatcher:
+    """What it does is asked for in the prompt: `say a b c`, `refuse shed`, `break`, `hang`, `forever`, `crash`, ….."""
+
+    requests: list[InferenceRequest] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    cancelled_starts: list[str] = field(default_factory=list)
+    snapshots: list[ReplicaSnapshot] = field(default_factory=list)
+    waiting: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    async def start(self, request: InferenceRequest) -> Answer:
+        self.requests.append(request)
+        verb, _, rest = prompt_text(request.prompt).partition(" ")
+        refusals = {
+            "shed": Shed("the queue is full", retry_after_s=0.25),
+            "unavailable": Unavailable("no replica is healthy", retry_after_s=7.2),
+            "deadline": DeadlineLost("too late", retry_after_s=1.0),
+            "long": ContextTooLong("the prompt fits no window", param="messages"),
+        }
+        if verb == "refuse":
+            raise refusals[rest]
+        if verb == "crash":
+            raise ZeroDivisionError("a bug")
+        if verb == "hang":
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                self._note(self.cancelled_starts, request.request_id)
+                raise
+        route = Route(
+            tier="cloud",
+            variant="tiny-int8" if request.model == FAMILY else request.model,
+            rung=1,
+            reason="step-down",
+            degraded=True,
+            predicted_ttft_s=0.0421,
+            max_tokens=request.sampling.max_tokens,
+        )
+        return Answer(route, self._chunks(request, verb, rest))
+
+    async def _chunks(self, request: InferenceRequest, verb: str, rest: str) -> AsyncGenerator[TokenChunk, None]:
+        try:
+            if verb == "break-first":
+                raise ReplicaBroken("the replica died")
+            async for chunk in self._words(request, verb, rest):
+                yield chunk
+            if verb == "break":
+                raise ReplicaBroken("the replica died")
+            if verb == "bug":
+                raise ZeroDivisionError("a bug")
+            if verb == "stall":
+                await asyncio.sleep(600)
+        finally:
+            self._note(self.closed, request.request_id)
+
+    async def _words(self, request: InferenceRequest, verb: str, rest: str) -> AsyncGenerator[TokenChunk, None]:
+        while verb in {"forever", "flood"}:
+            yield TokenChunk("word " * (2000 if verb == "flood" else 1))
+            await asyncio.sleep(0.002 if verb == "forever" else 0)
+        words = (rest.split() or ["ok"]) if verb in {"say", "slow"} else ["one", "two"]
+        limit = request.sampling.max_tokens or len(words)
+        for index, word in enumerate(words[:limit]):
+            yield TokenChunk(word if index == 0 else f" {word}")
+            await asyncio.sleep(0.02 if verb == "slow" else 0)
+        if verb not in {"break", "bug", "stall", "silent"}:
+            yield TokenChunk("", 0, FinishReason.LENGTH if limit < len(words) else FinishReason.STOP)
+
+    def forget(self) -> None:
+        for seen in (self.requests, self.closed, self.cancelled_starts):
+            seen.clear()
+
+    def _note(self, where: list[str], request_id: str) -> None:
+        with self.changed:
+            where.append(request_id)
+            self.changed.notify_all()
+
+    def wait_closed(self, request_id: str) -> bool:
+        """Wait until the answer to this request was closed."""
+        with self.changed:
+            return self.changed.wait_for(lambda: request_id in self.closed, timeout=10)
+
+    def wait_cancelled(self, request_id: str) -> bool:
+        """Wait until the request was cancelled before its first token."""
+        with self.changed:
+            return self.changed.wait_for(lambda: request_id in self.cancelled_starts, timeout=10)
+
+    def decision(self, request_id: str) -> Record | None:
+        return Record(request_id) if any(r.request_id == request_id for r in self.requests) else None
+
+    def load(self) -> list[ReplicaSnapshot]:
+        return self.snapshots or [ReplicaSnapshot(info, available=True, slots=4, running=1) for info in INFOS]
+
+    def known_models(self) -> frozenset[str]:
+        return frozenset({FAMILY, *(info.variant for info in INFOS)})
+
+    def unreached(self, locality: Locality) -> str:
+        return ""
+
+
+class FakeTelemetry:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+
+def gateway_deps(dispatcher: FakeDispatcher | None = None, **changes) -> GatewayDeps:
+    fields = {
+        "dispatcher": dispatcher or FakeDispatcher(),
+        "prompts": WordCounter(),
+        "tier": "cloud",
+        "telemetry": FakeTelemetry(),
+        "clock": MonotonicClock(),
+        "models": lambda: INFOS,
+    }
+    return GatewayDeps(**{**fields, **changes})
+
+
+class Server:
+    """A uvicorn in a thread with its own event loop, on a free loopback port."""
+
+    def __init__(self, deps: GatewayDeps, port: int = 0) -> None:
+        self.deps = deps
+        self.dispatcher: FakeDispatcher = deps.dispatcher
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("127.0.0.1", port))
+        self.port: int = self._socket.getsockname()[1]
+        config = uvicorn.Config(create_app(deps), log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="gateway-under-test")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def _run(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            self._server.run(sockets=[self._socket])
+
+    def start(self) -> Server:
+        self._thread.start()
+        while not self._server.started:
+            if not self._thread.is_alive():
+                raise RuntimeError("the gateway under test did not start")
+            self._thread.join(0.005)
+        return self
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(10)
+        self._socket.close()
+
+
+@contextlib.contextmanager
+def serving(deps: GatewayDeps | None = None, port: int = 0) -> Iterator[Server]:
+    server = Server(deps or gateway_deps(), port).start()
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,7 @@
+"""Where this checkout is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
