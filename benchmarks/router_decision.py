@@ -18,10 +18,10 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from router.base.clock import MonotonicClock
-from router.dispatch.candidates import Asked, Look, Sight, assess
+from router.dispatch.candidates import PendingRequest, PoolView, ReplicaView, assess
 from router.policy.registry import POLICIES, load_policy
-from router.signals.flights import Flights
 from router.signals.health import HealthBook
+from router.signals.in_flight import InFlight
 from router.signals.ladder import Ladder
 from router.signals.latency import LatencyModel
 from router.signals.link import Link
@@ -65,7 +65,7 @@ def measure(candidates: int, policy_name: str, decisions: int) -> dict[str, obje
     clock, settings = MonotonicClock(), RouterSettings(policy=policy_name)
     replicas: list[Replica] = [StandIn(index) for index in range(candidates)]
     health = HealthBook(BreakerSettings(), clock, lambda *_: None)
-    flights, latency, ladder, policy = Flights(), LatencyModel(128), Ladder(), load_policy(policy_name)
+    in_flight, latency, ladder, policy = InFlight(), LatencyModel(128), Ladder(), load_policy(policy_name)
     request = InferenceRequest(
         request_id="r",
         model="smollm2-135m",
@@ -76,13 +76,13 @@ def measure(candidates: int, policy_name: str, decisions: int) -> dict[str, obje
         accepted_at_s=clock.now_s(),
         prompt_bytes=1000,
     )
-    asked = Asked(request, frozenset(), clock.now_s() + 3600)
+    asked = PendingRequest(request, frozenset(), clock.now_s() + 3600)
     took_us = []
     gc.disable()
     for _ in range(decisions):
         began = time.perf_counter_ns()
-        sights = [Sight.of(replica, health.of, flights.at) for replica in replicas]
-        look = Look(clock.now_s(), sights, settings, latency, ladder, Counter(), {})
+        replicas = [ReplicaView.of(replica, health.of, in_flight.at) for replica in replicas]
+        look = PoolView(clock.now_s(), replicas, settings, latency, ladder, Counter(), {})
         situation, _ = assess(asked, look)
         assert situation is not None
         policy.decide(situation)

@@ -18,6 +18,7 @@ from router.base import config
 from router.base.credentials import checked_key
 from router.base.errors import ConfigError
 from router.base.loopback import is_loopback
+from router.policy.registry import load_policy
 from router.values.settings import RouterSettings
 
 ENV_PREFIX = "OVERSPILL_CLOUD"
@@ -169,9 +170,12 @@ def load(
         ConfigError: a key is unknown, or a value does not fit.
     """
     if path is not None:
-        return config.load(path, CloudConfig, env_prefix=ENV_PREFIX, environ=environ, flags=flags)
-    tree = config.overlay({}, ENV_PREFIX, environ, flags)
-    return config.decode(tree, CloudConfig, source="flags and environment")
+        found = config.load(path, CloudConfig, env_prefix=ENV_PREFIX, environ=environ, flags=flags)
+    else:
+        tree = config.overlay({}, ENV_PREFIX, environ, flags)
+        found = config.decode(tree, CloudConfig, source="flags and environment")
+    load_policy(found.router.policy)
+    return found
 
 
 def read_keys(auth: AuthConfig, environ: Mapping[str, str] = os.environ) -> frozenset[str]:

@@ -17,6 +17,7 @@ from router.base.config import Flag, decode, load, overlay
 from router.base.credentials import checked_key, url_fault
 from router.base.errors import ConfigError
 from router.base.loopback import is_loopback
+from router.policy.registry import load_policy
 from router.values.settings import RouterSettings
 
 ENV_PREFIX = "OVERSPILL_EDGE"
@@ -147,6 +148,7 @@ def load_config(
         config = decode(tree, EdgeConfig, source="environment and flags")
     else:
         config = load(path, EdgeConfig, env_prefix=ENV_PREFIX, environ=environ, flags=flags)
+    load_policy(config.router.policy)
     if not is_loopback(config.gateway.host) and not config.gateway.api_keys:
         raise ConfigError(
             f"gateway.host {config.gateway.host} can be reached from other machines: set gateway.api_keys "

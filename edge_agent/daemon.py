@@ -27,7 +27,7 @@ from edge_agent.metrics import EdgeMetrics
 from edge_agent.serving.lineup import Lineup
 from edge_agent.serving.local_models import Shelf, local_models
 from edge_agent.serving.prompts import PromptCounters
-from edge_agent.serving.replica import LocalModel
+from edge_agent.serving.replica import LocalModel, LocalReplica
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import Profile, ProfileMatch, choose_profile
 from router.base import systemd
@@ -156,6 +156,29 @@ class EdgeAgent:
 
     async def _load(self) -> None:
         await self.lineup.apply(self.config.models)
+
+    # ── what the fleet may ask of it: `edge_agent.fleet.steering.SteeredAgent` ─────────────────────────────────────
+
+    def configuration(self) -> EdgeConfig:
+        return self.config
+
+    async def reconfigure(self, wanted: EdgeConfig) -> None:
+        """Put a valid configuration into force; requests in flight are not touched.
+
+        Raises:
+            ConfigError: its models cannot be served; everything stays as it was.
+        """
+        if wanted.models != self.config.models:
+            await self.lineup.apply(wanted.models)
+        if wanted.router != self.config.router:
+            self.dispatcher.reconfigure(wanted.router)
+        self.config = wanted
+
+    def models(self) -> Sequence[LocalReplica]:
+        return self.lineup.replicas
+
+    def condition(self) -> tuple[DeviceHealth | None, Telemetry]:
+        return self.health, self.telemetry
 
     async def _drain(self) -> None:
         self.phase = "draining"

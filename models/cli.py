@@ -22,7 +22,7 @@ from router.base.errors import ArtifactError, InvalidRequest, ModelNotFound
 from router.base.extras import install
 
 if TYPE_CHECKING:
-    from models.store.artifact import Note
+    from models.graph.artifact import Note
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The catalogue and the toolchain."
@@ -189,10 +189,10 @@ def prune(
     catalogue: CatalogueFolder = None,
 ) -> None:
     """Choose the layers of a smaller rung by measured perplexity, and print them as the catalogue writes them."""
+    from models.graph.artifact import encoder_of  # noqa: PLC0415 — brings torch and onnx
     from models.graph.fused import fuse  # noqa: PLC0415
     from models.measure.corpus import calibration_chats  # noqa: PLC0415
     from models.prune.prune import prune as run  # noqa: PLC0415
-    from models.store.artifact import encoder_of  # noqa: PLC0415 — brings torch and onnx
 
     opened = _open(store, catalogue)
     known = opened.catalog.family(family)

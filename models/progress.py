@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 if TYPE_CHECKING:
-    from models.store.artifact import Note
+    from models.graph.artifact import Note
 
 
 class Bars:

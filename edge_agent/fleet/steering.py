@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 import structlog
 
 from edge_agent.config import EdgeConfig
+from edge_agent.device.health import DeviceHealth
 from edge_agent.device.memory import rss_bytes
 from edge_agent.fleet.effective import tellable
 from edge_agent.fleet.session import Description
+from edge_agent.serving.replica import LocalReplica
 from router.base.config import decode
 from router.dispatch.telemetry import Telemetry
 from router.fleetwire.documents import DesiredConfig, ModelReport, ReplicaTelemetry, Snapshot
 from router.fleetwire.overrides import lay_over
-
-if TYPE_CHECKING:
-    from edge_agent.daemon import EdgeAgent
+from router.policy.registry import load_policy
 
 log = structlog.get_logger("edge_agent.fleet")
+
+
+class SteeredAgent(Protocol):
+    """What steering needs of the agent."""
+
+    def configuration(self) -> EdgeConfig:
+        """Return what is in force."""
+        ...
+
+    async def reconfigure(self, wanted: EdgeConfig) -> None:
+        """Put a valid configuration into force; raises a `ConfigError`, and changes nothing, if it cannot be served."""
+        ...
+
+    def models(self) -> Sequence[LocalReplica]:
+        """Return the models that answer here."""
+        ...
+
+    def condition(self) -> tuple[DeviceHealth | None, Telemetry]:
+        """Return the last look at the device, None before the first, and the counters."""
+        ...
 
 
 class Steering:
@@ -31,9 +52,9 @@ class Steering:
     back. The result is validated as a whole before anything changes.
     """
 
-    def __init__(self, agent: EdgeAgent) -> None:
+    def __init__(self, agent: SteeredAgent) -> None:
         self._agent = agent
-        self._base = agent.config
+        self._base = agent.configuration()
 
     async def apply(self, desired: DesiredConfig) -> None:
         """Put a document into force; requests in flight are not touched.
@@ -43,17 +64,13 @@ class Steering:
         """
         tree = lay_over(msgspec.to_builtins(self._base), desired.overrides)
         wanted = decode(tree, EdgeConfig, source=f"desired version {desired.version}")
-        current = self._agent.config
-        if wanted.models != current.models:
-            await self._agent.lineup.apply(wanted.models)
-        if wanted.router != current.router:
-            self._agent.dispatcher.reconfigure(wanted.router)
-        self._agent.config = wanted
+        load_policy(wanted.router.policy)
+        await self._agent.reconfigure(wanted)
         log.info("desired applied", version=desired.version)
 
     def describe(self) -> Description:
         return Description(
-            effective=tellable(self._agent.config),
+            effective=tellable(self._agent.configuration()),
             agent_version=metadata.version("overspill"),
             models=tuple(
                 ModelReport(
@@ -62,13 +79,13 @@ class Steering:
                     rung=replica.info.rung,
                     state="loaded" if replica.loaded else "failed" if replica.loop.resting else "on-demand",
                 )
-                for replica in self._agent.lineup.replicas
+                for replica in self._agent.models()
             ),
         )
 
     def snapshot(self) -> Snapshot:
-        agent, health = self._agent, self._agent.health
-        looks = [replica.snapshot() for replica in agent.lineup.replicas]
+        health, telemetry = self._agent.condition()
+        looks = [replica.snapshot() for replica in self._agent.models()]
         slots = sum(look.slots for look in looks)
         errors = [f"{look.info.variant}: {look.why}" for look in looks if look.why]
         return Snapshot(
@@ -82,7 +99,7 @@ class Steering:
             temperature_c=health.hottest_c if health else None,
             memory_rss_bytes=rss_bytes(),
             memory_available_bytes=health.memory_available_bytes if health else None,
-            decisions=_decisions(agent.telemetry),
+            decisions=_decisions(telemetry),
             errors=tuple(errors),
         )
 

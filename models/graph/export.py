@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from models.graph.artifact import Note, Recipe, encoder_of, finish, present, silent
 from models.graph.fused import fuse
 from models.graph.graph import write_graph
-from models.store.artifact import Note, Recipe, encoder_of, finish, present, silent
 from router.base.errors import ArtifactError, InvalidRequest
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from models.graph.artifact import Note, Prefix, Recipe, encoder_of, finish, present, silent
 from models.graph.decoder import Decoder, greedy, prefix_kv
 from models.graph.fused import FusedModel, fuse
 from models.graph.gate import check_graph
@@ -29,7 +30,6 @@ from models.int8.smooth import smooth
 from models.measure.corpus import calibration_chats, calibration_digest, heldout_chats
 from models.measure.quality import FACTS, faults
 from models.measure.runner import OnnxRunner
-from models.store.artifact import Note, Prefix, Recipe, encoder_of, finish, present, silent
 from router.base.errors import ArtifactError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def quantize(variant_name: str, store: ModelStore, *, force: bool = False, note:
 
     Raises:
         ModelNotFound, InvalidRequest: the variant is unknown or not INT8.
-        ArtifactError: the source was not pulled, the graph breaks a rule of `models.graph.gate`, or no rotation keeps what
-            float32 says: nothing is placed then.
+        ArtifactError: the source was not pulled, the graph breaks a rule of `models.graph.gate`, or no rotation keeps
+            what float32 says: nothing is placed then.
     """
     variant = store.catalog.variant(variant_name)
     if variant.precision != "int8" or variant.format != "onnx":

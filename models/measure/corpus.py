@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from models.store.artifact import digest_of
+from models.graph.artifact import digest_of
 from models.text.chat import PromptEncoder
 from router.base.errors import ArtifactError
 from router.values.request import ChatPrompt, Message

@@ -1,4 +1,4 @@
-"""A plain ONNX Runtime loop over the graph of `models.graph.graph`, for generating, scoring and timing in the toolchain.
+"""A plain ONNX Runtime loop over the graph of `models.graph.graph`, for generating, scoring and timing.
 
 Serving has its own runtime; this one is short, greedy and exact, so that a measurement has nothing to hide behind.
 """

@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from models.catalogue.catalogue import Budget
+from models.graph.artifact import Note, encoder_of, silent
 from models.graph.export import export
 from models.graph.gate import GraphFacts, problems
 from models.graph.gate import inspect as inspect_graph
@@ -21,7 +22,6 @@ from models.measure.footprint import Footprint
 from models.measure.quality import Comparison, HeldOut, Scores, compare, score
 from models.measure.runner import OnnxRunner
 from models.measure.speed import CASES, Case, Rate, race
-from models.store.artifact import Note, encoder_of, silent
 from router.base.errors import InvalidRequest
 from router.base.host import usable_cores
 

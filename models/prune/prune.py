@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from models.graph.artifact import Note, silent
 from models.graph.decoder import Decoder, Inputs, packed
 from models.graph.fused import FusedModel
-from models.store.artifact import Note, silent
 from router.base.errors import ArtifactError
 
 

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from models.graph.artifact import Note, silent
 from models.graph.export import exported, onnx_variant
 from models.graph.gate import check_graph
-from models.store.artifact import Note, silent
 from router.base.errors import ArtifactError, InvalidRequest
 from router.base.extras import install
 

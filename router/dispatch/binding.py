@@ -11,24 +11,30 @@ import math
 import zlib
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import structlog
 
 from router.base.clock import Clock
 from router.base.errors import DeadlineLost, OverspillError, Shed, Unavailable
 from router.base.timers import Alarms
-from router.dispatch.candidates import Asked, Look, Sight, Unreached, assess, expected_tokens, explain_none
-from router.dispatch.queue import Admission, Place
+from router.dispatch.candidates import (
+    PendingRequest,
+    PoolView,
+    ReplicaView,
+    Unreached,
+    assess,
+    expected_tokens,
+    explain_none,
+)
+from router.dispatch.queue import QueueEntry, RequestQueue
 from router.dispatch.record import DecisionRecord
 from router.dispatch.telemetry import Telemetry
 from router.policy.promise import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, backlog_s
-from router.policy.protocol import Choice, Hopeless
 from router.policy.registry import load_policy
-from router.signals.flights import Flight, Flights
-from router.signals.health import HealthBook
-from router.signals.ladder import Ladder
-from router.signals.latency import Demand, LatencyModel
+from router.signals.in_flight import Attempt
+from router.signals.signals import Signals
+from router.values.choice import Choice, Hopeless
+from router.values.prediction import Demand
 from router.values.replica import Replica, ReplicaSnapshot
 from router.values.request import Locality
 from router.values.settings import RouterSettings
@@ -49,49 +55,21 @@ class Evicted(Shed):
     code = "evicted"
 
 
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """One request that waits for a replica.
-
-    Attributes:
-        place: its place in the queue, fulfilled with the flight.
-        target: replica id it waits for, None before the first decision.
-        promised, wait_factor: the first choice that it had to wait for, and `LatencyModel.wait_factor` then.
-    """
-
-    asked: Asked
-    record: DecisionRecord
-    place: Place[Flight]
-    entered_s: float
-    target: str | None = None
-    promised: Choice | None = None
-    wait_factor: float = 1.0
-
-
-@dataclass(slots=True)
-class Brain:
-    """What decisions are made with."""
-
-    settings: RouterSettings
-    latency: LatencyModel
-    health: HealthBook
-    flights: Flights = field(default_factory=Flights)
-    ladder: Ladder = field(default_factory=Ladder)
-
-
 class Binder:
     """The tier's queue and its decisions."""
 
-    def __init__(self, brain: Brain, clock: Clock, alarms: Alarms, telemetry: Telemetry) -> None:
+    def __init__(
+        self, settings: RouterSettings, signals: Signals, clock: Clock, alarms: Alarms, telemetry: Telemetry
+    ) -> None:
         self.replicas: dict[str, Replica] = {}
         self.upstream: Callable[[], Unreached | None] = _nothing
-        self.admission: Admission[Flight] = Admission()
-        self._brain = brain
+        self.queue: RequestQueue = RequestQueue()
+        self._settings = settings
+        self._signals = signals
         self._clock = clock
         self._alarms = alarms
         self._telemetry = telemetry
-        self._policy = load_policy(brain.settings.policy)
-        self._tickets: dict[Place[Flight], Ticket] = {}
+        self._policy = load_policy(settings.policy)
         self._sessions: OrderedDict[str, str] = OrderedDict()
         self._refused_at_s: deque[float] = deque()
         self._unreadable: set[str] = set()
@@ -100,16 +78,16 @@ class Binder:
 
     def reconfigure(self, settings: RouterSettings) -> None:
         self._policy = load_policy(settings.policy)
-        self._brain.settings = settings
+        self._settings = settings
         self.wake()
 
     def wake(self) -> None:
         """Decide for everyone who waits, soon. Call it on the event loop."""
-        if len(self.admission) and not self._scheduled:
+        if len(self.queue) and not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._pump)
 
-    async def bind(self, asked: Asked, record: DecisionRecord) -> Flight:
+    async def bind(self, pending: PendingRequest, record: DecisionRecord) -> Attempt:
         """Wait until the policy finds a free replica, and take a slot there.
 
         Raises:
@@ -117,32 +95,29 @@ class Binder:
         """
         now_s = self._clock.now_s()
         self._update_ladder()
-        place: Place[Flight] = Place(asked.request, continuing=asked.request.continuation_tokens > 0)
-        ticket = Ticket(asked, record, place, now_s)
-        self.admission.enter(place)
-        self._tickets[place] = ticket
-        alarm = self._alarms.set(asked.wait_until_s, lambda: self._give_up(ticket))
+        entry = QueueEntry(pending, record, now_s)
+        self.queue.enter(entry)
+        alarm = self._alarms.set(pending.wait_until_s, lambda: self._give_up(entry))
         try:
-            self._decide_for(ticket, self._look(self._ahead(ticket)))
-            if not place.bound.done():
+            self._decide_for(entry, self._pool(self._ahead(entry)))
+            if not entry.bound.done():
                 self._update_ladder()
-                self._turn_away(ticket)
-            if not place.bound.done():
-                record.happened(now_s, "queued", waiting=len(self.admission), target=ticket.target)
+                self._turn_away(entry)
+            if not entry.bound.done():
+                record.happened(now_s, "queued", waiting=len(self.queue), target=entry.target)
                 self._recheck_later()
-            return await place.bound
+            return await entry.bound
         except asyncio.CancelledError:
-            self._release_unclaimed(place)
+            self._release_unclaimed(entry)
             raise
         finally:
             alarm.cancel()
-            self.admission.leave(place)
-            del self._tickets[place]
+            self.queue.leave(entry)
             self._update_ladder()
 
-    def has_candidate(self, asked: Asked) -> bool:
+    def has_candidate(self, pending: PendingRequest) -> bool:
         """Whether any replica may serve what is left of a request."""
-        situation, rejections = assess(asked, self._look(Counter()))
+        situation, rejections = assess(pending, self._pool(Counter()))
         return situation is not None or any(r.waits for r in rejections)
 
     def unreached(self, locality: Locality) -> Unreached | None:
@@ -151,178 +126,173 @@ class Binder:
 
     def refuse_all(self, error: OverspillError) -> None:
         """End the waiting of everyone."""
-        for place in self.admission.in_order():
-            place.bound.set_exception(error)
+        for entry in self.queue.in_order():
+            entry.bound.set_exception(error)
 
     def _pump(self) -> None:
         """Decide for everyone who waits, in order; each sees what those before it have taken or wait for."""
         self._scheduled = False
         ahead: Counter[str] = Counter()
-        look = self._look(ahead)
-        for place in self.admission.in_order(scarce=self._brain.ladder.overloaded):
-            ticket = self._tickets[place]
+        pool = self._pool(ahead)
+        for entry in self.queue.in_order(scarce=self._signals.ladder.overloaded):
             try:
-                taken = self._decide_for(ticket, look)
+                taken = self._decide_for(entry, pool)
             except Exception:  # one bad request must not starve those behind it
-                log.exception("decision crashed", request_id=ticket.record.request_id)
-                if not place.bound.done():
-                    place.bound.set_exception(_internal_error(ticket.record.request_id))
+                log.exception("decision crashed", request_id=entry.record.request_id)
+                if not entry.bound.done():
+                    entry.bound.set_exception(_internal_error(entry.record.request_id))
                 continue
             if taken:
-                look.sights = self._sights()
-            elif ticket.target is not None and not place.bound.done():
-                ahead[ticket.target] += 1
+                pool.replicas = self._views()
+            elif entry.target is not None and not entry.bound.done():
+                ahead[entry.target] += 1
         self._update_ladder()
         self._turn_away(None)
 
-    def _decide_for(self, ticket: Ticket, look: Look) -> bool:
+    def _decide_for(self, entry: QueueEntry, pool: PoolView) -> bool:
         """Bind, turn away or leave waiting; returns whether a slot was taken."""
-        asked, record, place = ticket.asked, ticket.record, ticket.place
-        situation, rejections = assess(asked, look)
+        pending, record = entry.pending, entry.record
+        situation, rejections = assess(pending, pool)
         record.looked(situation, rejections)
-        ticket.target = None
+        entry.target = None
         if situation is None:
             if not any(r.waits for r in rejections):
-                place.bound.set_exception(explain_none(asked, rejections))
+                entry.bound.set_exception(explain_none(pending, rejections))
             return False
         choice = self._policy.decide(situation)
         if isinstance(choice, Hopeless):
             kind = DeadlineLost if choice.deadline_lost else Unavailable
             if not choice.deadline_lost:
-                self._refused_at_s.append(look.now_s)
+                self._refused_at_s.append(pool.now_s)
             message = f"the promise cannot be kept: {choice.why}"
-            place.bound.set_exception(kind(message, retry_after_s=_spread(choice.retry_after_s, record.request_id)))
+            entry.bound.set_exception(kind(message, retry_after_s=_spread(choice.retry_after_s, record.request_id)))
             return False
         record.choice = choice
         record.promise(choice, situation.waited_s)
         prediction = choice.candidate.prediction
         if prediction.free:
-            self._take(ticket, choice, look)
+            self._take(entry, choice, pool)
             return True
-        if ticket.promised is None:
-            ticket.promised = choice
-            ticket.wait_factor = look.latency.wait_factor(choice.candidate.info)
-            place.work_s = prediction.finish_s - prediction.wait_s
+        if entry.promised is None:
+            entry.promised = choice
+            entry.wait_factor = pool.latency.wait_factor(choice.candidate.info)
+            entry.work_s = prediction.finish_s - prediction.wait_s
             objective = situation.objective
             ends = [s for s in (objective.deadline_s, objective.ttft_s) if s is not None]
-            place.promise_s = min(ends, default=look.settings.ttft_slo_ms / 1e3)
-        ticket.target = choice.candidate.info.replica_id
+            entry.promise_s = min(ends, default=pool.settings.ttft_slo_ms / 1e3)
+        entry.target = choice.candidate.info.replica_id
         return False
 
-    def _take(self, ticket: Ticket, choice: Choice, look: Look) -> None:
+    def _take(self, entry: QueueEntry, choice: Choice, pool: PoolView) -> None:
         now_s = self._clock.now_s()
-        asked, record, info = ticket.asked, ticket.record, choice.candidate.info
-        sight = look.sight(info.replica_id)
-        expected = expected_tokens(asked, info, self._brain.latency)
+        pending, record, info = entry.pending, entry.record, choice.candidate.info
+        view = pool.view(info.replica_id)
+        expected = expected_tokens(pending, info, self._signals.latency)
         if choice.max_tokens is not None:
-            expected = max(1, min(expected, choice.max_tokens - asked.request.continuation_tokens))
-        demand = Demand(asked.request.prompt_tokens, expected, asked.request.prompt_bytes)
-        work = self._brain.latency.sent(sight.snapshot, sight.link, demand, sight.mine)
-        self._remember_session(asked.request.objective.session, info.replica_id)
-        if ticket.promised is not None:
-            hoped = ticket.promised.candidate
-            waited_s = now_s - ticket.entered_s
-            self._brain.latency.observe_wait(hoped.info, hoped.prediction.wait_s, ticket.wait_factor, waited_s)
-        if not ticket.place.continuing:
-            self._count(choice, now_s - asked.request.accepted_at_s)
+            expected = max(1, min(expected, choice.max_tokens - pending.request.continuation_tokens))
+        demand = Demand(pending.request.prompt_tokens, expected, pending.request.prompt_bytes)
+        work = self._signals.latency.sent(view.snapshot, view.link, demand, view.mine)
+        self._remember_session(pending.request.objective.session, info.replica_id)
+        if entry.promised is not None:
+            hoped = entry.promised.candidate
+            waited_s = now_s - entry.entered_s
+            self._signals.latency.observe_wait(hoped.info, hoped.prediction.wait_s, entry.wait_factor, waited_s)
+        if not entry.continuing:
+            self._count(choice, now_s - pending.request.accepted_at_s)
         record.happened(now_s, "sent", replica=info.replica_id, reason=choice.reason, max_tokens=choice.max_tokens)
-        flight = Flight(
-            replica=sight.replica,
+        attempt = Attempt(
+            replica=view.replica,
             choice=choice,
             sent_at_s=now_s,
             work=work,
             prompt_tokens=demand.prompt_tokens,
             expected_tokens=expected,
-            trial=self._brain.health.breaker(info).begin(),
+            trial=self._signals.health.breaker(info).begin(),
         )
-        self._brain.flights.begin(flight)  # last: nothing may fail between taking the slot and handing it over
-        ticket.place.bound.set_result(flight)
+        self._signals.in_flight.begin(attempt)  # last: nothing may fail between taking the slot and handing it over
+        entry.bound.set_result(attempt)
 
     def _count(self, choice: Choice, waited_s: float) -> None:
         self._telemetry.queue_wait_s.observe(waited_s)
         if choice.reason == "step-down":
             self._telemetry.step_downs.labels(choice.candidate.info.variant).inc()
 
-    def _turn_away(self, newcomer: Ticket | None) -> None:
+    def _turn_away(self, newcomer: QueueEntry | None) -> None:
         """Keep the queue inside its bounds: the least of a full class is refused, with a time to come back."""
-        while (place := self.admission.crowded_out(self._brain.settings)) is not None:
-            ticket = self._tickets[place]
-            kind = Shed if ticket is newcomer else Evicted
-            waiting = len(self.admission.in_order()) - 1
-            retry_after_s = self._backlog_s(ticket)
+        while (entry := self.queue.crowded_out(self._settings)) is not None:
+            kind = Shed if entry is newcomer else Evicted
+            waiting = len(self.queue.in_order()) - 1
+            retry_after_s = self._backlog_s(entry)
             self._refused_at_s.append(self._clock.now_s())
-            place.bound.set_exception(kind(f"the queue is full: {waiting} requests wait", retry_after_s=retry_after_s))
+            entry.bound.set_exception(kind(f"the queue is full: {waiting} requests wait", retry_after_s=retry_after_s))
 
-    def _give_up(self, ticket: Ticket) -> None:
+    def _give_up(self, entry: QueueEntry) -> None:
         """The bound on a request's waiting has come."""
-        if ticket.place.bound.done():
+        if entry.bound.done():
             return
-        waited_s = self._clock.now_s() - ticket.asked.request.accepted_at_s
-        deadline_s = ticket.asked.request.objective.deadline_s
-        retry_after_s = self._backlog_s(ticket)
+        waited_s = self._clock.now_s() - entry.pending.request.accepted_at_s
+        deadline_s = entry.pending.request.objective.deadline_s
+        retry_after_s = self._backlog_s(entry)
         if deadline_s is not None and waited_s >= deadline_s:
             message = f"the deadline of {deadline_s:g} s passed while the request waited for a free replica"
-            ticket.place.bound.set_exception(DeadlineLost(message, retry_after_s=retry_after_s))
+            entry.bound.set_exception(DeadlineLost(message, retry_after_s=retry_after_s))
             return
         message = f"no replica became free within {waited_s:.1f} s"
-        ticket.place.bound.set_exception(Unavailable(message, retry_after_s=retry_after_s))
+        entry.bound.set_exception(Unavailable(message, retry_after_s=retry_after_s))
 
-    def _release_unclaimed(self, place: Place[Flight]) -> None:
+    def _release_unclaimed(self, entry: QueueEntry) -> None:
         """A request was cancelled between being bound and being sent: give the slot back."""
-        if place.bound.done() and not place.bound.cancelled() and place.bound.exception() is None:
-            flight = place.bound.result()
-            self._brain.flights.end(flight)
-            if flight.trial:
-                self._brain.health.breaker(flight.info).abandon()
+        if entry.bound.done() and not entry.bound.cancelled() and entry.bound.exception() is None:
+            attempt = entry.bound.result()
+            self._signals.in_flight.end(attempt)
+            if attempt.trial:
+                self._signals.health.breaker(attempt.info).abandon()
             self.wake()
 
-    def _backlog_s(self, ticket: Ticket) -> float:
+    def _backlog_s(self, entry: QueueEntry) -> float:
         """When a request like this one should find a free replica, were it sent again then."""
         wait_s = _RETRY_AFTER_S
         try:
-            situation, _ = assess(ticket.asked, self._look(self._ahead(ticket)))
+            situation, _ = assess(entry.pending, self._pool(self._ahead(entry)))
             if situation is not None:
                 wait_s = backlog_s(situation)
         except Exception:  # an estimate: the refusal it goes with must reach its caller in any case
-            log.exception("estimate of the backlog crashed", request_id=ticket.record.request_id)
-        return _spread(wait_s, ticket.record.request_id)
+            log.exception("estimate of the backlog crashed", request_id=entry.record.request_id)
+        return _spread(wait_s, entry.record.request_id)
 
-    def _ahead(self, newcomer: Ticket) -> Counter[str]:
+    def _ahead(self, newcomer: QueueEntry) -> Counter[str]:
         """What everyone else waits for."""
-        waiting = self._tickets.values()
-        return Counter(
-            t.target for t in waiting if t is not newcomer and t.target is not None and not t.place.bound.done()
-        )
+        return Counter(e.target for e in self.queue.in_order() if e is not newcomer and e.target is not None)
 
-    def _look(self, ahead: Counter[str]) -> Look:
-        return Look(
+    def _pool(self, ahead: Counter[str]) -> PoolView:
+        return PoolView(
             now_s=self._clock.now_s(),
-            sights=self._sights(),
-            settings=self._brain.settings,
-            latency=self._brain.latency,
-            ladder=self._brain.ladder,
+            replicas=self._views(),
+            settings=self._settings,
+            latency=self._signals.latency,
+            ladder=self._signals.ladder,
             ahead=ahead,
             session_replica=self._sessions,
             locality=self._policy.locality,
             unreached=self.upstream(),
         )
 
-    def _sights(self) -> Sequence[Sight]:
-        return [self._sight(replica) for replica in self.replicas.values()]
+    def _views(self) -> Sequence[ReplicaView]:
+        return [self._view(replica) for replica in self.replicas.values()]
 
-    def _sight(self, replica: Replica) -> Sight:
+    def _view(self, replica: Replica) -> ReplicaView:
         """Look at a replica; one whose load cannot be read can take no request, and the others still can."""
-        health, flights, name = self._brain.health, self._brain.flights, replica.info.replica_id
+        health, in_flight, name = self._signals.health, self._signals.in_flight, replica.info.replica_id
         try:
-            sight = Sight.of(replica, health.of, flights.at)
+            view = ReplicaView.of(replica, health.of, in_flight.at)
         except Exception:
             if name not in self._unreadable:  # once, not at every look
                 log.exception("load unreadable", replica=name)
             self._unreadable.add(name)
             unknown = ReplicaSnapshot(replica.info, available=False, slots=0, why="its load cannot be read")
-            return Sight(replica, replica.info, unknown, None, health.of(unknown), flights.at(name))
+            return ReplicaView(replica, replica.info, unknown, None, health.of(unknown), in_flight.at(name))
         self._unreadable.discard(name)
-        return sight
+        return view
 
     def _remember_session(self, session: str | None, replica_id: str) -> None:
         if session is not None:
@@ -332,12 +302,12 @@ class Binder:
                 self._sessions.popitem(last=False)
 
     def _update_ladder(self) -> None:
-        ladder, refused = self._brain.ladder, self._refused_at_s
+        ladder, refused = self._signals.ladder, self._refused_at_s
         since_s = self._clock.now_s() - _REFUSALS_COUNT_S
         while refused and refused[0] < since_s:
             refused.popleft()
-        if ladder.update(len(self.admission) + len(refused), self._brain.settings):
-            log.warning("overload", overloaded=ladder.overloaded, waiting=len(self.admission))
+        if ladder.update(len(self.queue) + len(refused), self._settings):
+            log.warning("overload", overloaded=ladder.overloaded, waiting=len(self.queue))
         if ladder.overloaded:
             self._recheck_later()  # refusals stop to count by time alone: somebody has to look, or it never ends
 
@@ -349,7 +319,7 @@ class Binder:
     def _recheck(self) -> None:
         self._rechecking = False
         self._update_ladder()
-        if len(self.admission):
+        if len(self.queue):
             self.wake()
             self._recheck_later()
 

@@ -7,20 +7,21 @@ from dataclasses import dataclass, replace
 
 from router.base.errors import ContextTooLong, InvalidRequest, ModelNotFound, OverspillError, Unavailable
 from router.dispatch.record import Rejection
-from router.policy.protocol import Candidate, Situation
 from router.signals.health import Health
 from router.signals.ladder import Ladder
-from router.signals.latency import Demand, InFlight, LatencyModel, occupied_slots
-from router.signals.link import LinkSnapshot
+from router.signals.latency import LatencyModel, occupied_slots
+from router.values.link import LinkSnapshot
+from router.values.prediction import Demand, InFlightLoad
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import ChatPrompt, InferenceRequest, Locality
 from router.values.settings import RouterSettings
+from router.values.situation import Candidate, Situation
 
 _RETRY_AFTER_S = 1.0
 
 
 @dataclass(slots=True)
-class Sight:
+class ReplicaView:
     """One replica as it stands now; shared by the decisions of one moment."""
 
     replica: Replica
@@ -28,18 +29,18 @@ class Sight:
     snapshot: ReplicaSnapshot
     link: LinkSnapshot | None
     health: Health
-    mine: InFlight
+    mine: InFlightLoad
 
     @classmethod
     def of(
-        cls, replica: Replica, health: Callable[[ReplicaSnapshot], Health], in_flight: Callable[[str], InFlight]
-    ) -> Sight:
-        snapshot, link = replica.snapshot(), replica.link
+        cls, replica: Replica, health: Callable[[ReplicaSnapshot], Health], in_flight: Callable[[str], InFlightLoad]
+    ) -> ReplicaView:
+        snapshot = replica.snapshot()
         return cls(
             replica=replica,
             info=snapshot.info,
             snapshot=snapshot,
-            link=link.snapshot() if link is not None else None,
+            link=replica.link,
             health=health(snapshot),
             mine=in_flight(snapshot.info.replica_id),
         )
@@ -62,7 +63,7 @@ class Unreached:
 
 
 @dataclass(slots=True)
-class Look:
+class PoolView:
     """What one moment's decisions need besides the request.
 
     Attributes:
@@ -73,7 +74,7 @@ class Look:
     """
 
     now_s: float
-    sights: Sequence[Sight]
+    replicas: Sequence[ReplicaView]
     settings: RouterSettings
     latency: LatencyModel
     ladder: Ladder
@@ -82,17 +83,17 @@ class Look:
     locality: Locality = Locality.ANY
     unreached: Unreached | None = None
 
-    def sight(self, replica_id: str) -> Sight:
-        return next(s for s in self.sights if s.info.replica_id == replica_id)
+    def view(self, replica_id: str) -> ReplicaView:
+        return next(s for s in self.replicas if s.info.replica_id == replica_id)
 
     def beside(self, info: ReplicaInfo) -> int:
         """Answers that run on the other replicas of an endpoint."""
-        others = (s for s in self.sights if s.info.endpoint == info.endpoint and s.info.replica_id != info.replica_id)
+        others = (s for s in self.replicas if s.info.endpoint == info.endpoint and s.info.replica_id != info.replica_id)
         return sum(min(occupied_slots(s.snapshot, s.mine), s.snapshot.slots) for s in others)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PendingRequest:
     """A request as the filters see it.
 
     Attributes:
@@ -112,42 +113,44 @@ class Asked:
         return None if cap is None else max(1, cap - self.request.continuation_tokens)
 
 
-def assess(asked: Asked, look: Look) -> tuple[Situation | None, tuple[Rejection, ...]]:
+def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, tuple[Rejection, ...]]:
     """Filter and predict. The situation is None when every replica was rejected."""
-    rejections = _unreached(asked, look)
+    rejections = _unreached(pending, pool)
     candidates: list[Candidate] = []
-    session = look.session_replica.get(asked.request.objective.session or "")
+    session = pool.session_replica.get(pending.request.objective.session or "")
     answer_tokens = 1
-    for sight in look.sights:
-        rejection = _reject(asked, sight, look)
+    for view in pool.replicas:
+        rejection = _reject(pending, view, pool)
         if rejection is not None:
             rejections.append(rejection)
             continue
-        info = sight.info
-        expected = expected_tokens(asked, info, look.latency)
+        info = view.info
+        expected = expected_tokens(pending, info, pool.latency)
         answer_tokens = max(answer_tokens, expected)
-        demand = Demand(asked.request.prompt_tokens, expected, asked.request.prompt_bytes)
-        ahead = look.ahead.get(info.replica_id, 0)
-        prediction = look.latency.predict(
-            sight.snapshot, sight.link, demand, sight.mine, ahead, beside=look.beside(info)
-        )
-        fits, most = _window_cap(asked, info), _most_tokens(asked, info)
+        demand = Demand(pending.request.prompt_tokens, expected, pending.request.prompt_bytes)
+        ahead = pool.ahead.get(info.replica_id, 0)
+        prediction = pool.latency.predict(view.snapshot, view.link, demand, view.mine, ahead, beside=pool.beside(info))
+        fits, most = _window_cap(pending, info), _most_tokens(pending, info)
         candidates.append(Candidate(info, prediction, fits, session == info.replica_id, most))
     if any(c.window_cap is None for c in candidates):  # a cut answer is the choice only where nothing holds it whole
         short = [c.info for c in candidates if c.window_cap is not None]
-        rejections += [Rejection(info, "context", _too_long(asked, info)) for info in short]
+        rejections += [Rejection(info, "context", _too_long(pending, info)) for info in short]
         candidates = [c for c in candidates if c.window_cap is None]
     if not candidates:
         return None, tuple(rejections)
-    return _situation(asked, look, candidates, rejections, answer_tokens), tuple(rejections)
+    return _situation(pending, pool, candidates, rejections, answer_tokens), tuple(rejections)
 
 
 def _situation(
-    asked: Asked, look: Look, candidates: list[Candidate], rejections: list[Rejection], answer_tokens: int
+    pending: PendingRequest,
+    pool: PoolView,
+    candidates: list[Candidate],
+    rejections: list[Rejection],
+    answer_tokens: int,
 ) -> Situation:
-    request, settings = asked.request, look.settings
+    request, settings = pending.request, pool.settings
     eligible = [
-        s.info for s in look.sights if _names(request.model, s.info) and not _out_of_bounds(request, s.info, look)
+        s.info for s in pool.replicas if _names(request.model, s.info) and not _out_of_bounds(request, s.info, pool)
     ]
     rejected = {r.info.replica_id: r for r in rejections}
     local = [info for info in eligible if not info.remote]
@@ -160,15 +163,15 @@ def _situation(
     return Situation(
         objective=objective,
         ttft_promised=request.objective.ttft_s is not None,
-        waited_s=look.now_s - request.accepted_at_s,
-        wait_left_s=max(0.0, asked.wait_until_s - look.now_s),
+        waited_s=pool.now_s - request.accepted_at_s,
+        wait_left_s=max(0.0, pending.wait_until_s - pool.now_s),
         candidates=tuple(candidates),
         best_quality=max(info.quality for info in eligible),
         answer_tokens=answer_tokens,
         open_ended=request.sampling.max_tokens is None,
         emitted_tokens=request.continuation_tokens,
-        answer_cap=look.ladder.answer_cap(request.sampling.max_tokens, settings) if shortened else None,
-        overloaded=look.ladder.overloaded,
+        answer_cap=pool.ladder.answer_cap(request.sampling.max_tokens, settings) if shortened else None,
+        overloaded=pool.ladder.overloaded,
         pinned=all(request.model != info.family for info in eligible),
         only_remote_fits=bool(local) and all(_is(rejected, info, "context") for info in local),
         local_served=bool(local),
@@ -179,9 +182,9 @@ def _situation(
     )
 
 
-def explain_none(asked: Asked, rejections: Sequence[Rejection]) -> OverspillError:
+def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> OverspillError:
     """The error for a request that every replica was rejected for: what may pass wins over what never will."""
-    request = asked.request
+    request = pending.request
     of_model = [r for r in rejections if r.code != "other-model"]
     if not of_model:
         known = sorted({r.info.family for r in rejections} | {r.info.variant for r in rejections})
@@ -214,29 +217,29 @@ def explain_none(asked: Asked, rejections: Sequence[Rejection]) -> OverspillErro
     )
 
 
-def expected_tokens(asked: Asked, info: ReplicaInfo, latency: LatencyModel) -> int:
+def expected_tokens(pending: PendingRequest, info: ReplicaInfo, latency: LatencyModel) -> int:
     """Expected length of the rest of the answer on a replica: never more than its window leaves."""
-    most = _most_tokens(asked, info)
-    return most if asked.request.sampling.ignore_eos else min(latency.answer_tokens(info.family, most), most)
+    most = _most_tokens(pending, info)
+    return most if pending.request.sampling.ignore_eos else min(latency.answer_tokens(info.family, most), most)
 
 
-def _most_tokens(asked: Asked, info: ReplicaInfo) -> int:
+def _most_tokens(pending: PendingRequest, info: ReplicaInfo) -> int:
     """Longest rest of the answer that the caller's cap and the replica's window allow."""
-    room = info.context_tokens - asked.request.least_prompt_tokens
-    return max(1, room if asked.left_tokens is None else min(asked.left_tokens, room))
+    room = info.context_tokens - pending.request.least_prompt_tokens
+    return max(1, room if pending.left_tokens is None else min(pending.left_tokens, room))
 
 
-def _unreached(asked: Asked, look: Look) -> list[Rejection]:
+def _unreached(pending: PendingRequest, pool: PoolView) -> list[Rejection]:
     """Let an upstream that was never reached speak up as one replica that may pass, where it may be asked at all."""
-    upstream = look.unreached
-    if upstream is None or Locality.LOCAL_ONLY in {look.locality, asked.request.objective.locality}:
+    upstream = pool.unreached
+    if upstream is None or Locality.LOCAL_ONLY in {pool.locality, pending.request.objective.locality}:
         return []
     info = ReplicaInfo(
         replica_id=f"upstream {upstream.endpoint}",
         endpoint=upstream.endpoint,
         tier="cloud",
         remote=True,
-        family=asked.request.model,
+        family=pending.request.model,
         variant="unknown",
         rung=0,
         quality=0.0,
@@ -246,25 +249,25 @@ def _unreached(asked: Asked, look: Look) -> list[Rejection]:
     return [Rejection(info, "unhealthy", upstream.text, temporary=True)]
 
 
-def _reject(asked: Asked, sight: Sight, look: Look) -> Rejection | None:
+def _reject(pending: PendingRequest, view: ReplicaView, pool: PoolView) -> Rejection | None:
     """Say why a replica is no candidate: the request's own bounds first, then the replica's state."""
-    info, request = sight.info, asked.request
+    info, request = view.info, pending.request
     if not _names(request.model, info):
         return Rejection(info, "other-model", f"serves {info.variant}, asked for {request.model}")
-    out_of_bounds = _out_of_bounds(request, info, look)
+    out_of_bounds = _out_of_bounds(request, info, pool)
     if out_of_bounds:
         return Rejection(info, "locality", out_of_bounds)
-    needed = 1 if asked.left_tokens is None else min(asked.left_tokens, look.settings.min_answer_tokens)
+    needed = 1 if pending.left_tokens is None else min(pending.left_tokens, pool.settings.min_answer_tokens)
     if request.least_prompt_tokens + needed > info.context_tokens:
-        return Rejection(info, "context", _too_long(asked, info))
+        return Rejection(info, "context", _too_long(pending, info))
     if info.quality < request.objective.min_quality:
         return Rejection(info, "quality", f"quality {info.quality:g}, asked for {request.objective.min_quality:g}")
-    return _reject_now(asked, sight)
+    return _reject_now(pending, view)
 
 
-def _reject_now(asked: Asked, sight: Sight) -> Rejection | None:
-    info, health, snapshot = sight.info, sight.health, sight.snapshot
-    if info.replica_id in asked.failed:
+def _reject_now(pending: PendingRequest, view: ReplicaView) -> Rejection | None:
+    info, health, snapshot = view.info, view.health, view.snapshot
+    if info.replica_id in pending.failed:
         return Rejection(info, "already-failed", "failed for this request", temporary=True)
     if not snapshot.available:
         return Rejection(info, "unhealthy", snapshot.why or "not available", temporary=True)
@@ -277,10 +280,10 @@ def _names(model: str, info: ReplicaInfo) -> bool:
     return model in (info.family, info.variant)
 
 
-def _out_of_bounds(request: InferenceRequest, info: ReplicaInfo, look: Look) -> str:
+def _out_of_bounds(request: InferenceRequest, info: ReplicaInfo, pool: PoolView) -> str:
     """Say why a replica lies outside of what the policy or the caller allows; empty if it does not."""
-    if not _within(look.locality, info):
-        return f"{_side(info)}, the policy `{look.settings.policy}` keeps to {look.locality.value}"
+    if not _within(pool.locality, info):
+        return f"{_side(info)}, the policy `{pool.settings.policy}` keeps to {pool.locality.value}"
     asked = request.objective.locality
     return "" if _within(asked, info) else f"{_side(info)}, x-overspill-locality asks for {asked.value}"
 
@@ -295,16 +298,16 @@ def _side(info: ReplicaInfo) -> str:
     return "remote" if info.remote else "local"
 
 
-def _window_cap(asked: Asked, info: ReplicaInfo) -> int | None:
+def _window_cap(pending: PendingRequest, info: ReplicaInfo) -> int | None:
     """Cap on the whole answer that the window forces, None if it holds what was asked for."""
-    room = info.context_tokens - asked.request.least_prompt_tokens
-    left = asked.left_tokens
-    return room + asked.request.continuation_tokens if left is not None and left > room else None
+    room = info.context_tokens - pending.request.least_prompt_tokens
+    left = pending.left_tokens
+    return room + pending.request.continuation_tokens if left is not None and left > room else None
 
 
-def _too_long(asked: Asked, info: ReplicaInfo) -> str:
-    answer = f" + answer {asked.left_tokens}" if asked.left_tokens is not None else ""
-    return f"prompt {_length(asked.request)}{answer} tokens, window {info.context_tokens}"
+def _too_long(pending: PendingRequest, info: ReplicaInfo) -> str:
+    answer = f" + answer {pending.left_tokens}" if pending.left_tokens is not None else ""
+    return f"prompt {_length(pending.request)}{answer} tokens, window {info.context_tokens}"
 
 
 def _length(request: InferenceRequest) -> str:

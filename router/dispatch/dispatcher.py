@@ -1,7 +1,7 @@
 """The live router of a tier: composes admission, prediction, policy, health and replicas for each request.
 
-`router.dispatch.binding` decides where a request goes and when; `router.dispatch.journey` follows it there, and on to the next replica
-when one breaks. This file is what both share, and what a tier sees.
+`binding` decides where a request goes and when; `journey` follows it there, and on to the next replica when one
+breaks. This file is what both share, and what a tier sees.
 
 Hedging is left out on purpose: a second copy of a generation costs as much as the first, and an overloaded device is
 the usual reason to be late. What a hedge would win is won by waiting here and being decided again.
@@ -20,15 +20,16 @@ import structlog
 from router.base.clock import Clock, MonotonicClock
 from router.base.errors import InvalidRequest, OverspillError, Refused, ReplicaBroken, Unavailable
 from router.base.timers import Alarms
-from router.dispatch.binding import Binder, Brain
+from router.dispatch.binding import Binder
 from router.dispatch.candidates import Unreached
 from router.dispatch.journey import Journey
 from router.dispatch.record import DecisionLog, DecisionRecord
 from router.dispatch.telemetry import Telemetry
 from router.signals.breaker import BreakerState
-from router.signals.flights import Flight
 from router.signals.health import HealthBook
+from router.signals.in_flight import Attempt
 from router.signals.latency import LatencyModel
+from router.signals.signals import Signals
 from router.values.answer import Answer
 from router.values.replica import Replica, ReplicaSnapshot
 from router.values.request import FinishReason, InferenceRequest, Locality, Outcome, TokenChunk
@@ -61,12 +62,11 @@ class Dispatcher:
         self.clock = clock or MonotonicClock()
         self.telemetry = telemetry or Telemetry()
         self.alarms = Alarms(self.clock)
-        self._brain = Brain(
-            settings,
+        self._signals = Signals(
             LatencyModel(settings.expected_answer_tokens),
             HealthBook(settings.breaker, self.clock, self._breaker_changed),
         )
-        self._binder = Binder(self._brain, self.clock, self.alarms, self.telemetry)
+        self._binder = Binder(settings, self._signals, self.clock, self.alarms, self.telemetry)
         self._log = DecisionLog(settings.decision_log)
         self._closed = False
         self._left_alone: set[str] = set()
@@ -116,8 +116,8 @@ class Dispatcher:
         """Change the settings; requests in flight stay, those that wait are decided by the new ones."""
         self._binder.reconfigure(settings)
         self.settings = settings
-        self._brain.health.set_settings(settings.breaker)
-        self._brain.latency.expected_answer_tokens = settings.expected_answer_tokens
+        self._signals.health.set_settings(settings.breaker)
+        self._signals.latency.expected_answer_tokens = settings.expected_answer_tokens
         self._log.capacity = settings.decision_log
         self._log.trim()
         self.telemetry.reconfigurations.inc()
@@ -133,8 +133,8 @@ class Dispatcher:
             double = [name for name, count in Counter(r.info.replica_id for r in replicas).items() if count > 1]
             raise ValueError(f"replica ids must be unique; {', '.join(double)} is there twice")
         self._binder.replicas = by_id
-        self._brain.health.keep_only([replica.info for replica in replicas])
-        self._brain.latency.keep_only(set(by_id))
+        self._signals.health.keep_only([replica.info for replica in replicas])
+        self._signals.latency.keep_only(set(by_id))
         self.capacity_changed()
 
     @property
@@ -162,7 +162,7 @@ class Dispatcher:
     @property
     def waiting(self) -> int:
         """Requests that wait for a replica."""
-        return len(self._binder.admission)
+        return len(self._binder.queue)
 
     def capacity_changed(self) -> None:
         """Something about the replicas changed: decide for everyone who waits, soon. Call it on the event loop."""
@@ -170,21 +170,21 @@ class Dispatcher:
 
     def probe_succeeded(self, endpoint: str) -> None:
         """A health probe of an endpoint was answered."""
-        self._brain.health.breaker_of(endpoint).probe_succeeded()
+        self._signals.health.breaker_of(endpoint).probe_succeeded()
         self.capacity_changed()
 
     def probe_failed(self, endpoint: str, why: str) -> None:
         """A health probe of an endpoint failed."""
-        self._brain.health.breaker_of(endpoint).probe_failed(why)
+        self._signals.health.breaker_of(endpoint).probe_failed(why)
         self.capacity_changed()
 
     def breaker_states(self) -> dict[str, str]:
         """State of every endpoint's breaker."""
-        return self._brain.health.states()
+        return self._signals.health.states()
 
     # ── what a journey asks of it ───────────────────────────────────────────────────────────────────────────────────
 
-    async def bind(self, journey: Journey) -> Flight:
+    async def bind(self, journey: Journey) -> Attempt:
         """Wait for a replica; no longer than `max_wait_ms`, and not past the request's deadline.
 
         Raises:
@@ -196,28 +196,28 @@ class Dispatcher:
         until_s = self.clock.now_s() + self.settings.max_wait_ms / 1e3
         if request.objective.deadline_s is not None:
             until_s = min(until_s, request.accepted_at_s + request.objective.deadline_s)
-        return await self._binder.bind(journey.asked(until_s), journey.record)
+        return await self._binder.bind(journey.pending(until_s), journey.record)
 
     def has_alternative(self, journey: Journey) -> bool:
         """Whether any other replica may still serve what is left of the request."""
-        return self._binder.has_candidate(journey.asked(self.clock.now_s()))
+        return self._binder.has_candidate(journey.pending(self.clock.now_s()))
 
-    def arrived(self, flight: Flight, journey: Journey, chunk: TokenChunk) -> None:
+    def arrived(self, attempt: Attempt, journey: Journey, chunk: TokenChunk) -> None:
         """Text came: learn from the first, count the rest."""
         now_s = self.clock.now_s()
-        info = flight.info
-        if flight.first_at_s is None:
-            flight.first_at_s = now_s
-            flight.batch = self._brain.flights.beside(info)
-            self._brain.latency.observe_ttft(info, flight.work, now_s - flight.sent_at_s)
+        info = attempt.info
+        if attempt.first_at_s is None:
+            attempt.first_at_s = now_s
+            attempt.batch = self._signals.in_flight.beside(info)
+            self._signals.latency.observe_ttft(info, attempt.work, now_s - attempt.sent_at_s)
             journey.record.happened(now_s, "first_token", replica=info.replica_id)
             if journey.record.ttft_s is None:
-                self._note_ttft(flight, journey, now_s - journey.request.accepted_at_s)
-        flight.tokens += chunk.tokens
+                self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
+        attempt.tokens += chunk.tokens
         self.telemetry.tokens.labels(info.tier, info.variant).inc(chunk.tokens)
 
-    def _note_ttft(self, flight: Flight, journey: Journey, ttft_s: float) -> None:
-        record, info = journey.record, flight.info
+    def _note_ttft(self, attempt: Attempt, journey: Journey, ttft_s: float) -> None:
+        record, info = journey.record, attempt.info
         record.ttft_s = ttft_s
         self.telemetry.ttft_s.labels(info.tier, info.variant).observe(ttft_s)
         if record.promised_ttft_s and record.promised_ttft_high_s:
@@ -226,51 +226,51 @@ class Dispatcher:
             within = ttft_s <= record.promised_ttft_high_s
             self.telemetry.ttft_predictions.labels("yes" if within else "no").inc()
 
-    def landed(self, flight: Flight, journey: Journey, finished: FinishReason | None) -> None:
+    def landed(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
         """An attempt ended, whichever way: give the slot back, and learn from a finished answer."""
-        flights, info = self._brain.flights, flight.info
-        beside = flights.beside(info)
-        flights.end(flight)
-        breaker = self._brain.health.breaker(info)
-        if finished is not None and not flight.overdue:
+        in_flight, info = self._signals.in_flight, attempt.info
+        beside = in_flight.beside(info)
+        in_flight.end(attempt)
+        breaker = self._signals.health.breaker(info)
+        if finished is not None and not attempt.overdue:
             breaker.succeed()
-        elif flight.silent:
-            breaker.fail("silent to the end of a deadline", trial=flight.trial)
-        elif flight.trial:
+        elif attempt.silent:
+            breaker.fail("silent to the end of a deadline", trial=attempt.trial)
+        elif attempt.trial:
             breaker.abandon()
         if finished is not None:
-            pace_s = flight.pace_s(self.clock.now_s())
+            pace_s = attempt.pace_s(self.clock.now_s())
             if pace_s is not None:
                 self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
-            self._brain.latency.observe_answer(
+            self._signals.latency.observe_answer(
                 info,
-                batch=round((flight.batch + beside) / 2),
+                batch=round((attempt.batch + beside) / 2),
                 tpot_s=pace_s,
                 tokens=None if journey.request.sampling.ignore_eos else journey.tokens,
                 ended=finished is FinishReason.STOP,
-                predicted_tpot_s=flight.choice.candidate.prediction.tpot_s,
+                predicted_tpot_s=attempt.choice.candidate.prediction.tpot_s,
             )
         self.capacity_changed()
 
-    def overdue(self, flight: Flight, journey: Journey) -> None:
+    def overdue(self, attempt: Attempt, journey: Journey) -> None:
         """The deadline ends an answer. One that did not even begin would have taken at least so long: learn that."""
         now_s = self.clock.now_s()
-        flight.overdue = True
-        journey.record.happened(now_s, "deadline", replica=flight.info.replica_id)
-        took_s = now_s - flight.sent_at_s
-        predicted = flight.choice.candidate.prediction
-        if flight.first_at_s is None and took_s > predicted.ttft_s:
-            self._brain.latency.observe_ttft(flight.info, flight.work, took_s)
-            flight.silent = took_s > _SILENT * predicted.ttft_high_s
+        attempt.overdue = True
+        journey.record.happened(now_s, "deadline", replica=attempt.info.replica_id)
+        took_s = now_s - attempt.sent_at_s
+        predicted = attempt.choice.candidate.prediction
+        if attempt.first_at_s is None and took_s > predicted.ttft_s:
+            self._signals.latency.observe_ttft(attempt.info, attempt.work, took_s)
+            attempt.silent = took_s > _SILENT * predicted.ttft_high_s
 
-    def failed(self, flight: Flight, journey: Journey, error: OverspillError) -> None:
+    def failed(self, attempt: Attempt, journey: Journey, error: OverspillError) -> None:
         """An attempt failed: tell the breaker, or remember when the replica wants to be asked again."""
-        info = flight.info
+        info = attempt.info
         if isinstance(error, Refused):
-            self._brain.health.refused(info, error.retry_after_s)
+            self._signals.health.refused(info, error.retry_after_s)
         elif not isinstance(error, InvalidRequest):
-            self._brain.health.breaker(info).fail(error.message, trial=flight.trial)
-        began = flight.first_at_s is not None
+            self._signals.health.breaker(info).fail(error.message, trial=attempt.trial)
+        began = attempt.first_at_s is not None
         journey.record.happened(
             self.clock.now_s(),
             "failover" if began else "attempt_failed",
@@ -330,14 +330,14 @@ class Dispatcher:
         if state is BreakerState.CLOSED and known:
             self._left_alone.remove(endpoint)
             level = logging.INFO
-        elif state is BreakerState.OPEN and not known and not self._brain.health.breaker_of(endpoint).unreachable:
+        elif state is BreakerState.OPEN and not known and not self._signals.health.breaker_of(endpoint).unreachable:
             self._left_alone.add(endpoint)
             level = logging.WARNING
         log.log(level, "breaker", endpoint=endpoint, state=state.value, why=why)
 
     def _watch(self) -> None:
         """Register the gauges."""
-        brain, telemetry = self._brain, self.telemetry
+        signals, telemetry = self._signals, self.telemetry
         telemetry.watch_breakers(lambda: self.breaker_states().items())
         telemetry.watch(
             "overspill_requests_waiting", "Requests waiting for a replica.", (), lambda: [((), float(self.waiting))]
@@ -349,11 +349,11 @@ class Dispatcher:
             "overspill_overloaded",
             "1 while quality is given up for promises.",
             (),
-            lambda: [((), float(brain.ladder.overloaded))],
+            lambda: [((), float(signals.ladder.overloaded))],
         )
 
     def _running_by_replica(self) -> list[tuple[tuple[str, ...], float]]:
-        return [((name,), float(self._brain.flights.at(name).requests)) for name in self._binder.replicas]
+        return [((name,), float(self._signals.in_flight.at(name).requests)) for name in self._binder.replicas]
 
 
 class _Opened(AsyncGenerator[TokenChunk, None]):

@@ -6,10 +6,11 @@ import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import structlog
 
+from router.base.clock import Clock
 from router.base.errors import (
     DeadlineLost,
     InvalidRequest,
@@ -20,19 +21,53 @@ from router.base.errors import (
     ReplicaUnreachable,
     Unavailable,
 )
-from router.base.timers import Elapsed
-from router.dispatch.candidates import Asked
+from router.base.timers import Alarms, Elapsed
+from router.dispatch.candidates import PendingRequest
 from router.dispatch.record import DecisionRecord
-from router.signals.flights import Flight
+from router.signals.in_flight import Attempt
 from router.values.answer import Answer, Route
 from router.values.request import FinishReason, InferenceRequest, Origin, Outcome, TokenChunk
-
-if TYPE_CHECKING:
-    from router.dispatch.dispatcher import Dispatcher
+from router.values.settings import RouterSettings
 
 log = structlog.get_logger("router")
 
 _RETRY_AFTER_S = 1.0
+
+
+class Feedback(Protocol):
+    """What a journey asks of its dispatcher, and what it tells it."""
+
+    settings: RouterSettings
+    clock: Clock
+    alarms: Alarms
+
+    async def bind(self, journey: Journey) -> Attempt:
+        """Wait for a replica; raises an `OverspillError` if there is none for this request, now or ever."""
+        ...
+
+    def has_alternative(self, journey: Journey) -> bool:
+        """Whether any other replica may still serve what is left of the request."""
+        ...
+
+    def arrived(self, attempt: Attempt, journey: Journey, chunk: TokenChunk) -> None:
+        """Text came."""
+        ...
+
+    def overdue(self, attempt: Attempt, journey: Journey) -> None:
+        """The deadline ends an answer."""
+        ...
+
+    def landed(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
+        """An attempt ended, whichever way."""
+        ...
+
+    def failed(self, attempt: Attempt, journey: Journey, error: OverspillError) -> None:
+        """An attempt failed."""
+        ...
+
+    def ended(self, journey: Journey, outcome: Outcome, error: str | None) -> None:
+        """A request left the tier: exactly once for each."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +86,7 @@ class Journey:
         tokens, chars: what the caller has got.
     """
 
-    dispatcher: Dispatcher
+    dispatcher: Feedback
     request: InferenceRequest
     record: DecisionRecord
     route: Route | None = None
@@ -105,14 +140,14 @@ class Journey:
 
     async def _attempts(self) -> AsyncGenerator[TokenChunk, None]:
         while True:
-            flight = await self._bind()
+            attempt = await self._bind()
             self.attempts += 1
             try:
-                async with aclosing(self._fly(flight)) as stream:
+                async with aclosing(self._fly(attempt)) as stream:
                     async for chunk in stream:
                         yield chunk
             except (ReplicaError, Refused, InvalidRequest) as error:
-                self._give_up_on(flight, error)
+                self._give_up_on(attempt, error)
             else:
                 return
             if self._is_complete():
@@ -120,7 +155,7 @@ class Journey:
                 yield TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
                 return
 
-    async def _bind(self) -> Flight:
+    async def _bind(self) -> Attempt:
         try:
             return await self.dispatcher.bind(self)
         except OverspillError as error:
@@ -128,10 +163,10 @@ class Journey:
                 raise
             raise self._broken(error) from error
 
-    def asked(self, wait_until_s: float) -> Asked:
-        return Asked(self.request, frozenset(self.failed), wait_until_s)
+    def pending(self, wait_until_s: float) -> PendingRequest:
+        return PendingRequest(self.request, frozenset(self.failed), wait_until_s)
 
-    async def _fly(self, flight: Flight) -> AsyncGenerator[TokenChunk, None]:
+    async def _fly(self, attempt: Attempt) -> AsyncGenerator[TokenChunk, None]:
         """One attempt: the chunks of one replica, with a bound on every wait.
 
         Chunks without text (half a character, the beginning of a stop string) are held back and counted with the next
@@ -143,14 +178,14 @@ class Journey:
         held_tokens = 0
         origin: Origin | None = None
         finished: FinishReason | None = None
-        stream = flight.replica.generate(self._capped(flight))
+        stream = attempt.replica.generate(self._capped(attempt))
         try:
             while finished is None:
                 if clock.now_s() >= ends_s:  # its reader took too long
-                    chunk = self._at_deadline(flight)
+                    chunk = self._at_deadline(attempt)
                 else:
                     due_s = min(clock.now_s() + timeout_s, ends_s)
-                    chunk = await self._next(flight, alarms.within(_opened(flight, stream), due_s), ends_s)
+                    chunk = await self._next(attempt, alarms.within(_opened(attempt, stream), due_s), ends_s)
                 finished, origin = chunk.finish_reason, chunk.origin or origin
                 if finished is None and not chunk.text:
                     held_tokens += chunk.tokens
@@ -159,48 +194,48 @@ class Journey:
                     chunk = replace(chunk, prompt_tokens=None)  # it counted our own text as prompt
                 if held_tokens:
                     chunk, held_tokens = replace(chunk, tokens=chunk.tokens + held_tokens), 0
-                self._hand_over(flight, chunk, origin)
+                self._hand_over(attempt, chunk, origin)
                 timeout_s = settings.stall_timeout_ms / 1e3
                 handed_s = clock.now_s()
                 yield chunk
-                flight.away_s += clock.now_s() - handed_s
+                attempt.away_s += clock.now_s() - handed_s
         finally:
             try:
-                await self._close(flight, stream)
+                await self._close(attempt, stream)
             finally:
-                self.dispatcher.landed(flight, self, finished)
+                self.dispatcher.landed(attempt, self, finished)
 
     def _ends_s(self) -> float:
         """When the answer has to end; infinity without a deadline, or where it no longer applies."""
         deadline_s = self.request.objective.deadline_s
         return math.inf if deadline_s is None else self.request.accepted_at_s + deadline_s
 
-    def _at_deadline(self, flight: Flight) -> TokenChunk:
+    def _at_deadline(self, attempt: Attempt) -> TokenChunk:
         """End an answer whose time is over with the text so far.
 
         Raises:
             DeadlineLost: there is no text yet.
         """
-        self.dispatcher.overdue(flight, self)
+        self.dispatcher.overdue(attempt, self)
         if not self._text:
             deadline_s = self.request.objective.deadline_s
             raise DeadlineLost(
-                f"the deadline of {deadline_s:g} s passed before the first token of {flight.info.replica_id}",
+                f"the deadline of {deadline_s:g} s passed before the first token of {attempt.info.replica_id}",
                 retry_after_s=_RETRY_AFTER_S,
             )
         return TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
 
-    async def _next(self, flight: Flight, work: Any, ends_s: float) -> TokenChunk:
+    async def _next(self, attempt: Attempt, work: Any, ends_s: float) -> TokenChunk:
         """Wait for the next chunk, until `ends_s` at most; what a replica does wrong becomes an error of the tree."""
-        kind = ReplicaUnreachable if flight.first_at_s is None else ReplicaBroken
-        name = flight.info.replica_id
+        kind = ReplicaUnreachable if attempt.first_at_s is None else ReplicaBroken
+        name = attempt.info.replica_id
         try:
             chunk: TokenChunk = await work
         except StopAsyncIteration:
             raise kind(f"{name}: the stream ended without a finish reason") from None
         except Elapsed:
             if self.dispatcher.clock.now_s() >= ends_s:
-                return self._at_deadline(flight)
+                return self._at_deadline(attempt)
             raise kind(f"{name}: silent for too long") from None
         except OverspillError:
             raise
@@ -209,8 +244,8 @@ class Journey:
             raise kind(f"{name}: crashed with {type(error).__name__}") from error
         return chunk
 
-    async def _close(self, flight: Flight, stream: AsyncGenerator[TokenChunk, None]) -> None:
-        name, request_id = flight.info.replica_id, self.request.request_id
+    async def _close(self, attempt: Attempt, stream: AsyncGenerator[TokenChunk, None]) -> None:
+        name, request_id = attempt.info.replica_id, self.request.request_id
         try:
             await self.dispatcher.alarms.within(_aclose(stream), self.dispatcher.clock.now_s() + 5.0)
         except Elapsed:
@@ -218,23 +253,23 @@ class Journey:
         except Exception:
             log.exception("replica crashed while closing", replica=name, request_id=request_id)
 
-    def _hand_over(self, flight: Flight, chunk: TokenChunk, origin: Origin | None) -> None:
-        self.degraded = self.degraded or flight.choice.degraded or (origin is not None and origin.degraded)
+    def _hand_over(self, attempt: Attempt, chunk: TokenChunk, origin: Origin | None) -> None:
+        self.degraded = self.degraded or attempt.choice.degraded or (origin is not None and origin.degraded)
         if self.route is None:
-            self.route = self._route(flight, origin)
+            self.route = self._route(attempt, origin)
         if chunk.finish_reason is not None:
-            self._cap = _cap_of(flight, origin)
-            self._room = flight.info.context_tokens - self._accepted.least_prompt_tokens
-        if chunk.tokens and not flight.overdue:
+            self._cap = _cap_of(attempt, origin)
+            self._room = attempt.info.context_tokens - self._accepted.least_prompt_tokens
+        if chunk.tokens and not attempt.overdue:
             self.last_at_s = self.dispatcher.clock.now_s()
         if chunk.text:
             self._text.append(chunk.text)
             self.chars += len(chunk.text)
         self.tokens += chunk.tokens
-        self.dispatcher.arrived(flight, self, chunk)
+        self.dispatcher.arrived(attempt, self, chunk)
 
-    def _route(self, flight: Flight, origin: Origin | None) -> Route:
-        info, choice = flight.info, flight.choice
+    def _route(self, attempt: Attempt, origin: Origin | None) -> Route:
+        info, choice = attempt.info, attempt.choice
         reason = "failover" if self.attempts > 1 else choice.reason
         if origin is not None and origin.degraded and not choice.degraded and origin.reason:
             reason = origin.reason
@@ -245,7 +280,7 @@ class Journey:
             reason=reason,
             degraded=self.degraded,
             predicted_ttft_s=self.record.promised_ttft_s,
-            max_tokens=_cap_of(flight, origin),
+            max_tokens=_cap_of(attempt, origin),
         )
 
     def _note_end(self, finished: FinishReason) -> None:
@@ -269,9 +304,9 @@ class Journey:
             if self.answer is not None:
                 self.answer.route = self.route
 
-    def _capped(self, flight: Flight) -> InferenceRequest:
+    def _capped(self, attempt: Attempt) -> InferenceRequest:
         """The request under the cap of the choice."""
-        cap, sampling = flight.choice.max_tokens, self.request.sampling
+        cap, sampling = attempt.choice.max_tokens, self.request.sampling
         if cap is None or (sampling.max_tokens is not None and sampling.max_tokens <= cap):
             return self.request
         return replace(self.request, sampling=replace(sampling, max_tokens=cap))
@@ -280,23 +315,23 @@ class Journey:
         cap = self.request.sampling.max_tokens
         return bool(self._text) and cap is not None and self.request.continuation_tokens >= cap
 
-    def _give_up_on(self, flight: Flight, error: OverspillError) -> None:
+    def _give_up_on(self, attempt: Attempt, error: OverspillError) -> None:
         """Note the failure, and fold what was emitted into the request; raises if no other replica may try."""
         if isinstance(error, DeadlineLost) and self.dispatcher.clock.now_s() >= self._ends_s():
             raise error
         if not isinstance(error, Refused) or isinstance(error, DeadlineLost):
-            self.failed.add(flight.info.replica_id)
+            self.failed.add(attempt.info.replica_id)
         if self._text:
             accepted = self._accepted
             self.request = replace(
-                self._capped(flight),  # the cap was disclosed with the first text, so it stays
+                self._capped(attempt),  # the cap was disclosed with the first text, so it stays
                 continuation=accepted.continuation + "".join(self._text),
                 continuation_tokens=accepted.continuation_tokens + self.tokens,
                 prompt_tokens=accepted.prompt_tokens + self.tokens,
                 # A broken answer is finished as soon as can be: late is better than cut off. All else holds.
                 objective=replace(accepted.objective, ttft_s=None, tpot_s=None, deadline_s=None),
             )
-        self.dispatcher.failed(flight, self, error)
+        self.dispatcher.failed(attempt, self, error)
         last = self.attempts >= self.dispatcher.settings.max_attempts
         if last or (isinstance(error, InvalidRequest) and not self.dispatcher.has_alternative(self)):
             raise self._final(error) from error
@@ -314,13 +349,13 @@ class Journey:
         return ReplicaBroken(f"the answer broke off after {self.tokens} tokens, nobody can finish it: {error.message}")
 
 
-def _cap_of(flight: Flight, origin: Origin | None) -> int | None:
+def _cap_of(attempt: Attempt, origin: Origin | None) -> int | None:
     """The cap in force: of the upstream that answers if it set one, else of the choice made here."""
-    return origin.max_tokens if origin is not None and origin.max_tokens is not None else flight.choice.max_tokens
+    return origin.max_tokens if origin is not None and origin.max_tokens is not None else attempt.choice.max_tokens
 
 
-async def _opened(flight: Flight, stream: AsyncGenerator[TokenChunk, None]) -> TokenChunk:
-    flight.opened = True
+async def _opened(attempt: Attempt, stream: AsyncGenerator[TokenChunk, None]) -> TokenChunk:
+    attempt.opened = True
     return await anext(stream)
 
 

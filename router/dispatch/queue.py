@@ -5,29 +5,45 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
+from router.dispatch.candidates import PendingRequest
+from router.dispatch.record import DecisionRecord
+from router.signals.in_flight import Attempt
+from router.values.choice import Choice
 from router.values.request import InferenceRequest
 from router.values.settings import RouterSettings
 
-T = TypeVar("T")
-
 
 @dataclass(eq=False, slots=True)
-class Place(Generic[T]):
-    """One request's place in the queue; `bound` is fulfilled with what it waits for.
+class QueueEntry:
+    """One request that waits for a replica; `bound` is fulfilled with its attempt there.
 
     Attributes:
+        entered_s: when it came in, on the tier's clock.
         work_s: predicted time on an idle replica.
         promise_s: accepted → when the first part of the promise is due.
-        continuing: it already began to answer, and goes before everything else: its caller is reading.
+        target: replica id it waits for, None before the first decision.
+        promised, wait_factor: the first choice that it had to wait for, and `LatencyModel.wait_factor` then.
     """
 
-    request: InferenceRequest
+    pending: PendingRequest
+    record: DecisionRecord
+    entered_s: float
     work_s: float = 0.0
     promise_s: float = math.inf
-    continuing: bool = False
-    bound: asyncio.Future[T] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    target: str | None = None
+    promised: Choice | None = None
+    wait_factor: float = 1.0
+    bound: asyncio.Future[Attempt] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def request(self) -> InferenceRequest:
+        return self.pending.request
+
+    @property
+    def continuing(self) -> bool:
+        """It already began to answer, and goes before everything else: its caller is reading."""
+        return self.request.continuation_tokens > 0
 
     def order(self, *, scarce: bool) -> tuple[bool, int, float, float]:
         """Higher priority first, and then by slack, or, when capacity is scarce, by value density.
@@ -40,42 +56,42 @@ class Place(Generic[T]):
         return (not self.continuing, -self.request.objective.priority, key, accepted_s)
 
 
-class Admission(Generic[T]):
+class RequestQueue:
     """The tier's queue."""
 
     def __init__(self) -> None:
-        self._places: dict[Place[T], None] = {}
+        self._entries: dict[QueueEntry, None] = {}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
-    def in_order(self, *, scarce: bool = False) -> list[Place[T]]:
-        """Everyone who waits, first come first by `Place.order`."""
-        waiting = [place for place in self._places if not place.bound.done()]
-        waiting.sort(key=lambda place: place.order(scarce=scarce))
+    def in_order(self, *, scarce: bool = False) -> list[QueueEntry]:
+        """Everyone who waits, first come first by `QueueEntry.order`."""
+        waiting = [entry for entry in self._entries if not entry.bound.done()]
+        waiting.sort(key=lambda entry: entry.order(scarce=scarce))
         return waiting
 
-    def enter(self, place: Place[T]) -> None:
-        self._places[place] = None
+    def enter(self, entry: QueueEntry) -> None:
+        self._entries[entry] = None
 
-    def leave(self, place: Place[T]) -> None:
-        """Give the place back; a place that was given back already stays so."""
-        self._places.pop(place, None)
+    def leave(self, entry: QueueEntry) -> None:
+        """Take it out of the queue; one that is out already stays so."""
+        self._entries.pop(entry, None)
 
-    def crowded_out(self, settings: RouterSettings) -> Place[T] | None:
+    def crowded_out(self, settings: RouterSettings) -> QueueEntry | None:
         """Whom to turn away because a class is full: the last in order of the class that is.
 
         That need not be the newcomer: one of higher priority pushes out the least. Only priority counts here, and then
         age: the newest of the least goes.
         """
-        if len(self._places) <= min(settings.max_queue, settings.max_sheddable_queue):
+        if len(self._entries) <= min(settings.max_queue, settings.max_sheddable_queue):
             return None
-        waiting = [place for place in reversed(self._places) if not place.bound.done()]  # of equals, the newest
-        sheddable = [place for place in waiting if place.request.objective.priority < 0 and not place.continuing]
+        waiting = [entry for entry in reversed(self._entries) if not entry.bound.done()]  # of equals, the newest
+        sheddable = [entry for entry in waiting if entry.request.objective.priority < 0 and not entry.continuing]
         if len(sheddable) > settings.max_sheddable_queue:
             return max(sheddable, key=_least)
         return max(waiting, key=_least) if len(waiting) > settings.max_queue else None
 
 
-def _least(place: Place[T]) -> tuple[bool, int, float]:
-    return (not place.continuing, -place.request.objective.priority, place.request.accepted_at_s)
+def _least(entry: QueueEntry) -> tuple[bool, int, float]:
+    return (not entry.continuing, -entry.request.objective.priority, entry.request.accepted_at_s)

@@ -6,9 +6,10 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from router.policy.promise import is_smaller, shortest_of_use, wanted_tokens
-from router.policy.protocol import Candidate, Choice, Situation
+from router.values.choice import Choice
 from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest, Objective, Outcome
+from router.values.situation import Candidate, Situation
 
 # code → what it means: the `reason` of a decision record and of `x-overspill-reason`.
 REASONS = {

@@ -118,8 +118,8 @@ class DesiredConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """What an operator wants of one device: every override in force, not a change to the version before.
 
     `router` and `models` are partial tables of the device's own configuration, laid over its file by
-    `router.fleetwire.overrides.lay_over`: tables merge key by key, arrays and single values replace, and null stands for no
-    override (the file's value stays). The device validates the result as a whole.
+    `router.fleetwire.overrides.lay_over`: tables merge key by key, arrays and single values replace, and null stands
+    for no override (the file's value stays). The device validates the result as a whole.
 
     Attributes:
         version: grows with every change; a device drops lower ones, and the same one with other content.

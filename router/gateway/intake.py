@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from router.base.errors import ContextTooLong, ModelNotFound, OverspillError, ReplicaBroken, Shed, Unavailable
 from router.gateway.bodies import BodyRoom
 from router.gateway.deps import GatewayDeps
-from router.gateway.exchange import Exchange, draining_or_starting
+from router.gateway.endpoint import RequestContext, draining_or_starting
 from router.gateway.metrics import GatewayMetrics
 from router.values.answer import Answer
 from router.values.request import (
@@ -61,7 +61,7 @@ class Intake:
     def load(self) -> wire_load.LoadReport:
         return load_of(self.deps)
 
-    def admit(self, exchange: Exchange) -> None:
+    def admit(self, context: RequestContext) -> None:
         """Take a place for this exchange before anything of its body is read, decoded or tokenised.
 
         Two requests may carry one id (a retry, a continuation while the broken stream is still being torn down): the
@@ -80,60 +80,60 @@ class Intake:
                 f"{limits.max_requests} requests are in flight here, the limit of this gateway: send it again later",
                 retry_after_s=limits.retry_after_s,
             )
-        request_id = given = exchange.request_id or ""
+        request_id = given = context.request_id or ""
         attempt = 1
         while request_id in self._in_flight:
             attempt += 1
             mark = f"~{attempt}"
             request_id = f"{given[: wire_headers.MAX_REQUEST_ID_CHARS - len(mark)]}{mark}"
-        exchange.request_id = request_id
+        context.request_id = request_id
         self._in_flight.add(request_id)
         self.metrics.in_flight.set(len(self._in_flight))
-        exchange.closers.append(lambda: self._leave(request_id))
+        context.closers.append(lambda: self._leave(request_id))
 
     def _leave(self, request_id: str) -> None:
         self._in_flight.discard(request_id)
         self.metrics.in_flight.set(len(self._in_flight))
 
-    async def start(self, exchange: Exchange, call: Call) -> tuple[Answer, int]:
+    async def start(self, context: RequestContext, call: Call) -> tuple[Answer, int]:
         """Count, build the request, dispatch it; returns the answer and the prompt's tokens with the first chunk ready.
 
         Raises:
             OverspillError: any of the tree.
         """
-        objective = self._objective(exchange, call)
+        objective = self._objective(context, call)
         unreached = self.deps.dispatcher.unreached(objective.locality)
         self._check_model(call.model, unreached)
-        passed_on = wire_headers.passed_on(exchange.headers)
+        passed_on = wire_headers.passed_on(context.headers)
         began = time.perf_counter()
         try:
             size = await self._count(call)
         except ContextTooLong as error:
             raise self._perhaps_later(error, unreached) from error
         counted = time.perf_counter()
-        exchange.timings_ms.append(("tokenize", (counted - began) * 1000))
+        context.timings_ms.append(("tokenize", (counted - began) * 1000))
         request = InferenceRequest(
-            request_id=exchange.request_id or "",
+            request_id=context.request_id or "",
             model=call.model,
             prompt=call.prompt,
             sampling=call.sampling,
             objective=objective,
             prompt_tokens=size.tokens,
             prompt_slack=size.slack,
-            accepted_at_s=exchange.accepted_at_s,
-            prompt_bytes=len(exchange.body),
+            accepted_at_s=context.accepted_at_s,
+            prompt_bytes=len(context.body),
             continuation=call.continuation,
             headers=passed_on,
         )
-        exchange.drop_body()
+        context.drop_body()
         answer = await self.deps.dispatcher.start(request)
-        exchange.chunks = answer.chunks
-        exchange.timings_ms.append(("first-token", (time.perf_counter() - counted) * 1000))
+        context.chunks = answer.chunks
+        context.timings_ms.append(("first-token", (time.perf_counter() - counted) * 1000))
         return answer, size.tokens
 
-    def not_served(self, exchange: Exchange, model: str, known: list[str]) -> OverspillError:
+    def not_served(self, context: RequestContext, model: str, known: list[str]) -> OverspillError:
         """Return the error for a model that nobody serves who is known here."""
-        locality = wire_headers.parse_objective(exchange.headers, Objective()).locality
+        locality = wire_headers.parse_objective(context.headers, Objective()).locality
         return self._perhaps_later(unknown_model(model, known), self.deps.dispatcher.unreached(locality))
 
     def _perhaps_later(self, error: OverspillError, unreached: str) -> OverspillError:
@@ -156,13 +156,13 @@ class Intake:
         if model not in known:
             raise self._perhaps_later(unknown_model(model, sorted(known)), unreached)
 
-    def _objective(self, exchange: Exchange, call: Call) -> Objective:
+    def _objective(self, context: RequestContext, call: Call) -> Objective:
         default = Objective()
         if call.priority is not None:
             default = replace(default, priority=call.priority)
         if call.deadline_s is not None:
             default = replace(default, deadline_s=call.deadline_s)
-        return wire_headers.parse_objective(exchange.headers, default)
+        return wire_headers.parse_objective(context.headers, default)
 
     async def _count(self, call: Call) -> PromptSize:
         prompts = _with_continuation(call.prompt, call.continuation)
@@ -173,11 +173,11 @@ class Intake:
     def _count_all(self, model: str, prompts: list[Prompt]) -> PromptSize:
         return sum((self.deps.prompts.count(model, prompt) for prompt in prompts), start=PromptSize(0))
 
-    def reply_headers(self, exchange: Exchange, answer: Answer) -> list[tuple[str, str]]:
+    def reply_headers(self, context: RequestContext, answer: Answer) -> list[tuple[str, str]]:
         """Say who answers and why, how long it took, and, to callers that asked for it, the tier's load."""
         lines = wire_headers.route_headers(answer.route)
-        lines.append(("server-timing", ", ".join(f"{name};dur={ms:.2f}" for name, ms in exchange.timings_ms)))
-        if wire_load.FORMAT_HEADER in exchange.headers:
+        lines.append(("server-timing", ", ".join(f"{name};dur={ms:.2f}" for name, ms in context.timings_ms)))
+        if wire_load.FORMAT_HEADER in context.headers:
             lines.append((wire_load.HEADER, wire_load.encode_orca(self.load())))
         return lines
 

@@ -9,8 +9,8 @@ import orjson
 from starlette.routing import BaseRoute, Route
 
 from router.base.errors import ModelNotFound, Unavailable
+from router.gateway.endpoint import Endpoint, RequestContext, draining_or_starting, json_reply
 from router.gateway.errors import Reply, render_error
-from router.gateway.exchange import Endpoint, Exchange, draining_or_starting, json_reply
 from router.gateway.intake import Call, Intake, collect
 from router.gateway.media import plain_body
 from router.values.replica import ReplicaInfo
@@ -44,24 +44,24 @@ class KServeRoutes:
             Route("/v2/models/{model}/versions/{version}/infer", infer, methods=["POST"]),
         ]
 
-    async def _server(self, exchange: Exchange) -> Reply:  # noqa: ARG002
+    async def _server(self, context: RequestContext) -> Reply:  # noqa: ARG002
         body = {"name": "overspill", "version": self._version, "extensions": ["binary_tensor_data"]}
         return json_reply(orjson.dumps(body))
 
-    async def _live(self, exchange: Exchange) -> Reply:  # noqa: ARG002
+    async def _live(self, context: RequestContext) -> Reply:  # noqa: ARG002
         return json_reply(b'{"live":true}')
 
-    async def _ready(self, exchange: Exchange) -> Reply:
+    async def _ready(self, context: RequestContext) -> Reply:
         refusal = draining_or_starting(self._deps)
-        return json_reply(b'{"ready":true}') if refusal is None else render_error(refusal, exchange.dialect)
+        return json_reply(b'{"ready":true}') if refusal is None else render_error(refusal, context.dialect)
 
-    async def _show_model(self, exchange: Exchange) -> Reply:
-        name = exchange.params["model"]
-        return json_reply(orjson.dumps(kserve.model_metadata(name, self._replicas(exchange))))
+    async def _show_model(self, context: RequestContext) -> Reply:
+        name = context.params["model"]
+        return json_reply(orjson.dumps(kserve.model_metadata(name, self._replicas(context))))
 
-    async def _model_ready(self, exchange: Exchange) -> Reply:
-        wanted = {info.replica_id for info in self._replicas(exchange)}
-        name = exchange.params["model"]
+    async def _model_ready(self, context: RequestContext) -> Reply:
+        wanted = {info.replica_id for info in self._replicas(context)}
+        name = context.params["model"]
         refusal = draining_or_starting(self._deps)
         if refusal is not None:
             raise refusal
@@ -71,35 +71,35 @@ class KServeRoutes:
             raise Unavailable(f"`{name}` is not ready: {why}", retry_after_s=self._deps.limits.retry_after_s)
         return json_reply(orjson.dumps({"name": name, "ready": True}))
 
-    def _replicas(self, exchange: Exchange) -> list[ReplicaInfo]:
+    def _replicas(self, context: RequestContext) -> list[ReplicaInfo]:
         """Return the replicas of the model in the path.
 
         Raises:
             ModelNotFound: no such model, or no such version of it.
             Unavailable: no such model here, and an upstream that might serve it was never reached.
         """
-        name = exchange.params["model"]
-        version = exchange.params.get("version", kserve.VERSION)
+        name = context.params["model"]
+        version = context.params.get("version", kserve.VERSION)
         replicas = self._deps.models()
         found = [info for info in replicas if name in {info.family, info.variant}]
         if not found:
             known = sorted({n for info in replicas for n in (info.family, info.variant)})
-            raise self._intake.not_served(exchange, name, known)
+            raise self._intake.not_served(context, name, known)
         if version != kserve.VERSION:
             raise ModelNotFound(f"`{name}` has version {kserve.VERSION} only, not `{version[:40]}`", param="version")
         return found
 
-    async def _infer(self, exchange: Exchange) -> Reply:
-        self._replicas(exchange)
-        body = plain_body(exchange, self._deps.limits.max_body_bytes)
-        call = kserve.decode_infer(body, exchange.headers.get(kserve.HEADER_LENGTH))
+    async def _infer(self, context: RequestContext) -> Reply:
+        self._replicas(context)
+        body = plain_body(context, self._deps.limits.max_body_bytes)
+        call = kserve.decode_infer(body, context.headers.get(kserve.HEADER_LENGTH))
         answer, prompt_tokens = await self._intake.start(
-            exchange,
-            Call(exchange.params["model"], TextPrompt(call.text), call.sampling, deadline_s=call.deadline_s),
+            context,
+            Call(context.params["model"], TextPrompt(call.text), call.sampling, deadline_s=call.deadline_s),
         )
         whole = await collect(answer.chunks, prompt_tokens)
-        reply = kserve.encode_infer(exchange.params["model"], call, whole.text, whole.finish_reason, whole.usage)
-        lines = self._intake.reply_headers(exchange, answer)
+        reply = kserve.encode_infer(context.params["model"], call, whole.text, whole.finish_reason, whole.usage)
+        lines = self._intake.reply_headers(context, answer)
         if reply.header_length is None:
             return Reply(reply.body, headers=lines)
         lines.append((kserve.HEADER_LENGTH, str(reply.header_length)))

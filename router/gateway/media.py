@@ -5,11 +5,11 @@ from __future__ import annotations
 import zlib
 
 from router.base.errors import InvalidRequest
+from router.gateway.endpoint import RequestContext
 from router.gateway.errors import BodyTooLarge, UnsupportedMedia
-from router.gateway.exchange import Exchange
 
 
-def plain_body(exchange: Exchange, max_bytes: int) -> bytes:
+def plain_body(context: RequestContext, max_bytes: int) -> bytes:
     """Return the body, decompressed if it came as gzip or deflate.
 
     Raises:
@@ -18,11 +18,11 @@ def plain_body(exchange: Exchange, max_bytes: int) -> bytes:
         Shed: bodies of others leave no room for what it unpacks to.
         InvalidRequest: it is empty or damaged.
     """
-    encoding = exchange.headers.get("content-encoding", "identity").lower()
-    if not exchange.body:
+    encoding = context.headers.get("content-encoding", "identity").lower()
+    if not context.body:
         raise InvalidRequest("the request body is empty: send a JSON object")
     if encoding == "identity":
-        return exchange.body
+        return context.body
     if encoding not in {"gzip", "deflate"}:
         raise UnsupportedMedia(
             f"`content-encoding: {encoding[:40]}` is not read here: send gzip, deflate or a plain body",
@@ -30,24 +30,24 @@ def plain_body(exchange: Exchange, max_bytes: int) -> bytes:
         )
     unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: gzip and zlib headers, told apart by themselves
     try:
-        body = unpack.decompress(exchange.body, max_bytes + 1)
+        body = unpack.decompress(context.body, max_bytes + 1)
     except zlib.error as error:
         raise InvalidRequest(f"the request body is no valid {encoding}: {error}", param="content-encoding") from None
     if len(body) > max_bytes:
         raise BodyTooLarge(f"the request body unpacks to more than the {max_bytes} bytes that this tier reads")
     if not unpack.eof:
         raise InvalidRequest(f"the request body is no valid {encoding}: it ends early", param="content-encoding")
-    exchange.share.grow(len(exchange.body) + len(body))
+    context.share.grow(len(context.body) + len(body))
     return body
 
 
-def require_json(exchange: Exchange) -> None:
+def require_json(context: RequestContext) -> None:
     """Refuse a body that says it is something else; a body that says nothing is taken for JSON.
 
     Raises:
         UnsupportedMedia: another content type.
     """
-    given = exchange.headers.get("content-type", "application/json")
+    given = context.headers.get("content-type", "application/json")
     essence = given.partition(";")[0].strip().lower()
     if essence != "application/json" and not (essence.startswith("application/") and essence.endswith("+json")):
         raise UnsupportedMedia(

@@ -11,8 +11,8 @@ import orjson
 from starlette.routing import BaseRoute, Route
 
 from router.base.errors import ModelNotFound
+from router.gateway.endpoint import Endpoint, RequestContext, StreamReply, json_reply
 from router.gateway.errors import Reply
-from router.gateway.exchange import Endpoint, Exchange, StreamReply, json_reply
 from router.gateway.intake import Call, Intake, collect
 from router.gateway.media import plain_body, require_json
 from router.gateway.sse import EventStream
@@ -52,49 +52,51 @@ class OpenAIRoutes:
             page("/v1/models/{model:path}", "model", self._show_model),
         ]
 
-    async def _chat(self, exchange: Exchange) -> Reply | StreamReply:
-        return await self._generate(exchange, openai.decode_chat)
+    async def _chat(self, context: RequestContext) -> Reply | StreamReply:
+        return await self._generate(context, openai.decode_chat)
 
-    async def _completions(self, exchange: Exchange) -> Reply | StreamReply:
-        return await self._generate(exchange, openai.decode_completion)
+    async def _completions(self, context: RequestContext) -> Reply | StreamReply:
+        return await self._generate(context, openai.decode_completion)
 
-    async def _generate(self, exchange: Exchange, decode: Callable[[bytes], openai.OpenAICall]) -> Reply | StreamReply:
-        require_json(exchange)
-        call = decode(plain_body(exchange, self._deps.limits.max_body_bytes))
+    async def _generate(
+        self, context: RequestContext, decode: Callable[[bytes], openai.OpenAICall]
+    ) -> Reply | StreamReply:
+        require_json(context)
+        call = decode(plain_body(context, self._deps.limits.max_body_bytes))
         answer, prompt_tokens = await self._intake.start(
-            exchange, Call(call.model, call.prompt, call.sampling, call.continuation, call.priority)
+            context, Call(call.model, call.prompt, call.sampling, call.continuation, call.priority)
         )
         head = ReplyHead(
             chat=call.chat,
-            request_id=exchange.request_id or "",
+            request_id=context.request_id or "",
             created_s=int(time.time()),
             model=answer.route.variant,
         )
         if call.stream:
             encoder = EventEncoder(head, include_usage=call.include_usage, running_usage=call.running_usage)
-            events = EventStream(answer.chunks, encoder, prompt_tokens, exchange.request_id, self._intake.metrics)
+            events = EventStream(answer.chunks, encoder, prompt_tokens, context.request_id, self._intake.metrics)
             first = await events.first()
-            return StreamReply(self._intake.reply_headers(exchange, answer), events.pieces(first))
+            return StreamReply(self._intake.reply_headers(context, answer), events.pieces(first))
         whole = await collect(answer.chunks, prompt_tokens)
         body = openai_reply.encode_body(head, whole.text, whole.finish_reason, whole.usage)
-        return Reply(body, headers=self._intake.reply_headers(exchange, answer))
+        return Reply(body, headers=self._intake.reply_headers(context, answer))
 
-    async def _embeddings(self, exchange: Exchange) -> Reply:
-        require_json(exchange)
-        body = plain_body(exchange, self._deps.limits.max_body_bytes)
+    async def _embeddings(self, context: RequestContext) -> Reply:
+        require_json(context)
+        body = plain_body(context, self._deps.limits.max_body_bytes)
         call = openai.decode_json(_embedding_decoder, body)
         raise ModelNotFound(f"`model`: `{call.model[:80]}` is no embedding model; none is served here", param="model")
 
-    async def _list_models(self, exchange: Exchange) -> Reply:  # noqa: ARG002
+    async def _list_models(self, context: RequestContext) -> Reply:  # noqa: ARG002
         return json_reply(openai_reply.encode_models(self._cards()))
 
-    async def _show_model(self, exchange: Exchange) -> Reply:
-        wanted = exchange.params["model"]
+    async def _show_model(self, context: RequestContext) -> Reply:
+        wanted = context.params["model"]
         cards = self._cards()
         for card in cards:
             if card["id"] == wanted:
                 return json_reply(orjson.dumps(card))
-        raise self._intake.not_served(exchange, wanted, sorted(str(card["id"]) for card in cards))
+        raise self._intake.not_served(context, wanted, sorted(str(card["id"]) for card in cards))
 
     def _cards(self) -> list[dict[str, object]]:
         return openai_reply.model_cards(self._deps.models(), self._created_s)

@@ -9,8 +9,8 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.routing import BaseRoute, Route
 
+from router.gateway.endpoint import Endpoint, RequestContext, draining_or_starting, json_reply
 from router.gateway.errors import NoSuchPage, Reply, render_error
-from router.gateway.exchange import Endpoint, Exchange, draining_or_starting, json_reply
 from router.gateway.intake import Intake
 from router.wire import load as wire_load
 
@@ -33,24 +33,24 @@ class OpsRoutes:
             Route("/v1/decisions/{request_id:path}", endpoint("decision", self._decision), methods=["GET"]),
         ]
 
-    async def _live(self, exchange: Exchange) -> Reply:  # noqa: ARG002
+    async def _live(self, context: RequestContext) -> Reply:  # noqa: ARG002
         return json_reply(b'{"status":"live"}')
 
-    async def _ready(self, exchange: Exchange) -> Reply:
+    async def _ready(self, context: RequestContext) -> Reply:
         """Readiness, always with the load report: the tier below polls this page."""
         report = (wire_load.HEADER, wire_load.encode_orca(self._intake.load()))
         refusal = draining_or_starting(self._deps)
         if refusal is None:
             return Reply(orjson.dumps({"status": "ready", "tier": self._deps.tier}), headers=[report])
-        reply = render_error(refusal, exchange.dialect)
+        reply = render_error(refusal, context.dialect)
         reply.headers.append(report)
         return reply
 
-    async def _show_metrics(self, exchange: Exchange) -> Reply:  # noqa: ARG002
+    async def _show_metrics(self, context: RequestContext) -> Reply:  # noqa: ARG002
         return Reply(generate_latest(self._deps.telemetry.registry), media_type=CONTENT_TYPE_LATEST)
 
-    async def _decision(self, exchange: Exchange) -> Reply:
-        wanted = exchange.params["request_id"]
+    async def _decision(self, context: RequestContext) -> Reply:
+        wanted = context.params["request_id"]
         record = self._deps.dispatcher.decision(wanted)
         if record is None:
             raise NoSuchPage(

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import structlog
 
 from router.base.errors import OverspillError
-from router.gateway.exchange import internal_error
+from router.gateway.endpoint import internal_error
 from router.gateway.intake import unfinished
 from router.gateway.metrics import GatewayMetrics
 from router.values.request import TokenChunk

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from router.policy.promise import choose, is_smaller, keeps, late_or_hopeless, reason_for, shorten
-from router.policy.protocol import Candidate, Choice, Hopeless, Situation
+from router.values.choice import Choice, Hopeless
 from router.values.request import Locality
+from router.values.situation import Candidate, Situation
 
 
 class CloudFirst:

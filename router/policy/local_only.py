@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from router.policy.protocol import Choice, Hopeless, Situation
 from router.policy.quality_in_objective import QualityInObjective
+from router.values.choice import Choice, Hopeless
 from router.values.request import Locality
+from router.values.situation import Situation
 
 
 class LocalOnly(QualityInObjective):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from router.policy.protocol import Candidate, Choice, Hopeless, Situation
+from router.values.choice import Choice, Hopeless
+from router.values.situation import Candidate, Situation
 
 MIN_RETRY_AFTER_S = 0.25
 MAX_RETRY_AFTER_S = 120.0

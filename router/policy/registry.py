@@ -12,10 +12,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from router.policy.protocol import Policy
+from router.base.errors import ConfigError
+from router.policy.protocol import Policy
 
 POLICIES = {
     "quality-in-objective": "router.policy.quality_in_objective",
@@ -27,6 +26,14 @@ POLICIES = {
 
 
 def load_policy(name: str) -> Policy:
-    """Return the policy called `name`, which `RouterSettings` has checked."""
+    """Return the policy called `name`.
+
+    Raises:
+        ConfigError: there is none of that name; lists those there are.
+    """
+    if name not in POLICIES:
+        raise ConfigError(
+            f"router.policy: {name!r} is not known; known: {', '.join(sorted(POLICIES))}", param="router.policy"
+        )
     policy: Policy = importlib.import_module(POLICIES[name]).POLICY
     return policy

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from router.policy.promise import choose, keeps, late_or_hopeless, shorten
-from router.policy.protocol import Choice, Hopeless, Situation
+from router.values.choice import Choice, Hopeless
 from router.values.request import Locality
+from router.values.situation import Situation
 
 
 class SmallestRung:

@@ -21,7 +21,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from router.signals.link import LinkSnapshot
+from router.values.link import LinkSnapshot
+from router.values.prediction import NOTHING_IN_FLIGHT, Demand, InFlightLoad, Prediction, TtftFeatures
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 
 _QUANTILE = 0.9
@@ -41,63 +42,6 @@ _MIN_OVERHEAD_S = 0.0005
 _STALE_HALF_LIFE_S = 5.0
 # Waits shorter than this are scheduling noise.
 _MIN_LEARNT_WAIT_S = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a request asks of a replica, in tokens and bytes still to process."""
-
-    prompt_tokens: int
-    answer_tokens: int
-    prompt_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """What this tier itself has sent to a replica and not seen the end of: known at once, without a report.
-
-    Attributes:
-        left_tokens: tokens each request is still expected to generate, ascending.
-        unopened, unopened_prefill_tokens, unopened_decode_tokens: the part that no snapshot can show yet.
-    """
-
-    requests: int = 0
-    prefill_tokens: int = 0
-    left_tokens: Sequence[int] = ()
-    unopened: int = 0
-    unopened_prefill_tokens: int = 0
-    unopened_decode_tokens: int = 0
-
-
-NOTHING_IN_FLIGHT = InFlight()
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """Seconds from now. `_high_s` is the figure expected to hold nine times in ten.
-
-    Attributes:
-        wait_s: until a slot is free.
-        tpot_s: one decode step at the batch size expected.
-        free: the replica can start at once.
-    """
-
-    wait_s: float
-    ttft_s: float
-    ttft_high_s: float
-    tpot_s: float
-    tpot_high_s: float
-    finish_s: float
-    finish_high_s: float
-    free: bool
-
-    def finish_with(self, answer_tokens: int) -> float:
-        """`finish_s` for another answer length."""
-        return self.ttft_s + max(answer_tokens - 1, 0) * self.tpot_s
-
-    def finish_high_with(self, answer_tokens: int) -> float:
-        """`finish_high_s` for another answer length."""
-        return self.ttft_high_s + max(answer_tokens - 1, 0) * self.tpot_high_s
 
 
 @dataclass(slots=True)
@@ -193,7 +137,7 @@ class LatencyModel:
         snapshot: ReplicaSnapshot,
         link: LinkSnapshot | None,
         demand: Demand,
-        mine: InFlight = NOTHING_IN_FLIGHT,
+        mine: InFlightLoad = NOTHING_IN_FLIGHT,
         ahead: int = 0,
         *,
         beside: int = 0,
@@ -240,7 +184,7 @@ class LatencyModel:
             free=position <= 0,
         )
 
-    def observe_ttft(self, info: ReplicaInfo, sent: SentWork, actual_s: float) -> None:
+    def observe_ttft(self, info: ReplicaInfo, sent: TtftFeatures, actual_s: float) -> None:
         """Learn from sent → first token, against what was predicted when it was sent."""
         actual_s -= sent.network_s
         if actual_s <= 0:
@@ -300,12 +244,14 @@ class LatencyModel:
         truth_log = ratio_log + math.log(factor) - self._of(info).pace_log
         self._wait_log = _clip(self._wait_log + _WAIT_GAIN * (_clip(truth_log) - self._wait_log))
 
-    def sent(self, snapshot: ReplicaSnapshot, link: LinkSnapshot | None, demand: Demand, mine: InFlight) -> SentWork:
+    def sent(
+        self, snapshot: ReplicaSnapshot, link: LinkSnapshot | None, demand: Demand, mine: InFlightLoad
+    ) -> TtftFeatures:
         """What a request that is sent now finds there; for `observe_ttft` later."""
         running = min(
             max(snapshot.running + snapshot.queued + mine.unopened, mine.requests), max(snapshot.slots, 1) - 1
         )
-        return SentWork(
+        return TtftFeatures(
             prefill_tokens=self._line_tokens(snapshot, demand, mine, 1.0, running),
             network_s=link.request_s(demand.prompt_bytes) if link else 0.0,
         )
@@ -316,7 +262,7 @@ class LatencyModel:
             del self._learned[replica_id]
 
     def _line_tokens(
-        self, snapshot: ReplicaSnapshot, demand: Demand, mine: InFlight, fresh: float, running: int
+        self, snapshot: ReplicaSnapshot, demand: Demand, mine: InFlightLoad, fresh: float, running: int
     ) -> float:
         """Tokens to prefill before the first token is there, those of others included; running answers slow it down."""
         backlog = max(snapshot.queued_prefill_tokens * fresh + mine.unopened_prefill_tokens, mine.prefill_tokens)
@@ -334,15 +280,7 @@ class LatencyModel:
         return growth / prior.decode_tokens_per_s * math.exp(learned.pace_log)
 
 
-@dataclass(frozen=True, slots=True)
-class SentWork:
-    """What a request found when it was sent: effective tokens to prefill, and the network's share of its TTFT."""
-
-    prefill_tokens: float
-    network_s: float
-
-
-def occupied_slots(snapshot: ReplicaSnapshot, mine: InFlight) -> int:
+def occupied_slots(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> int:
     """Sequences on a replica: as it reports, or as this tier knows by itself."""
     return max(round((snapshot.running + snapshot.queued) * _fresh(snapshot)) + mine.unopened, mine.requests)
 

@@ -3,37 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from router.values.link import LinkSnapshot
 
 _MIN_SAMPLE_BYTES = 4096  # below this, time is round trip and scheduling, not throughput
 _MIN_TRANSFER_S = 1e-4
 _MAX_RTT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class LinkSnapshot:
-    """One frozen look at a link.
-
-    Attributes:
-        rtt_s: smoothed round trip.
-        rtt_hi_s: its upper estimate: smoothed + 2 mean deviations (about p90 of a noisy link).
-        uplink_bytes_per_s: throughput towards the upstream; answers are too small for the way back to matter.
-        rtt_samples: observations behind `rtt_s`; 0 means it is the prior.
-    """
-
-    endpoint: str
-    rtt_s: float
-    rtt_hi_s: float
-    uplink_bytes_per_s: float
-    rtt_samples: int
-
-    def request_s(self, sent_bytes: int) -> float:
-        """Time from sending a body of `sent_bytes` until the first byte can be back, without the server's work."""
-        return self.rtt_s + sent_bytes / self.uplink_bytes_per_s
-
-    def request_hi_s(self, sent_bytes: int) -> float:
-        """Upper estimate of `request_s`; throughput is taken at two thirds."""
-        return self.rtt_hi_s + 1.5 * sent_bytes / self.uplink_bytes_per_s
 
 
 class Link:
@@ -58,7 +33,7 @@ class Link:
         self.endpoint = endpoint
         self._rtt_s = rtt_prior_s
         self._deviation_s = rtt_prior_s / 2
-        self._rtt_samples = 0
+        self._rtt_is_prior = True
         self._log_up = math.log(uplink_prior_bytes_per_s)
         self._snapshot: LinkSnapshot | None = None
 
@@ -66,12 +41,12 @@ class Link:
         """Learn from one small exchange: a health poll, a TCP handshake. Impossible values are ignored."""
         if not (math.isfinite(rtt_s) and 0 <= rtt_s <= _MAX_RTT_S):
             return
-        if self._rtt_samples == 0:
+        if self._rtt_is_prior:
             self._rtt_s, self._deviation_s = rtt_s, rtt_s / 2
         else:
             self._deviation_s += (abs(rtt_s - self._rtt_s) - self._deviation_s) / 4
             self._rtt_s += (rtt_s - self._rtt_s) / 8
-        self._rtt_samples += 1
+        self._rtt_is_prior = False
         self._snapshot = None
 
     def observe_transfer(self, sent_bytes: int, transfer_s: float) -> None:
@@ -93,7 +68,6 @@ class Link:
                 rtt_s=self._rtt_s,
                 rtt_hi_s=self._rtt_s + 2 * self._deviation_s,
                 uplink_bytes_per_s=math.exp(self._log_up),
-                rtt_samples=self._rtt_samples,
             )
         return self._snapshot
 

@@ -11,7 +11,8 @@ import httpx
 from router.base.clock import Clock
 from router.base.errors import ReplicaUnreachable
 from router.upstream import openai as openai_client
-from router.upstream.stream import Exchanged, LostNews, UpstreamCall, open_stream
+from router.upstream.stream import LostNews, TransferSample, UpstreamRequest, open_stream
+from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import FinishReason, InferenceRequest, TokenChunk
 from router.wire.load import LoadReport, VariantLoad
@@ -51,11 +52,11 @@ class UpstreamContext(Protocol):
         """What to call the upstream in messages."""
         ...
 
-    def call(self, request: InferenceRequest, info: ReplicaInfo) -> UpstreamCall:
+    def call(self, request: InferenceRequest, info: ReplicaInfo) -> UpstreamRequest:
         """Return what to send for `request`."""
         ...
 
-    def learn(self, exchanged: Exchanged) -> None:
+    def learn(self, transfer: TransferSample) -> None:
         """Learn about link and load from a real exchange."""
         ...
 
@@ -100,8 +101,8 @@ class UpstreamReplica:
     _reported: _Reported = field(default_factory=_Reported)
 
     @property
-    def link(self) -> Link | None:
-        return self._tier.link
+    def link(self) -> LinkSnapshot:
+        return self._tier.link.snapshot()
 
     def report(self, report: LoadReport, at_s: float) -> None:
         """Take a load report in, unless a later one is here already; `at_s` is when it was asked for."""
@@ -148,7 +149,7 @@ class UpstreamReplica:
         try:
             tier = self._tier
             stream = await open_stream(tier.client, tier.call(request, self.info), tier.clock, tier.lost.current())
-            tier.learn(stream.exchanged)
+            tier.learn(stream.transfer)
             chunks = stream.chunks()
             try:
                 async for chunk in chunks:

@@ -69,7 +69,7 @@ async def guarded(work: Coroutine[Any, Any, R], news: asyncio.Future[str], limit
 
 
 @dataclass(frozen=True, slots=True)
-class UpstreamCall:
+class UpstreamRequest:
     """What to send, and to whom.
 
     Attributes:
@@ -87,7 +87,7 @@ class UpstreamCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchanged:
+class TransferSample:
     """What the head of a real exchange tells about the link.
 
     Attributes:
@@ -128,7 +128,7 @@ def remaining(request: InferenceRequest, now_s: float, rtt_s: float, who: str) -
 
 
 async def open_stream(
-    client: httpx.AsyncClient, call: UpstreamCall, clock: Clock, news: asyncio.Future[str]
+    client: httpx.AsyncClient, call: UpstreamRequest, clock: Clock, news: asyncio.Future[str]
 ) -> OpenStream:
     """Send the request and wait for the response head.
 
@@ -162,12 +162,12 @@ async def open_stream(
     elapsed_s = clock.now_s() - began_s - trace.connect_s
     if response.status_code != 200:
         raise await _refusal(response, call, news)
-    exchanged = Exchanged(
+    transfer = TransferSample(
         transfer_s=max(0.0, elapsed_s - _spent_there_s(response.headers.get("server-timing", ""))),
         sent_bytes=len(body),
         load=wire_load.decode_orca(response.headers.get(wire_load.HEADER, "")),
     )
-    return OpenStream(response, exchanged, call, news)
+    return OpenStream(response, transfer, call, news)
 
 
 async def _head(
@@ -188,7 +188,7 @@ async def _head(
     return opened[0]
 
 
-async def _refusal(response: httpx.Response, call: UpstreamCall, news: asyncio.Future[str]) -> OverspillError:
+async def _refusal(response: httpx.Response, call: UpstreamRequest, news: asyncio.Future[str]) -> OverspillError:
     try:
         body = await guarded(_read_some(response), news, _ERROR_BODY_S)
     except (httpx.HTTPError, UpstreamSilentError):
@@ -202,9 +202,9 @@ class OpenStream:
     """A response whose head has arrived."""
 
     def __init__(
-        self, response: httpx.Response, exchanged: Exchanged, call: UpstreamCall, news: asyncio.Future[str]
+        self, response: httpx.Response, transfer: TransferSample, call: UpstreamRequest, news: asyncio.Future[str]
     ) -> None:
-        self.exchanged = exchanged
+        self.transfer = transfer
         self._response = response
         self._call = call
         self._news = news

@@ -20,7 +20,7 @@ from router.base.timers import end, within
 from router.base.tls import client_context
 from router.upstream.openai import UpstreamError
 from router.upstream.replica import Condition, UpstreamReplica
-from router.upstream.stream import ConnectTrace, Exchanged, LostNews, UpstreamCall, describe
+from router.upstream.stream import ConnectTrace, LostNews, TransferSample, UpstreamRequest, describe
 from router.values.replica import ReplicaInfo, SpeedPrior
 from router.values.request import InferenceRequest
 from router.wire import load as wire_load
@@ -203,8 +203,8 @@ class UpstreamTier:
             limits=httpx.Limits(max_connections=connections, keepalive_expiry=options.keepalive_expiry_s),
         )
 
-    def call(self, request: InferenceRequest, info: ReplicaInfo) -> UpstreamCall:
-        return UpstreamCall(
+    def call(self, request: InferenceRequest, info: ReplicaInfo) -> UpstreamRequest:
+        return UpstreamRequest(
             request=request,
             model=info.variant,
             who=self.who,
@@ -212,11 +212,11 @@ class UpstreamTier:
             rtt_s=self.link.snapshot().rtt_s,
         )
 
-    def learn(self, exchanged: Exchanged) -> None:
+    def learn(self, transfer: TransferSample) -> None:
         now_s = self.clock.now_s()
-        self.link.observe_transfer(exchanged.sent_bytes, exchanged.transfer_s - self.link.snapshot().rtt_s)
-        if exchanged.load is not None:
-            self._report(exchanged.load, now_s)
+        self.link.observe_transfer(transfer.sent_bytes, transfer.transfer_s - self.link.snapshot().rtt_s)
+        if transfer.load is not None:
+            self._report(transfer.load, now_s)
 
     def doubt(self) -> None:
         self._wake.set()
@@ -256,7 +256,7 @@ class UpstreamTier:
             self._failed(describe(error))
 
     async def _probe(self) -> None:
-        """Look at readiness and load, and at the rungs when they are not known or may have changed."""
+        """PoolView at readiness and load, and at the rungs when they are not known or may have changed."""
         trace = ConnectTrace(self.clock)
         began_s = self.clock.now_s()
         reply = await self._probe_client.get("/health/ready", extensions={"trace": trace})

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from router.signals.link import Link
-    from router.values.request import InferenceRequest, TokenChunk
+from router.values.link import LinkSnapshot
+from router.values.request import InferenceRequest, TokenChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +90,8 @@ class Replica(Protocol):
         ...
 
     @property
-    def link(self) -> Link | None:
-        """The network link to it, None if it runs in this process or on this host."""
+    def link(self) -> LinkSnapshot | None:
+        """The network link to it as it is now, None if it runs in this process or on this host."""
         ...
 
     def snapshot(self) -> ReplicaSnapshot:

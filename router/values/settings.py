@@ -6,8 +6,6 @@ from typing import Annotated
 
 import msgspec
 
-from router.policy.registry import POLICIES
-
 Milliseconds = Annotated[float, msgspec.Meta(gt=0, le=86_400_000)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -39,7 +37,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """`[router]`. Every key can be changed on a running tier.
 
     Attributes:
-        policy: a name of `router.policy.registry`.
+        policy: a name of `router.policy.registry`, which checks it.
         ttft_slo_ms: the promise of a request that names none. A request is served late rather than refused when only
             this default is missed; a promise the caller asked for is kept, degraded or refused.
         device_first_quality_slack: rungs whose quality differs by no more than this count as equal, and then the
@@ -78,8 +76,6 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     def __post_init__(self) -> None:
         """Check what the types cannot say; msgspec puts the key's path in front of a ValueError."""
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy {self.policy!r} is not known; known: {', '.join(sorted(POLICIES))}")
         if self.overload_leave > self.overload_enter:
             raise ValueError(
                 f"overload_leave = {self.overload_leave} is above overload_enter = {self.overload_enter}; "

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from models.catalogue.catalogue import load_catalog
+from models.graph.artifact import Prefix
 from models.graph.decoder import Decoder, prefix_kv
 from models.graph.export import export, exported, onnx_variant
 from models.graph.fused import FusedModel, fuse
 from models.graph.graph import OPSET, pack_rows, write_graph
 from models.measure.runner import OnnxRunner
-from models.store.artifact import Prefix
 from models.store.store import ModelStore
 from router.base.errors import ArtifactError, InvalidRequest
 from tests.support.tiny_models import SHAPES, TinyWeights, tiny_config

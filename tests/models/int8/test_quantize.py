@@ -16,6 +16,7 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, numpy_helper
 from test_export import place
 
+from models.graph.artifact import encoder_of
 from models.graph.decoder import Decoder
 from models.graph.fused import fuse
 from models.graph.gate import check_graph, inspect, problems
@@ -25,7 +26,6 @@ from models.int8.calibrate import observe
 from models.int8.quantize import Quantised, prepare, quantize
 from models.measure.corpus import Chat, calibration_chats, heldout_chats, heldout_chunks
 from models.measure.runner import OnnxRunner
-from models.store.artifact import encoder_of
 from models.store.store import ModelStore
 from router.base.errors import ArtifactError, InvalidRequest
 from tests.support.tiny_models import SHAPES, TinyWeights, tiny_config

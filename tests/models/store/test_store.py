@@ -23,6 +23,7 @@ from models.store import fetch, wheel
 from models.store.store import ModelStore, default_root
 from router.base.errors import ArtifactError, ModelNotFound
 from tests.support.file_server import FileServer, file_server
+from tests.support.paths import REPOSITORY
 
 BODY = bytes(range(256)) * 4000  # 1 MB
 SHA = hashlib.sha256(BODY).hexdigest()

@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 from router.base.errors import OverspillError, Shed, Unavailable
 from router.dispatch import binding
 from router.dispatch import dispatcher as dispatch
-from router.signals.latency import Demand, InFlight
+from router.values.prediction import Demand, InFlightLoad
 from router.values.settings import BreakerSettings
 from tests.support.router_fakes import UPSTREAM, answer, request, world
 
@@ -120,7 +120,9 @@ async def test_a_reader_that_takes_its_time_teaches_nothing_about_the_replica():
     async with world(remote=False) as w:
 
         def learnt_s() -> float:
-            return w.dispatcher._brain.latency.predict(w.local.snapshot(), None, Demand(50, 100), InFlight()).tpot_s
+            return w.dispatcher._signals.latency.predict(
+                w.local.snapshot(), None, Demand(50, 100), InFlightLoad()
+            ).tpot_s
 
         async def read_slowly() -> None:
             ask = request(w.clock, max_tokens=60, ignore_eos=True, model="tiny-int8")
@@ -145,7 +147,7 @@ async def test_what_was_learnt_of_a_replica_goes_with_it():
             await w.clock.run(w.ask(model="tiny-int8"))
         w.dispatcher.set_replicas([w.small])
         w.dispatcher.set_replicas([w.local, w.small])
-        predicted = w.dispatcher._brain.latency.predict(w.local.snapshot(), None, Demand(50, 100), InFlight())
+        predicted = w.dispatcher._signals.latency.predict(w.local.snapshot(), None, Demand(50, 100), InFlightLoad())
         assert predicted.tpot_s == pytest.approx(0.02)
 
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from router.base.errors import Unavailable
 from router.dispatch.record import REASONS, why_not
 from router.policy.promise import keeps
-from router.policy.protocol import Candidate, Choice, Hopeless, Situation
 from router.policy.registry import POLICIES, load_policy
-from router.signals.latency import Prediction
+from router.values.choice import Choice, Hopeless
+from router.values.prediction import Prediction
 from router.values.request import Locality, Objective
 from router.values.settings import RouterSettings
+from router.values.situation import Candidate, Situation
 from tests.support.router_fakes import info, request, world
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.signals.latency import Demand, InFlight, LatencyModel, PrefillLine, Spread
+from router.signals.latency import LatencyModel, PrefillLine, Spread
 from router.signals.link import Link
+from router.values.prediction import Demand, InFlightLoad
 from router.values.replica import ReplicaSnapshot, SpeedPrior
 from tests.support.router_fakes import info
 
@@ -48,7 +49,7 @@ def test_a_batch_slows_every_step():
 def test_a_full_replica_waits_for_the_answer_with_the_least_left():
     model = LatencyModel(128)
     full = replace(IDLE, running=4, pending_decode_tokens=400)
-    mine = InFlight(requests=4, left_tokens=(10, 50, 100, 240))
+    mine = InFlightLoad(requests=4, left_tokens=(10, 50, 100, 240))
     step_s = 0.02 * 1.3
     first, second = (model.predict(full, None, Demand(10, 20), mine, ahead) for ahead in (0, 1))
     assert not first.free
@@ -65,7 +66,7 @@ def test_without_own_figures_remainders_are_spread_evenly():
 
 def test_what_was_sent_counts_before_any_report_shows_it():
     model = LatencyModel(128)
-    mine = InFlight(requests=4, prefill_tokens=400, left_tokens=(20,) * 4, unopened=4, unopened_prefill_tokens=400)
+    mine = InFlightLoad(requests=4, prefill_tokens=400, left_tokens=(20,) * 4, unopened=4, unopened_prefill_tokens=400)
     assert model.predict(replace(IDLE, slots=5), None, Demand(10, 20), mine).free
     assert not model.predict(replace(IDLE, running=1, slots=5), None, Demand(10, 20), mine).free
 
@@ -119,7 +120,7 @@ def test_high_means_nine_times_in_ten():
         actual_s = (0.03 + demand.prompt_tokens * 0.002) * rng.lognormvariate(0.0, 0.4)
         if index >= 300:
             inside += actual_s <= found.ttft_high_s
-        model.observe_ttft(INFO, model.sent(IDLE, None, demand, InFlight()), actual_s)
+        model.observe_ttft(INFO, model.sent(IDLE, None, demand, InFlightLoad()), actual_s)
     assert 0.86 <= inside / (total - 300) <= 0.95
 
 

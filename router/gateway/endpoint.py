@@ -40,8 +40,8 @@ class StreamReply:
 
 
 @dataclass(slots=True)
-class Exchange:
-    """The request side of one exchange.
+class RequestContext:
+    """The request side of one context.
 
     Attributes:
         headers: lower-case names.
@@ -49,7 +49,7 @@ class Exchange:
         body, share: what was received, and the room that it takes.
         request_id: set for inference; sent back on every reply, errors included.
         accepted_at_s: on the tier's clock, when the body was complete.
-        chunks: the running answer; closed on every path out of the exchange, which cancels its work.
+        chunks: the running answer; closed on every path out of the context, which cancels its work.
         closers: called once when the exchange is over.
         timings_ms: what goes into `server-timing`.
     """
@@ -79,7 +79,7 @@ class Exchange:
             self.closers.pop()()
 
 
-Handler = Callable[[Exchange], Awaitable["Reply | StreamReply"]]
+Handler = Callable[[RequestContext], Awaitable["Reply | StreamReply"]]
 
 
 class Gate(Protocol):
@@ -89,14 +89,14 @@ class Gate(Protocol):
     metrics: GatewayMetrics
     room: BodyRoom
 
-    def admit(self, exchange: Exchange) -> None:
+    def admit(self, context: RequestContext) -> None:
         """Take a place for an inference request, until its exchange is over; raises a `Refused` if there is none."""
         ...
 
 
-def exchange_of(scope: Scope, room: BodyRoom) -> Exchange:
+def context_of(scope: Scope, room: BodyRoom) -> RequestContext:
     path: str = scope["path"]
-    return Exchange(
+    return RequestContext(
         method=scope["method"],
         path=path,
         headers=wire_headers.lower_case(scope["headers"]),
@@ -122,35 +122,35 @@ class Endpoint:
         self._metrics = gate.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = exchange_of(scope, self._gate.room)
+        context = context_of(scope, self._gate.room)
         try:
-            if await self._received(exchange, receive, send):
-                await self._race(exchange, receive, send)
+            if await self._received(context, receive, send):
+                await self._race(context, receive, send)
         finally:
-            exchange.close()
+            context.close()
 
-    async def _received(self, exchange: Exchange, receive: Receive, send: Send) -> bool:
+    async def _received(self, context: RequestContext, receive: Receive, send: Send) -> bool:
         """Let the request in and read its body; a request that is refused here is answered here."""
         try:
-            exchange.request_id = wire_headers.request_id(exchange.headers)
+            context.request_id = wire_headers.request_id(context.headers)
             if self._admits:
-                self._gate.admit(exchange)
-            if exchange.method not in {"GET", "HEAD"}:
-                exchange.body = await read_body(receive, exchange.headers, self._deps, exchange.share)
+                self._gate.admit(context)
+            if context.method not in {"GET", "HEAD"}:
+                context.body = await read_body(receive, context.headers, self._deps, context.share)
         except OverspillError as error:
-            await self._send_reply(render_error(error, exchange.dialect), exchange, send)
+            await self._send_reply(render_error(error, context.dialect), context, send)
             return False
         except ClientGone:
             self._metrics.disconnects.inc()
             return False
-        exchange.accepted_at_s = self._deps.clock.now_s()
+        context.accepted_at_s = self._deps.clock.now_s()
         return True
 
-    async def _race(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+    async def _race(self, context: RequestContext, receive: Receive, send: Send) -> None:
         """Run the handler and send its reply until it is done, the client is gone, or it has stopped reading."""
         sender = _Sender(send, self._deps.limits.send_stall_s)
-        work = asyncio.create_task(self._serve(exchange, sender), name=f"gateway {exchange.request_id}")
-        gone = asyncio.create_task(_wait_for_disconnect(receive), name=f"gateway {exchange.request_id} disconnect")
+        work = asyncio.create_task(self._serve(context, sender), name=f"gateway {context.request_id}")
+        gone = asyncio.create_task(_wait_for_disconnect(receive), name=f"gateway {context.request_id} disconnect")
         try:
             await asyncio.wait({work, gone, sender.stalled}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -160,48 +160,48 @@ class Endpoint:
         if left_early:
             self._metrics.disconnects.inc()
             why = "stopped reading" if sender.stalled.done() else "went away"
-            log.info("client left", request_id=exchange.request_id, route=self._name, why=why)
+            log.info("client left", request_id=context.request_id, route=self._name, why=why)
         elif not work.cancelled() and work.exception() is not None:
             raise work.exception()  # type: ignore[misc]  # not None, by the line above
 
-    async def _serve(self, exchange: Exchange, send: Send) -> None:
+    async def _serve(self, context: RequestContext, send: Send) -> None:
         try:
-            reply = await self._handle(exchange)
+            reply = await self._handle(context)
             if isinstance(reply, Reply):
-                await self._send_reply(reply, exchange, send)
+                await self._send_reply(reply, context, send)
             else:
-                await self._send_stream(reply, exchange, send)
+                await self._send_stream(reply, context, send)
         except ClientGone:
             pass  # counted by the race that it lost
         except OSError:  # what ASGI servers raise when the connection broke under a send
             self._metrics.disconnects.inc()
         finally:
-            if exchange.chunks is not None:
-                await exchange.chunks.aclose()
-            exchange.close()  # at once: its caller, who has the whole answer, may send the next request
+            if context.chunks is not None:
+                await context.chunks.aclose()
+            context.close()  # at once: its caller, who has the whole answer, may send the next request
 
-    async def _handle(self, exchange: Exchange) -> Reply | StreamReply:
+    async def _handle(self, context: RequestContext) -> Reply | StreamReply:
         try:
-            return await self._handler(exchange)
+            return await self._handler(context)
         except OverspillError as error:
             if error.status >= 500 and not isinstance(error, Refused):
-                log.warning("request failed", request_id=exchange.request_id, code=error.code, error=error.message)
-            return render_error(error, exchange.dialect)
+                log.warning("request failed", request_id=context.request_id, code=error.code, error=error.message)
+            return render_error(error, context.dialect)
         except Exception:  # the task boundary: a bug is logged with its trace and answered
-            log.exception("request crashed", request_id=exchange.request_id)
-            return render_error(internal_error(exchange.request_id), exchange.dialect)
+            log.exception("request crashed", request_id=context.request_id)
+            return render_error(internal_error(context.request_id), context.dialect)
 
-    async def _send_reply(self, reply: Reply, exchange: Exchange, send: Send) -> None:
+    async def _send_reply(self, reply: Reply, context: RequestContext, send: Send) -> None:
         self._metrics.responses.labels(self._name, reply.status).inc()
         lines = [*reply.headers, ("content-length", str(len(reply.body)))]
-        await send(_head(reply.status, reply.media_type, lines, exchange.request_id))
-        await send({"type": "http.response.body", "body": b"" if exchange.method == "HEAD" else reply.body})
+        await send(_head(reply.status, reply.media_type, lines, context.request_id))
+        await send({"type": "http.response.body", "body": b"" if context.method == "HEAD" else reply.body})
 
-    async def _send_stream(self, reply: StreamReply, exchange: Exchange, send: Send) -> None:
+    async def _send_stream(self, reply: StreamReply, context: RequestContext, send: Send) -> None:
         self._metrics.responses.labels(self._name, 200).inc()
         lines = [*reply.headers, ("cache-control", "no-cache"), ("x-accel-buffering", "no")]
         try:
-            await send(_head(200, reply.media_type, lines, exchange.request_id))
+            await send(_head(200, reply.media_type, lines, context.request_id))
             async for piece in reply.pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})

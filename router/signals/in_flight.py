@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.policy.protocol import Choice
-from router.signals.latency import NOTHING_IN_FLIGHT, InFlight, SentWork
+from router.values.choice import Choice
+from router.values.prediction import NOTHING_IN_FLIGHT, InFlightLoad, TtftFeatures
 from router.values.replica import Replica, ReplicaInfo
 
 _AWAY_SHARE = 0.25  # a reader that is away for more of an answer tells nothing about the replica
 
 
 @dataclass(eq=False, slots=True)
-class Flight:
+class Attempt:
     """One request on its way on one replica.
 
     Attributes:
@@ -29,7 +29,7 @@ class Flight:
     replica: Replica
     choice: Choice
     sent_at_s: float
-    work: SentWork
+    work: TtftFeatures
     prompt_tokens: int
     expected_tokens: int
     trial: bool = False
@@ -62,42 +62,42 @@ class Flight:
         return max(self.expected_tokens - self.tokens, self.tokens // 4, 1)
 
 
-class Flights:
+class InFlight:
     """All of them; every `begin` has exactly one `end`."""
 
     def __init__(self) -> None:
-        self._by_replica: dict[str, set[Flight]] = {}
+        self._by_replica: dict[str, set[Attempt]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_replica.values()))
 
-    def begin(self, flight: Flight) -> None:
-        self._by_replica.setdefault(flight.info.replica_id, set()).add(flight)
+    def begin(self, attempt: Attempt) -> None:
+        self._by_replica.setdefault(attempt.info.replica_id, set()).add(attempt)
 
-    def end(self, flight: Flight) -> None:
-        flights = self._by_replica[flight.info.replica_id]
-        flights.remove(flight)
-        if not flights:
-            del self._by_replica[flight.info.replica_id]
+    def end(self, attempt: Attempt) -> None:
+        in_flight = self._by_replica[attempt.info.replica_id]
+        in_flight.remove(attempt)
+        if not in_flight:
+            del self._by_replica[attempt.info.replica_id]
 
     def beside(self, info: ReplicaInfo) -> int:
         """Requests at an endpoint, on any of its replicas: they share its cores or its GPU."""
-        return sum(len(flights) for flights in self._by_replica.values() if _endpoint(flights) == info.endpoint)
+        return sum(len(in_flight) for in_flight in self._by_replica.values() if _endpoint(in_flight) == info.endpoint)
 
-    def at(self, replica_id: str) -> InFlight:
-        flights = self._by_replica.get(replica_id)
-        if not flights:
+    def at(self, replica_id: str) -> InFlightLoad:
+        in_flight = self._by_replica.get(replica_id)
+        if not in_flight:
             return NOTHING_IN_FLIGHT
-        unopened = [flight for flight in flights if not flight.opened]
-        return InFlight(
-            requests=len(flights),
-            prefill_tokens=sum(flight.prompt_tokens for flight in flights if flight.first_at_s is None),
-            left_tokens=sorted(flight.left_tokens for flight in flights),
+        unopened = [attempt for attempt in in_flight if not attempt.opened]
+        return InFlightLoad(
+            requests=len(in_flight),
+            prefill_tokens=sum(attempt.prompt_tokens for attempt in in_flight if attempt.first_at_s is None),
+            left_tokens=sorted(attempt.left_tokens for attempt in in_flight),
             unopened=len(unopened),
-            unopened_prefill_tokens=sum(flight.prompt_tokens for flight in unopened),
-            unopened_decode_tokens=sum(flight.expected_tokens for flight in unopened),
+            unopened_prefill_tokens=sum(attempt.prompt_tokens for attempt in unopened),
+            unopened_decode_tokens=sum(attempt.expected_tokens for attempt in unopened),
         )
 
 
-def _endpoint(flights: set[Flight]) -> str:
-    return next(iter(flights)).info.endpoint
+def _endpoint(in_flight: set[Attempt]) -> str:
+    return next(iter(in_flight)).info.endpoint

@@ -1,0 +1,20 @@
+"""What is known of the replicas, and of the load on them: what every decision is made with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from router.signals.health import HealthBook
+from router.signals.in_flight import InFlight
+from router.signals.ladder import Ladder
+from router.signals.latency import LatencyModel
+
+
+@dataclass(slots=True)
+class Signals:
+    """Estimates and states of one tier; its dispatcher is the one writer."""
+
+    latency: LatencyModel
+    health: HealthBook
+    in_flight: InFlight = field(default_factory=InFlight)
+    ladder: Ladder = field(default_factory=Ladder)

@@ -1,0 +1,67 @@
+"""What a policy sees: one request, and every replica that may serve it with what that would cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from router.values.prediction import Prediction
+from router.values.replica import ReplicaInfo
+from router.values.request import Objective
+from router.values.settings import RouterSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica that may serve the request, and what that would cost.
+
+    Attributes:
+        window_cap: longest answer its context window leaves, where the caller asked for more; None where all fits.
+        most_tokens: longest rest of the answer that the caller's cap and its window allow, None where neither is known.
+        session: it served the request's session before.
+    """
+
+    info: ReplicaInfo
+    prediction: Prediction
+    window_cap: int | None = None
+    session: bool = False
+    most_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One request and the candidates that no hard constraint excludes. At least one.
+
+    Attributes:
+        objective: with the tier's default TTFT filled in. For the rest of a broken answer it holds no TTFT any more.
+        ttft_promised: the caller asked for the TTFT itself, rather than getting the tier's default.
+        waited_s: accepted → now.
+        wait_left_s: how much longer the request may wait for a free replica.
+        best_quality: of any rung the request could ever be served by, healthy or not: what degraded is measured from.
+        answer_tokens: expected length of what is left to generate, under the caller's own cap.
+        open_ended: the caller set no cap of its own.
+        emitted_tokens: what the caller already got from replicas that broke.
+        answer_cap: cap forced by overload, None if the caller's own stands.
+        pinned: the request names one exact variant.
+        only_remote_fits: the device serves this model, but its windows are too short for the request.
+        local_served, remote_served: replicas of that side serve the model, healthy or not.
+        local_down, remote_down: none of that side is a candidate, because all failed, refused or are not available.
+    """
+
+    objective: Objective
+    ttft_promised: bool
+    waited_s: float
+    wait_left_s: float
+    candidates: tuple[Candidate, ...]
+    best_quality: float
+    answer_tokens: int
+    open_ended: bool
+    emitted_tokens: int
+    answer_cap: int | None
+    overloaded: bool
+    pinned: bool
+    only_remote_fits: bool
+    local_served: bool
+    remote_served: bool
+    local_down: bool
+    remote_down: bool
+    settings: RouterSettings
