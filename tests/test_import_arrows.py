@@ -106,7 +106,7 @@ def _within(name: str, prefixes: tuple[str, ...]) -> bool:
 
 def _room(module: str) -> tuple[int, str] | None:
     """Return floor and room of a module, None for a package itself."""
-    for level, rooms in enumerate(FLOORS[module.split(".")[0]]):
+    for level, rooms in enumerate(FLOORS[module.split(".", maxsplit=1)[0]]):
         for room in rooms:
             if _within(module, (room,)):
                 return level, room
@@ -115,7 +115,7 @@ def _room(module: str) -> tuple[int, str] | None:
 
 def faults(module: str, path: Path) -> list[str]:
     """Say what a file imports and must not, from the room that it lies in."""
-    package, here = module.split(".")[0], _room(module)
+    package, here = module.split(".", maxsplit=1)[0], _room(module)
     if here is None:
         return [] if module == package else [f"{path}: {module} lies in no room: name its floor in FLOORS"]
     allowed, forbidden = ARROWS[max((p for p in ARROWS if _within(module, (p,))), key=len)]
