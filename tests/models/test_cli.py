@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 import transformers
-from test_catalog import TOY
-from test_store import BODY, SHA, fill
 from typer.testing import CliRunner, Result
 
 import models.graph.export
@@ -27,6 +25,7 @@ from models.store.store import ModelStore
 from router.base.errors import ArtifactError, InvalidRequest, ModelNotFound
 from tests.support.file_server import file_server
 from tests.support.paths import REPOSITORY
+from tests.support.toy_family import BODY, SHA, TOY, fill
 
 
 @pytest.fixture

@@ -77,3 +77,24 @@ class TinyWeights:
         }
         shape = next(shape for part, shape in shapes.items() if part in name)
         return random.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[1]))
+
+
+def place(model: FusedModel, folder: Path, prefix: Prefix | None = None) -> OnnxRunner:
+    """Finish a folder that holds a graph, as far as the runner needs it."""
+    config = model.config
+    manifest = {
+        "num_layers": config.num_layers,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "prefix_token_ids": list(prefix.token_ids) if prefix else [],
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    if prefix:
+        np.savez(folder / "prefix.npz", k=prefix.k, v=prefix.v)
+    return OnnxRunner(folder, threads=1)
+
+
+def written(model: FusedModel, folder: Path) -> OnnxRunner:
+    write_graph(model, folder)
+    return place(model, folder)
