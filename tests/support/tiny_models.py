@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 
 from models.formats.config import ModelConfig
+from models.graph.fused import FusedModel
+from models.graph.graph import Prefix, write_graph
+from models.measure.runner import OnnxRunner
 
 SHAPES = {
     "grouped, tied": {},
