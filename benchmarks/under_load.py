@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 
 from benchmarks.__main__ import machine
 from examples.demo.scenes import SHORT
@@ -88,6 +89,30 @@ async def step(client: openai.AsyncOpenAI, rate_per_s: float, step_s: float) -> 
     return list(await asyncio.gather(*(one(at_s, ask) for at_s, ask in asks_of(rate_per_s, step_s))))
 
 
+class OtherWork:
+    """How much of the machine's processor time went to others than both tiers and this load generator.
+
+    Args:
+        pids: the tiers; their children count as theirs.
+    """
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        ours = [psutil.Process(), *map(psutil.Process, pids)]
+        self._ours = [*ours, *(child for parent in ours[1:] for child in parent.children(recursive=True))]
+        self._began_s = self._seconds()
+
+    def share(self) -> float:
+        """Return the share since the beginning, in [0, 1]."""
+        all_s, busy_s, ours_s = (now - then for now, then in zip(self._seconds(), self._began_s, strict=True))
+        return round(max(0.0, busy_s - ours_s) / all_s, 3)
+
+    def _seconds(self) -> tuple[float, float, float]:
+        machine_wide = psutil.cpu_times()
+        all_s = sum(machine_wide) - getattr(machine_wide, "guest", 0.0) - getattr(machine_wide, "guest_nice", 0.0)
+        idle_s = machine_wide.idle + getattr(machine_wide, "iowait", 0.0)
+        return all_s, all_s - idle_s, sum(sum(process.cpu_times()[:2]) for process in self._ours)
+
+
 def percentile(values: Sequence[float], percent: int) -> float | None:
     """Return a percentile of what was measured, None of nothing."""
     if len(values) < 2:
@@ -128,11 +153,13 @@ async def measure(rates: Sequence[float], step_s: float, tensor_parallel: int) -
                 for prompt in SHORT[:2]:  # neither tier meets its first request under measurement
                     await send(client, Ask(prompt, max_tokens=16))
                     await send(client, Ask(prompt, max_tokens=16, headers={"x-overspill-locality": "cloud-only"}))
+                other_work = OtherWork([stack.edge.pid, stack.cloud.pid])
                 for rate_per_s in rates:
                     row = summary(rate_per_s, step_s, await step(client, rate_per_s, step_s))
                     rows.append(row)
                     print(line(row), flush=True)
                     await asyncio.sleep(REST_S)
+                other_share = other_work.share()
             finally:
                 await client.close()
     return {
@@ -144,6 +171,7 @@ async def measure(rates: Sequence[float], step_s: float, tensor_parallel: int) -
         "step_s": step_s,
         "seed": SEED,
         "cloud": {"dtype": options.dtype, "tensor_parallel": tensor_parallel},
+        "other_work_share": other_share,
         "rows": rows,
     }
 
@@ -190,7 +218,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
     times.set(ylim=(0, None), ylabel="first token, s", xlabel="requests offered a second")
     times.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
     day = datetime.now(timezone.utc).date().isoformat()
-    figure.suptitle(f"{result['model']}, both tiers and the load on {machine()['cpu']}, {day}", fontsize=9)
+    where = f"{result['model']}, both tiers and the load on {machine()['cpu']}, {day}"
+    figure.suptitle(f"{where}; other work took {result['other_work_share']:.0%} of it", fontsize=8)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
