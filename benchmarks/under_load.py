@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,19 @@ def fate_of(reply: Reply) -> str:
     return tier if whole else f"{tier}_degraded"
 
 
-def kept(reply: Reply) -> bool:
-    """Whether first and last token came in time. A whole answer and a degraded one count alike; a refusal does not."""
-    return reply.served and reply.ttft_ms is not None and reply.ttft_ms <= TTFT_SLO_MS and reply.e2e_ms <= DEADLINE_MS
+@dataclass
+class Timed:
+    """A reply, and when its last text came, in milliseconds from its start; the event that closes it comes later."""
+
+    reply: Reply
+    last_text_ms: float = 0.0
+    chars: int = 0
+
+    @property
+    def kept(self) -> bool:
+        """Whether first and last token came in time. A whole and a degraded answer count alike; a refusal does not."""
+        ttft_ms = self.reply.ttft_ms
+        return self.reply.served and ttft_ms is not None and ttft_ms <= TTFT_SLO_MS and self.last_text_ms <= DEADLINE_MS
 
 
 def asks_of(rate_per_s: float, step_s: float) -> list[tuple[float, Ask]]:
@@ -78,13 +89,26 @@ def asks_of(rate_per_s: float, step_s: float) -> list[tuple[float, Ask]]:
     return asks
 
 
-async def step(client: openai.AsyncOpenAI, rate_per_s: float, step_s: float) -> list[Reply]:
+async def timed(client: openai.AsyncOpenAI, ask: Ask) -> Timed:
+    """Send one request and time its text."""
+    began_s = time.monotonic()
+    seen = Timed(Reply(ask))
+
+    def note(reply: Reply) -> None:
+        if len(reply.text) > seen.chars:
+            seen.chars, seen.last_text_ms = len(reply.text), (time.monotonic() - began_s) * 1e3
+
+    seen.reply = await send(client, ask, note)
+    return seen
+
+
+async def step(client: openai.AsyncOpenAI, rate_per_s: float, step_s: float) -> list[Timed]:
     """Send one step's requests when they are due, whatever became of those before; return all replies."""
     began_s = time.monotonic()
 
-    async def one(at_s: float, ask: Ask) -> Reply:
+    async def one(at_s: float, ask: Ask) -> Timed:
         await asyncio.sleep(began_s + at_s - time.monotonic())
-        return await send(client, ask)
+        return await timed(client, ask)
 
     return list(await asyncio.gather(*(one(at_s, ask) for at_s, ask in asks_of(rate_per_s, step_s))))
 
@@ -120,8 +144,10 @@ def percentile(values: Sequence[float], percent: int) -> float | None:
     return round(statistics.quantiles(values, n=100, method="inclusive")[percent - 1], 1)
 
 
-def summary(rate_per_s: float, step_s: float, replies: Sequence[Reply]) -> dict[str, Any]:
+def summary(rate_per_s: float, step_s: float, seen: Sequence[Timed]) -> dict[str, Any]:
     """One row of the table: shares of all requests of a step, times in milliseconds."""
+    replies = [one.reply for one in seen]
+    in_time = sum(one.kept for one in seen)
     fates = Counter(fate_of(reply) for reply in replies)
     served = [reply for reply in replies if reply.served]
     ttfts_ms = [reply.ttft_ms for reply in served if reply.ttft_ms is not None]
@@ -131,12 +157,12 @@ def summary(rate_per_s: float, step_s: float, replies: Sequence[Reply]) -> dict[
         "shares": {fate: round(fates[fate] / max(len(replies), 1), 4) for fate in FATES},
         "smaller_rung": sum("pruned" in reply.variant for reply in served),
         "shortened": sum(reply.completion_tokens < reply.ask.max_tokens for reply in served),
-        "promise_kept_share": round(sum(map(kept, replies)) / max(len(replies), 1), 4),
-        "kept_per_s": round(sum(map(kept, replies)) / step_s, 3),
+        "promise_kept_share": round(in_time / max(len(seen), 1), 4),
+        "kept_per_s": round(in_time / step_s, 3),
         "answer_tokens_per_s": round(sum(reply.completion_tokens for reply in served) / step_s, 1),
         "ttft_ms_p50": percentile(ttfts_ms, 50),
         "ttft_ms_p95": percentile(ttfts_ms, 95),
-        "e2e_ms_p95": percentile([reply.e2e_ms for reply in served], 95),
+        "last_text_ms_p95": percentile([one.last_text_ms for one in seen if one.reply.served], 95),
         "refused_after_ms_p95": percentile([r.e2e_ms for r in replies if fate_of(r) == "refused"], 95),
         "errors": sorted({reply.error for reply in replies if fate_of(reply) == "failed"})[:5],
     }
