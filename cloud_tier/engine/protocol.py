@@ -156,7 +156,7 @@ class EngineInfo:
     context_tokens: int
     max_running: int
     tensor_parallel: int
-    load_s: float
+    load_s: float = 0.0
     pids: tuple[int, ...] = ()
 
 
@@ -170,6 +170,20 @@ class EngineState(enum.Enum):
     STOPPED = "stopped"
 
 
+@dataclass(frozen=True, slots=True)
+class EngineOutage:
+    """Why an engine does not serve now, and when it should again.
+
+    Attributes:
+        reason: one short line, fit for a reply to a caller and for a log.
+        ready_in_s: seconds until it should be ready: what is left of the pause, plus as long as the last start took.
+            0 where that time has passed already; None where no start has succeeded yet, or none will follow.
+    """
+
+    reason: str
+    ready_in_s: float | None
+
+
 class Engine(Protocol):
     """Runs one variant for many callers at once. Lives in one event loop; everything heavy is in other processes."""
 
@@ -181,6 +195,11 @@ class Engine(Protocol):
     @property
     def ready(self) -> bool:
         """True while `generate` is served."""
+        ...
+
+    @property
+    def outage(self) -> EngineOutage | None:
+        """Why the engine does not serve and when it should again, None while it is ready."""
         ...
 
     @property

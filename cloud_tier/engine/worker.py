@@ -95,11 +95,8 @@ class _Rank:
     """A rank with its weights loaded and its group joined."""
 
     def __init__(self, setup: Setup, mesh_fds: list[int]) -> None:
-        self._clock = MonotonicClock()
-        started_s = self._clock.now_s()
         self._config = setup.config
         self._model, self._context_tokens = load(setup, mesh_fds)
-        self._load_s = self._clock.now_s() - started_s
 
     def lead(self, parent: Channel, peers: list[Channel]) -> None:
         """Rank 0: serve until told to quit."""
@@ -119,7 +116,7 @@ class _Rank:
             compute,
             vocab_size=model.config.vocab_size,
             context_tokens=self._context_tokens,
-            clock=self._clock,
+            clock=MonotonicClock(),
         )
         parent.send(Ready(self._info()))
         _serve(parent, core)
@@ -141,7 +138,6 @@ class _Rank:
             context_tokens=self._context_tokens,
             max_running=self._config.max_running,
             tensor_parallel=self._config.tensor_parallel,
-            load_s=self._load_s,
         )
 
 

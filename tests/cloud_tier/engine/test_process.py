@@ -196,6 +196,31 @@ async def test_kill_of_any_rank_fails_cleanly_and_restarts(weights: Path) -> Non
             assert await _collect(engine, _request(prompt(20))) == plain
 
 
+async def test_an_engine_that_restarts_says_why_and_when_it_should_be_ready(weights: Path) -> None:
+    clock = _SteeredClock()
+    async with _running(_config(weights), clock) as engine:
+        assert engine.outage is None
+        assert engine.info is not None
+        load_s = engine.info.load_s
+        assert load_s > 0
+        for pause_s in (0.5, 1.0):  # it grows while the engine keeps dying
+            assert engine.info is not None
+            load_s = engine.info.load_s
+            os.kill(engine.info.pids[0], signal.SIGKILL)
+            await _until(lambda: not engine.ready)
+            outage = engine.outage
+            assert outage is not None
+            assert "rank 0" in outage.reason
+            assert outage.ready_in_s == pytest.approx(pause_s + load_s, abs=0.4)
+            clock.ahead_s += 3600  # later than expected: now, not in the past
+            assert engine.outage is None or engine.outage.ready_in_s == 0
+            await _until(lambda: engine.ready)
+            assert engine.outage is None
+        await engine.stop()
+        assert engine.outage is not None
+        assert engine.outage.ready_in_s is None
+
+
 async def test_a_hung_step_ends_like_a_dead_one(weights: Path) -> None:
     clock = _SteeredClock()
     config = _config(weights)
