@@ -83,7 +83,11 @@ class _Life:
         if not self.streams.unfinished:
             self._heard_s = self._clock.now_s()
         handle, stream = self.streams.open(request)
-        self._processes.ranks[0].send(Add(handle, request))
+        try:
+            self._processes.ranks[0].send(Add(handle, request))
+        except BaseException:  # it cannot be put into a message: the engine owes nothing
+            self.streams.close(handle)
+            raise
         return handle, stream
 
     def forget(self, handle: int, stream: Stream) -> None:

@@ -105,7 +105,6 @@ class FakeEngine:
         await asyncio.sleep(0)
         self._info = EngineInfo(
             vocab_size=257,
-            num_layers=2,
             context_tokens=self.config.max_context_tokens or 512,
             max_running=4,
             tensor_parallel=1,

@@ -31,6 +31,7 @@ from router.base.errors import (
     InvalidRequest,
     ReplicaBroken,
     ReplicaUnreachable,
+    RequestFailed,
 )
 from router.values.request import FinishReason, SamplingParams
 from tests.support import engine_models
@@ -320,6 +321,34 @@ async def test_a_message_that_cannot_be_read_ends_one_life(weights: Path, monkey
             await _collect(engine, _request(prompt(20)))
         await _until(lambda: engine.ready)
         assert (await _collect(engine, _request(prompt(20), 3)))[1] is FinishReason.LENGTH
+
+
+async def test_one_bad_message_hurts_neither_the_engine_nor_the_others(weights: Path) -> None:
+    """A request that cannot be put into a message leaves no stream that the watchdog would wait for."""
+    async with _running(_config(weights)) as engine:
+        with pytest.raises(UnicodeEncodeError):
+            await _collect(engine, EngineRequest("\ud800", (1,), SamplingParams(temperature=0), 4))
+        assert engine.load().queued == 0
+        await engine.stop(drain_s=10_000)  # returns at once: nothing is owed
+
+
+async def test_a_step_that_brings_no_numbers_ends_one_stream_and_no_process(weights: Path, tmp_path: Path) -> None:
+    """A model with one spoiled embedding: requests that hold its token fail, all others are answered."""
+    spoiled = engine_models.save_with_nan_embedding(tmp_path, token=7)
+    clean = [token for token in prompt(40) if token != 7]
+    async with _running(_config(spoiled, token_budget=512)) as engine:
+        assert engine.info is not None
+        pids = engine.info.pids
+        expected = await _collect(engine, _request(clean, 8))
+        others = [asyncio.create_task(_collect(engine, _request(clean, 8))) for _ in range(3)]
+        with pytest.raises(RequestFailed, match="not a number"):
+            await _collect(engine, _request([*clean, 7], 8))
+        assert await asyncio.gather(*others) == [expected] * 3
+        with pytest.raises(RequestFailed):
+            await _collect(engine, _request([7], 8))
+        assert await _collect(engine, _request(clean, 8)) == expected
+        assert (engine.restarts, engine.info.pids) == (0, pids)
+        assert engine.load().failed == 2
 
 
 async def test_an_engine_that_cannot_start_says_why(weights: Path, tmp_path: Path) -> None:
