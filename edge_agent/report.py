@@ -49,12 +49,15 @@ def profile_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
             f"decode {prior.decode_tokens_per_s:g} tok/s, prefill {prior.prefill_tokens_per_s:g} tok/s ({prior.source})"
         )
     health = HealthReader(profile, root).read()
-    heat = f"{health.hottest_c:.0f} °C" if health.hottest_c is not None else "no sensor"
-    yield (
-        f"now           {_gib(health.memory_available_bytes)} free, {heat} (throttles at {health.passive_c:.0f}, "
-        f"powers off at {profile.thermal.critical_c:g}), "
-        f"power mode {health.power_mode or 'unknown'}" + (f", {health.power_w:.1f} W" if health.power_w else "")
-    )
+    near = health.nearest
+    heat = "no thermal sensor"
+    if near is not None:
+        heat = f"{near.zone} {near.temperature_c:.0f} °C (throttles at {near.throttles_at_c:.0f})"
+    power = "no power monitor"
+    if health.power_w is not None:
+        power = f"{health.power_w:.1f} W ({' + '.join(health.power_rails)})"
+    mode = health.power_mode or "unknown"
+    yield f"now           {_gib(health.memory_available_bytes)} free, {heat}, power mode {mode}, {power}"
 
 
 def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:

@@ -137,6 +137,17 @@ class Thermal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("resume_margin_c must be above shed_margin_c, else the device would flap")
 
 
+class Power(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the board's draw is measured.
+
+    Attributes:
+        input_rails: labels of the power monitors' rails whose sum it is; empty, or with one of them missing, takes the
+            first set of those known from Jetsons that this board has.
+    """
+
+    input_rails: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
+
+
 class TensorRtOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds of the engine that the TensorRT execution provider builds on the device."""
 
@@ -205,6 +216,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     serving: Serving
     priors: Annotated[tuple[Prior, ...], msgspec.Meta(min_length=1)]
     power_modes: tuple[PowerMode, ...] = ()
+    power: Power = Power()
 
     def prior(self, parameters: int, precision: str) -> SpeedPrior:
         """Return the first guess for a model of `parameters`, scaled from the nearest size of that precision.

@@ -109,8 +109,8 @@ class EngineCore:
         except EngineBroken:
             raise
         except Exception as error:
-            log.warning("a step failed; its requests are tried one by one", requests=len(plan), error=_said(error))
-            brought += self._run_one_by_one(plan)
+            log.warning("step failed; its requests run alone", requests=len(plan), error=_said(error), exc_info=True)
+            brought += [tokens for entry in plan for tokens in self._run_alone(entry)]
         self._pace.observe(self._clock.now_s() - started_s, prompt_tokens)
         return brought
 
@@ -177,19 +177,16 @@ class EngineCore:
                 brought.append(self._take(entry.sequence, tokens[entry.sequence.handle]))
         return brought
 
-    def _run_one_by_one(self, plan: list[Scheduled]) -> list[Tokens]:
-        """Run each sequence of a failed step alone; those that fail again are to blame."""
-        brought: list[Tokens] = []
-        for entry in plan:
-            try:
-                brought += self._run([entry])
-            except EngineBroken:
-                raise
-            except Exception as error:
-                log.exception("request failed in its step", request_id=entry.sequence.request.request_id)
-                self.probe()
-                brought.append(self._fail(entry.sequence, _said(error), spoiled=False))
-        return brought
+    def _run_alone(self, entry: Scheduled) -> list[Tokens]:
+        """Run one sequence of a failed step; if it fails again, and the engine itself does not, it is to blame."""
+        try:
+            return self._run([entry])
+        except EngineBroken:
+            raise
+        except Exception as error:
+            log.exception("request failed in its step", request_id=entry.sequence.request.request_id)
+            self.probe()
+            return [self._fail(entry.sequence, _said(error), spoiled=False)]
 
     def _forward(self, segments: list[Segment]) -> Computed:
         computed = self._compute(Compute(segments, self.pool.to_zero))

@@ -200,7 +200,7 @@ class Model:
         if bool(rows.all() if draws is None else rows.all() & draws.all()):
             return [True] * len(segments)
         counts = [len(segment.tokens) for segment in segments]
-        finite = [bool(part.all()) for part in rows.split(counts)]
+        finite = [bool(part.all()) for part in torch.split(rows, counts)]
         if draws is not None:
             drawing = [place for place, segment in enumerate(segments) if segment.draws]
             for place, is_finite in zip(drawing, draws.tolist(), strict=True):
