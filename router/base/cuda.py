@@ -11,12 +11,13 @@ import ctypes
 import ctypes.util
 import weakref
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from router.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _NAMES = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
 _HOST_ALLOC_MAPPED = 2
@@ -92,6 +93,8 @@ class Cuda:
 
     def empty(self, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
         """Return a zeroed array that the GPU can address too; freed with its last view."""
+        import numpy as np  # noqa: PLC0415 (whoever only asks for the GPU needs no arrays)
+
         count = int(np.prod(shape, dtype=np.int64))
         size_bytes = max(count, 1) * np.dtype(dtype).itemsize
         pointer = ctypes.c_void_p()

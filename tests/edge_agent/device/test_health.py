@@ -12,7 +12,7 @@ from edge_agent.config import EdgeConfig
 from edge_agent.device.health import HealthReader, ZoneHeat
 from edge_agent.report import profile_lines
 from hardware_profiles.facts import read_facts
-from hardware_profiles.loader import Power, load_profiles, match_profile
+from hardware_profiles.loader import BUILTIN_DIR, Power, load_profiles, match_profile
 from router.base.config import decode
 
 PROFILES = load_profiles()
@@ -83,7 +83,16 @@ def test_the_profile_is_shown_with_what_the_data_sheet_and_the_sensors_say(orin_
     hardware = PROFILES["jetson-orin-nano-8gb"].hardware
     assert f"figures       {hardware.cpu_cores} cores, " in shown
     assert "25W (25 W) ×" in shown
-    assert "cpu-thermal 48 °C (throttles at 99), power mode 25W, 15.2 W (VDD_IN)" in shown
+    assert "cpu-thermal 48 °C (throttles at 99, powers off at 104.5), power mode 25W, 15.2 W (VDD_IN)" in shown
+
+
+def test_an_unknown_board_is_told_what_matched_and_how_to_write_a_profile_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path, "proc/device-tree/model", "Robot 3\0")
+    write(tmp_path, "proc/device-tree/compatible", "acme,robot-3\0nvidia,tegra194\0")
+    config = decode({"agent": {"profile": "auto"}}, EdgeConfig, source="test")
+    shown = "\n".join(profile_lines(config, tmp_path))
+    for told in ("generic-jetson", "nvidia,tegra194", "agent.profiles_dir", str(BUILTIN_DIR / "generic-jetson.toml")):
+        assert told in shown
 
 
 def test_health_of_a_jetson(orin_nano: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numpy as np
 import pytest
 
-from router.base import cuda
 from router.base.cuda import Cuda, Gpu, first_gpu
 from router.base.errors import ConfigError
 
@@ -60,7 +60,7 @@ def test_without_a_driver_there_is_no_gpu_and_no_stream(monkeypatch: pytest.Monk
 @pytest.mark.skipif(first_gpu() is None, reason="needs an NVIDIA GPU")
 def test_memory_is_shared_with_a_real_gpu() -> None:
     stream = Cuda()
-    array = stream.empty((3, 5), cuda.np.float32)
+    array = stream.empty((3, 5), np.float32)
     assert not array.any()
     assert stream.device_address(array)
     stream.synchronize()
