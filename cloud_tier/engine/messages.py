@@ -50,6 +50,12 @@ class Quit(msgspec.Struct, frozen=True, tag="quit"):
     """Parent → rank 0 → other ranks: leave the process group and exit."""
 
 
+class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+    """Every rank → parent: it has its weights, on this device (`cpu`, or `cuda` and the GPU's name)."""
+
+    device: str
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """Rank 0 → parent: every rank has its weights and has run a step."""
 
@@ -116,7 +122,7 @@ class Compute(msgspec.Struct, frozen=True, tag="compute"):
 
 
 ToRank0: TypeAlias = Setup | Add | Abort | Quit
-ToParent: TypeAlias = Ready | Failed | Step
+ToParent: TypeAlias = Loaded | Ready | Failed | Step
 ToPeer: TypeAlias = Compute | Quit
 
 _encoder = msgspec.msgpack.Encoder()

@@ -131,8 +131,8 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Where logits lie."""
-        return self._device
+        """Where the weights lie, and what is computed from them."""
+        return self._norm.device
 
     @property
     def _eps(self) -> float:

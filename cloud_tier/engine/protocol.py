@@ -146,6 +146,7 @@ class EngineInfo:
         context_tokens: the window in force: the least of the model's, the configuration's and the cache's.
         load_s: seconds from the start of the processes to ready.
         pids: one process a rank, rank 0 first.
+        devices: what each rank computes on, as torch says it: `cpu`, `cuda (NVIDIA H100)`.
     """
 
     vocab_size: int
@@ -154,6 +155,7 @@ class EngineInfo:
     tensor_parallel: int
     load_s: float = 0.0
     pids: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
 
 
 class EngineState(enum.Enum):

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from cloud_tier.engine.checks import check_model, checked_request
-from cloud_tier.engine.messages import Abort, Add, Quit, Ready, Step, ToParent
+from cloud_tier.engine.messages import Abort, Add, Loaded, Quit, Ready, Step, ToParent
 from cloud_tier.engine.processes import RankProcess, RankProcesses
 from cloud_tier.engine.protocol import (
     EngineChunk,
@@ -56,6 +56,8 @@ class _Life:
         self._began_s = self._heard_s = clock.now_s()
         self.streams = Streams()
         self.info: EngineInfo | None = None
+        self._described: EngineInfo | None = None
+        self._devices: dict[int, str] = {}
         self.refusal: OverspillError | None = None
 
     async def serve(self, on_ready: Callable[[EngineInfo], None]) -> str:
@@ -107,14 +109,28 @@ class _Life:
             self._heard_s = self._clock.now_s()
             if isinstance(message, Step):
                 self.streams.take(message)
+            elif isinstance(message, Loaded):
+                self._devices[number] = message.device
+                self._note_ready(on_ready)
             elif isinstance(message, Ready):
-                took_s = self._clock.now_s() - self._began_s
-                self.info = dataclasses.replace(message.info, pids=self._processes.pids, load_s=took_s)
-                on_ready(self.info)
+                self._described = message.info
+                self._note_ready(on_ready)
             else:
                 self.refusal = _PERMANENT.get(message.kind, ReplicaUnreachable)(message.message)
                 return f"rank {number} cannot run: {message.message}"
         return f"rank {number} (process {rank.process.pid}) is gone"
+
+    def _note_ready(self, on_ready: Callable[[EngineInfo], None]) -> None:
+        """The group is ready once rank 0 says so and every rank has said where it computes, in whatever order."""
+        if self._described is None or len(self._devices) < self._config.tensor_parallel:
+            return
+        self.info = dataclasses.replace(
+            self._described,
+            pids=self._processes.pids,
+            load_s=self._clock.now_s() - self._began_s,
+            devices=tuple(self._devices[number] for number in sorted(self._devices)),
+        )
+        on_ready(self.info)
 
     async def _watch_time(self) -> str:
         """Return when the start, or a step, takes too long.
@@ -245,7 +261,7 @@ class TorchEngine:
         def on_ready(info: EngineInfo) -> None:
             self._info = info
             self._state = EngineState.READY
-            log.info("engine ready", weights=self.config.weights, load_s=round(info.load_s, 2), pids=info.pids)
+            log.info("engine ready", weights=self.config.weights, load_s=round(info.load_s, 2), devices=info.devices)
             if not started.done():
                 started.set_result(None)
 

@@ -25,6 +25,7 @@ from cloud_tier.engine.messages import (
     Channel,
     Compute,
     Failed,
+    Loaded,
     Quit,
     Ready,
     Setup,
@@ -61,6 +62,7 @@ def main() -> int:
     try:
         setup: Setup = parent.receive()
         rank = _Rank(setup, options.mesh_fd)
+        parent.send(Loaded(rank.device))
         if options.leader_fd is None:
             rank.lead(parent, [_channel(fd, ToPeer) for fd in options.peer_fd])
         else:
@@ -108,6 +110,14 @@ class _Rank:
     def __init__(self, setup: Setup, mesh_fds: list[int]) -> None:
         self._config = setup.config
         self._model, self._context_tokens = load(setup, mesh_fds)
+
+    @property
+    def device(self) -> str:
+        """What this rank computes on: where its logits lie, not what it was told."""
+        import torch  # noqa: PLC0415 (slow to import; `load` has done it)
+
+        where = self._model.device
+        return f"cuda ({torch.cuda.get_device_name(where)})" if where.type == "cuda" else where.type
 
     def lead(self, parent: Channel, peers: list[Channel]) -> None:
         """Rank 0: serve until told to quit."""
