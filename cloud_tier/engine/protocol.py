@@ -38,7 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         prefix_caching: keep the KV blocks of finished sequences until their room is needed.
         step_timeout_s: the engine is killed and restarted when it has work and reports nothing for so long.
         start_timeout_s: bound on loading the weights.
-        gpus: the GPUs of the ranks, by index or UUID as in CUDA_VISIBLE_DEVICES; empty takes the first ones.
+        gpus: the GPUs of the ranks, by index or UUID as in CUDA_VISIBLE_DEVICES; empty leaves that variable as it is.
     """
 
     weights: str

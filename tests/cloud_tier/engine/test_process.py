@@ -332,12 +332,14 @@ async def test_one_bad_message_hurts_neither_the_engine_nor_the_others(weights: 
         await engine.stop(drain_s=10_000)  # returns at once: nothing is owed
 
 
-async def test_a_step_that_brings_no_numbers_ends_one_stream_and_no_process(weights: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_a_step_that_brings_no_numbers_ends_one_stream_and_no_process(tmp_path: Path, ranks: int) -> None:
     """A model with one spoiled embedding: requests that hold its token fail, all others are answered."""
     spoiled = engine_models.save_with_nan_embedding(tmp_path, token=7)
     clean = [token for token in prompt(40) if token != 7]
-    async with _running(_config(spoiled, token_budget=512)) as engine:
+    async with _running(_config(spoiled, token_budget=512, tensor_parallel=ranks)) as engine:
         assert engine.info is not None
+        assert engine.info.devices == ("cpu",) * ranks
         pids = engine.info.pids
         expected = await _collect(engine, _request(clean, 8))
         others = [asyncio.create_task(_collect(engine, _request(clean, 8))) for _ in range(3)]
