@@ -21,9 +21,10 @@ from cloud_tier.config import (
     replace_models,
     require_keys,
 )
-from cloud_tier.gpus import Gpu, Wanted, assign_gpus, find_gpus
+from cloud_tier.gpus import GPU_WORKING_BYTES, Gpu, Wanted, assign_gpus, find_gpus
 from cloud_tier.lineup import line_up
 from models.catalogue.catalogue import load_catalog
+from models.formats.weights import open_weights
 from models.store.store import ModelStore
 from router.base.config import Flag
 from router.base.errors import ArtifactError, ConfigError, ModelNotFound
@@ -327,6 +328,17 @@ def test_a_model_larger_than_the_gpu_is_refused_before_an_engine_starts(tmp_path
     with pytest.raises(ConfigError) as raised:
         line_up([entry], catalog, ModelStore(tmp_path, catalog), lambda **_: tuple(_gpus(0.5)))
     assert raised.value.param == "models.gpus"
+
+
+def test_the_memory_an_engine_wants_is_its_weights_its_cache_and_room_to_work(tmp_path: Path) -> None:
+    folder, catalog = toy_model_directory(tmp_path / "toy"), load_catalog()
+    entry = ModelConfig(path=str(folder), device="cuda", kv_cache_tokens=16_384)
+    (place,) = line_up([entry], catalog, ModelStore(tmp_path, catalog), lambda **_: (GPU,))
+    model = open_weights(folder).config
+    cache_bytes = 2 * 2 * model.num_layers * model.num_kv_heads * model.head_dim * 16_384
+    in_file_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))  # float32, a little header
+    estimate = lineup._wanted(place, entry).bytes_a_rank - GPU_WORKING_BYTES - cache_bytes
+    assert estimate == pytest.approx(in_file_bytes / 2, rel=0.1)
 
 
 def test_gpus_hidden_from_this_process_stay_hidden_from_its_engines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -353,6 +353,13 @@ async def test_a_step_that_brings_no_numbers_ends_one_stream_and_no_process(tmp_
         assert engine.load().failed == 2
 
 
+async def test_a_model_that_computes_no_numbers_at_all_is_refused_at_start(tmp_path: Path) -> None:
+    engine = TorchEngine(_config(engine_models.save_with_nan_embedding(tmp_path, token=0)))  # the probe's token
+    with pytest.raises(ReplicaUnreachable, match="numbers that are none in float32"):
+        await engine.start()
+    assert engine.state is EngineState.STOPPED
+
+
 async def test_an_engine_that_cannot_start_says_why(weights: Path, tmp_path: Path) -> None:
     for config, error in (
         (_config(tmp_path / "nothing"), ArtifactError),
