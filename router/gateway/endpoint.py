@@ -45,6 +45,7 @@ class RequestContext:
 
     Attributes:
         headers: lower-case names.
+        query: as it was sent.
         params: path parameters.
         body, share: what was received, and the room that it takes.
         request_id: set for inference; sent back on every reply, errors included.
@@ -60,6 +61,7 @@ class RequestContext:
     params: dict[str, Any]
     dialect: Dialect
     share: BodyShare
+    query: bytes = b""
     body: bytes = b""
     request_id: str | None = None
     accepted_at_s: float = 0.0
@@ -103,6 +105,7 @@ def context_of(scope: Scope, room: BodyRoom) -> RequestContext:
         params=scope.get("path_params", {}),
         dialect=dialect_of(path),
         share=BodyShare(room),
+        query=scope.get("query_string", b""),
     )
 
 

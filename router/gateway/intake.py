@@ -30,6 +30,7 @@ from router.values.request import (
 )
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
+from router.wire.names import refuse_query
 from router.wire.openai_reply import Usage
 
 
@@ -157,6 +158,7 @@ class Intake:
             raise self._perhaps_later(unknown_model(model, sorted(known)), unreached)
 
     def _objective(self, context: RequestContext, call: Call) -> Objective:
+        refuse_query(context.query)
         default = Objective()
         if call.priority is not None:
             default = replace(default, priority=call.priority)

@@ -269,6 +269,18 @@ def test_a_wrong_header_is_named(http: httpx.Client) -> None:
     assert reply.json()["error"]["param"] == "x-overspill-min-quality"
 
 
+def test_a_repeated_locality_a_near_name_and_a_query_never_reach_the_router(http: httpx.Client, server: Server) -> None:
+    for path, lines, param in (
+        (CHAT, [("x-overspill-locality", "local-only"), ("x-overspill-locality", "any")], "x-overspill-locality"),
+        (CHAT, [("x-overspill-locality", "local-only, any")], "x-overspill-locality"),
+        (CHAT, [("x-overspil-locality", "local-only")], "x-overspil-locality"),
+        (f"{CHAT}?locality=local-only", [], "locality"),
+    ):
+        reply = http.post(path, json=body(), headers=lines)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    assert not server.dispatcher.requests
+
+
 def test_compressed_bodies_are_read(http: httpx.Client) -> None:
     packed = gzip.compress(json.dumps(body("say zipped")).encode())
     reply = http.post(CHAT, content=packed, headers={"content-encoding": "gzip"})
