@@ -66,7 +66,7 @@ class Plan:
 
     config: CloudConfig
     places: tuple[Place, ...]
-    api_keys: frozenset[str] = dataclasses.field(repr=False)
+    api_keys: Mapping[str, int] = dataclasses.field(repr=False)
 
 
 def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> Plan:
@@ -244,6 +244,7 @@ class CloudTier:
                 clock=self._clock,
                 models=self._models,
                 api_keys=plan.api_keys,
+                max_priority=plan.config.auth.max_priority,
                 ready=self._ready,
                 limits=GatewayLimits(
                     max_body_bytes=limits.max_body_bytes,

@@ -256,6 +256,7 @@ class EdgeAgent:
             clock=self.clock,
             models=self.infos,
             api_keys=accepted_keys(settings),
+            max_priority=settings.max_priority,
             ready=lambda: (self.phase == "serving", "" if self.phase == "serving" else self.phase),
             limits=GatewayLimits(max_body_bytes=settings.max_body_bytes, max_requests=settings.max_requests),
             kv_usage=self._kv_usage,

@@ -36,6 +36,11 @@ class GatewayMetrics:
             "Requests cancelled because the client went away or stopped reading.",
             registry=registry,
         )
+        self.priorities_lowered = Counter(
+            "overspill_gateway_priorities_lowered",
+            "Requests that claimed a higher priority than their caller may, and were given that one.",
+            registry=registry,
+        )
         self.in_flight = Gauge(
             "overspill_gateway_requests_in_flight", "Inference requests inside the gateway.", registry=registry
         )

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import httpx
@@ -33,7 +33,7 @@ def toy(tmp_path: Path) -> Path:
 
 
 def _plan(
-    toy: Path, *, engines: int = 1, keys: frozenset[str] = frozenset(), limits: LimitsConfig | None = None, **server
+    toy: Path, *, engines: int = 1, keys: Mapping[str, int] | None = None, limits: LimitsConfig | None = None, **server
 ) -> Plan:
     names = ("toy-best", "toy-small")
     entries = tuple(
@@ -47,7 +47,7 @@ def _plan(
         limits=limits or LimitsConfig(),
     )
     catalog = load_catalog()
-    return Plan(config, line_up(entries, catalog, ModelStore(toy, catalog)), keys)
+    return Plan(config, line_up(entries, catalog, ModelStore(toy, catalog)), keys or {})
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -318,7 +318,7 @@ async def test_a_caller_that_goes_away_frees_the_engine(toy: Path) -> None:
 
 
 async def test_keys_are_asked_for_and_never_shown(toy: Path, caplog: pytest.LogCaptureFixture) -> None:
-    plan = _plan(toy, keys=frozenset({KEY}))
+    plan = _plan(toy, keys={KEY: 0})
     assert KEY not in repr(plan)
     async with running(plan) as run:
         for headers in ({"authorization": ""}, {"authorization": f"Bearer {KEY[:-1]}x"}, {"authorization": KEY}):
@@ -338,7 +338,7 @@ def test_a_plan_beyond_loopback_needs_a_key(toy: Path) -> None:
     config = CloudConfig(server=ServerConfig(host="0.0.0.0"), models=(ModelConfig(path=str(toy), device="cpu"),))  # noqa: S104
     with pytest.raises(ConfigError, match="no API key is set"):
         make_plan(config, {})
-    assert make_plan(config, {"OVERSPILL_CLOUD_API_KEYS": KEY}).api_keys == {KEY}
+    assert make_plan(config, {"OVERSPILL_CLOUD_API_KEYS": KEY}).api_keys == {KEY: 0}
 
 
 def test_a_taken_port_is_named_with_a_remedy() -> None:
@@ -398,7 +398,7 @@ async def test_whoever_sends_for_ever_after_a_refusal_is_cut_off(toy: Path, monk
     monkeypatch.setattr(listener, "_LINGER_BYTES", 1_000_000)
     async with running(_plan(toy, limits=LimitsConfig(max_body_bytes=1000))) as run:
         _, writer = await asyncio.open_connection("127.0.0.1", run.port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999\r\n\r\n")
 
         async def send_for_ever() -> None:
             while True:
@@ -419,7 +419,7 @@ async def test_what_is_no_http_is_answered_in_the_shape_of_every_error(toy: Path
 
 async def test_many_requests_in_one_piece_are_not_one_large_head(toy: Path) -> None:
     async with running(_plan(toy)) as run:
-        request = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+        request = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
         last = request.replace(b"host", b"connection: close\r\nhost")
         replies = await _raw(run.port, request * 3000 + last)
         assert replies.count(b"HTTP/1.1 200 ") == 3001
@@ -443,7 +443,7 @@ async def test_a_connection_is_kept_for_several_requests(toy: Path) -> None:
     async with running(_plan(toy, limits=LimitsConfig(header_timeout_s=0.3, keep_alive_s=5.0))) as run:
         reader, writer = await asyncio.open_connection("127.0.0.1", run.port)
         for _ in range(3):
-            writer.write(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+            writer.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
             await reader.readuntil(b"}")
             await asyncio.sleep(0.2)
