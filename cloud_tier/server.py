@@ -40,7 +40,8 @@ from router.base.timers import end
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, GatewayLimits, create_app
-from router.gateway.listener import ConnectionLimits, Listener, allow_open_files, bind
+from router.gateway.connection import ConnectionLimits
+from router.gateway.listener import Listener, allow_open_files, bind
 from router.values.replica import ReplicaInfo
 
 log = structlog.get_logger("cloud_tier")

@@ -37,8 +37,9 @@ from router.dispatch.candidates import Unreached
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import create_app
+from router.gateway.connection import ConnectionLimits
 from router.gateway.deps import GatewayDeps, GatewayLimits
-from router.gateway.listener import ConnectionLimits, Listener, allow_open_files, bind
+from router.gateway.listener import Listener, allow_open_files, bind
 from router.signals.link import Link
 from router.upstream.tier import UpstreamHooks, UpstreamOptions, UpstreamTier
 from router.values.replica import Replica, ReplicaInfo
