@@ -130,7 +130,7 @@ class CloudTier:
         ProcessCollector(registry=self._telemetry.registry)
         self._dispatcher = Dispatcher([], plan.config.router, clock=self._clock, telemetry=self._telemetry)
         self.app = self._gateway(plan, encoders)
-        self._listener = Listener(self.app, _connection_limits(plan.config.limits))
+        self._listener = Listener(self.app, _connection_limits(plan.config.limits), self._telemetry.registry)
 
     @property
     def phase(self) -> Phase:

@@ -127,7 +127,7 @@ class EdgeAgent:
         if self.config.upstream.url:
             self._upstream = await stack.enter_async_context(self._upstream_tier())
             self.dispatcher.expect(self._unreached)
-        self._listener = Listener(create_app(self._gateway_deps()), _CONNECTIONS)
+        self._listener = Listener(create_app(self._gateway_deps()), _CONNECTIONS, self.telemetry.registry)
         listening = await stack.enter_async_context(self._listener.running(bound))
         listening.add_done_callback(lambda _: self.stop())  # one that dies ends the agent, which is started again
         await stack.enter_async_context(self.lineup)  # after the listener: what it ends can still be told to callers

@@ -6,6 +6,10 @@ import ipaddress
 from collections import defaultdict
 from typing import Protocol
 
+import structlog
+
+log = structlog.get_logger("router.gateway")
+
 Peer = tuple[str, int] | None
 
 
@@ -51,6 +55,13 @@ class ConnectionTable:
             if leaving is None:
                 return False
             self.lost(leaving)
+            if self.closed & (self.closed - 1) == 0:  # the first, second, fourth, …: a flood fills no log
+                log.warning(
+                    "too many connections: an idle one was closed for another",
+                    address=address_of(leaving.client),
+                    closed=self.closed + 1,
+                    max_connections=self.max_connections,
+                )
             self.closed += 1
             leaving.make_room()
         address = self._addresses[connection] = address_of(connection.client)

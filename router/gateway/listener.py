@@ -15,10 +15,12 @@ from dataclasses import replace
 
 import structlog
 import uvicorn
+from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from router.base.errors import ConfigError
 from router.gateway.connection import ConnectionLimits, ServerSettings
+from router.gateway.metrics import ConnectionMetrics
 
 log = structlog.get_logger("router.gateway")
 
@@ -74,20 +76,21 @@ def allow_open_files(limits: ConnectionLimits) -> None:
 class Listener(uvicorn.Server):
     """Serves one application on a bound socket while `running`; its owner handles the signals."""
 
-    def __init__(self, app: ASGIApp, limits: ConnectionLimits) -> None:
-        """Prepare; `running` serves."""
+    def __init__(self, app: ASGIApp, limits: ConnectionLimits, registry: CollectorRegistry | None = None) -> None:
+        """Prepare; `running` serves.
+
+        Args:
+            registry: where to tell of the connections.
+        """
         self._settings = ServerSettings(app, _within_open_files(limits), backlog=_BACKLOG, close_s=_CLOSE_S)
         super().__init__(self._settings)
+        if registry is not None:
+            registry.register(ConnectionMetrics(self._settings.table))
 
     @property
     def busy(self) -> int:
         """Requests being answered now."""
         return len(self.server_state.tasks)
-
-    @property
-    def connections_closed(self) -> int:
-        """Connections that made room for others so far."""
-        return self._settings.table.closed
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

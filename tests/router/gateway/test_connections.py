@@ -74,6 +74,21 @@ async def test_thousands_of_idle_connections_shut_nobody_out(sent: bytes) -> Non
             assert time.perf_counter() - began < 10, "not until somebody's timeout"
 
 
+async def test_connections_and_lost_log_lines_are_told() -> None:
+    deps = gateway_deps()
+    with bind("127.0.0.1", 0, "gateway") as bound:
+        limits = ConnectionLimits(max_connections=4)
+        async with Listener(create_app(deps), limits, deps.telemetry.registry).running(bound):
+            port = bound.getsockname()[1]
+            with contextlib.ExitStack() as held:
+                await idle(port, 4, held)
+                async with httpx.AsyncClient() as client:
+                    metrics = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+    assert "overspill_gateway_connections 2.0" in metrics
+    assert "overspill_gateway_connections_closed_total 3.0" in metrics
+    assert 'overspill_log_lines_lost_total{why="unformatted"}' in metrics
+
+
 async def test_a_newcomer_closes_the_oldest_stranger_and_no_proven_connection() -> None:
     async with gateway(ConnectionLimits(max_connections=8)) as port:
         loop = asyncio.get_running_loop()
