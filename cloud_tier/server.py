@@ -40,7 +40,8 @@ from router.base.timers import end
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, GatewayLimits, create_app
-from router.gateway.listener import ConnectionLimits, Listener, allow_open_files, bind
+from router.gateway.connection import ConnectionLimits
+from router.gateway.listener import Listener, allow_open_files, bind
 from router.values.replica import ReplicaInfo
 
 log = structlog.get_logger("cloud_tier")
@@ -66,7 +67,7 @@ class Plan:
 
     config: CloudConfig
     places: tuple[Place, ...]
-    api_keys: frozenset[str] = dataclasses.field(repr=False)
+    api_keys: Mapping[str, int] = dataclasses.field(repr=False)
 
 
 def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> Plan:
@@ -129,7 +130,7 @@ class CloudTier:
         ProcessCollector(registry=self._telemetry.registry)
         self._dispatcher = Dispatcher([], plan.config.router, clock=self._clock, telemetry=self._telemetry)
         self.app = self._gateway(plan, encoders)
-        self._listener = Listener(self.app, _connection_limits(plan.config.limits))
+        self._listener = Listener(self.app, _connection_limits(plan.config.limits), self._telemetry.registry)
 
     @property
     def phase(self) -> Phase:
@@ -244,6 +245,7 @@ class CloudTier:
                 clock=self._clock,
                 models=self._models,
                 api_keys=plan.api_keys,
+                max_priority=plan.config.auth.max_priority,
                 ready=self._ready,
                 limits=GatewayLimits(
                     max_body_bytes=limits.max_body_bytes,

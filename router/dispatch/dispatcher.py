@@ -108,9 +108,9 @@ class Dispatcher:
         journey.answer = Answer(journey.route, _Opened(first, chunks))
         return journey.answer
 
-    def decision(self, request_id: str) -> DecisionRecord | None:
-        """Return the record of a recent request."""
-        return self._log.get(request_id)
+    def decision(self, request_id: str, caller: str = "") -> DecisionRecord | None:
+        """Return the record of a recent request of this caller: the digest of a key, empty where there are none."""
+        return self._log.get(request_id, caller)
 
     def reconfigure(self, settings: RouterSettings) -> None:
         """Change the settings; requests in flight stay, those that wait are decided by the new ones."""

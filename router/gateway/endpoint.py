@@ -16,8 +16,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from router.base.errors import OverspillError, Refused, Unavailable
 from router.base.timers import end
+from router.gateway.auth import CALLER
 from router.gateway.bodies import BodyRoom, BodyShare, ClientGone, read_body
-from router.gateway.deps import GatewayDeps
+from router.gateway.deps import NOBODY, Caller, GatewayDeps
 from router.gateway.errors import JSON, Dialect, Reply, dialect_of, render_error
 from router.gateway.metrics import GatewayMetrics
 from router.values.request import TokenChunk
@@ -45,6 +46,8 @@ class RequestContext:
 
     Attributes:
         headers: lower-case names.
+        query: as it was sent.
+        caller: whose key it came with.
         params: path parameters.
         body, share: what was received, and the room that it takes.
         request_id: set for inference; sent back on every reply, errors included.
@@ -52,6 +55,7 @@ class RequestContext:
         chunks: the running answer; closed on every path out of the context, which cancels its work.
         closers: called once when the exchange is over.
         timings_ms: what goes into `server-timing`.
+        told: headers of the reply, errors included.
     """
 
     method: str
@@ -60,12 +64,15 @@ class RequestContext:
     params: dict[str, Any]
     dialect: Dialect
     share: BodyShare
+    query: bytes = b""
+    caller: Caller = NOBODY
     body: bytes = b""
     request_id: str | None = None
     accepted_at_s: float = 0.0
     chunks: AsyncGenerator[TokenChunk, None] | None = None
     closers: list[Callable[[], None]] = field(default_factory=list)
     timings_ms: list[tuple[str, float]] = field(default_factory=list)
+    told: list[tuple[str, str]] = field(default_factory=list)
 
     def drop_body(self) -> None:
         """Forget what was received: a stream may live for minutes, what it was asked with need not."""
@@ -103,6 +110,8 @@ def context_of(scope: Scope, room: BodyRoom) -> RequestContext:
         params=scope.get("path_params", {}),
         dialect=dialect_of(path),
         share=BodyShare(room),
+        query=scope.get("query_string", b""),
+        caller=scope.get(CALLER, NOBODY),
     )
 
 
@@ -193,13 +202,13 @@ class Endpoint:
 
     async def _send_reply(self, reply: Reply, context: RequestContext, send: Send) -> None:
         self._metrics.responses.labels(self._name, reply.status).inc()
-        lines = [*reply.headers, ("content-length", str(len(reply.body)))]
+        lines = [*reply.headers, *context.told, ("content-length", str(len(reply.body)))]
         await send(_head(reply.status, reply.media_type, lines, context.request_id))
         await send({"type": "http.response.body", "body": b"" if context.method == "HEAD" else reply.body})
 
     async def _send_stream(self, reply: StreamReply, context: RequestContext, send: Send) -> None:
         self._metrics.responses.labels(self._name, 200).inc()
-        lines = [*reply.headers, ("cache-control", "no-cache"), ("x-accel-buffering", "no")]
+        lines = [*reply.headers, *context.told, ("cache-control", "no-cache"), ("x-accel-buffering", "no")]
         try:
             await send(_head(200, reply.media_type, lines, context.request_id))
             async for piece in reply.pieces:

@@ -30,6 +30,7 @@ from router.values.request import (
 )
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
+from router.wire.names import refuse_query
 from router.wire.openai_reply import Usage
 
 
@@ -114,6 +115,7 @@ class Intake:
         context.timings_ms.append(("tokenize", (counted - began) * 1000))
         request = InferenceRequest(
             request_id=context.request_id or "",
+            caller=context.caller.digest,
             model=call.model,
             prompt=call.prompt,
             sampling=call.sampling,
@@ -157,12 +159,19 @@ class Intake:
             raise self._perhaps_later(unknown_model(model, sorted(known)), unreached)
 
     def _objective(self, context: RequestContext, call: Call) -> Objective:
+        refuse_query(context.query)
         default = Objective()
         if call.priority is not None:
             default = replace(default, priority=call.priority)
         if call.deadline_s is not None:
             default = replace(default, deadline_s=call.deadline_s)
-        return wire_headers.parse_objective(context.headers, default)
+        objective = wire_headers.parse_objective(context.headers, default)
+        ceiling = context.caller.max_priority
+        if objective.priority <= ceiling:
+            return objective
+        context.told.append((wire_headers.PRIORITY, str(ceiling)))
+        self.metrics.priorities_lowered.inc()
+        return replace(objective, priority=ceiling)
 
     async def _count(self, call: Call) -> PromptSize:
         prompts = _with_continuation(call.prompt, call.continuation)

@@ -12,7 +12,7 @@ from router.base.errors import ModelNotFound, Unavailable
 from router.gateway.endpoint import Endpoint, RequestContext, draining_or_starting, json_reply
 from router.gateway.errors import Reply, render_error
 from router.gateway.intake import Call, Intake, collect
-from router.gateway.media import plain_body
+from router.gateway.media import plain_body, require_no_form
 from router.values.replica import ReplicaInfo
 from router.values.request import TextPrompt
 from router.wire import kserve
@@ -91,6 +91,7 @@ class KServeRoutes:
 
     async def _infer(self, context: RequestContext) -> Reply:
         self._replicas(context)
+        require_no_form(context)
         body = plain_body(context, self._deps.limits.max_body_bytes)
         call = kserve.decode_infer(body, context.headers.get(kserve.HEADER_LENGTH))
         answer, prompt_tokens = await self._intake.start(

@@ -154,6 +154,7 @@ class InferenceRequest:
         continuation: text of the answer already emitted by another replica; the serving replica renders it as the
             beginning of the assistant's turn, continues after it and never repeats it.
         continuation_tokens: how many tokens that text counts for against `sampling.max_tokens`.
+        caller: digest of the key that it came with; empty where the tier has no keys.
         headers: trace context to pass on (`traceparent`), lower-case names.
         prompt_slack: by how much `prompt_tokens` may be too high; 0 unless it was estimated.
     """
@@ -170,6 +171,7 @@ class InferenceRequest:
     continuation_tokens: int = 0
     headers: tuple[tuple[str, str], ...] = ()
     prompt_slack: int = 0
+    caller: str = field(default="", repr=False)
 
     @property
     def least_prompt_tokens(self) -> int:

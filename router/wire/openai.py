@@ -2,8 +2,9 @@
 
 Every known field is typed strictly: a wrong type or a value out of range is an `InvalidRequest` whose `param` is the
 field's path (`messages[1].content[0].text`). A known field that would change the answer and is not served here
-(`tools`, `logprobs`, `n` > 1, …) is refused by name, never dropped. Fields nobody knows are tolerated, as clients of
-OpenAI-compatible servers expect: SDKs send vendor extras to every base URL.
+(`tools`, `logprobs`, `n` > 1, …) is refused by name, never dropped. So is a promise that belongs into a header
+(`locality`). Fields nobody knows are tolerated, as clients of OpenAI-compatible servers expect: SDKs send vendor extras
+to every base URL.
 
 Extensions: vLLM's `top_k`, `repetition_penalty`, `ignore_eos`, `continue_final_message`, `add_generation_prompt` and
 `stream_options.continuous_usage_stats`; `priority` (higher is better, as in `x-overspill-priority`); and
@@ -22,6 +23,7 @@ from msgspec import Meta
 
 from router.base.errors import InvalidRequest
 from router.values.request import ChatPrompt, Message, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from router.wire.names import refuse_fields
 from router.wire.sampling import (
     COMPLETION_MAX_TOKENS,
     MaxTokens,
@@ -202,6 +204,7 @@ def decode_chat(body: bytes) -> OpenAICall:
         InvalidRequest: naming the field at fault.
     """
     raw = decode_json(_chat_decoder, body)
+    refuse_fields(body, _Chat.__struct_fields__)
     _refuse_unserved(raw, _NEUTRAL_CHAT)
     if len(raw.messages) > MAX_MESSAGES:
         raise InvalidRequest(f"`messages`: {len(raw.messages)}, at most {MAX_MESSAGES} are read", param="messages")
@@ -219,6 +222,7 @@ def decode_completion(body: bytes) -> OpenAICall:
         InvalidRequest: naming the field at fault.
     """
     raw = decode_json(_completion_decoder, body)
+    refuse_fields(body, _Completion.__struct_fields__)
     _refuse_unserved(raw, _NEUTRAL_COMPLETION)
     return _call(raw, _prompt(raw.prompt), raw.overspill_continuation or "", COMPLETION_MAX_TOKENS)
 

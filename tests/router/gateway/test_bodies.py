@@ -27,7 +27,7 @@ def body(text: str = "say a b", **fields) -> dict:
 def upload(server: Server, announced: int, sent: int, path: str = CHAT) -> Iterator[socket.socket]:
     """A caller that has sent a part of its body and does not go on."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as caller:
-        caller.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {announced}\r\n\r\n".encode())
+        caller.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {announced}\r\n\r\n".encode())
         caller.sendall(b" " * sent)
         yield caller
 

@@ -269,6 +269,18 @@ def test_a_wrong_header_is_named(http: httpx.Client) -> None:
     assert reply.json()["error"]["param"] == "x-overspill-min-quality"
 
 
+def test_a_repeated_locality_a_near_name_and_a_query_never_reach_the_router(http: httpx.Client, server: Server) -> None:
+    for path, lines, param in (
+        (CHAT, [("x-overspill-locality", "local-only"), ("x-overspill-locality", "any")], "x-overspill-locality"),
+        (CHAT, [("x-overspill-locality", "local-only, any")], "x-overspill-locality"),
+        (CHAT, [("x-overspil-locality", "local-only")], "x-overspil-locality"),
+        (f"{CHAT}?locality=local-only", [], "locality"),
+    ):
+        reply = http.post(path, json=body(), headers=lines)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    assert not server.dispatcher.requests
+
+
 def test_compressed_bodies_are_read(http: httpx.Client) -> None:
     packed = gzip.compress(json.dumps(body("say zipped")).encode())
     reply = http.post(CHAT, content=packed, headers={"content-encoding": "gzip"})
@@ -349,7 +361,7 @@ def test_limits() -> None:
             reply = client.post(CHAT, content=content, headers=headers)
             assert (reply.status_code, reply.json()["error"]["code"]) == (413, "request_too_large")
         with socket.create_connection(("127.0.0.1", server.port)) as slow:
-            slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+            slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
             assert b"408" in slow.recv(4096)
         with httpx.stream("POST", server.url + CHAT, json=body("forever", stream=True)) as held:
             pieces = held.iter_bytes()
@@ -364,14 +376,14 @@ def test_a_client_that_stops_reading_is_dropped() -> None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", server.port))
         text = json.dumps(body("flood", stream=True)).encode()
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-request-id: deaf\r\ncontent-length: {len(text)}\r\n\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nx-request-id: deaf\r\ncontent-length: {len(text)}\r\n\r\n"
         client.sendall(head.encode() + text)
         assert server.dispatcher.wait_closed("deaf")
 
 
 def test_a_client_that_breaks_off_its_body_costs_nothing(server: Server, http: httpx.Client) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{")
+        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{")
     assert http.post(CHAT, json=body()).status_code == 200
     assert len(server.dispatcher.requests) == 1
 
@@ -409,7 +421,7 @@ async def test_the_stream_is_closed_when_a_send_fails() -> None:
         "path": CHAT,
         "raw_path": CHAT.encode(),
         "query_string": b"",
-        "headers": [(b"x-request-id", b"fails")],
+        "headers": [(b"host", b"localhost"), (b"x-request-id", b"fails")],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 2),
         "scheme": "http",

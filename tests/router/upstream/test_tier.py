@@ -302,7 +302,7 @@ async def test_a_model_that_the_upstream_dropped_is_not_found(server: Server) ->
 
 
 async def test_a_wrong_key_is_the_upstreams_problem_not_the_callers() -> None:
-    with serving(gateway_deps(api_keys=frozenset({"right"}))) as server:
+    with serving(gateway_deps(api_keys={"right": 0})) as server:
         async with upstream(server.url, api_key="wrong") as tier:
             await until(lambda: "API key" in tier.condition.why)
             assert tier.replicas == []
