@@ -30,8 +30,9 @@ from edge_agent.mqtt.config import FleetConfig
 from examples.demo.processes import Child, find_mosquitto, free_port
 from router.base import logs
 from router.base.config import decode
-from router.fleetwire.documents import DesiredConfig, Reported, Snapshot, decode_as, encode, topic_filter
+from router.fleetwire.documents import DesiredConfig, Reported, Snapshot, decode_as, encode
 from router.fleetwire.overrides import lay_over
+from router.fleetwire.topics import topic_filter
 
 FLEET = "site"
 POLICIES = ("local-first", "cloud-first")

@@ -13,7 +13,8 @@ from cloud_tier.fleet.operator import FleetOperator
 from cloud_tier.fleet.survey import Survey
 from cloud_tier.fleet.view import OR_UNREADABLE, DeviceView, Outcome, Proposal, absence, draft, judge
 from router.base.errors import ConfigError, OverspillError
-from router.fleetwire.documents import OVERRIDABLE, Address
+from router.fleetwire.documents import OVERRIDABLE
+from router.fleetwire.topics import Address
 
 
 class NothingSeen(OverspillError):

@@ -18,18 +18,8 @@ from typing import Any
 from cloud_tier.fleet.broker import BrokerAddress, BrokerConnection, BrokerError, Message, Request
 from cloud_tier.fleet.survey import Survey
 from cloud_tier.fleet.view import DeviceView, Outcome, Proposal, absence, draft, judge
-from router.fleetwire.documents import (
-    Address,
-    BadDocument,
-    Command,
-    DesiredConfig,
-    Leaf,
-    Response,
-    decode_as,
-    encode,
-    parse_topic,
-    topic_filter,
-)
+from router.fleetwire.documents import BadDocument, Command, DesiredConfig, Response, decode_as, encode
+from router.fleetwire.topics import Address, Leaf, parse_topic, topic_filter
 
 _SETTLE_S = 0.25
 """Retained messages may trail SUBACK by this much (mosquitto sends them at once, clustered brokers a little later)."""

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from cloud_tier.fleet.broker import BrokerError, Message
 from cloud_tier.fleet.view import DeviceView, Outcome, absence, judge
-from router.fleetwire.documents import Address, DesiredConfig, Leaf, parse_topic
+from router.fleetwire.documents import DesiredConfig
+from router.fleetwire.topics import Address, Leaf, parse_topic
 
 
 class Survey:

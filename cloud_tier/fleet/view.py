@@ -11,11 +11,9 @@ from typing import Any, Literal
 from router.base.errors import ConfigError
 from router.fleetwire.documents import (
     MAX_VERSION,
-    Address,
     BadDocument,
     DesiredConfig,
     DesiredRefused,
-    Leaf,
     Reported,
     Status,
     decode_as,
@@ -25,6 +23,7 @@ from router.fleetwire.documents import (
     newest_status,
 )
 from router.fleetwire.overrides import edit
+from router.fleetwire.topics import Address, Leaf
 
 OR_UNREADABLE = "or the access list does not let you read it"
 UNREADABLE = f"nothing can be read here: this device never connected, {OR_UNREADABLE}"

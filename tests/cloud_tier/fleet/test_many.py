@@ -16,7 +16,8 @@ from cloud_tier.fleet.many import ManyChanges, NothingSeen, choose, split_words,
 from cloud_tier.fleet.operator import FleetOperator
 from cloud_tier.fleet.view import DeviceView
 from router.base.errors import ConfigError
-from router.fleetwire.documents import Address, Status
+from router.fleetwire.documents import Status
+from router.fleetwire.topics import Address
 from tests.support.fleet_devices import PREFIX, ScriptedDevices, fleet, started
 from tests.support.fleet_rig import CONFIG, Broker, Spy, until
 

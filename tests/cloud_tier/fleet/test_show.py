@@ -15,9 +15,7 @@ from cloud_tier.fleet.show import view_as_table
 from cloud_tier.fleet.view import DeviceView
 from edge_agent.config import EdgeConfig
 from router.fleetwire.documents import (
-    Address,
     DesiredConfig,
-    Leaf,
     Reported,
     Response,
     Snapshot,
@@ -26,6 +24,7 @@ from router.fleetwire.documents import (
     decode_desired,
     encode,
 )
+from router.fleetwire.topics import Address, Leaf
 
 LONG = "building-7-floor-3-camera-12-north-east-corner-behind-the-door"
 REASON = "`router.policy` = 'bad': unknown policy; " + "known policies: local-first, cloud-first; " * 4

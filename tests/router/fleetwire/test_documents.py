@@ -14,7 +14,6 @@ from router.base.errors import ConfigError
 from router.fleetwire.documents import (
     MAX_DOCUMENT_BYTES,
     MAX_VERSION,
-    Address,
     BadDocument,
     DesiredConfig,
     DesiredRefused,
@@ -26,10 +25,9 @@ from router.fleetwire.documents import (
     digest_of,
     encode,
     newest_status,
-    parse_topic,
-    topic_filter,
 )
 from router.fleetwire.overrides import delta, edit, lay_over
+from router.fleetwire.topics import Address, parse_topic, topic_filter
 
 NOW = "2026-03-01T12:00:00Z"
 
