@@ -25,7 +25,8 @@ import uvloop
 
 from cloud_tier.fleet.broker import BrokerAddress, BrokerConnection, Message
 from edge_agent.config import EdgeConfig
-from edge_agent.fleet.session import Description, FleetSession
+from edge_agent.fleet.description import Description
+from edge_agent.fleet.session import FleetSession
 from edge_agent.mqtt.config import FleetConfig
 from examples.demo.processes import Child, find_mosquitto, free_port
 from router.base import logs

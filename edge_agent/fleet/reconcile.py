@@ -102,8 +102,8 @@ def reconcile(known: Knowledge, desired: DesiredConfig) -> Action:
         return Drop(
             desired.version,
             digest,
-            f"version {desired.version} is stale: version {handled.version} was handled before; what is in force stays; "
-            f"publish {handled.version + 1} or higher (`overspill fleet republish`)",
+            f"version {desired.version} is stale: version {handled.version} was handled before, so what is in force "
+            f"stays; publish {handled.version + 1} or higher (`overspill fleet republish`)",
             stale=True,
         )
     highest = handled.version + MAX_VERSION_JUMP if handled is not None else MAX_FIRST_VERSION

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import random
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
 from edge_agent.fleet.commands import Responder
 from edge_agent.fleet.configurator import ApplyDesired, Configurator, Standing
-from edge_agent.fleet.effective import tellable
+from edge_agent.fleet.description import Describe, SelfDescription, TakeSnapshot
 from edge_agent.fleet.namesake import Namesake
 from edge_agent.fleet.state import StateDir
 from edge_agent.mqtt.backoff import Backoff
@@ -33,9 +31,6 @@ from router.base.clock import Clock, MonotonicClock
 from router.base.errors import ConfigError
 from router.fleetwire.documents import (
     BadDocument,
-    ModelReport,
-    Reported,
-    Snapshot,
     Status,
     Telemetry,
     decode_as,
@@ -45,25 +40,10 @@ from router.fleetwire.documents import (
 
 log = structlog.get_logger("edge_agent.fleet")
 
-R = TypeVar("R")
-
 _DESIRED_BACKLOG = 16
 _COMMAND_BACKLOG = 64
 _GOODBYE_S = 2.0
 _RESTART_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What the agent says about itself in `reported`; `effective`: what is in force, secrets are blacked out."""
-
-    effective: object
-    agent_version: str = ""
-    models: tuple[ModelReport, ...] = ()
-
-
-Describe = Callable[[], Description | Awaitable[Description]]
-TakeSnapshot = Callable[[], Snapshot | Awaitable[Snapshot]]
 
 
 class _NameTaken(Exception):
@@ -98,8 +78,6 @@ class FleetSession:
         self.config = config
         self.address = config.address()
         self.connected = False
-        self._describe = describe
-        self._take_snapshot = telemetry
         self._ready = ready
         self._clock: Clock = clock or MonotonicClock()
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not secrets
@@ -112,7 +90,10 @@ class FleetSession:
         outbox = Outbox(config.state_path() / "outbox.db", config.outbox_max_rows, config.outbox_max_bytes)
         self._courier = Courier(outbox)
         self._configurator = Configurator(apply, self._state, config.apply_timeout_s, self.report)
-        self._responder = Responder(self.address, self._reported, self._snapshot)
+        self._description = SelfDescription(describe, telemetry, lambda: self._configurator.standing)
+        self._responder = Responder(
+            self.address, lambda: self._description.reported(self._birth), self._description.snapshot
+        )
         self._backoff = Backoff(config.reconnect_min_s, config.reconnect_max_s, config.takeover_min_s, self._rng)
         self._connection: Connection | None = None
         self._desired: deque[bytes] = deque(maxlen=_DESIRED_BACKLOG)
@@ -148,6 +129,7 @@ class FleetSession:
         for name, work in (
             ("connect", self._stay_connected),
             ("desired", self._obey),
+            ("save", self._configurator.keep_saving),
             ("commands", self._answer),
             ("telemetry", self._sample),
         ):
@@ -186,7 +168,7 @@ class FleetSession:
             key=f"reported:{self._life}:{self._reports}",
             kind="state",
             topic=self.address.topic("reported"),
-            payload=encode(await self._reported()),
+            payload=encode(await self._description.reported(self._birth)),
             retain=True,
             slot="reported",
         )
@@ -310,7 +292,17 @@ class FleetSession:
             await self._desired_came.wait()
             self._desired_came.clear()
             while self._desired:
-                await self._configurator.obey(self._desired.popleft())
+                await self._obey_one(self._desired.popleft())
+
+    async def _obey_one(self, payload: bytes) -> None:
+        """Obey; what fails unexpectedly is tried once more, and the document after it has its turn."""
+        for wait_s in (_RESTART_S, 0.0):
+            try:
+                return await self._configurator.obey(payload)
+            except Exception:  # noqa: PERF203 - twice at most
+                log.exception("a desired document could not be dealt with", again_in_s=wait_s or None)
+                await asyncio.sleep(wait_s)
+        return None
 
     async def _answer(self) -> None:
         while True:
@@ -337,7 +329,7 @@ class FleetSession:
                 at=utc_now(),
                 uptime_s=round(self._clock.now_s() - self._started_s, 3),
                 birth=self._birth,
-                snapshot=await self._snapshot(),
+                snapshot=await self._description.snapshot(),
                 outbox_pending=stats.pending,
                 outbox_dropped=stats.dropped,
             )
@@ -346,28 +338,6 @@ class FleetSession:
                 await self._courier.put(Row(sample.key, "telemetry", topic, encode(sample)))
             elif self._connection is not None:
                 self._connection.publish(Outgoing(topic, encode(sample), qos=0, key=sample.key))
-
-    async def _snapshot(self) -> Snapshot:
-        try:
-            return await _value(self._take_snapshot())
-        except Exception:
-            log.exception("no snapshot could be taken")  # a broken sensor must not silence the device
-            return Snapshot(errors=("no snapshot could be taken; see the agent's log",))
-
-    async def _reported(self) -> Reported:
-        standing = self._configurator.standing
-        common: dict[str, Any] = {"birth": self._birth, "reported_at": utc_now()}
-        try:
-            said = await _value(self._describe())
-            effective = tellable(said.effective)
-        except Exception as error:
-            log.exception("the agent could not be described")  # the outcome must reach the operator all the same
-            return standing.reported(effective={"unknown": f"{type(error).__name__}: {error}"}, **common)
-        return standing.reported(effective=effective, agent_version=said.agent_version, models=said.models, **common)
-
-
-async def _value(result: R | Awaitable[R]) -> R:
-    return await result if inspect.isawaitable(result) else result
 
 
 async def _first(work: Coroutine[Any, Any, None], other: asyncio.Task[Any]) -> None:

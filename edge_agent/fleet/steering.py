@@ -14,9 +14,9 @@ from edge_agent.config import EdgeConfig
 from edge_agent.device.health import DeviceHealth
 from edge_agent.device.memory import rss_bytes
 from edge_agent.fleet.bounds import check_bounds
+from edge_agent.fleet.description import Description
 from edge_agent.fleet.effective import tellable
 from edge_agent.fleet.privacy import keeps_local
-from edge_agent.fleet.session import Description
 from edge_agent.serving.replica import LocalReplica
 from router.base.config import decode
 from router.base.errors import ConfigError
@@ -78,7 +78,7 @@ class Steering:
         own = self._base.router.policy
         if keeps_local(own) and not keeps_local(policy):
             raise ConfigError(
-                f"router.policy: {policy!r} would let requests leave this device, and the device's own file says {own}; "
+                f"router.policy: {policy!r} would let requests leave this device, whose own file says {own}; "
                 "take router.policy out of the document, or change the file on the device",
                 param="router.policy",
             )

@@ -1,4 +1,4 @@
-"""An agent without models, as `edge_agent.fleet.steering` sees it: validates for real, and fails where a test says so."""
+"""An agent without models, as `edge_agent.fleet.steering` sees it; it fails where a test says so."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-
-from prometheus_client import CollectorRegistry
 
 from edge_agent.config import EdgeConfig
 from edge_agent.device.health import DeviceHealth
@@ -47,7 +45,7 @@ class ModelessAgent:
         return []
 
     def condition(self) -> tuple[DeviceHealth | None, Telemetry]:
-        return None, Telemetry(CollectorRegistry())
+        return None, Telemetry()
 
 
 class Life:

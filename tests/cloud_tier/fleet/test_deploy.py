@@ -15,7 +15,8 @@ import pytest
 
 from cloud_tier.fleet.broker import BrokerAddress, BrokerError
 from cloud_tier.fleet.operator import FleetOperator
-from edge_agent.fleet.session import Description, FleetSession
+from edge_agent.fleet.description import Description
+from edge_agent.fleet.session import FleetSession
 from edge_agent.mqtt.backoff import Backoff
 from edge_agent.mqtt.config import FleetConfig, FleetTls
 from edge_agent.mqtt.connection import End

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from edge_agent.fleet.session import Description, FleetSession
+from edge_agent.fleet.description import Description
+from edge_agent.fleet.session import FleetSession
 from edge_agent.mqtt.config import FleetConfig
 from router.fleetwire.documents import Snapshot
 from tests.support.fleet_rig import Broker, Spy, until
@@ -27,7 +28,8 @@ AGENT = textwrap.dedent(
     import asyncio, json, sys
     from edge_agent.mqtt.config import FleetConfig
     from edge_agent.outbox.outbox import Outbox
-    from edge_agent.fleet.session import Description, FleetSession
+    from edge_agent.fleet.description import Description
+    from edge_agent.fleet.session import FleetSession
     from router.fleetwire.documents import Snapshot
 
     class Loud(Outbox):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -115,12 +116,16 @@ KILLED = textwrap.dedent(
 )
 
 
+def killed(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", KILLED, str(folder)], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+
+
 async def test_five_kills_during_the_start_do_not_drop_local_only(tmp_path: Path) -> None:
     await told(tmp_path, want(1, {"kv_slots": 3}, **PRIVATE))
     for life in range(6):
-        ended = subprocess.run(
-            [sys.executable, "-c", KILLED, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, check=False
-        )
+        ended = await asyncio.to_thread(killed, tmp_path)
         if life < 5:
             assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert ended.returncode == 0, ended.stderr
@@ -258,5 +263,3 @@ async def test_steering_names_the_floor() -> None:
     with pytest.raises(ConfigError) as refusal:
         await Steering(ModelessAgent(router={"policy": "local-only"})).apply(want(1, policy="cloud-first"))
     assert refusal.value.param == "router.policy"
-
-
