@@ -257,6 +257,7 @@ class EdgeAgent:
             models=self.infos,
             api_keys=accepted_keys(settings),
             ready=lambda: (self.phase == "serving", "" if self.phase == "serving" else self.phase),
+            notices=lambda: self._fleet.notices if self._fleet is not None else (),
             limits=GatewayLimits(max_body_bytes=settings.max_body_bytes, max_requests=settings.max_requests),
             kv_usage=self._kv_usage,
         )

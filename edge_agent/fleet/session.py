@@ -155,6 +155,12 @@ class FleetSession:
         return self._configurator.standing
 
     @property
+    def notices(self) -> tuple[str, ...]:
+        """What an operator should know: privacy that is held, and what a restart would lose."""
+        standing = self.standing
+        return tuple(notice for notice in (standing.privacy_held, standing.volatile) if notice)
+
+    @property
     def outbox(self) -> OutboxStats:
         """What waits for the broker."""
         return self._courier.stats

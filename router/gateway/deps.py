@@ -116,6 +116,7 @@ class GatewayDeps:
         models: the replicas that `/v1/models` lists, local and remote.
         api_keys: accepted bearer keys. Empty means open, and then only callers on loopback are let in.
         ready: whether new requests may come in, and if not, why (`starting`, `draining`).
+        notices: what an operator should know although the tier is ready; told on `/health/ready`.
         kv_usage: used share of the tier's KV cache in [0, 1], for autoscalers; None if unknown.
     """
 
@@ -127,5 +128,6 @@ class GatewayDeps:
     models: Callable[[], Sequence[ReplicaInfo]]
     api_keys: frozenset[str] = frozenset()
     ready: Callable[[], tuple[bool, str]] = always_ready
+    notices: Callable[[], Sequence[str]] = tuple
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     kv_usage: Callable[[], float | None] = kv_usage_unknown
