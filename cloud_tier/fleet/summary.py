@@ -16,8 +16,8 @@ from cloud_tier.fleet.sheet import Row, Sheet
 from cloud_tier.fleet.view import Outcome, Proposal
 from router.fleetwire.overrides import leaves
 
-EXIT = {"applied": 0, "refused": 1, "unpublished": 2, "timeout": 3, "conflict": 4, "superseded": 4}
-_WORST_FIRST = (1, 2, 4, 3)
+EXIT = {"applied": 0, "refused": 1, "unpublished": 2, "timeout": 3, "conflict": 4, "superseded": 4, "volatile": 5}
+_WORST_FIRST = (1, 2, 4, 5, 3)
 _NAMES = {"timeout": "no word", "unpublished": "not sent", None: "published"}
 _STYLE = {"applied": "green", "unchanged": "green", "refused": "red", "not sent": "red", "published": ""}
 _LIST_EACH = 20
@@ -61,7 +61,7 @@ def counted(changes: Sequence[Change]) -> str:
     """Return how many devices came to what."""
     counts = Counter(map(_word, changes))
     words = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-    return f"{len(changes)} device{'' if len(changes) == 1 else 's'}: {words}"
+    return f"{len(changes)} device{'' if len(changes) == 1 else 's'}: {words or 'nothing to do'}"
 
 
 def changes_as_table(changes: Sequence[Change]) -> RenderableType:
