@@ -23,8 +23,9 @@ from router.fleetwire.topics import Address, Leaf, parse_topic, topic_filter
 
 _SETTLE_S = 0.25
 """Retained messages may trail SUBACK by this much (mosquitto sends them at once, clustered brokers a little later)."""
+_A_FEW = 16
 _DRAINED_S = 0.05
-"""One kind of message of a whole fleet comes in one go; after a pause this long the next kind is asked for."""
+"""More than a few messages of one kind come in one go: after a pause this long the next kind is asked for."""
 _KEPT: tuple[Leaf, ...] = ("desired", "reported", "status")
 _WATCHED: tuple[Leaf, ...] = (*_KEPT, "telemetry")
 _RECONNECT_S = (1.0, 30.0)
@@ -132,9 +133,7 @@ class FleetOperator:
             if devices is not None:
                 await self._read_named(survey, devices)
             else:
-                for leaf in _KEPT:  # one after the other: each may fill what the broker queues for one subscriber
-                    await self._read_all(survey, leaf)
-                await survey.settled(self.settle_s)
+                await self._read_all(survey)
             yield survey
         finally:
             self._listeners.remove(survey.take)
@@ -148,15 +147,19 @@ class FleetOperator:
         if not survey.has_all_of(_KEPT):  # something may trail, or there is nothing to come
             await survey.settled(self.settle_s)
 
-    async def _read_all(self, survey: Survey, leaf: Leaf) -> None:
-        """Read one kind of message of the whole fleet: once, and of a large one again in another way to count it."""
-        topic = topic_filter(self.fleet, leaf)
-        await self._open().subscribe(topic)
-        await survey.settled(_DRAINED_S)
-        read = survey.read(leaf)
-        if read < _LARGE:
-            return
+    async def _read_all(self, survey: Survey) -> None:
+        """Read the whole fleet: once, and what is kept of many devices a second time in another way, to count it."""
+        topics = {leaf: topic_filter(self.fleet, leaf) for leaf in _KEPT}
+        for leaf, topic in topics.items():  # one after the other: each may fill what the broker queues for a subscriber
+            await self._open().subscribe(topic)
+            if survey.read(leaf) >= _A_FEW:
+                await survey.settled(_DRAINED_S)
         await survey.settled(self.settle_s)
+        for leaf, topic in topics.items():
+            if survey.read(leaf) >= _LARGE:
+                await self._count_again(survey, leaf, topic)
+
+    async def _count_again(self, survey: Survey, leaf: Leaf, topic: str) -> None:
         read = survey.read(leaf)
         await self._open().subscribe(topic, qos=0)  # queued in another way, so cut off at another point
         await survey.settled(self.settle_s)

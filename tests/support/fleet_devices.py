@@ -27,7 +27,10 @@ PREFIX = "overspill/v1/default"
 
 
 class ScriptedDevices:
-    """Online devices, each of which takes `apply_s`: `policy = "bad"` is refused, and so is a version used before; `mute-…` never reports."""
+    """Online devices: `policy = "bad"` is refused, and so is a version used before; `mute-…` never reports.
+
+    Each takes `apply_s` for a document, all at the same time.
+    """
 
     def __init__(self, broker: Broker, *names: str, offline: tuple[str, ...] = (), apply_s: float = 0.0) -> None:
         self.apply_s = apply_s
