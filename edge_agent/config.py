@@ -159,11 +159,18 @@ def load_config(
 
 
 def secret(value: str, key: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return `value`, or what the environment holds under NAME for `env:NAME`.
+    """Return a key to be sent in a header: `value`, or what the environment holds under NAME for `env:NAME`.
 
     Raises:
-        ConfigError: the variable is not set.
+        ConfigError: the variable is not set, or no header can carry the key; it is never in the message.
     """
+    found = _resolved(value, key, environ)
+    if not found.isascii() or not found.isprintable() or " " in found:
+        raise ConfigError(f"{key}: a key is made of printable ASCII characters without blanks; this is not", param=key)
+    return found
+
+
+def _resolved(value: str, key: str, environ: Mapping[str, str]) -> str:
     if not value.startswith("env:"):
         return value
     name = value.removeprefix("env:")
@@ -180,4 +187,4 @@ def accepted_keys(gateway: GatewaySettings, environ: Mapping[str, str] = os.envi
         ConfigError: one is not set, or too short to be one; no key is ever in the message.
     """
     places = [(f"gateway.api_keys[{index}]", value) for index, value in enumerate(gateway.api_keys)]
-    return frozenset(checked_key(secret(value, at, environ), at, "gateway.api_keys") for at, value in places)
+    return frozenset(checked_key(_resolved(value, at, environ), at, "gateway.api_keys") for at, value in places)
