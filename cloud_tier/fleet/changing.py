@@ -13,9 +13,9 @@ from typing import Any, NoReturn, TypeVar
 import typer
 from rich.console import Console
 
+from cloud_tier.fleet.connection_options import Reach
 from cloud_tier.fleet.many import ManyChanges, NothingSeen, choose, to_read
 from cloud_tier.fleet.operator import FleetOperator
-from cloud_tier.fleet.reach import Reach
 from cloud_tier.fleet.summary import (
     EXIT,
     change_as_json,

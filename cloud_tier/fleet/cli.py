@@ -20,12 +20,12 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from cloud_tier.fleet.board import Board, device_as_json, devices_as_table, event_as_json
 from cloud_tier.fleet.changing import Wanted, change_many, change_one, no_word, with_operator
+from cloud_tier.fleet.connection_options import Reach, commands_of
 from cloud_tier.fleet.edits import read_edits
+from cloud_tier.fleet.listing import LiveListing, device_as_json, devices_as_table, event_as_json
 from cloud_tier.fleet.many import NothingSeen, choose, is_pattern, split_words, to_read
 from cloud_tier.fleet.operator import Event, FleetOperator, NoAnswer
-from cloud_tier.fleet.reach import Reach, commands_of
 from cloud_tier.fleet.show import view_as_json, view_as_table
 from cloud_tier.fleet.view import OR_UNREADABLE, UNREADABLE, DeviceView
 from router.base import timers
@@ -269,8 +269,8 @@ async def _watch_json(operator: FleetOperator, device: str | None) -> None:
 
 
 async def _watch_table(operator: FleetOperator, device: str | None) -> None:
-    board = Board(operator.fleet)
-    with Live(get_renderable=board.table, auto_refresh=False) as live:
+    listing = LiveListing(operator.fleet)
+    with Live(get_renderable=listing.table, auto_refresh=False) as live:
 
         async def draw() -> None:
             while True:
@@ -280,7 +280,7 @@ async def _watch_table(operator: FleetOperator, device: str | None) -> None:
         drawing = asyncio.create_task(draw(), name="fleet-draw")
         try:
             async for event in _events(operator, device):
-                board.take(event)
+                listing.take(event)
         finally:
             await timers.end(drawing)
 

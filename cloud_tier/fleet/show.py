@@ -12,8 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cloud_tier.fleet.board import STATE_STYLE
-from cloud_tier.fleet.sheet import as_text
+from cloud_tier.fleet.listing import STATE_STYLE
+from cloud_tier.fleet.table import as_text
 from cloud_tier.fleet.view import UNREADABLE, DeviceView
 from router.fleetwire.documents import Response
 from router.fleetwire.overrides import delta, leaves

@@ -124,7 +124,7 @@ async def test_a_device_and_an_operator_work_through_the_deployed_broker(
             assert (await dashboard.view("cam-1")).online
             with pytest.raises(BrokerError, match="Not authorized"):
                 await dashboard.propose("cam-1", {"router": {"max_queue": 4}})
-        await until(lambda: session._courier.outbox.stats().pending == 0)
+        await until(lambda: session._sender.outbox.stats().pending == 0)
 
 
 async def fleet(broker: Deployed, certs: Path, name: str, *arguments: str) -> tuple[int, str]:

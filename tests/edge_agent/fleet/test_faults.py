@@ -45,8 +45,8 @@ AGENT = textwrap.dedent(
         force = {}
         session = FleetSession(config, apply=lambda d: force.update(d.overrides), describe=lambda: Description(force),
                                telemetry=Snapshot)
-        loud = Loud(session._courier.outbox.path)
-        session._courier.outbox = loud
+        loud = Loud(session._sender.outbox.path)
+        session._sender.outbox = loud
         async with session:
             print("started", json.dumps(force), flush=True)
             await asyncio.Event().wait()

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cloud_tier.fleet.operator import Event
-from cloud_tier.fleet.sheet import Row, Sheet
+from cloud_tier.fleet.table import FoldingTable, Row
 from cloud_tier.fleet.view import OR_UNREADABLE, DeviceView
 from router.fleetwire.documents import BadDocument, Telemetry, decode_as, utc_now
 from router.fleetwire.overrides import delta
@@ -42,7 +42,7 @@ def devices_as_table(views: Iterable[DeviceView]) -> RenderableType:
     said = summary(views)
     if any(view.astray for view in views):
         said += "; `overspill fleet republish` gives the broker back what is in force where it is stale or gone"
-    return Group(Sheet("device", (*_STANDING, ("since", 24)), rows), Text(said, style="bold"))
+    return Group(FoldingTable("device", (*_STANDING, ("since", 24)), rows), Text(said, style="bold"))
 
 
 def device_as_json(view: DeviceView) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def event_as_json(event: Event) -> str:
 
 
 @dataclass(slots=True)
-class Board:
+class LiveListing:
     """The live table of `fleet watch`."""
 
     fleet: str = "default"
@@ -124,7 +124,7 @@ class Board:
         views = sorted(self.views.values(), key=lambda view: (view.state not in _TROUBLE, view.address.device))
         rows = [Row([*_standing(view), *self._load(view.address.device)], _note(view)) for view in views]
         title = Text(f"fleet {self.fleet}, {summary(views)}", style="bold")
-        return Group(title, Sheet("device", (*_STANDING, *_LOAD), rows, fit=True))
+        return Group(title, FoldingTable("device", (*_STANDING, *_LOAD), rows, fit=True))
 
     def _load(self, name: str) -> list[str]:
         sample = self.samples.get(name)
