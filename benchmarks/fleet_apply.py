@@ -57,7 +57,7 @@ FLEET = "site"
 POLICIES = ("local-first", "cloud-first")
 LIMIT_S = 120.0
 PUBLISHES = 200
-COMMAND_ROUNDS = 3
+COMMAND_ROUNDS = 7
 REPOSITORY = Path(__file__).resolve().parent.parent
 FILES_A_DEVICE = 12  # its socket, paho's pair, the outbox's files, the lock
 MOSQUITTO_CONF = """\
@@ -189,10 +189,10 @@ class SimulatedDevices:
         await self.connection.publish(address.topic("reported"), encode(reported), retain=True)
 
 
-async def command_s(port: int, code: Path, *arguments: str) -> float:
-    """Run `overspill fleet …` with the code of a checkout; return how long it took."""
+async def command_s(port: int, code: Path, *arguments: str) -> tuple[float, float]:
+    """Run `overspill fleet …` with the code of a checkout; return how long it took, and how long it computed."""
     argv = overspill("fleet", *arguments, "--fleet", FLEET, "--broker", f"127.0.0.1:{port}")
-    began_s = time.perf_counter()
+    began_s, computed_s = time.perf_counter(), children_cpu_s()
     process = await asyncio.create_subprocess_exec(
         *argv,
         cwd=code,
@@ -202,7 +202,13 @@ async def command_s(port: int, code: Path, *arguments: str) -> float:
     )
     output, _ = await process.communicate()
     assert process.returncode == 0, output.decode()[-2000:]
-    return time.perf_counter() - began_s
+    return time.perf_counter() - began_s, children_cpu_s() - computed_s
+
+
+def children_cpu_s() -> float:
+    """CPU time of the processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 async def measure_commands(port: int, count: int, apply_s: float, codes: dict[str, Path]) -> list[dict[str, object]]:
@@ -218,21 +224,27 @@ async def measure_commands(port: int, count: int, apply_s: float, codes: dict[st
         devices.append(few)
         await few.announce()
         one = few.addresses[0].device
-        timed: dict[tuple[str, str], list[float]] = {}
+        timed: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for turn in range(COMMAND_ROUNDS):
             for name, code in codes.items():
                 for command in (("get", one), ("list",), ("set", one, f"router.max_queue={turn + 10}")):
                     timed.setdefault((name, command[0]), []).append(await command_s(port, code, *command))
         for (name, word), took_s in timed.items():
-            rows.append({"code": name, "command": f"{word}, 1 device", "s": round(statistics.median(took_s), 2)})
+            rows.append(command_row(name, f"{word}, 1 device", took_s))
         devices.append(SimulatedDevices(connection, count, apply_s))
         await devices[-1].announce()
         for turn, (name, code) in enumerate(codes.items()):
             change = f"router.max_queue={turn + 40}"
             for command in (("list",), ("set", "--all", change, "--wait", str(3 * apply_s + 60))):
-                took = round(await command_s(port, code, *command), 2)
-                rows.append({"code": name, "command": f"{command[0]}, {count} devices", "s": took})
+                took_s = [await command_s(port, code, *command)]
+                rows.append(command_row(name, f"{command[0]}, {count} devices", took_s))
     return rows
+
+
+def command_row(code: str, command: str, took_s: list[tuple[float, float]]) -> dict[str, object]:
+    """Return the medians of one command."""
+    wall_s, cpu_s = (round(statistics.median(values), 2) for values in zip(*took_s, strict=True))
+    return {"code": code, "command": command, "s": wall_s, "cpu_s": cpu_s}
 
 
 @contextlib.asynccontextmanager
@@ -283,9 +295,9 @@ def main() -> None:
     print(f"{'devices':>8}{'in force on all, s':>21}{'slowest round, s':>19}{'median device, s':>19}")
     for row in rows:
         print(f"{row['devices']:>8}{row['all_s']:>21}{row['all_worst_s']:>19}{row['device_median_s']:>19}")
-    print(f"\n{'code':<10}{'command':<24}{'s':>8}")
+    print(f"\n{'code':<10}{'command':<24}{'s':>8}{'CPU, s':>9}")
     for row in commands:
-        print(f"{row['code']:<10}{row['command']:<24}{row['s']:>8}")
+        print(f"{row['code']:<10}{row['command']:<24}{row['s']:>8}{row['cpu_s']:>9}")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 

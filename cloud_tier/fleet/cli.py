@@ -93,7 +93,9 @@ def set_(
 
 @_command
 def republish(
-    devices: Patterns = None,
+    devices: Annotated[
+        list[str] | None, typer.Argument(metavar="[DEVICE]...", help="Names, or patterns such as 'cam-*'.")
+    ] = None,
     *,
     everyone: Annotated[bool, typer.Option("--all", help="Every device that was ever seen.")] = False,
     wait: Wait = 10.0,

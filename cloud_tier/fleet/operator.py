@@ -142,8 +142,8 @@ class FleetOperator:
         topics = [Address(self.fleet, device).topic(leaf) for device in devices for leaf in _KEPT]
         for begin in range(0, len(topics), _TOPICS_A_SUBSCRIPTION):
             await self._open().subscribe(*topics[begin : begin + _TOPICS_A_SUBSCRIPTION])
-        for device in devices[:1]:  # a round trip more: what was retained is on this side of its answer
-            await self._open().subscribe(Address(self.fleet, device).topic("response"))
+        if topics:  # a round trip more: what was retained is on this side of its answer
+            await self._open().subscribe(topics[-1], retained=False)
         if not survey.has_all_of(_KEPT):  # something may trail, or there is nothing to come
             await survey.settled(self.settle_s)
 

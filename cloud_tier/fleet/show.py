@@ -134,6 +134,8 @@ def _reported_lines(view: DeviceView) -> list[Text]:
     if reported.reason:
         text += f": {reported.reason}"
     lines = [Text(text, style=STATE_STYLE.get(reported.state, ""))]
+    if reported.privacy_held:
+        lines.append(Text(f"privacy: every request stays on the device: {reported.privacy_held}", style="red"))
     lines += [Text(f"model: {m.variant} ({m.state}) {m.digest[:19]}", style="dim") for m in reported.models]
     return lines
 

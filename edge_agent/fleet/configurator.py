@@ -123,7 +123,7 @@ class Configurator:
             await self._restore(good, wanted)
 
     async def _restore(self, good: DesiredConfig | None, wanted: Mapping[str, Any]) -> None:
-        """Put stored overrides into force: all at once, else each on its own.
+        """Put stored overrides into force: all at once, else each on its own, in twice `apply_timeout_s` at most.
 
         A document whose application ended the agent time and again is restored without its models.
         """
@@ -132,7 +132,12 @@ class Configurator:
         attempts = self._known.trial.attempts if self._known.trial and self._known.trial.digest == digest else 0
         trial = Trial(version, digest, attempts + 1)
 
+        clock = asyncio.get_running_loop()
+        begun_s = clock.time()
+
         async def attempt(overrides: Mapping[str, Any]) -> ConfigError | None:
+            if "models" in overrides and clock.time() - begun_s > self.apply_timeout_s:
+                return ConfigError(f"not tried: the stored overrides have taken {self.apply_timeout_s:g} s already")
             return await self._try(Apply(_document(version, overrides), trial))
 
         skip: dict[str, ConfigError] = {}
