@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,19 @@ class Deployed(Broker):
         if os.geteuid() == 0:
             text += "user root\n"  # so that it can read the test's files
         self.config = text.replace("{", "{{").replace("}", "}}")
+
+    def start(self) -> Broker:
+        """Start; the operators' port opens after the devices' one."""
+        super().start()
+        deadline_s = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.operator_port), timeout=1).close()
+            except OSError:
+                assert time.monotonic() < deadline_s, "the operators' port does not open"
+                time.sleep(0.02)
+            else:
+                return self
 
 
 @pytest.fixture
