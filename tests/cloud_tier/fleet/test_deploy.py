@@ -88,7 +88,7 @@ class Deployed(Broker):
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.operator_port), timeout=1).close()
-            except OSError:
+            except OSError:  # noqa: PERF203
                 assert time.monotonic() < deadline_s, "the operators' port does not open"
                 time.sleep(0.02)
             else:
