@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import httpx
 
 from edge_agent.config import EdgeConfig, UpstreamSettings, accepted_keys, secret
 from edge_agent.device.health import HealthReader
+from edge_agent.mqtt.config import FleetConfig
 from edge_agent.runtime.manifest import read_manifest, verify_files
 from edge_agent.serving.local_models import Shelf, describe_runtime, effective_settings, local_models
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import BUILTIN_DIR, Hardware, PowerMode, ProfileMatch, choose_profile
+from router.base.errors import ConfigError
 from router.base.tls import client_context
 from router.gateway.listener import bind
 from router.upstream.stream import describe
@@ -108,14 +111,31 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     if not config.models.variants:
         yield "model     none: this agent routes everything to its upstream"
     yield from _upstream_lines(config.upstream)
-    fleet = config.fleet
-    yield (
-        f"fleet     {fleet.address().fleet}/{fleet.address().device} at {fleet.host}:{fleet.port}"
-        if fleet.enabled
-        else "fleet     not joined"
-    )
+    yield _fleet_line(config.fleet)
     yield f"policy    {config.router.policy}"
     yield "ok"
+
+
+def _fleet_line(fleet: FleetConfig) -> str:
+    """Try every file that the agent would read, and whether it could keep its state; changes nothing.
+
+    Raises:
+        ConfigError: a file is missing or holds something else, or the folder cannot be written to.
+    """
+    if not fleet.enabled:
+        return "fleet     not joined"
+    fleet.password()
+    if fleet.tls is not None:
+        fleet.tls.context()
+    state = fleet.state_path()
+    there = next(folder for folder in (state, *state.parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"fleet.state_dir: cannot use {state}: {there} is no folder that this user may write to; name another one",
+            param="fleet.state_dir",
+        )
+    address = fleet.address()
+    return f"fleet     {address.fleet}/{address.device} at {fleet.host}:{fleet.port}, state in {state}"
 
 
 def _upstream_lines(settings: UpstreamSettings) -> Iterator[str]:
