@@ -15,6 +15,7 @@ code. The message names the thing, the value seen and the remedy.
     │       └── DeadlineLost  503   the promise can no longer be kept; a retry cannot help
     ├── ReplicaError          502   a replica broke; dispatch may continue elsewhere
     │   ├── ReplicaUnreachable      nothing was generated: safe to send again
+    │   ├── ReplicaCrashed    500   its own code failed, perhaps on what the request holds: one other may try
     │   └── ReplicaBroken           the stream ended early: continue from the text emitted so far
     └── ArtifactError         500   a model file is missing, damaged or of the wrong kind
 """
@@ -134,6 +135,13 @@ class ReplicaUnreachable(ReplicaError):
     """The replica generated nothing: it is safe to send the request elsewhere."""
 
     code = "replica_unreachable"
+
+
+class ReplicaCrashed(ReplicaError):
+    """The replica's own code failed. The request may hold what it fails on, so only one other replica tries it."""
+
+    status = 500
+    code = "replica_crashed"
 
 
 class ReplicaBroken(ReplicaError):
