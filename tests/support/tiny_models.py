@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 
 from models.formats.config import ModelConfig
+from models.graph.artifact import Prefix
+from models.graph.fused import FusedModel
+from models.graph.graph import write_graph
+from models.measure.runner import OnnxRunner
 
 SHAPES = {
     "grouped, tied": {},
@@ -77,3 +84,24 @@ class TinyWeights:
         }
         shape = next(shape for part, shape in shapes.items() if part in name)
         return random.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[1]))
+
+
+def place(model: FusedModel, folder: Path, prefix: Prefix | None = None) -> OnnxRunner:
+    """Finish a folder that holds a graph, as far as the runner needs it."""
+    config = model.config
+    manifest = {
+        "num_layers": config.num_layers,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "prefix_token_ids": list(prefix.token_ids) if prefix else [],
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    if prefix:
+        np.savez(folder / "prefix.npz", k=prefix.k, v=prefix.v)
+    return OnnxRunner(folder, threads=1)
+
+
+def written(model: FusedModel, folder: Path) -> OnnxRunner:
+    write_graph(model, folder)
+    return place(model, folder)

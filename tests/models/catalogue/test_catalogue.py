@@ -9,35 +9,7 @@ import transformers
 
 from models.catalogue.catalogue import BUILT_IN, Catalog, Source, load_catalog
 from router.base.errors import ArtifactError, ConfigError, ModelNotFound
-
-TOY = """\
-name = "toy"
-title = "Toy"
-parameters = 10
-context_tokens = 64
-licence = "MIT"
-
-[[sources]]
-uri = "file:/models/toy.gguf"
-
-[[variants]]
-name = "toy-fp32"
-rung = 0
-quality = 1.0
-quality_measured = "the reference"
-precision = "fp32"
-format = "weights"
-
-[[variants]]
-name = "toy-int8"
-rung = 1
-quality = 0.9
-quality_measured = "a test"
-precision = "int8"
-format = "onnx"
-layers = [0, 2]
-derived_from = "toy-fp32"
-"""
+from tests.support.toy_family import TOY
 
 
 def write(folder: Path, text: str, name: str = "toy.toml") -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,38 +10,15 @@ import pytest
 import torch
 
 from models.catalogue.catalogue import load_catalog
-from models.graph.artifact import Prefix
 from models.graph.decoder import Decoder, prefix_kv
 from models.graph.export import export, exported, onnx_variant
-from models.graph.fused import FusedModel, fuse
+from models.graph.fused import fuse
 from models.graph.graph import OPSET, pack_rows, write_graph
-from models.measure.runner import OnnxRunner
 from models.store.store import ModelStore
 from router.base.errors import ArtifactError, InvalidRequest
-from tests.support.tiny_models import SHAPES, TinyWeights, tiny_config
+from tests.support.tiny_models import SHAPES, TinyWeights, tiny_config, written
 
 IDS = [1, 17, 5, 88, 3, 42, 42, 9, 60, 2, 31]
-
-
-def place(model: FusedModel, folder: Path, prefix: Prefix | None = None) -> OnnxRunner:
-    """Finish a folder that holds a graph, as far as the runner needs it."""
-    config = model.config
-    manifest = {
-        "num_layers": config.num_layers,
-        "num_kv_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocab_size,
-        "prefix_token_ids": list(prefix.token_ids) if prefix else [],
-    }
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    if prefix:
-        np.savez(folder / "prefix.npz", k=prefix.k, v=prefix.v)
-    return OnnxRunner(folder, threads=1)
-
-
-def written(model: FusedModel, folder: Path) -> OnnxRunner:
-    write_graph(model, folder)
-    return place(model, folder)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, numpy_helper
-from test_export import place
 
 from models.graph.artifact import encoder_of
 from models.graph.decoder import Decoder
@@ -28,7 +27,7 @@ from models.measure.corpus import Chat, calibration_chats, heldout_chats, heldou
 from models.measure.runner import OnnxRunner
 from models.store.store import ModelStore
 from router.base.errors import ArtifactError, InvalidRequest
-from tests.support.tiny_models import SHAPES, TinyWeights, tiny_config
+from tests.support.tiny_models import SHAPES, TinyWeights, place, tiny_config
 
 SEQUENCES = [[1, *np.random.default_rng(seed).integers(3, 96, 40).tolist()] for seed in range(12)]
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_export import written
 
 from models.catalogue.catalogue import Budget
 from models.graph.decoder import Decoder, greedy
@@ -23,7 +22,7 @@ from models.measure.speed import CASES, Case, Rate, race
 from models.measure.verify import Measured, VerifyOptions, VerifyReport, overruns, render, verify
 from models.store.store import ModelStore
 from router.base.errors import ArtifactError, InvalidRequest
-from tests.support.tiny_models import TinyWeights, tiny_config
+from tests.support.tiny_models import TinyWeights, tiny_config, written
 
 IDS = [1, 17, 5, 88, 3, 42, 42, 9, 60, 2, 31]
 BUDGET = Budget(max_perplexity_increase_pct=2.0, min_top1_agreement_pct=91.0, min_speedup=1.8, min_speedup_batch4=1.6)

