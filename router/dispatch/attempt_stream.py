@@ -54,8 +54,8 @@ class AttemptStream:
 
     @property
     def ready(self) -> bool:
-        """The next chunk is here already."""
-        return bool(self._chunks)
+        """Text, or the end with everything given back, is here already: handing it on waits for nothing."""
+        return any(self._task.done() if chunk.finish_reason else chunk.text for chunk in self._chunks)
 
     async def next(self, due_s: float) -> TokenChunk:
         """Return the next chunk.

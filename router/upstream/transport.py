@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Protocol
 
 import aiohttp
-from multidict import CIMultiDict
 
 from router.base.clock import Clock
 
@@ -130,7 +129,7 @@ class StreamingClient:
             response = await self._session.post(
                 self._base_url + path,
                 data=body,
-                headers=CIMultiDict(headers),
+                headers=headers,
                 allow_redirects=False,
                 trace_request_ctx=trace,
             )
