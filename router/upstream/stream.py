@@ -141,12 +141,16 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
     elapsed_s = clock.now_s() - began_s - trace.connect_s
     if response.status != 200:
         raise await _refusal(response, call, lost)
-    transfer = TransferSample(
-        transfer_s=max(0.0, elapsed_s - _spent_there_s(response.headers.get("server-timing", ""))),
-        sent_bytes=len(body),
-        load=wire_load.decode_orca(response.headers.get(wire_load.HEADER, "")),
-    )
-    return OpenStream(response, transfer, call, lost)
+    try:
+        transfer = TransferSample(
+            transfer_s=max(0.0, elapsed_s - _spent_there_s(response.headers.get("server-timing", ""))),
+            sent_bytes=len(body),
+            load=wire_load.decode_orca(response.headers.get(wire_load.HEADER, "")),
+        )
+        return OpenStream(response, transfer, call, lost)
+    except BaseException:
+        response.close()
+        raise
 
 
 class _SilentError(Exception):
@@ -268,13 +272,19 @@ class OpenStream:
                 self._done = self._last is not None
                 return
             if event.usage is not None:
-                self._told_tokens = event.usage.completion_tokens
-                self._prompt_tokens = event.usage.prompt_tokens
+                self._believe(event.usage.completion_tokens, event.usage.prompt_tokens)
             if event.finish_reason is not None:
                 self._last = event
             elif event.text and self._last is None:
                 chunks.append(self._chunk(event.text, None, None))
             self._done = self._done or event.done
+
+    def _believe(self, told_tokens: int, prompt_tokens: int) -> None:
+        """Take the upstream's counts; an impossible one is none, and pieces of text are counted instead."""
+        call = self._call
+        most = call.request.most_answer_tokens(call.context_tokens)
+        self._told_tokens = told_tokens if 0 <= told_tokens <= most else None
+        self._prompt_tokens = prompt_tokens if 0 < prompt_tokens <= call.context_tokens else None
 
     def _finish(self, chunks: list[TokenChunk]) -> None:
         """Add the last chunk; a stream without one has failed, after what came before."""
