@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, replace
 
 from router.base.errors import ContextTooLong, ModelNotFound, OverspillError, ReplicaBroken, Shed, Unavailable
@@ -78,6 +78,24 @@ class Intake:
         self._in_flight.discard(request_id)
         self.metrics.in_flight.set(len(self._in_flight))
 
+    def require_model(self, context: RequestContext, model: str) -> None:
+        """Look the model up, the only time on its way in; the dispatcher decides who serves it.
+
+        Raises:
+            ModelNotFound: nobody serves it.
+            Unavailable: an upstream that might serve it was never reached, or no model is known yet.
+        """
+        known = self.deps.dispatcher.known_models()
+        if model in known:
+            return
+        if not known and not self._unreached(context):
+            # Nothing was found yet, which says nothing about the model: the caller shall come back.
+            raise Unavailable(
+                "no model is known here yet: none is loaded, and no upstream was reached",
+                retry_after_s=self.deps.limits.retry_after_s,
+            )
+        raise self.not_served(context, model, known)
+
     async def start(self, context: RequestContext, asked: ApiRequest) -> tuple[Answer, int]:
         """Count, build the request, dispatch it; returns the answer and the prompt's tokens with the first chunk ready.
 
@@ -86,7 +104,6 @@ class Intake:
         """
         objective = self._objective(context, asked)
         unreached = self.deps.dispatcher.unreached(objective.locality)
-        self._check_model(asked.model, unreached)
         passed_on = wire_headers.passed_on(context.headers)
         began = time.perf_counter()
         try:
@@ -115,10 +132,12 @@ class Intake:
         context.timings_ms.append(("first-token", (time.perf_counter() - counted) * 1000))
         return answer, size.tokens
 
-    def not_served(self, context: RequestContext, model: str, known: list[str]) -> OverspillError:
+    def not_served(self, context: RequestContext, model: str, known: Iterable[str]) -> OverspillError:
         """Return the error for a model that nobody serves who is known here."""
-        locality = wire_headers.parse_objective(context.headers, Objective()).locality
-        return self._perhaps_later(ModelNotFound.of(model, known), self.deps.dispatcher.unreached(locality))
+        return self._perhaps_later(ModelNotFound.of(model, known), self._unreached(context))
+
+    def _unreached(self, context: RequestContext) -> str:
+        return self.deps.dispatcher.unreached(wire_headers.parse_objective(context.headers, Objective()).locality)
 
     def _perhaps_later(self, error: OverspillError, unreached: str) -> OverspillError:
         """Nothing is final while an upstream that might serve the request was never reached."""
@@ -128,17 +147,6 @@ class Intake:
         return Unavailable(
             f"no replica can take the request now ({unreached}); {error.message}", retry_after_s=retry_after_s
         )
-
-    def _check_model(self, model: str, unreached: str) -> None:
-        known = self.deps.dispatcher.known_models()
-        if not known and not unreached:
-            # Nothing was found yet, which says nothing about the model: the caller shall come back.
-            raise Unavailable(
-                "no model is known here yet: none is loaded, and no upstream was reached",
-                retry_after_s=self.deps.limits.retry_after_s,
-            )
-        if model not in known:
-            raise self._perhaps_later(ModelNotFound.of(model, sorted(known)), unreached)
 
     def _objective(self, context: RequestContext, asked: ApiRequest) -> Objective:
         default = Objective()

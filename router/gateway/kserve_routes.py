@@ -82,12 +82,13 @@ class KServeRoutes:
         replicas = self._deps.models()
         found = [info for info in replicas if name in {info.family, info.variant}]
         if not found:
-            known = sorted({n for info in replicas for n in (info.family, info.variant)})
+            known = {n for info in replicas for n in (info.family, info.variant)}
             raise self._intake.not_served(context, name, known)
         _refuse_other_versions(context)
         return found
 
     async def _infer(self, context: RequestContext) -> Reply:
+        self._intake.require_model(context, context.params["model"])
         _refuse_other_versions(context)
         body = plain_body(context, self._deps.limits.max_body_bytes)
         call = kserve.decode_infer(body, context.headers.get(kserve.HEADER_LENGTH))

@@ -62,6 +62,7 @@ class OpenAIRoutes:
     async def _generate(self, context: RequestContext, decode: Callable[[bytes], ApiRequest]) -> Reply | StreamReply:
         require_json(context)
         asked = decode(plain_body(context, self._deps.limits.max_body_bytes))
+        self._intake.require_model(context, asked.model)
         answer, prompt_tokens = await self._intake.start(context, asked)
         head = ReplyHead(
             chat=isinstance(asked.prompt, ChatPrompt),
@@ -93,7 +94,7 @@ class OpenAIRoutes:
         for card in cards:
             if card["id"] == wanted:
                 return json_reply(orjson.dumps(card))
-        raise self._intake.not_served(context, wanted, sorted(str(card["id"]) for card in cards))
+        raise self._intake.not_served(context, wanted, [str(card["id"]) for card in cards])
 
     def _cards(self) -> list[dict[str, object]]:
         return openai_reply.model_cards(self._deps.models(), self._created_s)
