@@ -21,7 +21,14 @@ from router.base.errors import (
 from router.base.timers import Interrupted, Interruptible
 from router.upstream import openai as openai_client
 from router.upstream.openai import Event, EventParser
-from router.upstream.transport import ConnectTrace, PoolExhaustedError, Response, StreamingClient, TransportError
+from router.upstream.transport import (
+    ConnectTrace,
+    PoolExhaustedError,
+    Response,
+    StreamingClient,
+    TransportError,
+    UnsendableError,
+)
 from router.values.request import FinishReason, InferenceRequest, Locality, Objective, Origin, TokenChunk
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
@@ -116,7 +123,10 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
         InvalidRequest, Refused, ReplicaUnreachable: as `Replica.generate` says.
     """
     request = call.request
-    body = openai_client.encode_request(request, call.model, call.context_tokens)
+    try:
+        body = openai_client.encode_request(request, call.model, call.context_tokens)
+    except TypeError as error:  # half a surrogate pair, which no UTF-8 holds
+        raise InvalidRequest(f"{call.who}: the request cannot be written as JSON: {error}") from error
     objective = remaining(request, clock.now_s(), call.rtt_s, call.who)
     lines = [
         ("content-type", "application/json"),
@@ -136,6 +146,8 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
         raise ReplicaUnreachable(f"{call.who}: no answer: {error}") from None
     except PoolExhaustedError:
         raise Unavailable(f"{call.who}: every connection is in use", retry_after_s=1.0) from None
+    except UnsendableError as error:
+        raise InvalidRequest(f"{call.who}: the request cannot be written as HTTP: {error}") from error
     except TransportError as error:
         raise ReplicaUnreachable(f"{call.who}: {error}") from error
     elapsed_s = clock.now_s() - began_s - trace.connect_s

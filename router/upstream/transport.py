@@ -28,6 +28,10 @@ class PoolExhaustedError(TransportError):
     """Every connection of the pool stayed in use."""
 
 
+class UnsendableError(Exception):
+    """The request can not be written as HTTP, to no upstream. Never leaves this package."""
+
+
 class Response(Protocol):
     """A response whose head has arrived."""
 
@@ -123,6 +127,7 @@ class StreamingClient:
 
         Raises:
             PoolExhaustedError: no connection became free in time.
+            UnsendableError: the request is at fault.
             TransportError: the upstream cannot be reached, or broke the exchange.
         """
         try:
@@ -137,8 +142,10 @@ class StreamingClient:
             if trace.queued:
                 raise PoolExhaustedError from error
             raise TransportError("no connection within the time limit") from error
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise TransportError(_describe(error)) from error
+        except ValueError as error:  # a line break in a header, text that no encoding holds
+            raise UnsendableError(str(error)) from error
         return _AiohttpResponse(response)
 
 

@@ -530,6 +530,21 @@ async def test_events_of_other_servers_are_understood() -> None:
     assert chunks[0].origin is None
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"headers": (("tracestate", "a\r\nb"),)}, {"prompt": TextPrompt("\ud800")}],
+    ids=["header", "text"],
+)
+async def test_a_request_that_cannot_be_written_down_is_its_own_fault(server: Server, changes: dict) -> None:
+    """Crack 4: what a request holds said of the upstream that it cannot be reached."""
+    async with upstream(server.url) as tier:
+        replica = await best(tier)
+        with pytest.raises(InvalidRequest):
+            await everything(replica, ask(**changes))
+        await everything(replica, ask(headers=(("tracestate", "k=\u00e9\u6f22"),)))
+        assert replica.snapshot().available
+
+
 async def test_an_impossible_usage_is_not_believed() -> None:
     """Crack 6: 10^29 tokens poisoned what was learnt of lengths, and no JSON can say it."""
 
