@@ -256,6 +256,8 @@ def summarise(rows: list[dict[str, Any]], label: str, other: str | None) -> dict
     for answer in ("json", "stream"):
         rates = [by_key[label, answer, callers]["requests_per_s"] for callers in CONCURRENCY]
         found[f"{answer}_throughput_from_1_to_{CONCURRENCY[-1]}"] = round(rates[-1] / rates[0], 2)
+        costs = [by_key[label, answer, callers]["cpu_ms_a_request"] for callers in CONCURRENCY]
+        found[f"{answer}_requests_a_cpu_second_from_1_to_{CONCURRENCY[-1]}"] = round(costs[0] / costs[-1], 2)
     for answer, figure in (("json", "cpu_ms_a_request"), ("stream", "cpu_us_a_token")) if other else ():
         mine = statistics.mean(by_key[label, answer, callers][figure] for callers in CONCURRENCY)
         theirs = statistics.mean(by_key[other, answer, callers][figure] for callers in CONCURRENCY)
