@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from router.base.clock import Clock
-from router.base.errors import DeadlineLost, OverspillError, Shed, Unavailable
+from router.base.errors import DeadlineLost, Evicted, OverspillError, PromiseLost, Shed, Unavailable
 from router.base.timers import Alarms
 from router.dispatch.candidates import (
     PendingRequest,
@@ -47,12 +47,6 @@ _SESSIONS_KEPT = 4096
 _RETRY_AFTER_S = 1.0  # where nothing better is known
 # Callers turned away for want of capacity count as waiting for so long: a tier that refuses at once is overloaded too.
 _REFUSALS_COUNT_S = 2.0
-
-
-class Evicted(Shed):
-    """Pushed out of a full queue by a request of higher priority."""
-
-    code = "evicted"
 
 
 class Binder:
@@ -161,7 +155,7 @@ class Binder:
             return False
         choice = self._policy.decide(situation)
         if isinstance(choice, Hopeless):
-            kind = DeadlineLost if choice.deadline_lost else Unavailable
+            kind = DeadlineLost if choice.deadline_lost else PromiseLost
             if not choice.deadline_lost:
                 self._refused_at_s.append(pool.now_s)
             message = f"the promise cannot be kept: {choice.why}"
@@ -193,10 +187,10 @@ class Binder:
         demand = Demand(pending.request.prompt_tokens, expected, pending.request.prompt_bytes)
         work = self._signals.latency.sent(view.snapshot, view.link, demand, view.mine)
         self._remember_session(pending.request.objective.session, info.replica_id)
-        if entry.promised is not None:
-            hoped = entry.promised.candidate
+        hoped = entry.promised.candidate if entry.promised is not None else None
+        if hoped is not None and hoped.info.replica_id == info.replica_id:  # a wait for another says nothing of it
             waited_s = now_s - entry.entered_s
-            self._signals.latency.observe_wait(hoped.info, hoped.prediction.wait_s, entry.wait_factor, waited_s)
+            self._signals.latency.observe_wait(info, hoped.prediction.wait_s, entry.wait_factor, waited_s)
         if not entry.continuing:
             self._count(choice, now_s - pending.request.accepted_at_s)
         record.happened(now_s, "sent", replica=info.replica_id, reason=choice.reason, max_tokens=choice.max_tokens)

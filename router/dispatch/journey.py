@@ -13,15 +13,14 @@ import structlog
 from router.base.clock import Clock
 from router.base.errors import (
     DeadlineLost,
-    InvalidRequest,
     OverspillError,
-    Refused,
     ReplicaBroken,
     ReplicaError,
-    ReplicaUnreachable,
-    Unavailable,
+    ReplicaFailed,
+    ReplicasFailed,
 )
 from router.base.timers import Alarms, Elapsed
+from router.dispatch.blame import Verdict, outcome_of, verdict
 from router.dispatch.candidates import PendingRequest
 from router.dispatch.record import DecisionRecord
 from router.signals.in_flight import Attempt
@@ -80,7 +79,6 @@ class Journey:
         answer: what the caller holds, kept like `route`.
         cut: the answer was ended before the caller's own cap and before the model's end, by a cap or by the deadline.
         last_at_s: when the last token came.
-        callers_fault: it was refused as invalid.
         failed: replica ids that may not serve it again.
         attempts: replicas that were tried.
         tokens, chars: what the caller has got.
@@ -98,7 +96,6 @@ class Journey:
     cut: bool = False
     answer: Answer | None = None
     last_at_s: float | None = None
-    callers_fault: bool = False
     _cap: int | None = None
     _room: int = 0
     _text: list[str] = field(default_factory=list)
@@ -127,8 +124,7 @@ class Journey:
                     yield chunk
             outcome = Outcome.DEGRADED if self.degraded else Outcome.COMPLETED
         except OverspillError as refusal:
-            outcome, error = _outcome_of(refusal), refusal.message
-            self.callers_fault = isinstance(refusal, InvalidRequest)
+            outcome, error = outcome_of(refusal), refusal.message
             raise
         except Exception as bug:
             outcome, error = Outcome.FAILED, f"internal error: {type(bug).__name__}"
@@ -146,7 +142,7 @@ class Journey:
                 async with aclosing(self._fly(attempt)) as stream:
                     async for chunk in stream:
                         yield chunk
-            except (ReplicaError, Refused, InvalidRequest) as error:
+            except OverspillError as error:
                 self._give_up_on(attempt, error)
             else:
                 return
@@ -227,7 +223,7 @@ class Journey:
 
     async def _next(self, attempt: Attempt, work: Any, ends_s: float) -> TokenChunk:
         """Wait for the next chunk, until `ends_s` at most; what a replica does wrong becomes an error of the tree."""
-        kind = ReplicaUnreachable if attempt.first_at_s is None else ReplicaBroken
+        kind = ReplicaFailed if attempt.first_at_s is None else ReplicaBroken
         name = attempt.info.replica_id
         try:
             chunk: TokenChunk = await work
@@ -319,7 +315,8 @@ class Journey:
         """Note the failure, and fold what was emitted into the request; raises if no other replica may try."""
         if isinstance(error, DeadlineLost) and self.dispatcher.clock.now_s() >= self._ends_s():
             raise error
-        if not isinstance(error, Refused) or isinstance(error, DeadlineLost):
+        found = verdict(error)
+        if not found.cools:
             self.failed.add(attempt.info.replica_id)
         if self._text:
             accepted = self._accepted
@@ -333,14 +330,15 @@ class Journey:
             )
         self.dispatcher.failed(attempt, self, error)
         last = self.attempts >= self.dispatcher.settings.max_attempts
-        if last or (isinstance(error, InvalidRequest) and not self.dispatcher.has_alternative(self)):
+        own = found in {Verdict.REQUEST, Verdict.REFUSED_ONE}
+        if last or (own and not self.dispatcher.has_alternative(self)):
             raise self._final(error) from error
 
     def _final(self, error: OverspillError) -> OverspillError:
         if self._text:
             return self._broken(error)
         if isinstance(error, ReplicaError):
-            return Unavailable(
+            return ReplicasFailed(
                 f"{self.attempts} replicas failed, the last: {error.message}", retry_after_s=_RETRY_AFTER_S
             )
         return error
@@ -361,11 +359,3 @@ async def _opened(attempt: Attempt, stream: AsyncGenerator[TokenChunk, None]) ->
 
 async def _aclose(stream: AsyncGenerator[TokenChunk, None]) -> None:
     await stream.aclose()
-
-
-def _outcome_of(error: OverspillError) -> Outcome:
-    if error.code == "evicted":
-        return Outcome.EVICTED
-    if error.status == 429:
-        return Outcome.SHED
-    return Outcome.UNAVAILABLE if isinstance(error, Refused) else Outcome.FAILED

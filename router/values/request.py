@@ -21,6 +21,7 @@ class Outcome(enum.Enum):
     DEGRADED = "degraded"
     SHED = "shed"
     UNAVAILABLE = "unavailable"
+    INVALID = "invalid"
     EVICTED = "evicted"
     CANCELLED = "cancelled"
     FAILED = "failed"
