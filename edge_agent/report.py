@@ -15,7 +15,7 @@ from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import Hardware, PowerMode, ProfileMatch, choose_profile
 from router.base.tls import client_context
 from router.gateway.listener import bind
-from router.upstream.stream import describe
+from router.upstream.tier import describe
 
 
 def profile_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:

@@ -62,7 +62,9 @@ def test_the_map_names_every_module_and_no_other() -> None:
     }
     assert len(named) == len(set(named))
     assert {path for path in named if path.endswith(".py")} == modules | {"overspill.py"}
-    assert {path for path in named if path.endswith("/")} == {f"{Path(path).parent}/" for path in modules}
+    assert {path for path in named if path.endswith("/")} == {
+        f"{folder}/" for path in modules for folder in Path(path).parents if folder != Path()
+    }
 
 
 @each_page

@@ -20,6 +20,7 @@ code. The message names the thing, the value seen and the remedy.
     ├── ReplicaError          502   a replica broke; dispatch may continue elsewhere
     │   ├── ReplicaUnreachable      nothing was generated: safe to send again
     │   │   └── ReplicaFailed       it was reached: it answered with an error, fell silent or crashed
+    │   ├── ReplicaCrashed    500   its own code failed, perhaps on what the request holds: one other may try
     │   └── ReplicaBroken           the stream ended early: continue from the text emitted so far
     └── ArtifactError         500   a model file is missing, damaged or of the wrong kind
 """
@@ -170,6 +171,13 @@ class ReplicaFailed(ReplicaUnreachable):
     """
 
     code = "replica_failed"
+
+
+class ReplicaCrashed(ReplicaError):
+    """The replica's own code failed. The request may hold what it fails on, so only one other replica tries it."""
+
+    status = 500
+    code = "replica_crashed"
 
 
 class ReplicaBroken(ReplicaError):

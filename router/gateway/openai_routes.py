@@ -74,9 +74,9 @@ class OpenAIRoutes:
         )
         if call.stream:
             encoder = EventEncoder(head, include_usage=call.include_usage, running_usage=call.running_usage)
-            events = EventStream(answer.chunks, encoder, prompt_tokens, context.request_id, self._intake.metrics)
+            events = EventStream(answer, encoder, prompt_tokens, context.request_id, self._intake.metrics)
             first = await events.first()
-            return StreamReply(self._intake.reply_headers(context, answer), events.pieces(first))
+            return StreamReply(self._intake.reply_headers(context, answer), first, events)
         whole = await collect(answer.chunks, prompt_tokens)
         body = openai_reply.encode_body(head, whole.text, whole.finish_reason, whole.usage)
         return Reply(body, headers=self._intake.reply_headers(context, answer))

@@ -177,6 +177,11 @@ class InferenceRequest:
         """What the prompt surely has: only this may rule out a window. Who serves it counts, and decides."""
         return self.prompt_tokens - self.prompt_slack
 
+    def most_answer_tokens(self, context_tokens: int) -> int:
+        """Longest rest of the answer that the caller's cap and a window allow; at least 1."""
+        room, cap = context_tokens - self.least_prompt_tokens, self.sampling.max_tokens
+        return max(1, room if cap is None else min(room, cap - self.continuation_tokens))
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:

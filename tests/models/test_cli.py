@@ -111,8 +111,8 @@ def test_prepare_makes_every_edge_variant_or_the_one_asked_for(place: Path, monk
 
         return make
 
-    monkeypatch.setattr(models.quantize, "quantize", maker("quantize"))
-    monkeypatch.setattr(models.export, "export", maker("export"))
+    monkeypatch.setattr(models.int8.quantize, "quantize", maker("quantize"))
+    monkeypatch.setattr(models.graph.export, "export", maker("export"))
     result = run("pull", "toy", "--prepare")
     assert result.exit_code == 0
     assert f"toy-int8: ready at {place}/store/toy-int8" in result.output
@@ -132,16 +132,16 @@ def test_prepare_makes_every_edge_variant_or_the_one_asked_for(place: Path, monk
 def test_verify_exits_with_1_over_the_budget(
     place: Path, monkeypatch: pytest.MonkeyPatch, failures: tuple[str, ...], code: int
 ) -> None:
-    asked: list[models.verify.VerifyOptions] = []
+    asked: list[models.measure.verify.VerifyOptions] = []
 
-    def measure(name: str, store: ModelStore, *, options: models.verify.VerifyOptions, note: object) -> object:
+    def measure(name: str, store: ModelStore, *, options: models.measure.verify.VerifyOptions, note: object) -> object:
         asked.append(options)
         return types.SimpleNamespace(
             variant=name, failures=failures, passed=not failures, to_json=lambda: b'{"passed": true}'
         )
 
-    monkeypatch.setattr(models.verify, "verify", measure)
-    monkeypatch.setattr(models.verify, "render", lambda report: f"table of {report.variant}")
+    monkeypatch.setattr(models.measure.verify, "verify", measure)
+    monkeypatch.setattr(models.measure.verify, "render", lambda report: f"table of {report.variant}")
     result = run("verify", "toy-int8", "--quick", "--threads", "1", "--report", f"{place}/report.json")
     assert result.exit_code == code
     assert "table of toy-int8" in result.output
@@ -160,15 +160,15 @@ def test_build_passes_shapes_on_and_says_what_was_checked(place: Path, monkeypat
         *,
         runtime: str | None,
         target: str,
-        options: models.build.BuildOptions,
+        options: models.tensorrt.build.BuildOptions,
         note: object,
-    ) -> models.build.Engine:
+    ) -> models.tensorrt.build.Engine:
         asked.append((name, runtime, target, options.batch, options.new_tokens, options.past_tokens))
-        return models.build.Engine(
+        return models.tensorrt.build.Engine(
             store.root / "x.plan", runtime or "installed", "1.7", target, 5_000_000, "network", 12.0
         )
 
-    monkeypatch.setattr(models.build, "build", make)
+    monkeypatch.setattr(models.tensorrt.build, "build", make)
     result = run("build", "toy-int8", "--target", "sm87", "--batch", "2", "--context", "128", "--chunk", "32")
     assert result.exit_code == 0
     assert asked == [("toy-int8", None, "sm87", (1, 1, 2), (1, 1, 32), (1, 128, 128))]

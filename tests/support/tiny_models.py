@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from models.formats.config import ModelConfig
+from models.graph.artifact import Prefix
 from models.graph.fused import FusedModel
-from models.graph.graph import Prefix, write_graph
+from models.graph.graph import write_graph
 from models.measure.runner import OnnxRunner
 
 SHAPES = {
