@@ -1,22 +1,23 @@
 """Whose fault is it that an attempt ended in an error? The one place where that is decided.
 
-| verdict         | errors                                         | breaker             | cools down     | this request |
-|-----------------|------------------------------------------------|---------------------|----------------|--------------|
-| `REQUEST`       | `InvalidRequest`: HTTP 4xx but those below; it | -                   | -              | elsewhere,   |
-|                 | cannot be written as HTTP or JSON              |                     |                | else fails   |
-| `REFUSED_ONE`   | `RefusedAlone`: deadline, TTFT or TPOT lost,   | -                   | -              | elsewhere,   |
-|                 | all replicas there failed for it               |                     |                | else refused |
-| `REFUSED_CLASS` | `Shed`: HTTP 429, queue full, evicted, quota   | -                   | its priority   | waits, or    |
-|                 |                                                |                     | and below      | elsewhere    |
-| `REFUSED_ALL`   | other `Refused`: HTTP 503, no capacity,        | -                   | all            | waits, or    |
-|                 | starting, draining                             |                     |                | elsewhere    |
-| `DOWN`          | `ReplicaUnreachable`: no connection, lost to   | counts once a       | -              | elsewhere    |
-|                 | probes, its process is gone                    | request             |                |              |
-| `FAILED`        | all else, unknown exceptions too: HTTP 401,    | counts once a       | -              | elsewhere    |
-|                 | 403, 5xx, garbage, silence, crash, broken off  | prompt              |                |              |
+| verdict         | errors                                         | breaker          | cools down  | this request |
+|-----------------|------------------------------------------------|------------------|-------------|--------------|
+| `REQUEST`       | `InvalidRequest`: HTTP 4xx but those below; it | -                | -           | elsewhere,   |
+|                 | cannot be written as HTTP or JSON              |                  |             | else fails   |
+| `REFUSED_ONE`   | `RefusedAlone`: deadline, TTFT or TPOT lost,   | -                | -           | elsewhere,   |
+|                 | all replicas there failed for it               |                  |             | else refused |
+| `REFUSED_CLASS` | `Shed`: HTTP 429, queue full, evicted, quota   | -                | its         | waits, or    |
+|                 |                                                |                  | priority    | elsewhere    |
+|                 |                                                |                  | and below   |              |
+| `REFUSED_ALL`   | other `Refused`: HTTP 503, no capacity,        | -                | all         | waits, or    |
+|                 | starting, draining                             |                  |             | elsewhere    |
+| `DOWN`          | `ReplicaUnreachable`: no connection, its       | counts once      | -           | elsewhere    |
+|                 | process is gone; silence to the deadline       | a request        |             |              |
+| `FAILED`        | all else, unknown exceptions too: HTTP 401,    | counts once      | -           | elsewhere    |
+|                 | 403, 408, 5xx, garbage, crash, broken off      | a prompt         |             |              |
 
 Nothing that a request holds can keep a connection from being made, so `DOWN` is the replica's fault for certain. An
-answer with an error, a silence or a crash may be either's. It counts once for each prompt: a prompt that some replica
+answer with an error or a crash may be either's. It counts once for each prompt: a prompt that some replica
 always fails on, retried for ever, is one failure, and opens no breaker that wants two. A key that the upstream refuses
 (401, 403) is the tier's configuration, but a filter in front of an upstream answers 403 to single prompts too; probes
 meet a wrong key as well and say so.

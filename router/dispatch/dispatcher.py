@@ -236,7 +236,7 @@ class Dispatcher:
         if finished is not None and not attempt.overdue:
             breaker.succeed()
         elif attempt.silent:
-            source = source_of(journey.request, Verdict.FAILED)
+            source = source_of(journey.request, Verdict.DOWN)
             breaker.fail("silent to the end of a deadline", source=source, trial=attempt.trial)
         elif attempt.trial:
             breaker.abandon()
@@ -263,7 +263,8 @@ class Dispatcher:
         predicted = attempt.choice.candidate.prediction
         if attempt.first_at_s is None and took_s > predicted.ttft_s:
             self._signals.latency.observe_ttft(attempt.info, attempt.work, took_s)
-            attempt.silent = took_s > _SILENT * predicted.ttft_high_s
+            counted = journey.request.prompt_slack == 0  # an estimate may be that far off by itself
+            attempt.silent = counted and took_s > _SILENT * predicted.ttft_high_s
 
     def cap_exceeded(self, attempt: Attempt, journey: Journey) -> None:
         """A replica went on past the cap that it was sent: the answer ends there, and teaches nothing of lengths."""

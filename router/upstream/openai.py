@@ -278,7 +278,7 @@ def decode_error(status: int, headers: Mapping[str, str], body: bytes, who: str)
         return _refusal(status, told, headers, message)
     if status == 404 and told.code != ModelNotFound.code:
         return ReplicaFailed(f"{who}: HTTP 404, is the base URL right? {told.message}")
-    if 400 <= status < 500 and status not in {409, 425}:
+    if 400 <= status < 500 and status not in {408, 409, 425}:
         kinds = {ModelNotFound.code: ModelNotFound, ContextTooLong.code: ContextTooLong}
         return kinds.get(str(told.code), InvalidRequest)(message, param=told.param)
     return ReplicaFailed(message)

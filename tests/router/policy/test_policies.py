@@ -41,7 +41,6 @@ def candidate(name: str = "int8", *, remote: bool = False, window_cap: int | Non
 
 def situation(*candidates: Candidate, objective: Objective | None = None, **changes: Any) -> Situation:
     remote = [c for c in candidates if c.info.remote]
-    local = [c for c in candidates if not c.info.remote]
     fields: dict[str, Any] = {
         "objective": objective or Objective(ttft_s=3.0),
         "ttft_promised": False,
