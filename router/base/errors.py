@@ -21,7 +21,8 @@ code. The message names the thing, the value seen and the remedy.
     │   ├── ReplicaUnreachable      nothing was generated: safe to send again
     │   │   └── ReplicaFailed       it was reached: it answered with an error, fell silent or crashed
     │   ├── ReplicaCrashed    500   its own code failed, perhaps on what the request holds: one other may try
-    │   └── ReplicaBroken           the stream ended early: continue from the text emitted so far
+    │   ├── ReplicaBroken           the stream ended early: continue from the text emitted so far
+    │   └── RequestFailed     500   this request alone failed in a replica that goes on with the others
     └── ArtifactError         500   a model file is missing, damaged or of the wrong kind
 """
 
@@ -184,6 +185,13 @@ class ReplicaBroken(ReplicaError):
     """The stream ended before its finish reason; what was emitted so far stands."""
 
     code = "replica_broken"
+
+
+class RequestFailed(ReplicaError):
+    """One request failed in a replica that goes on with the others: it says nothing about the replica's health."""
+
+    status = 500
+    code = "request_failed"
 
 
 class ArtifactError(OverspillError):
