@@ -28,6 +28,9 @@ code. The message names the thing, the value seen and the remedy.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 # What went wrong may be megabytes long, and is quoted in replies, logs and decision records.
 _MAX_MESSAGE_CHARS = 4000
 _MAX_PARAM_CHARS = 200
@@ -76,6 +79,15 @@ class ModelNotFound(InvalidRequest):
 
     status = 404
     code = "model_not_found"
+
+    @classmethod
+    def of(cls, model: str, known: Iterable[str]) -> ModelNotFound:
+        """Return the error for a model that is not among `known`, the names that may be asked for."""
+        names = sorted(known)
+        close = difflib.get_close_matches(model, names, n=1)
+        hint = f"; did you mean `{close[0]}`?" if close else ""
+        served = ", ".join(names) or "none yet"
+        return cls(f"`model`: `{model}` is not served here, these are: {served}{hint}", param="model")
 
 
 class ContextTooLong(InvalidRequest):

@@ -5,7 +5,8 @@
 | `REQUEST`       | `InvalidRequest`: HTTP 4xx but those below; it | -                | -           | elsewhere,   |
 |                 | cannot be written as HTTP or JSON              |                  |             | else fails   |
 | `REFUSED_ONE`   | `RefusedAlone`: deadline, TTFT or TPOT lost,   | -                | -           | elsewhere,   |
-|                 | all replicas there failed for it               |                  |             | else refused |
+|                 | all replicas there failed for it;              |                  |             | else refused |
+|                 | `RequestFailed`: the replica says it goes on   |                  |             |              |
 | `REFUSED_CLASS` | `Shed`: HTTP 429, queue full, evicted, quota   | -                | its         | waits, or    |
 |                 |                                                |                  | priority    | elsewhere    |
 |                 |                                                |                  | and below   |              |
@@ -28,7 +29,15 @@ from __future__ import annotations
 import enum
 import hashlib
 
-from router.base.errors import InvalidRequest, Refused, RefusedAlone, ReplicaFailed, ReplicaUnreachable, Shed
+from router.base.errors import (
+    InvalidRequest,
+    Refused,
+    RefusedAlone,
+    ReplicaFailed,
+    ReplicaUnreachable,
+    RequestFailed,
+    Shed,
+)
 from router.values.request import InferenceRequest, Outcome
 
 
@@ -57,7 +66,7 @@ def verdict(error: BaseException) -> Verdict:
     """Say whose fault `error` is, which ended an attempt on a replica."""
     if isinstance(error, InvalidRequest):
         return Verdict.REQUEST
-    if isinstance(error, RefusedAlone):
+    if isinstance(error, (RefusedAlone, RequestFailed)):
         return Verdict.REFUSED_ONE
     if isinstance(error, Shed):
         return Verdict.REFUSED_CLASS

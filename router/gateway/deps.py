@@ -102,6 +102,11 @@ def always_ready() -> tuple[bool, str]:
     return True, ""
 
 
+def back_unknown() -> float:
+    """A tier that cannot tell when it will be ready."""
+    return 0.0
+
+
 def kv_usage_unknown() -> float | None:
     """KV use of a tier whose replicas do not tell."""
     return None
@@ -116,6 +121,7 @@ class GatewayDeps:
         models: the replicas that `/v1/models` lists, local and remote.
         api_keys: accepted bearer keys. Empty means open, and then only callers on loopback are let in.
         ready: whether new requests may come in, and if not, why (`starting`, `draining`).
+        back_in_s: seconds until a tier that is not ready should be, 0 where that is not known.
         kv_usage: used share of the tier's KV cache in [0, 1], for autoscalers; None if unknown.
     """
 
@@ -129,3 +135,4 @@ class GatewayDeps:
     ready: Callable[[], tuple[bool, str]] = always_ready
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     kv_usage: Callable[[], float | None] = kv_usage_unknown
+    back_in_s: Callable[[], float] = back_unknown

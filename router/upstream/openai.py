@@ -21,6 +21,7 @@ from router.base.errors import (
     Refused,
     ReplicaFailed,
     ReplicasFailed,
+    RequestFailed,
     Shed,
     Unavailable,
 )
@@ -281,7 +282,7 @@ def decode_error(status: int, headers: Mapping[str, str], body: bytes, who: str)
     if 400 <= status < 500 and status not in {408, 409, 425}:
         kinds = {ModelNotFound.code: ModelNotFound, ContextTooLong.code: ContextTooLong}
         return kinds.get(str(told.code), InvalidRequest)(message, param=told.param)
-    return ReplicaFailed(message)
+    return (RequestFailed if told.code == RequestFailed.code else ReplicaFailed)(message)
 
 
 def _refusal(status: int, told: UpstreamError, headers: Mapping[str, str], message: str) -> Refused:

@@ -141,12 +141,16 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
     elapsed_s = clock.now_s() - began_s - trace.connect_s
     if response.status != 200:
         raise await _refusal(response, call, lost)
-    transfer = TransferSample(
-        transfer_s=max(0.0, elapsed_s - _spent_there_s(response.headers.get("server-timing", ""))),
-        sent_bytes=len(post.body),
-        load=wire_load.decode_orca(response.headers.get(wire_load.HEADER, "")),
-    )
-    return OpenStream(response, transfer, call, lost)
+    try:
+        transfer = TransferSample(
+            transfer_s=max(0.0, elapsed_s - _spent_there_s(response.headers.get("server-timing", ""))),
+            sent_bytes=len(post.body),
+            load=wire_load.decode_orca(response.headers.get(wire_load.HEADER, "")),
+        )
+        return OpenStream(response, transfer, call, lost)
+    except BaseException:
+        response.close()
+        raise
 
 
 class _SilentError(Exception):
@@ -268,9 +272,9 @@ class OpenStream:
                 self._done = self._last is not None
                 return
             if event.usage is not None:
-                window = self._call.context_tokens  # nothing that fits it can have more
-                self._told_tokens = event.usage.told_tokens(window)
-                self._prompt_tokens = event.usage.told_prompt_tokens(window)
+                call = self._call  # an impossible count is none, and pieces of text are counted instead
+                self._told_tokens = event.usage.told_tokens(call.request.most_answer_tokens(call.context_tokens))
+                self._prompt_tokens = event.usage.told_prompt_tokens(call.context_tokens)
             if event.finish_reason is not None:
                 self._last = event
             elif event.text and self._last is None:
