@@ -81,7 +81,6 @@ class EngineReplica:
             queued=load.queued,
             queued_prefill_tokens=load.queued_prefill_tokens,
             pending_decode_tokens=load.pending_decode_tokens,
-            kv_free_tokens=load.kv_blocks_free * load.kv_block_tokens if load.kv_blocks_total else None,
             why="" if outage is None else few_words(outage.reason),
             back_in_s=0.0 if outage is None else outage.ready_in_s or 0.0,
         )

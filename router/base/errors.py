@@ -11,6 +11,7 @@ code. The message names the thing, the value seen and the remedy.
     ├── Unauthenticated       401
     ├── Refused                     healthy, but not now: always says when to come back
     │   ├── Shed              429   a quota or class queue is full
+    │   │   ├── BodyShed      429   bodies of others leave no room for one as large as this
     │   │   └── Evicted       429   pushed out of a full queue by a request of higher priority
     │   └── Unavailable       503   no capacity
     │       └── RefusedAlone  503   for what this request asks or met; speaks for no other request
@@ -125,6 +126,12 @@ class Shed(Refused):
     status = 429
     code = "shed"
     kind = "overloaded_error"
+
+
+class BodyShed(Shed):
+    """Bodies of others leave no room for one as large as this: smaller ones may well find room."""
+
+    code = "body_shed"
 
 
 class Evicted(Shed):

@@ -6,6 +6,7 @@
 |                 | cannot be written as HTTP or JSON              |                  |             | else fails   |
 | `REFUSED_ONE`   | `RefusedAlone`: deadline, TTFT or TPOT lost,   | -                | -           | elsewhere,   |
 |                 | all replicas there failed for it;              |                  |             | else refused |
+|                 | `BodyShed`: no room for one so large;          |                  |             |              |
 |                 | `RequestFailed`: the replica says it goes on   |                  |             |              |
 | `REFUSED_CLASS` | `Shed`: HTTP 429, queue full, evicted, quota   | -                | its         | waits, or    |
 |                 |                                                |                  | priority    | elsewhere    |
@@ -30,6 +31,7 @@ import enum
 import hashlib
 
 from router.base.errors import (
+    BodyShed,
     InvalidRequest,
     Refused,
     RefusedAlone,
@@ -66,7 +68,7 @@ def verdict(error: BaseException) -> Verdict:
     """Say whose fault `error` is, which ended an attempt on a replica."""
     if isinstance(error, InvalidRequest):
         return Verdict.REQUEST
-    if isinstance(error, (RefusedAlone, RequestFailed)):
+    if isinstance(error, (RefusedAlone, RequestFailed, BodyShed)):
         return Verdict.REFUSED_ONE
     if isinstance(error, Shed):
         return Verdict.REFUSED_CLASS

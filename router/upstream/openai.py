@@ -11,6 +11,7 @@ import msgspec
 import orjson
 
 from router.base.errors import (
+    BodyShed,
     ContextTooLong,
     DeadlineLost,
     Evicted,
@@ -261,7 +262,7 @@ def _name(told: str) -> str:
 
 # What a tier of ours says with its code: whether a refusal speaks for one request, or for more.
 _REFUSALS: dict[tuple[int, str], type[Refused]] = {
-    (kind.status, kind.code): kind for kind in (Evicted, PromiseLost, ReplicasFailed, DeadlineLost)
+    (kind.status, kind.code): kind for kind in (BodyShed, Evicted, PromiseLost, ReplicasFailed, DeadlineLost)
 }
 
 

@@ -135,7 +135,6 @@ class UpstreamReplica:
             queued_prefill_tokens=load.queued_prefill_tokens + sum(r.prompt_tokens for r in unseen),
             pending_decode_tokens=max(0, load.pending_decode_tokens - reported.ended_tokens)
             + sum(r.left_tokens for r in unseen),
-            kv_free_tokens=load.kv_free_tokens,
             age_s=max(0.0, self._tier.clock.now_s() - reported.at_s),
             why=why,
             back_in_s=condition.back_in_s if why else 0.0,

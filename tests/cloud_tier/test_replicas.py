@@ -252,7 +252,6 @@ async def test_the_snapshot_is_the_engine_load() -> None:
     snapshot = replica.snapshot()
     assert (snapshot.available, snapshot.slots, snapshot.running) == (True, 4, 1)
     assert (snapshot.queued_prefill_tokens, snapshot.pending_decode_tokens) == (3, 5)
-    assert snapshot.kv_free_tokens == 63 * 16
     await stream.aclose()
 
 

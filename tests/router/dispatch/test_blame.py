@@ -64,6 +64,9 @@ def quiet() -> Iterator[None]:
         (DeadlineLost("x", retry_after_s=1), Verdict.REFUSED_ONE),
         (PromiseLost("x", retry_after_s=1), Verdict.REFUSED_ONE),
         (ReplicasFailed("x", retry_after_s=1), Verdict.REFUSED_ONE),
+        (errors.BodyShed("x", retry_after_s=1), Verdict.REFUSED_ONE),
+        (errors.RequestFailed("x"), Verdict.REFUSED_ONE),
+        (errors.ReplicaCrashed("x"), Verdict.FAILED),
         (Shed("x", retry_after_s=1), Verdict.REFUSED_CLASS),
         (Evicted("x", retry_after_s=1), Verdict.REFUSED_CLASS),
         (Unavailable("x", retry_after_s=1), Verdict.REFUSED_ALL),
@@ -218,7 +221,7 @@ async def test_poison_as_the_trial_of_half_open_does_not_open_it_again() -> None
         assert w.dispatcher.breaker_states()[UPSTREAM] == "closed"
 
 
-@pytest.mark.parametrize("kind", [DeadlineLost, PromiseLost, ReplicasFailed])
+@pytest.mark.parametrize("kind", [DeadlineLost, PromiseLost, ReplicasFailed, errors.BodyShed])
 async def test_a_refusal_for_one_request_cools_nothing_down(kind: type[OverspillError]) -> None:
     async with world() as w:
         w.dispatcher.set_replicas([w.local, w.cloud])

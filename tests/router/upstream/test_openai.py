@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.base.errors import (
+    BodyShed,
     ContextTooLong,
     DeadlineLost,
     Evicted,
@@ -17,6 +18,7 @@ from router.base.errors import (
     PromiseLost,
     ReplicaFailed,
     ReplicasFailed,
+    RequestFailed,
     Shed,
     Unavailable,
 )
@@ -107,6 +109,8 @@ def test_whatever_a_request_holds_is_sent_or_its_own_fault(
         (429, None, Shed),
         (429, "shed", Shed),
         (429, "evicted", Evicted),
+        (429, "body_shed", BodyShed),
+        (500, "request_failed", RequestFailed),
         (500, "internal_error", ReplicaFailed),
         (502, None, ReplicaFailed),
         (503, None, Unavailable),
