@@ -14,7 +14,7 @@
 | `REFUSED_ALL`   | other `Refused`: HTTP 503, no capacity,        | -                | all         | waits, or    |
 |                 | starting, draining                             |                  |             | elsewhere    |
 | `DOWN`          | `ReplicaUnreachable`: no connection, its       | counts once      | -           | elsewhere    |
-|                 | process is gone; silence to the deadline       | a request        |             |              |
+|                 | process is gone; silence to a time limit       | a request        |             |              |
 | `FAILED`        | all else, unknown exceptions too: HTTP 401,    | counts once      | -           | elsewhere    |
 |                 | 403, 408, 5xx, garbage, crash, broken off      | a prompt         |             |              |
 

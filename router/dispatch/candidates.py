@@ -139,7 +139,7 @@ def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, t
         prediction = pool.latency.predict(view.snapshot, view.link, demand, view.mine, ahead, beside=pool.beside(info))
         fits, most = _window_cap(pending, info), _most_tokens(pending, info)
         candidates.append(Candidate(info, prediction, fits, session == info.replica_id, most))
-    if any(c.window_cap is None for c in candidates):  # a cut answer is the choice only where nothing holds it whole
+    if any(c.window_cap is None for c in candidates):  # cut only where no window holds it whole
         short = [c.info for c in candidates if c.window_cap is not None]
         rejections += [Rejection(info, "context", _too_long(pending, info)) for info in short]
         candidates = [c for c in candidates if c.window_cap is None]
@@ -189,7 +189,7 @@ def _situation(
 
 
 def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> OverspillError:
-    """The error for a request that every replica was rejected for: what may pass wins over what never will."""
+    """Return the error for a request that every replica was rejected for; a temporary reason comes first."""
     request = pending.request
     of_model = [r for r in rejections if r.code != "other-model"]
     if not of_model:
@@ -199,7 +199,7 @@ def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> Ov
     if temporary:
         reasons = "; ".join(f"{r.info.replica_id}: {r.text}" for r in temporary)
         again_s = min((r.again_s for r in temporary if r.again_s > 0), default=_RETRY_AFTER_S)
-        # A replica that failed for this request alone may serve any other: then the refusal speaks for no other.
+        # A replica that failed for this request may serve others: the refusal speaks for this request only.
         kind = ReplicasFailed if any(r.code == "already-failed" for r in temporary) else Unavailable
         return kind(f"no replica can take the request now ({reasons})", retry_after_s=again_s)
     too_long = [r.info for r in of_model if r.code == "context"]
@@ -237,7 +237,7 @@ def _most_tokens(pending: PendingRequest, info: ReplicaInfo) -> int:
 
 
 def _unreached(pending: PendingRequest, pool: PoolView) -> list[Rejection]:
-    """Let an upstream that was never reached speak up as one replica that may pass, where it may be asked at all."""
+    """Return a temporary rejection for an upstream that was never reached, where locality allows it."""
     upstream = pool.unreached
     if upstream is None or Locality.LOCAL_ONLY in {pool.locality, pending.request.objective.locality}:
         return []

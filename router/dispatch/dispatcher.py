@@ -40,6 +40,7 @@ log = structlog.get_logger("router")
 
 # No first token in so many times its predicted upper figure, to the end of a deadline: it is broken rather than slow.
 _SILENT = 4.0
+_SILENT_LEAST_S = 1.0  # callers choose deadlines, and a short one says nothing about the replica
 
 
 @final
@@ -264,7 +265,7 @@ class Dispatcher:
         if attempt.first_at_s is None and took_s > predicted.ttft_s:
             self._signals.latency.observe_ttft(attempt.info, attempt.work, took_s)
             counted = journey.request.prompt_slack == 0  # an estimate may be that far off by itself
-            attempt.silent = counted and took_s > _SILENT * predicted.ttft_high_s
+            attempt.silent = counted and took_s > max(_SILENT * predicted.ttft_high_s, _SILENT_LEAST_S)
 
     def cap_exceeded(self, attempt: Attempt, journey: Journey) -> None:
         """A replica went on past the cap that it was sent: the answer ends there, and teaches nothing of lengths."""

@@ -19,6 +19,7 @@ from router.base.errors import (
     ReplicaError,
     ReplicaFailed,
     ReplicasFailed,
+    ReplicaUnreachable,
 )
 from router.base.timers import Alarms
 from router.dispatch.attempt_stream import AttemptStream, Elapsed
@@ -380,6 +381,8 @@ class _AttemptRun:
         except Elapsed:
             if self._clock.now_s() >= self._ends_s:
                 return self._journey.end_at_deadline(self._attempt)
+            if self._attempt.first_at_s is None:
+                raise ReplicaUnreachable(f"{name}: silent for too long") from None
             raise self._broken("silent for too long") from None
         except OverspillError:
             raise

@@ -1,4 +1,4 @@
-"""One circuit breaker an endpoint: `closed`, `open`, `half_open`. An upstream that fails is left alone for a while."""
+"""The circuit breaker of one endpoint: `closed`, `open`, `half_open`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Breaker:
 
     @property
     def unreachable(self) -> bool:
-        """A probe has failed since a good one: whoever probes knows, and has said so."""
+        """Whether a probe has failed since the last good one; the prober has logged that."""
         return self._unreachable
 
     @property
@@ -79,17 +79,17 @@ class Breaker:
         return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not self._trial_out)
 
     def begin(self) -> bool:
-        """A request is on its way; returns whether it is the trial of half_open, which no second one joins."""
+        """Note that a request was sent; returns whether it is the one trial of half_open."""
         trial = self.state is BreakerState.HALF_OPEN and not self._trial_out
         self._trial_out = self._trial_out or trial
         return trial
 
     def abandon(self) -> None:
-        """The trial ended without a verdict (refused, cancelled): the next request may try."""
+        """End the trial without a result (refused, cancelled); the next request becomes the trial."""
         self._trial_out = False
 
     def succeed(self) -> None:
-        """A live request got what it asked for."""
+        """Note that a live request was answered in full."""
         self._note("")
         if self.state is BreakerState.CLOSED:
             self._in_a_row.clear()
@@ -98,7 +98,7 @@ class Breaker:
             self._close()
 
     def fail(self, why: str, *, source: str = "", trial: bool = False) -> None:
-        """A live request found the endpoint unreachable or broken.
+        """Note that a live request found the endpoint unreachable or broken.
 
         Args:
             source: what the failure counts under; each source counts once. Empty counts for itself.
@@ -127,7 +127,7 @@ class Breaker:
         return len(self._in_a_row) + self._missed_probes
 
     def probe_succeeded(self) -> None:
-        """A health probe was answered."""
+        """Note that a health probe was answered."""
         state = self.state
         if not self._unreachable:
             return
@@ -140,7 +140,7 @@ class Breaker:
             self._close()
 
     def probe_failed(self, why: str) -> None:
-        """A health probe was not answered."""
+        """Note that a health probe was not answered."""
         self._good_probes = 0
         self._unreachable = True
         state = self.state

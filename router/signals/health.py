@@ -10,7 +10,7 @@ from router.signals.breaker import Breaker, BreakerState
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.settings import BreakerSettings
 
-# A refusal with a longer time to come back is asked again after this: loads change, and reports tell.
+# Longest cool-down, in seconds, whatever time to come back the refusal gave.
 _MAX_COOLING_S = 30.0
 _MIN_COOLING_S = 0.05
 _TRIAL_WAIT_S = 0.25
@@ -18,7 +18,7 @@ _TRIAL_WAIT_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What speaks against a replica beyond its own word.
+    """What keeps requests from a replica that calls itself available.
 
     Attributes:
         code: a code of `router.dispatch.record.REJECTIONS`, empty when nothing does.
@@ -75,7 +75,7 @@ class HealthBook:
         return self._breakers[key]
 
     def refused(self, info: ReplicaInfo, retry_after_s: float, up_to_priority: int | None = None) -> None:
-        """A replica said when to come back.
+        """Begin the cool-down of a replica that refused and said when to come back.
 
         Args:
             up_to_priority: the refusal speaks for requests of this priority and below, None for all. The widest one in
@@ -88,7 +88,7 @@ class HealthBook:
             self._cooling[info.replica_id] = _CoolDown(now_s, until_s, up_to_priority)
 
     def of(self, snapshot: ReplicaSnapshot) -> Health:
-        """Judge a replica. A load report younger than its refusal, with room in it, ends a remote one's cool-down."""
+        """Return the health of a replica. A later load report with a free slot ends a remote cool-down."""
         info = snapshot.info
         breaker = self._breakers.get(breaker_key(info))
         if breaker is not None and not breaker.allows():
@@ -123,11 +123,11 @@ class HealthBook:
             breaker.settings = settings
 
     def keep_only(self, infos: Collection[ReplicaInfo]) -> None:
-        """Forget cool-downs of replicas that are gone; breakers stay, an endpoint may come back."""
+        """Forget the cool-downs of all other replicas. Breakers stay: an endpoint may come back."""
         ids = {info.replica_id for info in infos}
         self._cooling = {key: value for key, value in self._cooling.items() if key in ids}
 
 
 def breaker_key(info: ReplicaInfo) -> str:
-    """Remote replicas fail with their endpoint; each local one for itself."""
+    """Return the breaker's key: the endpoint of a remote replica, the id of a local one."""
     return info.endpoint if info.remote else info.replica_id

@@ -128,10 +128,10 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
     trace = ConnectTrace(clock)
     began_s = clock.now_s()
     try:
-        with _Bound(lost, objective.deadline_s):
+        with _Bound(lost, None):  # the dispatcher keeps the deadline, and says whose fault a silence is
             response = await client.post(post.path, post.body, post.headers, trace)
     except _SilentError as error:
-        raise ReplicaFailed(f"{call.who}: no answer: {error}") from None
+        raise ReplicaUnreachable(f"{call.who}: no answer: {error}") from None
     except PoolExhaustedError:
         raise Unavailable(f"{call.who}: every connection is in use", retry_after_s=1.0) from None
     except NotConnectedError as error:

@@ -25,9 +25,10 @@ from router.base.errors import (
     Shed,
     Unavailable,
 )
+from router.dispatch.dispatcher import Dispatcher
 from router.signals.link import Link
 from router.upstream.tier import UpstreamHooks, UpstreamOptions, UpstreamTier
-from router.values.replica import ReplicaSnapshot
+from router.values.replica import ReplicaSnapshot, SpeedPrior
 from router.values.request import (
     ChatPrompt,
     FinishReason,
@@ -39,6 +40,7 @@ from router.values.request import (
     TextPrompt,
     TokenPrompt,
 )
+from router.values.settings import BreakerSettings, RouterSettings
 from router.wire.load import LoadReport, VariantLoad
 from tests.support.gateway_fakes import FAMILY, FakeDispatcher, Server, gateway_deps, replica_info, serving
 
@@ -474,13 +476,27 @@ async def test_a_half_open_stream_lets_go_when_the_dispatcher_gives_it_up() -> N
         assert tier.replicas[0].snapshot().running == 0
 
 
-async def test_a_server_that_never_answers_is_unreachable_within_the_deadline() -> None:
+@pytest.mark.parametrize(("deadline_s", "state"), [(0.2, "closed"), (1.3, "open")])
+async def test_a_server_that_never_answers_is_lost_at_the_deadline_and_only_long_silence_is_its_fault(
+    deadline_s: float, state: str
+) -> None:
+    """A caller chooses its deadline: short ones, however many, close the upstream for nobody."""
+
     async def freeze(reader, writer) -> None:
         await asyncio.sleep(60)
 
+    settings = RouterSettings(breaker=BreakerSettings(failures=1))
     async with raw_server(scripted(freeze)) as url, upstream(url) as tier:
-        with pytest.raises(ReplicaUnreachable, match="silent"):
-            await everything(await best(tier), ask(objective=Objective(deadline_s=0.1)))
+        replica = await best(tier)
+        replica.info = replace(replica.info, prior=SpeedPrior(1000.0, 100.0))
+        tier.link.observe_rtt(0.001)
+        async with Dispatcher([replica], settings, clock=CLOCK) as dispatcher:
+            began_s = CLOCK.now_s()
+            request = ask(objective=Objective(deadline_s=deadline_s), sampling=SamplingParams(max_tokens=1))
+            with pytest.raises(DeadlineLost):
+                await dispatcher.start(request)
+            assert deadline_s <= CLOCK.now_s() - began_s < deadline_s + 2.0
+            assert dispatcher.breaker_states()[url] == state
 
 
 async def test_silent_probes_end_streams_that_would_wait_for_long() -> None:
