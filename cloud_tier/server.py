@@ -247,6 +247,7 @@ class CloudTier:
                 api_keys=plan.api_keys,
                 max_priority=plan.config.auth.max_priority,
                 ready=self._ready,
+                back_in_s=self._back_in_s,
                 limits=GatewayLimits(
                     max_body_bytes=limits.max_body_bytes,
                     body_timeout_s=limits.body_timeout_s,
@@ -263,9 +264,14 @@ class CloudTier:
     def _ready(self) -> tuple[bool, str]:
         if self._phase is not Phase.SERVING:
             return False, self._phase.value
-        if not any(replica.engine.ready for replica in self._replicas):
-            return False, "every engine is restarting"
-        return True, ""
+        snapshots = [replica.snapshot() for replica in self._replicas]
+        if any(snapshot.available for snapshot in snapshots):
+            return True, ""
+        return False, "; ".join(dict.fromkeys(snapshot.why for snapshot in snapshots))
+
+    def _back_in_s(self) -> float:
+        """Seconds until the first engine should serve again, 0 where that is not known."""
+        return min((s for replica in self._replicas if (s := replica.snapshot().back_in_s) > 0), default=0.0)
 
 
 async def serve(plan: Plan, make_engine: EngineFactory = torch_engine) -> None:

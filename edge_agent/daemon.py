@@ -244,6 +244,7 @@ class EdgeAgent:
                 on_change=self._publish,
                 probe_succeeded=self.dispatcher.probe_succeeded,
                 probe_failed=self.dispatcher.probe_failed,
+                misses_to_be_lost=lambda: self.config.router.breaker.failures,
             ),
         )
 

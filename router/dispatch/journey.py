@@ -13,17 +13,17 @@ import structlog
 from router.base.clock import Clock
 from router.base.errors import (
     DeadlineLost,
-    InvalidRequest,
     OverspillError,
-    Refused,
     ReplicaBroken,
     ReplicaCrashed,
     ReplicaError,
+    ReplicaFailed,
+    ReplicasFailed,
     ReplicaUnreachable,
-    Unavailable,
 )
 from router.base.timers import Alarms
 from router.dispatch.attempt_stream import AttemptStream, Elapsed
+from router.dispatch.blame import Verdict, outcome_of, verdict
 from router.dispatch.candidates import PendingRequest
 from router.dispatch.record import DecisionRecord
 from router.signals.in_flight import Attempt
@@ -88,7 +88,6 @@ class Journey:
         answer: what the caller holds, kept like `route`.
         cut: the answer was ended before the caller's own cap and before the model's end, by a cap or by the deadline.
         last_at_s: when the last token came.
-        callers_fault: it was refused as invalid.
         failed: replica ids that may not serve it again.
         attempts: replicas that were tried.
         crashes: how many of them crashed.
@@ -108,7 +107,6 @@ class Journey:
     cut: bool = False
     answer: Answer | None = None
     last_at_s: float | None = None
-    callers_fault: bool = False
     _cap: int | None = None
     _room: int = 0
     _text: list[str] = field(default_factory=list)
@@ -148,7 +146,7 @@ class Journey:
                             handed_s = clock.now_s()
                             yield chunk
                             attempt.away_s += clock.now_s() - handed_s
-                except (ReplicaError, Refused, InvalidRequest) as failure:
+                except OverspillError as failure:
                     self._give_up_on(attempt, failure)
                     if self._is_complete():
                         # It broke after the last token and before saying so: nothing is missing but the reason.
@@ -156,8 +154,7 @@ class Journey:
             self._note_end(last)
             outcome = Outcome.DEGRADED if self.degraded else Outcome.COMPLETED
         except OverspillError as refusal:
-            outcome, error = _outcome_of(refusal), refusal.message
-            self.callers_fault = isinstance(refusal, InvalidRequest)
+            outcome, error = outcome_of(refusal), refusal.message
             raise
         except Exception as bug:
             outcome, error = Outcome.FAILED, f"internal error: {type(bug).__name__}"
@@ -273,7 +270,8 @@ class Journey:
         """Note the failure, and fold what was emitted into the request; raises if no other replica may try."""
         if isinstance(error, DeadlineLost) and self.dispatcher.clock.now_s() >= self.ends_s():
             raise error
-        if not isinstance(error, Refused) or isinstance(error, DeadlineLost):
+        found = verdict(error)
+        if not found.cools:
             self.failed.add(attempt.info.replica_id)
         if self._text:
             accepted = self._accepted
@@ -291,14 +289,15 @@ class Journey:
             if self.crashes >= _MAX_CRASHES or not self.dispatcher.has_alternative(self):
                 raise self._final(error) from error
         last = self.attempts >= self.dispatcher.settings.max_attempts
-        if last or (isinstance(error, InvalidRequest) and not self.dispatcher.has_alternative(self)):
+        own = found in {Verdict.REQUEST, Verdict.REFUSED_ONE}
+        if last or (own and not self.dispatcher.has_alternative(self)):
             raise self._final(error) from error
 
     def _final(self, error: OverspillError) -> OverspillError:
         if self._text:
             return self._broken(error)
         if isinstance(error, ReplicaError) and not isinstance(error, ReplicaCrashed):
-            return Unavailable(
+            return ReplicasFailed(
                 f"{self.attempts} replicas failed, the last: {error.message}", retry_after_s=_RETRY_AFTER_S
             )
         return error
@@ -382,6 +381,8 @@ class _AttemptRun:
         except Elapsed:
             if self._clock.now_s() >= self._ends_s:
                 return self._journey.end_at_deadline(self._attempt)
+            if self._attempt.first_at_s is None:
+                raise ReplicaUnreachable(f"{name}: silent for too long") from None
             raise self._broken("silent for too long") from None
         except OverspillError:
             raise
@@ -390,7 +391,7 @@ class _AttemptRun:
             raise ReplicaCrashed(f"{name}: crashed with {type(error).__name__}") from error
 
     def _broken(self, why: str) -> ReplicaError:
-        kind = ReplicaUnreachable if self._attempt.first_at_s is None else ReplicaBroken
+        kind = ReplicaFailed if self._attempt.first_at_s is None else ReplicaBroken
         return kind(f"{self._attempt.info.replica_id}: {why}")
 
     def _within_cap(self, chunk: TokenChunk) -> TokenChunk:
@@ -413,11 +414,3 @@ class _AttemptRun:
 def _cap_of(attempt: Attempt, origin: Origin | None) -> int | None:
     """The cap in force: of the upstream that answers if it set one, else of the choice made here."""
     return origin.max_tokens if origin is not None and origin.max_tokens is not None else attempt.choice.max_tokens
-
-
-def _outcome_of(error: OverspillError) -> Outcome:
-    if error.code == "evicted":
-        return Outcome.EVICTED
-    if error.status == 429:
-        return Outcome.SHED
-    return Outcome.UNAVAILABLE if isinstance(error, Refused) else Outcome.FAILED

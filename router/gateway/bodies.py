@@ -6,7 +6,7 @@ import asyncio
 
 from starlette.types import Receive
 
-from router.base.errors import Shed
+from router.base.errors import BodyShed
 from router.base.timers import Interrupted, Interruptible
 from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.errors import BodyTimeout, BodyTooLarge
@@ -42,14 +42,14 @@ class BodyShare:
         """Take what a body of so many bytes needs.
 
         Raises:
-            Shed: other bodies take the room.
+            BodyShed: other bodies take the room.
         """
         room = self._room
         more = body_bytes - SMALL_BODY_BYTES - self._held_bytes
         if more <= 0:
             return
         if room.held_bytes + more > room.limit_bytes:
-            raise Shed(
+            raise BodyShed(
                 f"{room.held_bytes} of the {room.limit_bytes} bytes that this tier has for large request bodies are "
                 "taken: send this one again later",
                 retry_after_s=room.retry_after_s,
@@ -69,7 +69,7 @@ async def read_body(receive: Receive, headers: dict[str, str], deps: GatewayDeps
     Raises:
         BodyTooLarge: it is, or says it is, larger than the limit.
         BodyTimeout: it takes longer than the limit.
-        Shed: bodies of others leave no room for it.
+        BodyShed: bodies of others leave no room for it.
         ClientGone: the connection closed first.
     """
     limits = deps.limits

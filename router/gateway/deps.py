@@ -118,6 +118,11 @@ def always_ready() -> tuple[bool, str]:
     return True, ""
 
 
+def back_unknown() -> float:
+    """A tier that cannot tell when it will be ready."""
+    return 0.0
+
+
 def kv_usage_unknown() -> float | None:
     """KV use of a tier whose replicas do not tell."""
     return None
@@ -135,6 +140,7 @@ class GatewayDeps:
         max_priority: the highest priority that callers may claim where there are no keys.
         ready: whether new requests may come in, and if not, why (`starting`, `draining`).
         notices: what an operator should know although the tier is ready; told on `/health/ready`.
+        back_in_s: seconds until a tier that is not ready should be, 0 where that is not known.
         kv_usage: used share of the tier's KV cache in [0, 1], for autoscalers; None if unknown.
     """
 
@@ -150,3 +156,4 @@ class GatewayDeps:
     notices: Callable[[], Sequence[str]] = tuple
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     kv_usage: Callable[[], float | None] = kv_usage_unknown
+    back_in_s: Callable[[], float] = back_unknown

@@ -296,9 +296,8 @@ def draining_or_starting(deps: GatewayDeps) -> Unavailable | None:
     ready, why = deps.ready()
     if ready:
         return None
-    return Unavailable(
-        f"this tier takes no requests now: {why or 'not ready'}", retry_after_s=deps.limits.retry_after_s
-    )
+    retry_after_s = max(deps.back_in_s(), deps.limits.retry_after_s)
+    return Unavailable(f"this tier takes no requests now: {why or 'not ready'}", retry_after_s=retry_after_s)
 
 
 def _head(status: int, media_type: str, lines: list[tuple[str, str]], request_id: str | None) -> Message:

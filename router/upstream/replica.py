@@ -28,13 +28,15 @@ class Condition:
     """What polling has found out about an upstream, shared by its replicas.
 
     Attributes:
-        reachable: the last probe was answered.
+        reachable: fewer probes in a row have failed than it takes to be lost.
         why: in a few words, when requests should not go there.
+        back_in_s: seconds until it takes requests again, by its own word; 0 where it says nothing.
     """
 
     reachable: bool = False
     ready: bool = False
     why: str = "not reached yet"
+    back_in_s: float = 0.0
 
 
 class UpstreamContext(Protocol):
@@ -98,6 +100,7 @@ class UpstreamReplica:
     _tier: UpstreamContext
     _running: set[_Running] = field(default_factory=set)
     _reported: _Reported = field(default_factory=_Reported)
+    chunks_received: int = 0
 
     @property
     def link(self) -> LinkSnapshot:
@@ -132,9 +135,9 @@ class UpstreamReplica:
             queued_prefill_tokens=load.queued_prefill_tokens + sum(r.prompt_tokens for r in unseen),
             pending_decode_tokens=max(0, load.pending_decode_tokens - reported.ended_tokens)
             + sum(r.left_tokens for r in unseen),
-            kv_free_tokens=load.kv_free_tokens,
             age_s=max(0.0, self._tier.clock.now_s() - reported.at_s),
             why=why,
+            back_in_s=condition.back_in_s if why else 0.0,
         )
 
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
@@ -153,6 +156,7 @@ class UpstreamReplica:
                 finished = False
                 while not finished:
                     for chunk in await stream.read():
+                        self.chunks_received += 1
                         running.left_tokens = max(0, running.left_tokens - chunk.tokens)
                         finished = chunk.finish_reason is not None
                         yield chunk

@@ -15,6 +15,7 @@ from router.base.errors import (
     InvalidRequest,
     OverspillError,
     ReplicaBroken,
+    ReplicaFailed,
     ReplicaUnreachable,
     Unavailable,
 )
@@ -23,6 +24,7 @@ from router.upstream import openai as openai_client
 from router.upstream.openai import Event, EventParser
 from router.upstream.transport import (
     ConnectTrace,
+    NotConnectedError,
     PoolExhaustedError,
     Response,
     StreamingClient,
@@ -122,41 +124,30 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
     Raises:
         InvalidRequest, Refused, ReplicaUnreachable: as `Replica.generate` says.
     """
-    request = call.request
-    try:
-        body = openai_client.encode_request(request, call.model, call.context_tokens)
-    except TypeError as error:  # half a surrogate pair, which no UTF-8 holds
-        raise InvalidRequest(f"{call.who}: the request cannot be written as JSON: {error}") from error
-    objective = remaining(request, clock.now_s(), call.rtt_s, call.who)
-    lines = [
-        ("content-type", "application/json"),
-        ("accept", "text/event-stream"),
-        (wire_headers.REQUEST_ID, request.request_id),
-        (wire_load.FORMAT_HEADER, "JSON"),
-        *wire_headers.objective_headers(objective),
-        *wire_headers.next_hop(request.headers),
-    ]
+    objective = remaining(call.request, clock.now_s(), call.rtt_s, call.who)
+    post = openai_client.encode_post(call.request, objective, call.model, call.context_tokens)
     trace = ConnectTrace(clock)
     began_s = clock.now_s()
-    path = openai_client.path_of(request)
     try:
-        with _Bound(lost, objective.deadline_s):
-            response = await client.post(path, body, lines, trace)
+        with _Bound(lost, None):  # the dispatcher keeps the deadline, and says whose fault a silence is
+            response = await client.post(post.path, post.body, post.headers, trace)
     except _SilentError as error:
         raise ReplicaUnreachable(f"{call.who}: no answer: {error}") from None
     except PoolExhaustedError:
         raise Unavailable(f"{call.who}: every connection is in use", retry_after_s=1.0) from None
     except UnsendableError as error:
         raise InvalidRequest(f"{call.who}: the request cannot be written as HTTP: {error}") from error
-    except TransportError as error:
+    except NotConnectedError as error:
         raise ReplicaUnreachable(f"{call.who}: {error}") from error
+    except TransportError as error:
+        raise ReplicaFailed(f"{call.who}: {error}") from error
     elapsed_s = clock.now_s() - began_s - trace.connect_s
     if response.status != 200:
         raise await _refusal(response, call, lost)
     try:
         transfer = TransferSample(
             transfer_s=max(0.0, elapsed_s - _spent_there_s(response.headers.get("server-timing", ""))),
-            sent_bytes=len(body),
+            sent_bytes=len(post.body),
             load=wire_load.decode_orca(response.headers.get(wire_load.HEADER, "")),
         )
         return OpenStream(response, transfer, call, lost)
@@ -245,7 +236,7 @@ class OpenStream:
         """Return the chunks of what arrives next, at least one. The last one of all carries a finish reason.
 
         Raises:
-            ReplicaUnreachable: it broke before the first text.
+            ReplicaFailed: it broke before the first text.
             ReplicaBroken: it broke later.
         """
         chunks: list[TokenChunk] = []
@@ -284,19 +275,14 @@ class OpenStream:
                 self._done = self._last is not None
                 return
             if event.usage is not None:
-                self._believe(event.usage.completion_tokens, event.usage.prompt_tokens)
+                call = self._call  # an impossible count is none, and pieces of text are counted instead
+                self._told_tokens = event.usage.told_tokens(call.request.most_answer_tokens(call.context_tokens))
+                self._prompt_tokens = event.usage.told_prompt_tokens(call.context_tokens)
             if event.finish_reason is not None:
                 self._last = event
             elif event.text and self._last is None:
                 chunks.append(self._chunk(event.text, None, None))
             self._done = self._done or event.done
-
-    def _believe(self, told_tokens: int, prompt_tokens: int) -> None:
-        """Take the upstream's counts; an impossible one is none, and pieces of text are counted instead."""
-        call = self._call
-        most = call.request.most_answer_tokens(call.context_tokens)
-        self._told_tokens = told_tokens if 0 <= told_tokens <= most else None
-        self._prompt_tokens = prompt_tokens if 0 < prompt_tokens <= call.context_tokens else None
 
     def _finish(self, chunks: list[TokenChunk]) -> None:
         """Add the last chunk; a stream without one has failed, after what came before."""
@@ -318,7 +304,7 @@ class OpenStream:
     def _broken(self, why: str) -> OverspillError:
         if self._emitted:
             return ReplicaBroken(f"{self._call.who}: the stream broke after {self._tokens} tokens: {why}")
-        return ReplicaUnreachable(f"{self._call.who}: the stream broke before the first token: {why}")
+        return ReplicaFailed(f"{self._call.who}: the stream broke before the first token: {why}")
 
 
 async def _read_some(response: Response) -> bytes:

@@ -24,6 +24,10 @@ class TransportError(Exception):
     """The exchange broke, or never came about. Never leaves this package."""
 
 
+class NotConnectedError(TransportError):
+    """No connection could be made: nothing of the request was sent."""
+
+
 class PoolExhaustedError(TransportError):
     """Every connection of the pool stayed in use."""
 
@@ -128,7 +132,8 @@ class StreamingClient:
         Raises:
             PoolExhaustedError: no connection became free in time.
             UnsendableError: the request is at fault.
-            TransportError: the upstream cannot be reached, or broke the exchange.
+            NotConnectedError: the upstream cannot be reached.
+            TransportError: it broke the exchange.
         """
         try:
             response = await self._session.post(
@@ -141,7 +146,9 @@ class StreamingClient:
         except aiohttp.ConnectionTimeoutError as error:
             if trace.queued:
                 raise PoolExhaustedError from error
-            raise TransportError("no connection within the time limit") from error
+            raise NotConnectedError("no connection within the time limit") from error
+        except aiohttp.ClientConnectorError as error:
+            raise NotConnectedError(_describe(error)) from error
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise TransportError(_describe(error)) from error
         except ValueError as error:  # a line break in a header, text that no encoding holds

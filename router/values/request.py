@@ -16,12 +16,13 @@ class Locality(enum.Enum):
 
 
 class Outcome(enum.Enum):
-    """How a request ended (see the glossary in docs/architecture.md)."""
+    """How a request ended (see the glossary in docs/architecture.md); `invalid` is the caller's own 4xx."""
 
     COMPLETED = "completed"
     DEGRADED = "degraded"
     SHED = "shed"
     UNAVAILABLE = "unavailable"
+    INVALID = "invalid"
     EVICTED = "evicted"
     CANCELLED = "cancelled"
     FAILED = "failed"

@@ -93,7 +93,8 @@ MAX_REQUEST_ID_CHARS = 128
 _REQUEST_ID = re.compile(rf"[\w.:~/+=@-]{{1,{MAX_REQUEST_ID_CHARS}}}", re.ASCII)
 _NUMBER = re.compile(r"([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 _SESSION = re.compile(r"[\x20-\x7e]{1,256}")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[\x20-\x7e]{0,256})?")
+_TRACE_VALUE = re.compile(r"[\x20-\x7e]{1,1024}")
 
 
 def lower_case(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -192,8 +193,8 @@ def passed_on(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         InvalidRequest: the request went through more than `MAX_HOPS` tiers: some tier is its own upstream.
     """
     kept = []
-    if _TRACEPARENT.fullmatch(headers.get("traceparent", "")):
-        kept = [(name, headers[name]) for name in TRACE_NAMES if name in headers]
+    if _TRACEPARENT.fullmatch(headers.get("traceparent", "")):  # a `tracestate` that is malformed goes alone
+        kept = [(name, headers[name]) for name in TRACE_NAMES if _TRACE_VALUE.fullmatch(headers.get(name, ""))]
     hops = headers.get(HOPS)
     if hops is not None:
         if whole_number(hops, MAX_HOPS) is None:
@@ -215,8 +216,8 @@ def next_hop(kept: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
 def route_headers(route: Route) -> list[tuple[str, str]]:
     """Tell the caller who answers, and what was given up for it."""
     lines = [
-        (TIER, route.tier),
-        (MODEL, route.variant),
+        (TIER, header_safe(route.tier)),
+        (MODEL, header_safe(route.variant)),
         (RUNG, str(route.rung)),
         (REASON, header_safe(route.reason)),
         (DEGRADED, "true" if route.degraded else "false"),

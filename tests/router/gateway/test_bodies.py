@@ -87,7 +87,7 @@ def test_bodies_share_a_room_and_small_ones_always_fit() -> None:
             while refused.status_code == 200:  # until the server has received the other one
                 refused = client.post(CHAT, content=large)
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "4")
-            assert refused.json()["error"]["code"] == "shed"
+            assert refused.json()["error"]["code"] == "body_shed"
             assert "large request bodies" in refused.json()["error"]["message"]
             packed = client.post(CHAT, content=gzip.compress(large), headers={"content-encoding": "gzip"})
             assert packed.status_code == 429
