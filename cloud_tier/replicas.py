@@ -123,6 +123,9 @@ class EngineReplica:
         self._info = dataclasses.replace(self.info, prior=prior)
 
     async def _encode(self, request: InferenceRequest) -> list[int]:
+        known = request.token_ids(self._prompts)
+        if known is not None:
+            return known
         if size_chars(request.prompt) < IN_THREAD_CHARS:
             return self._prompts.encode(request.prompt, request.continuation)
         return await asyncio.to_thread(self._prompts.encode, request.prompt, request.continuation)

@@ -162,11 +162,18 @@ def load_config(
 
 
 def secret(value: str, key: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return `value`, or what the environment holds under NAME for `env:NAME`.
+    """Return a key to be sent in a header: `value`, or what the environment holds under NAME for `env:NAME`.
 
     Raises:
-        ConfigError: the variable is not set.
+        ConfigError: the variable is not set, or no header can carry the key; it is never in the message.
     """
+    found = _resolved(value, key, environ)
+    if not found.isascii() or not found.isprintable() or " " in found:
+        raise ConfigError(f"{key}: a key is made of printable ASCII characters without blanks; this is not", param=key)
+    return found
+
+
+def _resolved(value: str, key: str, environ: Mapping[str, str]) -> str:
     if not value.startswith("env:"):
         return value
     name = value.removeprefix("env:")
@@ -186,6 +193,6 @@ def accepted_keys(gateway: GatewaySettings, environ: Mapping[str, str] = os.envi
     for index, entry in enumerate(gateway.api_keys):
         at = f"gateway.api_keys[{index}]"
         key, _, priority = entry.partition(" priority=")
-        words.append((at, secret(key.rstrip(" "), at, environ)))
+        words.append((at, _resolved(key.rstrip(" "), at, environ)))
         words += [(at, f"priority={priority.strip()}")] if priority else []
     return key_ceilings(words, gateway.max_priority, "gateway.api_keys")

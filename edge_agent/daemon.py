@@ -259,6 +259,7 @@ class EdgeAgent:
             api_keys=accepted_keys(settings),
             max_priority=settings.max_priority,
             ready=lambda: (self.phase == "serving", "" if self.phase == "serving" else self.phase),
+            notices=lambda: self._fleet.notices if self._fleet is not None else (),
             limits=GatewayLimits(max_body_bytes=settings.max_body_bytes, max_requests=settings.max_requests),
             kv_usage=self._kv_usage,
         )

@@ -101,6 +101,16 @@ def _fleet(session: FleetSession) -> Iterator[Metric]:
         "Version of the desired configuration in force.",
         value=standing.applied_version or 0,
     )
+    yield GaugeMetricFamily(
+        "overspill_edge_fleet_privacy_held",
+        "1 while every request stays here because what the fleet said about privacy was lost.",
+        value=bool(standing.privacy_held),
+    )
+    yield GaugeMetricFamily(
+        "overspill_edge_fleet_volatile",
+        "1 while the disk does not hold what is in force.",
+        value=bool(standing.volatile),
+    )
     yield GaugeMetricFamily("overspill_edge_outbox_rows", "Messages that wait for the broker.", value=outbox.pending)
     yield GaugeMetricFamily("overspill_edge_outbox_bytes", "Their payloads.", value=outbox.pending_bytes)
     yield CounterMetricFamily("overspill_edge_outbox_dropped", "Telemetry dropped for room.", value=outbox.dropped)

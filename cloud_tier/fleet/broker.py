@@ -17,6 +17,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from router.base.errors import ConfigError, OverspillError
 from router.base.tls import client_context
@@ -141,13 +142,14 @@ class BrokerConnection:
         self._paho().disconnect()
         await self._leave()
 
-    async def subscribe(self, *topics: str, qos: int = 1) -> None:
-        """Subscribe and wait for the broker's word.
+    async def subscribe(self, *topics: str, qos: int = 1, retained: bool = True) -> None:
+        """Subscribe and wait for the broker's word; `retained`: what the broker keeps is to be sent, too.
 
         Raises:
             BrokerError: refused, or the connection was lost.
         """
-        code, mid = self._paho().subscribe([(topic, qos) for topic in topics])
+        options = SubscribeOptions(qos=qos, retainHandling=0 if retained else 2)
+        code, mid = self._paho().subscribe([(topic, options) for topic in topics])
         await self._acknowledged(code, mid, f"subscribe to {', '.join(topics)}")
 
     async def publish(

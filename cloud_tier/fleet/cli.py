@@ -1,44 +1,33 @@
-"""`overspill fleet set|get|list|watch|forget`: configure devices over MQTT.
+"""`overspill fleet set|republish|get|list|watch|forget`: configure devices over MQTT.
 
-Exit codes of `set`: 0 applied, 1 refused, 2 wrong use or no broker, 3 no word in time, 4 another operator was faster;
-of several devices, the worst. `get`, `list` and `forget` exit with 3 when nothing can be read.
+Exit codes of `set` and `republish`: 0 applied, 1 refused, 2 wrong use or no broker, 3 no word in time, 4 another
+operator was faster, 5 in force and not on the device's disk; of several devices, the worst. `get`, `list` and `forget`
+exit with 3 when nothing can be read.
 """
 
 from __future__ import annotations
 
 import asyncio
-import getpass
 import json
-import socket
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.live import Live
 
-from cloud_tier.fleet.board import Board, device_as_json, devices_as_table, event_as_json
+from cloud_tier.fleet.changing import Wanted, change_many, change_one, no_word, with_operator
+from cloud_tier.fleet.connection_options import Reach, commands_of
 from cloud_tier.fleet.edits import read_edits
-from cloud_tier.fleet.many import ManyChanges, NothingSeen, choose, is_pattern, split_words, to_read
+from cloud_tier.fleet.listing import LiveListing, device_as_json, devices_as_table, event_as_json
+from cloud_tier.fleet.many import NothingSeen, choose, is_pattern, split_words, to_read
 from cloud_tier.fleet.operator import Event, FleetOperator, NoAnswer
-from cloud_tier.fleet.reach import Reach, commands_of
 from cloud_tier.fleet.show import view_as_json, view_as_table
-from cloud_tier.fleet.summary import (
-    EXIT,
-    change_as_json,
-    change_as_text,
-    changes_as_json,
-    changes_as_table,
-    counted,
-    exit_code,
-    plan_as_json,
-    plan_as_table,
-)
-from cloud_tier.fleet.view import OR_UNREADABLE, UNREADABLE, DeviceView, Outcome, Proposal
+from cloud_tier.fleet.view import OR_UNREADABLE, UNREADABLE, DeviceView
 from router.base import timers
 from router.base.errors import ConfigError
 from router.fleetwire.documents import Response
@@ -47,20 +36,21 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Configure devices over MQTT: set, get, list, watch, forget.",
+    help="Configure devices over MQTT: set, republish, get, list, watch, forget.",
 )
 _command = commands_of(app)
 
-T = TypeVar("T")
-
 _NO_WORD = 3
-_INTERRUPTED = 130
+_LEFT_ALONE = 1
 _REDRAW_S = 0.25
 
 Device = Annotated[str, typer.Argument(help="Name of the device.", metavar="DEVICE")]
 Patterns = Annotated[
     list[str] | None, typer.Argument(metavar="[DEVICE]...", help="Names, or patterns such as 'cam-*'; all if left out.")
 ]
+Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait for a device's word; 0: do not wait.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List who would get what; publish nothing.")]
+Parallel = Annotated[int, typer.Option(min=1, max=1000, help="Documents on their way to the broker at a time.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -77,11 +67,13 @@ def set_(
     file: Annotated[Path | None, typer.Option(help="TOML or JSON with tables router, models.")] = None,
     unset: Annotated[list[str] | None, typer.Option(help="Remove an override; may be repeated.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Begin from no overrides instead of merging.")] = False,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a device's word; 0: do not wait.")] = 10.0,
+    wait: Wait = 10.0,
     everyone: Annotated[bool, typer.Option("--all", help="Every device that was ever seen.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List who would get what; publish nothing.")] = False,
-    parallel: Annotated[int, typer.Option(min=1, max=1000, help="Devices changed at the same time.")] = 32,
-    max_refused: Annotated[int | None, typer.Option(min=1, help="Begin no more once so many refused it.")] = None,
+    dry_run: DryRun = False,
+    parallel: Parallel = 32,
+    max_refused: Annotated[
+        int | None, typer.Option(min=1, help="Go in waves (--parallel, then doubled); end once so many refused.")
+    ] = None,
     as_json: AsJson = False,
     reach: Reach,
 ) -> None:
@@ -92,10 +84,32 @@ def set_(
     edits = read_edits(assignments, unset or (), file)
     if not edits and not replace:
         raise ConfigError("nothing to set; write key=value, --unset KEY, --file FILE or --replace")
+    options = {"parallel": parallel, "max_refused": max_refused}
+    wanted = Wanted(edits, replace=replace, wait_s=wait, dry_run=dry_run, as_json=as_json, options=options)
     if len(devices) == 1 and not is_pattern(devices[0]) and not dry_run:
-        _set_one(reach, devices[0], edits, replace=replace, wait_s=wait, as_json=as_json)
-    options = {"replace": replace, "parallel": parallel, "max_refused": max_refused, "wait_s": wait}
-    _set_many(reach, devices or ["*"], edits, options, dry_run=dry_run, as_json=as_json)
+        change_one(reach, devices[0], wanted)
+    change_many(reach, devices or ["*"], wanted)
+
+
+@_command
+def republish(
+    devices: Annotated[
+        list[str] | None, typer.Argument(metavar="[DEVICE]...", help="Names, or patterns such as 'cam-*'.")
+    ] = None,
+    *,
+    everyone: Annotated[bool, typer.Option("--all", help="Every device that was ever seen.")] = False,
+    wait: Wait = 10.0,
+    dry_run: DryRun = False,
+    parallel: Parallel = 32,
+    as_json: AsJson = False,
+    reach: Reach,
+) -> None:
+    """Give the broker back what it lost: publish what is in force on devices whose document is stale or gone."""
+    if everyone == bool(devices):
+        raise ConfigError("name devices or --all, not both" if everyone else "name a device, a pattern or --all")
+    options = {"parallel": parallel}
+    wanted = Wanted(wait_s=wait, dry_run=dry_run, as_json=as_json, astray_only=True, options=options)
+    change_many(reach, devices or ["*"], wanted)
 
 
 @_command
@@ -119,15 +133,15 @@ def get(
         except NoAnswer as error:
             return view, None, error.message
 
-    view, answer, missing = asyncio.run(_with_operator(reach, look))
+    view, answer, missing = asyncio.run(with_operator(reach, look))
     if as_json:
         typer.echo(json.dumps(view_as_json(view, answer), ensure_ascii=False, indent=2))
     else:
         Console().print(view_as_table(view, answer, everything=everything))
     if missing:
-        _no_word(missing)
+        no_word(missing)
     if not view.seen:
-        _no_word(f"{device} was never seen: {UNREADABLE}")
+        no_word(f"{device} was never seen: {UNREADABLE}")
 
 
 @_command
@@ -146,7 +160,7 @@ def list_(
             return [survey.view(name) for name in choose(survey.views, words, unseen=True)]
 
     try:
-        views = asyncio.run(_with_operator(reach, look))
+        views = asyncio.run(with_operator(reach, look))
     except NothingSeen as error:
         views = []
         message = error.message
@@ -160,7 +174,7 @@ def list_(
         Console().print(devices_as_table(shown))
     if len(known) < max(len(views), 1):
         missing = ", ".join(view.address.device for view in views if not view.kept)
-        _no_word(f"{missing}: {message}" if missing else message)
+        no_word(f"{missing}: {message}" if missing else message)
 
 
 @_command
@@ -186,7 +200,7 @@ def watch(
             return
 
     try:
-        asyncio.run(_with_operator(reach, follow))
+        asyncio.run(with_operator(reach, follow))
     except KeyboardInterrupt:
         raise typer.Exit from None
 
@@ -197,6 +211,7 @@ def forget(
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also devices that are online.")] = False,
+    as_json: AsJson = False,
     reach: Reach,
 ) -> None:
     """Clear all that the broker keeps about a device: status, reported, and the desired document that waits for it."""
@@ -207,78 +222,18 @@ def forget(
             if not yes and any(view.kept for view in views):
                 _confirm(views)
                 await survey.settled(operator.settle_s)  # it may have come back meanwhile
-            return max([await _forget(operator, view, force=force) for view in views])
+            done = [await _forget(operator, view, force=force) for view in views]
+        if as_json:
+            typer.echo(json.dumps([row for _, row in done], ensure_ascii=False, indent=2))
+        else:
+            for code, row in done:
+                typer.echo(f"{row['device']}: {row['reason']}", err=code == _LEFT_ALONE)
+        return max(code for code, _ in done)
 
     try:
-        raise typer.Exit(asyncio.run(_with_operator(reach, clear)))
+        raise typer.Exit(asyncio.run(with_operator(reach, clear)))
     except NothingSeen as error:
-        _no_word(error.message)
-
-
-def _set_one(
-    reach: Reach, device: str, edits: Mapping[str, Any], *, replace: bool, wait_s: float, as_json: bool
-) -> None:
-    async def change(operator: FleetOperator) -> tuple[Proposal, Outcome | None]:
-        proposal = await operator.propose(device, edits, replace=replace, issued_by=_whoami())
-        return proposal, await operator.outcome(device, proposal.desired, wait_s) if wait_s > 0 else None
-
-    proposal, outcome = asyncio.run(_with_operator(reach, change))
-    if as_json:
-        typer.echo(json.dumps(change_as_json(device, proposal, outcome), ensure_ascii=False))
-    else:
-        typer.echo(change_as_text(device, proposal, outcome))
-    raise typer.Exit(EXIT[outcome.kind] if outcome is not None else 0)
-
-
-def _set_many(
-    reach: Reach, words: list[str], edits: Mapping[str, Any], options: dict[str, Any], *, dry_run: bool, as_json: bool
-) -> None:
-    begun: list[ManyChanges] = []
-
-    async def change(operator: FleetOperator) -> None:
-        async with operator.survey(to_read(reach.fleet, words)) as survey:
-            many = ManyChanges(survey, choose(survey.views, words), edits, issued_by=_whoami(), **options)
-            begun.append(many)
-            if dry_run:
-                many.plan()
-            else:
-                await _with_progress(many.run(operator), many)
-
-    interrupted = False
-    try:
-        asyncio.run(_with_operator(reach, change))
-    except NothingSeen as error:
-        _no_word(error.message)
-    except KeyboardInterrupt:
-        interrupted = True
-    changes = begun[0].changes if begun else []
-    if as_json:
-        told = plan_as_json(changes) if dry_run else changes_as_json(changes)
-        typer.echo(json.dumps(told, ensure_ascii=False, indent=2))
-    else:
-        Console().print(plan_as_table(changes) if dry_run else changes_as_table(changes))
-    raise typer.Exit(_INTERRUPTED if interrupted else exit_code(changes))
-
-
-async def _with_progress(work: Awaitable[None], many: ManyChanges) -> None:
-    """Say on a terminal how far it is; nothing where no person looks."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        await work
-        return
-    with console.status("") as status:
-
-        async def tell() -> None:
-            while True:
-                settled = [change for change in many.changes if change.outcome is not None]
-                status.update(f"of {len(many.changes)}: {counted(settled)}" if settled else "waiting for the first")
-                await asyncio.sleep(_REDRAW_S)
-
-        telling = asyncio.create_task(tell(), name="fleet-progress")
-        try:
-            await work
-        finally:
-            await timers.end(telling)
+        no_word(error.message)
 
 
 def _confirm(views: list[DeviceView]) -> None:
@@ -288,23 +243,26 @@ def _confirm(views: list[DeviceView]) -> None:
     typer.confirm("Forget them? What they have in force stays; the broker keeps nothing about them", abort=True)
 
 
-async def _forget(operator: FleetOperator, view: DeviceView, *, force: bool) -> int:
-    name, kept = view.address.device, ", ".join(view.kept)
+async def _forget(operator: FleetOperator, view: DeviceView, *, force: bool) -> tuple[int, dict[str, Any]]:
+    """Clear what is kept about a device; returns its exit code and what to say."""
+    kept = list(view.kept)
+
+    def row(said: str, *, forgotten: bool) -> dict[str, Any]:
+        return {
+            "device": view.address.device,
+            "forgotten": forgotten,
+            "cleared": kept if forgotten else [],
+            "reason": said,
+        }
+
     if not kept and not force:
-        typer.echo(f"{name}: {UNREADABLE}")
-        return _NO_WORD
+        return _NO_WORD, row(UNREADABLE, forgotten=False)
     if view.online and not force:
-        typer.echo(f"{name}: it is online, so it was not forgotten; --force does it all the same", err=True)
-        return 1
+        said = "it is online, so it was not forgotten; --force does it all the same"
+        return _LEFT_ALONE, row(said, forgotten=False)
     came_back = "; it is online and announces itself again" if view.online else ""
     await operator.forget(view)
-    typer.echo(f"{name}: forgotten ({kept or 'whatever was there'}){came_back}")
-    return 0
-
-
-def _no_word(message: str) -> None:
-    typer.echo(f"overspill: {message}", err=True)
-    raise typer.Exit(_NO_WORD)
+    return 0, row(f"forgotten ({', '.join(kept) or 'whatever was there'}){came_back}", forgotten=True)
 
 
 async def _watch_json(operator: FleetOperator, device: str | None) -> None:
@@ -313,8 +271,8 @@ async def _watch_json(operator: FleetOperator, device: str | None) -> None:
 
 
 async def _watch_table(operator: FleetOperator, device: str | None) -> None:
-    board = Board(operator.fleet)
-    with Live(get_renderable=board.table, auto_refresh=False) as live:
+    listing = LiveListing(operator.fleet)
+    with Live(get_renderable=listing.table, auto_refresh=False) as live:
 
         async def draw() -> None:
             while True:
@@ -324,7 +282,7 @@ async def _watch_table(operator: FleetOperator, device: str | None) -> None:
         drawing = asyncio.create_task(draw(), name="fleet-draw")
         try:
             async for event in _events(operator, device):
-                board.take(event)
+                listing.take(event)
         finally:
             await timers.end(drawing)
 
@@ -335,15 +293,3 @@ async def _events(operator: FleetOperator, word: str | None) -> AsyncGenerator[E
         async for event in events:
             if word is None or word == event.address.device or fnmatchcase(event.address.device, word):
                 yield event
-
-
-async def _with_operator(reach: Reach, work: Callable[[FleetOperator], Awaitable[T]]) -> T:
-    async with FleetOperator(reach.broker, reach.fleet) as operator:
-        return await work(operator)
-
-
-def _whoami() -> str:
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):
-        return socket.gethostname()

@@ -12,8 +12,10 @@ from cloud_tier.fleet.broker import BrokerError
 from cloud_tier.fleet.operator import FleetOperator
 from cloud_tier.fleet.survey import Survey
 from cloud_tier.fleet.view import OR_UNREADABLE, DeviceView, Outcome, Proposal, absence, draft, judge
+from router.base import timers
 from router.base.errors import ConfigError, OverspillError
-from router.fleetwire.documents import OVERRIDABLE, Address
+from router.fleetwire.documents import OVERRIDABLE
+from router.fleetwire.topics import Address
 
 
 class NothingSeen(OverspillError):
@@ -97,12 +99,16 @@ class Change:
 class ManyChanges:
     """One change to many devices.
 
-    Devices that are online go first, at most `parallel` at a time, and each is waited for. Then those that are not:
-    their documents wait at the broker, and nobody waits for them here.
+    Devices that are online go first: their documents are published, `parallel` at a time, and their words are counted
+    as they come. Then those that are not: their documents wait at the broker, and nobody waits for them here.
+
+    With `max_refused` they are published in waves, each when the words about the one before are in: `parallel` devices
+    first, and twice as many as before while nobody refuses.
 
     Attributes:
-        max_refused: begin no further device once so many refused the change; None for no limit.
-        wait_s: for the word of an online device; 0 does not wait at all.
+        parallel: publishes that wait for the broker at the same time; devices of the first wave.
+        max_refused: begin no further device once so many refused the change; None for no limit, and one wave.
+        wait_s: for the word of an online device, from its publish on; 0 does not wait at all.
     """
 
     survey: Survey
@@ -136,19 +142,43 @@ class ManyChanges:
             self._conclude()
 
     @property
+    def refused(self) -> int:
+        """Devices that refused the change."""
+        return sum(change.outcome is not None and change.outcome.kind == "refused" for change in self.changes)
+
+    @property
     def stopped(self) -> bool:
         """Whether so many devices refused that no further one is begun."""
-        refused = sum(change.outcome is not None and change.outcome.kind == "refused" for change in self.changes)
-        return self.max_refused is not None and refused >= self.max_refused
+        return self.max_refused is not None and self.refused >= self.max_refused
 
     async def _all(self, operator: FleetOperator, changes: Sequence[Change]) -> None:
-        turns = iter(changes)
-        await asyncio.gather(*(self._take_turns(operator, turns) for _ in range(min(self.parallel, len(changes)))))
+        size = len(changes) if self.max_refused is None else self.parallel
+        begun = 0
+        while begun < len(changes) and not self.stopped:
+            refused = self.refused
+            await self._wave(operator, changes[begun : begun + size])
+            begun += size
+            if self.refused == refused:
+                size *= 2
 
-    async def _take_turns(self, operator: FleetOperator, turns: Iterator[Change]) -> None:
+    async def _wave(self, operator: FleetOperator, wave: Sequence[Change]) -> None:
+        """Publish to all of them, and wait for the word of each that is online."""
+        turns = iter(wave)
+        words: list[asyncio.Task[None]] = []
+        publishing = [
+            asyncio.create_task(self._publish_in_turn(operator, turns, words), name="fleet-publish")
+            for _ in range(min(self.parallel, len(wave)))
+        ]
+        try:
+            await asyncio.gather(*publishing)
+            await asyncio.gather(*words)
+        finally:
+            await timers.end(*publishing, *words)
+
+    async def _publish_in_turn(
+        self, operator: FleetOperator, turns: Iterator[Change], words: list[asyncio.Task[None]]
+    ) -> None:
         for change in turns:
-            if self.stopped:
-                return
             proposal = self._draft(change)
             if proposal is None:
                 continue
@@ -158,10 +188,13 @@ class ManyChanges:
                 change.outcome = Outcome("unpublished", error.message)
                 continue
             if self.wait_s > 0 and change.view.online:
-                try:
-                    change.outcome = await self.survey.outcome(change.device, proposal.desired, self.wait_s)
-                except BrokerError as error:
-                    change.outcome = Outcome("timeout", error.message)
+                words.append(asyncio.create_task(self._word_of(change, proposal), name=f"fleet-word {change.device}"))
+
+    async def _word_of(self, change: Change, proposal: Proposal) -> None:
+        try:
+            change.outcome = await self.survey.outcome(change.device, proposal.desired, self.wait_s)
+        except BrokerError as error:
+            change.outcome = Outcome("timeout", error.message)
 
     def _draft(self, change: Change) -> Proposal | None:
         try:

@@ -17,22 +17,15 @@ from typing import Any
 
 from cloud_tier.fleet.broker import BrokerAddress, BrokerConnection, BrokerError, Message, Request
 from cloud_tier.fleet.survey import Survey
-from cloud_tier.fleet.view import DeviceView, Outcome, Proposal, absence, draft, judge
-from router.fleetwire.documents import (
-    Address,
-    BadDocument,
-    Command,
-    DesiredConfig,
-    Leaf,
-    Response,
-    decode_as,
-    encode,
-    parse_topic,
-    topic_filter,
-)
+from cloud_tier.fleet.view import DeviceView, Outcome, Proposal, draft
+from router.fleetwire.documents import BadDocument, Command, DesiredConfig, Response, decode_as, encode
+from router.fleetwire.topics import Address, Leaf, parse_topic, topic_filter
 
 _SETTLE_S = 0.25
 """Retained messages may trail SUBACK by this much (mosquitto sends them at once, clustered brokers a little later)."""
+_A_FEW = 16
+_DRAINED_S = 0.05
+"""More than a few messages of one kind come in one go: after a pause this long the next kind is asked for."""
 _KEPT: tuple[Leaf, ...] = ("desired", "reported", "status")
 _WATCHED: tuple[Leaf, ...] = (*_KEPT, "telemetry")
 _RECONNECT_S = (1.0, 30.0)
@@ -87,14 +80,8 @@ class FleetOperator:
         Raises:
             BrokerError: the broker refuses or went away.
         """
-        address = Address(self.fleet, device)
-        view = DeviceView(address)
-        with self._listen() as inbox:
-            await self._follow(address)
-            await asyncio.sleep(self.settle_s)
-            while not inbox.empty():
-                _fold(view, inbox.get_nowait())
-        return view
+        async with self.survey([device]) as survey:
+            return survey.view(device)
 
     async def propose(
         self, device: str, edits: Mapping[str, Any], *, replace: bool = False, issued_by: str = ""
@@ -144,24 +131,36 @@ class FleetOperator:
         self._listeners.append(survey.take)
         try:
             if devices is not None:
-                topics = [Address(self.fleet, device).topic(leaf) for device in devices for leaf in _KEPT]
-                for begin in range(0, len(topics), _TOPICS_A_SUBSCRIPTION):
-                    await self._open().subscribe(*topics[begin : begin + _TOPICS_A_SUBSCRIPTION])
-                await survey.settled(self.settle_s)
+                await self._read_named(survey, devices)
             else:
-                for leaf in _KEPT:  # one after the other: each may fill what the broker queues for one subscriber
-                    await self._read_all(survey, leaf)
+                await self._read_all(survey)
             yield survey
         finally:
             self._listeners.remove(survey.take)
 
-    async def _read_all(self, survey: Survey, leaf: Leaf) -> None:
-        topic = topic_filter(self.fleet, leaf)
-        await self._open().subscribe(topic)
+    async def _read_named(self, survey: Survey, devices: Sequence[str]) -> None:
+        topics = [Address(self.fleet, device).topic(leaf) for device in devices for leaf in _KEPT]
+        for begin in range(0, len(topics), _TOPICS_A_SUBSCRIPTION):
+            await self._open().subscribe(*topics[begin : begin + _TOPICS_A_SUBSCRIPTION])
+        if topics:  # a round trip more: what was retained is on this side of its answer
+            await self._open().subscribe(topics[-1], retained=False)
+        if not survey.has_all_of(_KEPT):  # something may trail, or there is nothing to come
+            await survey.settled(self.settle_s)
+
+    async def _read_all(self, survey: Survey) -> None:
+        """Read the whole fleet: once, and what is kept of many devices a second time in another way, to count it."""
+        topics = {leaf: topic_filter(self.fleet, leaf) for leaf in _KEPT}
+        for leaf, topic in topics.items():  # one after the other: each may fill what the broker queues for a subscriber
+            await self._open().subscribe(topic)
+            if survey.read(leaf) >= _A_FEW:
+                await survey.settled(_DRAINED_S)
         await survey.settled(self.settle_s)
+        for leaf, topic in topics.items():
+            if survey.read(leaf) >= _LARGE:
+                await self._count_again(survey, leaf, topic)
+
+    async def _count_again(self, survey: Survey, leaf: Leaf, topic: str) -> None:
         read = survey.read(leaf)
-        if read < _LARGE:
-            return
         await self._open().subscribe(topic, qos=0)  # queued in another way, so cut off at another point
         await survey.settled(self.settle_s)
         if survey.read(leaf) > read:
@@ -169,8 +168,7 @@ class FleetOperator:
                 f"the broker keeps `{leaf}` of more devices than the {read} it sent: it drops what it cannot queue for "
                 "one subscriber; raise its limit (mosquitto: max_queued_messages and max_queued_bytes, docs/fleet.md)"
             )
-        await self._open().subscribe(topic)
-        await survey.settled(self.settle_s)
+        await self._open().subscribe(topic, retained=False)  # what comes from now on is acknowledged again
 
     async def outcome(self, device: str, desired: DesiredConfig, timeout_s: float) -> Outcome:
         """Wait until the device says what became of a document.
@@ -178,20 +176,8 @@ class FleetOperator:
         Raises:
             BrokerError: the connection was lost.
         """
-        address = Address(self.fleet, device)
-        view = DeviceView(address)
-        deadline_s = time.monotonic() + timeout_s
-        with self._listen() as inbox:
-            await self._follow(address)
-            while True:
-                message = await self._next(inbox, deadline_s - time.monotonic())
-                if message is None:
-                    waited = f"no word about version {desired.version} within {timeout_s:g} s"
-                    return Outcome("timeout", f"{waited}: {absence(view)}", reported=view.reported)
-                if _fold(view, message) == "reported" and view.reported is not None:
-                    outcome = judge(desired, view.reported)
-                    if outcome is not None:
-                        return outcome
+        async with self.survey([device]) as survey:
+            return await survey.outcome(device, desired, timeout_s)
 
     async def ask(self, device: str, command: str, timeout_s: float = 5.0) -> Response:
         """Send a command and wait for the answer.
@@ -225,9 +211,10 @@ class FleetOperator:
             try:
                 with self._listen() as inbox:
                     if device is not None:
-                        await self._follow(Address(self.fleet, device), _WATCHED)
+                        topics = [Address(self.fleet, device).topic(leaf) for leaf in _WATCHED]
                     else:
-                        await self._open().subscribe(*(topic_filter(self.fleet, leaf) for leaf in _WATCHED))
+                        topics = [topic_filter(self.fleet, leaf) for leaf in _WATCHED]
+                    await self._open().subscribe(*topics)
                     wait_s = _RECONNECT_S[0]
                     while True:
                         message = await self._next(inbox, None)
@@ -259,11 +246,6 @@ class FleetOperator:
         finally:
             self._listeners.remove(inbox.put_nowait)
 
-    async def _follow(self, address: Address, leaves: tuple[Leaf, ...] = _KEPT) -> None:
-        await self._open().subscribe(*(address.topic(leaf) for leaf in leaves))
-        # A second round trip: what was retained under the first subscription is on this side of its answer.
-        await self._open().subscribe(address.topic("response"))
-
     async def _next(self, inbox: asyncio.Queue[Message], timeout_s: float | None) -> Message | None:
         """Return the next message, None after the time is over.
 
@@ -283,11 +265,3 @@ class FleetOperator:
         if lost.done():
             raise BrokerError(f"the connection to the broker was lost: {lost.result()}")
         return None
-
-
-def _fold(view: DeviceView, message: Message) -> Leaf | None:
-    parsed = parse_topic(message.topic)
-    if parsed is None or parsed[0] != view.address:
-        return None
-    view.take(parsed[1], message.payload)
-    return parsed[1]

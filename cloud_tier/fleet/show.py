@@ -12,8 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cloud_tier.fleet.board import STATE_STYLE
-from cloud_tier.fleet.sheet import as_text
+from cloud_tier.fleet.listing import STATE_STYLE
+from cloud_tier.fleet.table import as_text
 from cloud_tier.fleet.view import UNREADABLE, DeviceView
 from router.fleetwire.documents import Response
 from router.fleetwire.overrides import delta, leaves
@@ -134,6 +134,8 @@ def _reported_lines(view: DeviceView) -> list[Text]:
     if reported.reason:
         text += f": {reported.reason}"
     lines = [Text(text, style=STATE_STYLE.get(reported.state, ""))]
+    if reported.privacy_held:
+        lines.append(Text(f"privacy: every request stays on the device: {reported.privacy_held}", style="red"))
     lines += [Text(f"model: {m.variant} ({m.state}) {m.digest[:19]}", style="dim") for m in reported.models]
     return lines
 

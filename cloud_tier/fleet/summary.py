@@ -12,12 +12,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cloud_tier.fleet.many import Change
-from cloud_tier.fleet.sheet import Row, Sheet
+from cloud_tier.fleet.table import FoldingTable, Row
 from cloud_tier.fleet.view import Outcome, Proposal
 from router.fleetwire.overrides import leaves
 
-EXIT = {"applied": 0, "refused": 1, "unpublished": 2, "timeout": 3, "conflict": 4, "superseded": 4}
-_WORST_FIRST = (1, 2, 4, 3)
+EXIT = {"applied": 0, "refused": 1, "unpublished": 2, "timeout": 3, "conflict": 4, "superseded": 4, "volatile": 5}
+_WORST_FIRST = (1, 2, 4, 5, 3)
 _NAMES = {"timeout": "no word", "unpublished": "not sent", None: "published"}
 _STYLE = {"applied": "green", "unchanged": "green", "refused": "red", "not sent": "red", "published": ""}
 _LIST_EACH = 20
@@ -61,7 +61,7 @@ def counted(changes: Sequence[Change]) -> str:
     """Return how many devices came to what."""
     counts = Counter(map(_word, changes))
     words = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-    return f"{len(changes)} device{'' if len(changes) == 1 else 's'}: {words}"
+    return f"{len(changes)} device{'' if len(changes) == 1 else 's'}: {words or 'nothing to do'}"
 
 
 def changes_as_table(changes: Sequence[Change]) -> RenderableType:
@@ -74,7 +74,7 @@ def changes_as_table(changes: Sequence[Change]) -> RenderableType:
         word = _word(change)
         cells = (change.device, change.view.connection, version, Text(word, style=_STYLE.get(word, "yellow")))
         rows.append(Row(cells, _reason(change.outcome) if change.outcome is not None else ""))
-    table = [Sheet("device", (("status", 7), ("version", 8), ("outcome", 10)), rows)] if rows else []
+    table = [FoldingTable("device", (("status", 7), ("version", 8), ("outcome", 10)), rows)] if rows else []
     return Group(*table, Text(counted(changes), style="bold"))
 
 
@@ -97,7 +97,7 @@ def plan_as_table(changes: Sequence[Change]) -> RenderableType:
         rows.append(Row((change.device, change.view.connection, version), failed or "\n".join(edits) or quiet))
     touched = sum(change.proposal is not None and change.proposal.fresh for change in changes)
     said = f"{touched} of {len(changes)} devices would get a new document; nothing was published"
-    return Group(Sheet("device", (("status", 7), ("version", 8)), rows), Text(said, style="bold"))
+    return Group(FoldingTable("device", (("status", 7), ("version", 8)), rows), Text(said, style="bold"))
 
 
 def plan_as_json(changes: Sequence[Change]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from cloud_tier.fleet.broker import BrokerError, Message
 from cloud_tier.fleet.view import DeviceView, Outcome, absence, judge
-from router.fleetwire.documents import Address, DesiredConfig, Leaf, parse_topic
+from router.fleetwire.documents import DesiredConfig
+from router.fleetwire.topics import Address, Leaf, parse_topic
 
 
 class Survey:
@@ -29,9 +30,10 @@ class Survey:
         self.views = {device: DeviceView(Address(fleet, device)) for device in devices or ()}
         self._open = devices is None
         self._lost = lost
-        self._came = 0
+        self._came_s = 0.0
         self._read: dict[Leaf, set[str]] = {}
         self._news: dict[str, asyncio.Future[None]] = {}
+        lost.add_done_callback(lambda _: self._wake(*self._news))
 
     def take(self, message: Message) -> None:
         """Fold one message in, and wake who waits for its device."""
@@ -42,12 +44,10 @@ class Survey:
         if not (self._open or address.device in self.views):
             return
         if message.retained:
-            self._came += 1
+            self._came_s = time.monotonic()
             self._read.setdefault(leaf, set()).add(address.device)
         self.view(address.device).take(leaf, message.payload)
-        news = self._news.pop(address.device, None)
-        if news is not None and not news.done():
-            news.set_result(None)
+        self._wake(address.device)
 
     def view(self, device: str) -> DeviceView:
         """Return what is known about a device; an empty view if that is nothing.
@@ -61,16 +61,19 @@ class Survey:
         """Of how many devices a retained message of this kind came."""
         return len(self._read.get(leaf, ()))
 
+    def has_all_of(self, leaves: Iterable[Leaf]) -> bool:
+        """Whether every device asked for by name has sent a retained message of each of these kinds."""
+        return not self._open and all(self.read(leaf) == len(self.views) for leaf in leaves)
+
     async def settled(self, quiet_s: float) -> None:
         """Wait until no retained message came for `quiet_s`.
 
         Raises:
             BrokerError: the connection was lost meanwhile.
         """
-        before = -1
-        while before != self._came:
-            before = self._came
-            await asyncio.wait({self._lost}, timeout=quiet_s)
+        began_s = time.monotonic()
+        while (left_s := max(began_s, self._came_s) + quiet_s - time.monotonic()) > 0:
+            await asyncio.wait({self._lost}, timeout=left_s)
             self._check_connection()
 
     async def outcome(self, device: str, desired: DesiredConfig, timeout_s: float) -> Outcome:
@@ -89,9 +92,15 @@ class Survey:
                 waited = f"no word within {timeout_s:g} s"
                 return Outcome("timeout", f"{waited}: {absence(view)}", reported=view.reported)
             news = self._news.setdefault(device, asyncio.get_running_loop().create_future())
-            either: set[asyncio.Future[object]] = {news, self._lost}  # type: ignore[arg-type]
-            await asyncio.wait(either, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             self._check_connection()
+            await asyncio.wait({news}, timeout=left_s)  # a lost connection wakes everyone
+            self._check_connection()
+
+    def _wake(self, *devices: str) -> None:
+        for device in devices:
+            news = self._news.pop(device, None)
+            if news is not None and not news.done():
+                news.set_result(None)
 
     def _check_connection(self) -> None:
         if self._lost.done():

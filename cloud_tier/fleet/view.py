@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from router.base.errors import ConfigError
 from router.fleetwire.documents import (
+    MAX_FIRST_VERSION,
     MAX_VERSION,
-    Address,
+    MAX_VERSION_JUMP,
     BadDocument,
     DesiredConfig,
     DesiredRefused,
-    Leaf,
     Reported,
     Status,
     decode_as,
@@ -25,6 +25,7 @@ from router.fleetwire.documents import (
     newest_status,
 )
 from router.fleetwire.overrides import edit
+from router.fleetwire.topics import Address, Leaf
 
 OR_UNREADABLE = "or the access list does not let you read it"
 UNREADABLE = f"nothing can be read here: this device never connected, {OR_UNREADABLE}"
@@ -86,12 +87,18 @@ class DeviceView:
 
     @property
     def state(self) -> str:
-        """What became of the document that is desired: as reported, or `waiting` while the device has not read it."""
+        """What became of the document that is desired: as reported, or `waiting` while the device has not read it.
+
+        `stale` is one below what the device has dealt with: a broker that crashed serves what it had saved before.
+        """
         if self.desired_error:
             return "unreadable"
         reported, desired = self.reported, self.desired
-        if desired is not None and desired.version > self._reported_version:
-            return "waiting"
+        if desired is not None and (reported is None or reported.version != desired.version):
+            if desired.version > self.handled_version:
+                return "waiting"
+            if desired.version < self.handled_version:
+                return "stale"
         return reported.state if reported is not None else "none"
 
     @property
@@ -102,27 +109,46 @@ class DeviceView:
         return self.reported is not None and self.reported.applied_digest == digest_of(self.desired)
 
     @property
+    def astray(self) -> bool:
+        """Whether the broker no longer keeps the document that is in force on the device."""
+        lost = self.desired is None and not self.desired_error and self.reported is not None
+        return self.state == "stale" or (lost and bool(self.reported and self.reported.applied_version))
+
+    @property
+    def handled_version(self) -> int:
+        """The version that the next document has to pass, as far as the device says."""
+        reported = self.reported
+        if reported is None:
+            return 0
+        if reported.handled_version >= 0:
+            return reported.handled_version
+        return max(reported.version or 0, reported.applied_version or 0)
+
+    @property
     def highest_version(self) -> int:
-        """The highest version anyone is known to have used."""
-        return max(self.desired.version if self.desired else 0, self._reported_version)
+        """The highest version anyone is known to have used, and the device would take."""
+        handled, desired = self.handled_version, self.desired
+        reach = handled + MAX_VERSION_JUMP if handled else MAX_FIRST_VERSION
+        return max(handled, desired.version) if desired is not None and desired.version <= reach else handled
 
     @property
     def base(self) -> dict[str, Any]:
-        """The overrides a change begins from: those desired, unless the device refused them; then those in force."""
-        reported = self.reported
-        if reported is not None and reported.state == "refused":
-            desired_version = self.desired.version if self.desired is not None else 0
-            if reported.version is None or reported.version >= desired_version:
-                return dict(reported.overrides)
-        return self.desired.overrides if self.desired is not None else {}
-
-    @property
-    def _reported_version(self) -> int:
-        reported = self.reported
-        return max(reported.version or 0, reported.applied_version or 0) if reported is not None else 0
+        """The overrides a change begins from: those desired, or those in force where the device does not obey them."""
+        reported, desired = self.reported, self.desired
+        if reported is None:
+            return desired.overrides if desired is not None else {}
+        refused = reported.state == "refused" and (
+            desired is None or reported.version is None or reported.version >= desired.version
+        )
+        if desired is None or refused or self.state == "stale":
+            return dict(reported.overrides)
+        return desired.overrides
 
 
-OutcomeKind = Literal["applied", "refused", "conflict", "superseded", "timeout", "unpublished"]
+OutcomeKind = Literal["applied", "volatile", "refused", "conflict", "superseded", "timeout", "unpublished"]
+
+
+_UNOBEYED: dict[str, OutcomeKind] = {"refused": "refused", "partial": "refused", "stale": "superseded"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +186,9 @@ def draft(view: DeviceView, edits: Mapping[str, Any], *, replace: bool = False, 
         return Proposal(current, fresh=False, view=view)
     if view.highest_version >= MAX_VERSION:
         device = view.address.device
-        raise ConfigError(f"device {device}: version {MAX_VERSION} is used up; remove the device's state_dir")
+        raise ConfigError(
+            f"device {device}: version {MAX_VERSION} is used up; stop the agent and remove its state_dir/desired.json"
+        )
     desired = DesiredConfig(
         version=view.highest_version + 1,
         issued_at=dt.datetime.now(dt.timezone.utc),
@@ -174,16 +202,17 @@ def judge(desired: DesiredConfig, reported: Reported) -> Outcome | None:
     """Return what a report says about a document; None if it does not settle the matter yet."""
     digest = digest_of(desired)
     if reported.applied_digest == digest:
-        return Outcome("applied", reported=reported)
+        volatile = reported.state == "applied-volatile"
+        return Outcome("volatile" if volatile else "applied", reported.reason if volatile else "", reported=reported)
     if reported.digest == digest:
-        if reported.state != "refused":
-            return None
-        lost = reported.applied_version == desired.version
-        return Outcome("conflict" if lost else "refused", reported.reason, reported.key, reported)
+        kind = _UNOBEYED.get(reported.state)
+        if kind == "refused" and reported.applied_version == desired.version:
+            kind = "conflict"
+        return Outcome(kind, reported.reason, reported.key, reported) if kind is not None else None
     if reported.version == desired.version:
         reason = f"another operator published version {desired.version} at the same time, and it came first"
         return Outcome("conflict", reason, reported=reported)
-    newest = max(reported.version or 0, reported.applied_version or 0)
+    newest = max(reported.handled_version, reported.applied_version or 0)
     if newest > desired.version:
         return Outcome("superseded", f"the device is already at version {newest}", reported=reported)
     return None
@@ -211,4 +240,4 @@ def _worth_repeating(view: DeviceView) -> bool:
     reported, desired = view.reported, view.desired
     if reported is None or desired is None:
         return False
-    return reported.state == "refused" or view.highest_version > desired.version
+    return reported.state in {"refused", "partial"} or view.state == "stale" or view.highest_version > desired.version

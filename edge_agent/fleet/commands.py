@@ -8,16 +8,8 @@ from dataclasses import dataclass
 import structlog
 
 from edge_agent.mqtt.connection import Message, Outgoing
-from router.fleetwire.documents import (
-    Address,
-    BadDocument,
-    Reported,
-    Response,
-    Snapshot,
-    decode_command,
-    encode,
-    utc_now,
-)
+from router.fleetwire.documents import BadDocument, Reported, Response, Snapshot, decode_command, encode, utc_now
+from router.fleetwire.topics import Address
 
 log = structlog.get_logger("edge_agent.fleet")
 

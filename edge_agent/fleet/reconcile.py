@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from router.fleetwire.documents import DesiredConfig, digest_of
+from router.fleetwire.documents import MAX_FIRST_VERSION, MAX_VERSION_JUMP, DesiredConfig, digest_of
 
 MAX_ATTEMPTS = 2
 """An agent that ended this often while it applied a document does not try that document again."""
@@ -78,11 +78,12 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A stale document: leave everything as it is, forget it, and say why."""
+    """A document of a version that is not its turn: leave everything as it is, forget it, and say why."""
 
     version: int
     digest: str
     reason: str
+    stale: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,18 @@ def reconcile(known: Knowledge, desired: DesiredConfig) -> Action:
         return Drop(
             desired.version,
             digest,
-            f"version {desired.version} is stale: version {handled.version} was handled before; "
-            f"publish {handled.version + 1} or higher",
+            f"version {desired.version} is stale: version {handled.version} was handled before, so what is in force "
+            f"stays; publish {handled.version + 1} or higher (`overspill fleet republish`)",
+            stale=True,
+        )
+    highest = handled.version + MAX_VERSION_JUMP if handled is not None else MAX_FIRST_VERSION
+    if desired.version > highest:
+        before = f"version {handled.version} was handled before" if handled is not None else "none was handled before"
+        return Drop(
+            desired.version,
+            digest,
+            f"version {desired.version} is out of reach: {before}, at most {highest} is accepted now; "
+            f"publish {handled.version + 1 if handled is not None else 1}",
         )
     if handled is not None and desired.version == handled.version:
         if digest != handled.digest:

@@ -8,34 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import random
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
 from edge_agent.fleet.commands import Responder
 from edge_agent.fleet.configurator import ApplyDesired, Configurator, Standing
-from edge_agent.fleet.effective import tellable
-from edge_agent.fleet.namesake import Namesake
+from edge_agent.fleet.description import Describe, SelfDescription, TakeSnapshot
 from edge_agent.fleet.state import StateDir
+from edge_agent.fleet.takeover import TakeoverGuard
 from edge_agent.mqtt.backoff import Backoff
 from edge_agent.mqtt.config import FleetConfig
 from edge_agent.mqtt.connection import Connection, ConnectionEnded, End, Message, Outgoing, PublishRefused, Will
-from edge_agent.outbox.courier import Courier
 from edge_agent.outbox.outbox import Outbox, OutboxStats, Row
+from edge_agent.outbox.sender import OutboxSender
 from router.base import timers
 from router.base.clock import Clock, MonotonicClock
 from router.base.errors import ConfigError
 from router.fleetwire.documents import (
     BadDocument,
-    ModelReport,
-    Reported,
-    Snapshot,
     Status,
     Telemetry,
     decode_as,
@@ -45,25 +40,10 @@ from router.fleetwire.documents import (
 
 log = structlog.get_logger("edge_agent.fleet")
 
-R = TypeVar("R")
-
 _DESIRED_BACKLOG = 16
 _COMMAND_BACKLOG = 64
 _GOODBYE_S = 2.0
 _RESTART_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What the agent says about itself in `reported`; `effective`: what is in force, secrets are blacked out."""
-
-    effective: object
-    agent_version: str = ""
-    models: tuple[ModelReport, ...] = ()
-
-
-Describe = Callable[[], Description | Awaitable[Description]]
-TakeSnapshot = Callable[[], Snapshot | Awaitable[Snapshot]]
 
 
 class _NameTaken(Exception):
@@ -98,21 +78,22 @@ class FleetSession:
         self.config = config
         self.address = config.address()
         self.connected = False
-        self._describe = describe
-        self._take_snapshot = telemetry
         self._ready = ready
         self._clock: Clock = clock or MonotonicClock()
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not secrets
         self._life = uuid.uuid4().hex
         self._birth = 0
-        self._namesake = Namesake(self._life)
+        self._takeover_guard = TakeoverGuard(self._life)
         self._samples = 0
         self._reports = 0
         self._state = StateDir(config.state_path())
         outbox = Outbox(config.state_path() / "outbox.db", config.outbox_max_rows, config.outbox_max_bytes)
-        self._courier = Courier(outbox)
+        self._sender = OutboxSender(outbox)
         self._configurator = Configurator(apply, self._state, config.apply_timeout_s, self.report)
-        self._responder = Responder(self.address, self._reported, self._snapshot)
+        self._description = SelfDescription(describe, telemetry, lambda: self._configurator.standing)
+        self._responder = Responder(
+            self.address, lambda: self._description.reported(self._birth), self._description.snapshot
+        )
         self._backoff = Backoff(config.reconnect_min_s, config.reconnect_max_s, config.takeover_min_s, self._rng)
         self._connection: Connection | None = None
         self._desired: deque[bytes] = deque(maxlen=_DESIRED_BACKLOG)
@@ -137,17 +118,18 @@ class FleetSession:
         self._started_s = self._clock.now_s()
         self._state.open()
         try:
-            await self._courier.open()
+            await self._sender.open()
             await self._configurator.restore()
             if self._ready is not None:
                 await self._ready()
         except BaseException:
-            await self._courier.close()
+            await self._sender.close()
             self._state.close()
             raise
         for name, work in (
             ("connect", self._stay_connected),
             ("desired", self._obey),
+            ("save", self._configurator.keep_saving),
             ("commands", self._answer),
             ("telemetry", self._sample),
         ):
@@ -164,7 +146,7 @@ class FleetSession:
         await asyncio.wait({connect}, timeout=3 * _GOODBYE_S)
         await timers.end(connect)
         self._tasks.clear()
-        await self._courier.close()
+        await self._sender.close()
         self._state.close()
 
     @property
@@ -173,9 +155,15 @@ class FleetSession:
         return self._configurator.standing
 
     @property
+    def notices(self) -> tuple[str, ...]:
+        """What an operator should know: privacy that is held, and what a restart would lose."""
+        standing = self.standing
+        return tuple(notice for notice in (standing.privacy_held, standing.volatile) if notice)
+
+    @property
     def outbox(self) -> OutboxStats:
         """What waits for the broker."""
-        return self._courier.stats
+        return self._sender.stats
 
     async def report(self) -> None:
         """Publish `reported` anew: call it when the effective configuration or the models changed."""
@@ -186,11 +174,11 @@ class FleetSession:
             key=f"reported:{self._life}:{self._reports}",
             kind="state",
             topic=self.address.topic("reported"),
-            payload=encode(await self._reported()),
+            payload=encode(await self._description.reported(self._birth)),
             retain=True,
             slot="reported",
         )
-        await self._courier.put(row)
+        await self._sender.put(row)
 
     # One connection after the other.
 
@@ -221,15 +209,15 @@ class FleetSession:
         except ConfigError as error:  # a password or certificate that was there at the start
             return End("refused", error.message)
         closing = asyncio.create_task(self._closing.wait(), name="fleet-closing")
-        courier: asyncio.Task[None] | None = None
+        sending: asyncio.Task[None] | None = None
         end: End | None = None
         try:
             await _first(self._greet(connection), closing)
             if not self._closing.is_set():
                 self.connected = True
                 log.info("connected to the broker", host=self.config.host, port=self.config.port, birth=self._birth)
-                courier = asyncio.create_task(self._carry(connection), name="fleet-courier")
-                over: set[asyncio.Future[Any]] = {connection.ended, closing, courier}
+                sending = asyncio.create_task(self._carry(connection), name="fleet-sender")
+                over: set[asyncio.Future[Any]] = {connection.ended, closing, sending}
                 await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
         except _NameTaken as taken:
             end = End("taken_over", str(taken))
@@ -237,7 +225,7 @@ class FleetSession:
             end = End("refused", str(error)) if not connection.ended.done() else None
         finally:
             self._connection, self.connected = None, False
-            for task in (closing, courier):
+            for task in (closing, sending):
                 if task is not None:
                     task.cancel()
             await self._part(connection)
@@ -245,18 +233,18 @@ class FleetSession:
 
     async def _greet(self, connection: Connection) -> None:
         """Connect, see who had our name, listen, announce the birth, and say what is in force."""
-        self._namesake.begin()
+        self._takeover_guard.begin()
         await connection.open()
         await connection.subscribe(self.address.topic("status"))
         # Its acknowledgement comes after the status retained under the subscription before.
         await connection.subscribe(self.address.topic("desired"), self.address.topic("command"))
-        if self._namesake.must_yield():
+        if self._takeover_guard.must_yield():
             raise _NameTaken("another agent was born under this name")
         try:
             await self._announce(connection, "online", "birth")
         except PublishRefused as error:
             raise ConnectionEnded(f"the broker refused the birth: {error}") from error
-        self._namesake.announced = True
+        self._takeover_guard.announced = True
         self._connection = connection
         await self.report()
 
@@ -295,7 +283,7 @@ class FleetSession:
         except BadDocument:
             status = None
         if self._connection is None:
-            self._namesake.note(status)
+            self._takeover_guard.note(status)
             return
         ours = status is not None and (status.birth, status.session) == (self._birth, self._life)
         if status is not None and ours and status.state == "online":
@@ -310,7 +298,17 @@ class FleetSession:
             await self._desired_came.wait()
             self._desired_came.clear()
             while self._desired:
-                await self._configurator.obey(self._desired.popleft())
+                await self._obey_one(self._desired.popleft())
+
+    async def _obey_one(self, payload: bytes) -> None:
+        """Obey; what fails unexpectedly is tried once more, and the document after it has its turn."""
+        for wait_s in (_RESTART_S, 0.0):
+            try:
+                return await self._configurator.obey(payload)
+            except Exception:  # noqa: PERF203 - twice at most
+                log.exception("a desired document could not be dealt with", again_in_s=wait_s or None)
+                await asyncio.sleep(wait_s)
+        return None
 
     async def _answer(self) -> None:
         while True:
@@ -323,51 +321,29 @@ class FleetSession:
 
     async def _carry(self, connection: Connection) -> None:
         try:
-            await self._courier.run(connection)
+            await self._sender.run(connection)
         except Exception:
             log.exception("the outbox failed; the connection begins anew")  # its end is the task's end, see the caller
 
     async def _sample(self) -> None:
         while True:
             await self._clock.sleep(self.config.telemetry_interval_s * self._rng.uniform(0.8, 1.2))
-            stats = self._courier.stats
+            stats = self._sender.stats
             self._samples += 1
             sample = Telemetry(
                 key=f"{self._life}:{self._samples}",
                 at=utc_now(),
                 uptime_s=round(self._clock.now_s() - self._started_s, 3),
                 birth=self._birth,
-                snapshot=await self._snapshot(),
+                snapshot=await self._description.snapshot(),
                 outbox_pending=stats.pending,
                 outbox_dropped=stats.dropped,
             )
             topic = self.address.topic("telemetry")
             if self.config.telemetry_qos == 1:
-                await self._courier.put(Row(sample.key, "telemetry", topic, encode(sample)))
+                await self._sender.put(Row(sample.key, "telemetry", topic, encode(sample)))
             elif self._connection is not None:
                 self._connection.publish(Outgoing(topic, encode(sample), qos=0, key=sample.key))
-
-    async def _snapshot(self) -> Snapshot:
-        try:
-            return await _value(self._take_snapshot())
-        except Exception:
-            log.exception("no snapshot could be taken")  # a broken sensor must not silence the device
-            return Snapshot(errors=("no snapshot could be taken; see the agent's log",))
-
-    async def _reported(self) -> Reported:
-        standing = self._configurator.standing
-        common: dict[str, Any] = {"birth": self._birth, "reported_at": utc_now()}
-        try:
-            said = await _value(self._describe())
-            effective = tellable(said.effective)
-        except Exception as error:
-            log.exception("the agent could not be described")  # the outcome must reach the operator all the same
-            return standing.reported(effective={"unknown": f"{type(error).__name__}: {error}"}, **common)
-        return standing.reported(effective=effective, agent_version=said.agent_version, models=said.models, **common)
-
-
-async def _value(result: R | Awaitable[R]) -> R:
-    return await result if inspect.isawaitable(result) else result
 
 
 async def _first(work: Coroutine[Any, Any, None], other: asyncio.Task[Any]) -> None:

@@ -18,8 +18,10 @@ from router.base.errors import ConfigError
 log = structlog.get_logger("edge_agent.fleet")
 
 _KNOWLEDGE = "desired.json"
+_PREVIOUS = "desired.json.previous"
 _BIRTH = "birth"
 _LOCK = "lock"
+_UNREADABLE = (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _FAILING_DISK = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO})
 
 
@@ -49,9 +51,16 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @dataclass(slots=True)
 class StateDir:
-    """The folder of one device's fleet state. A disk that fails is logged and never stops the agent."""
+    """The folder of one device's fleet state. A disk that fails is logged and never stops the agent.
+
+    Attributes:
+        damaged: whether `load` met a configuration that it could not read.
+        fault: why the last `save` failed, empty if it did not.
+    """
 
     path: Path
+    damaged: bool = False
+    fault: str = ""
     _lock: int | None = None
     _birth: int = 0
 
@@ -90,21 +99,41 @@ class StateDir:
             self._lock = None
 
     def load(self) -> Knowledge:
-        """Read what is known; a damaged file is set aside and counts as nothing known."""
+        """Read what is known; a damaged file is set aside, and the generation before stands in for it."""
         path = self.path / _KNOWLEDGE
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Knowledge)
+            return _decoded(path)
         except FileNotFoundError:
             return Knowledge()
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except _UNREADABLE:
             log.exception("the stored configuration cannot be read and is set aside", path=str(path))
-            with contextlib.suppress(OSError):
-                path.replace(path.with_name(path.name + ".damaged"))
+        self.damaged = True
+        with contextlib.suppress(OSError):
+            path.replace(path.with_name(path.name + ".damaged"))
+        try:
+            return _decoded(self.path / _PREVIOUS)
+        except _UNREADABLE as error:
+            log.warning("nor is there an older one", error=str(error))
             return Knowledge()
 
     def save(self, known: Knowledge) -> bool:
-        """Write what is known; False if the disk would not take it: a restart then begins with older knowledge."""
-        return self._write(_KNOWLEDGE, msgspec.json.encode(known))
+        """Write what is known, and keep the generation before.
+
+        Returns:
+            False if the disk would not take it, then `fault` says why: a restart begins with older knowledge.
+        """
+        current, previous = self.path / _KNOWLEDGE, self.path / _PREVIOUS
+        with contextlib.suppress(OSError):  # a file system without hard links keeps one generation only
+            previous.unlink(missing_ok=True)
+            os.link(current, previous)
+        try:
+            write_atomically(current, msgspec.json.encode(known))
+        except OSError as error:
+            log.warning("fleet state could not be written", path=str(current), error=str(error))
+            self.fault = str(error)
+            return False
+        self.fault = ""
+        return True
 
     def next_birth(self) -> int:
         """Return the next value of the birth counter, which grows over restarts as long as the disk remembers."""
@@ -112,13 +141,12 @@ class StateDir:
             with contextlib.suppress(OSError, ValueError):
                 self._birth = max(0, int((self.path / _BIRTH).read_text(encoding="ascii")))
         self._birth += 1
-        self._write(_BIRTH, str(self._birth).encode("ascii"))
+        try:
+            write_atomically(self.path / _BIRTH, str(self._birth).encode("ascii"))
+        except OSError as error:
+            log.warning("fleet state could not be written", path=str(self.path / _BIRTH), error=str(error))
         return self._birth
 
-    def _write(self, name: str, content: bytes) -> bool:
-        try:
-            write_atomically(self.path / name, content)
-        except OSError as error:
-            log.warning("fleet state could not be written", path=str(self.path / name), error=str(error))
-            return False
-        return True
+
+def _decoded(path: Path) -> Knowledge:
+    return msgspec.json.decode(path.read_bytes(), type=Knowledge)

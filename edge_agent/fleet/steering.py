@@ -13,10 +13,13 @@ import structlog
 from edge_agent.config import EdgeConfig
 from edge_agent.device.health import DeviceHealth
 from edge_agent.device.memory import rss_bytes
+from edge_agent.fleet.bounds import check_bounds
+from edge_agent.fleet.description import Description
 from edge_agent.fleet.effective import tellable
-from edge_agent.fleet.session import Description
+from edge_agent.fleet.privacy import keeps_local
 from edge_agent.serving.replica import LocalReplica
 from router.base.config import decode
+from router.base.errors import ConfigError
 from router.dispatch.telemetry import Telemetry
 from router.fleetwire.documents import DesiredConfig, ModelReport, ReplicaTelemetry, Snapshot
 from router.fleetwire.overrides import lay_over
@@ -64,9 +67,21 @@ class Steering:
         """
         tree = lay_over(msgspec.to_builtins(self._base), desired.overrides)
         wanted = decode(tree, EdgeConfig, source=f"desired version {desired.version}")
-        load_policy(wanted.router.policy)
+        self._check_privacy(wanted.router.policy)
+        check_bounds(self._base, wanted, desired.overrides)
         await self._agent.reconfigure(wanted)
         log.info("desired applied", version=desired.version)
+
+    def _check_privacy(self, policy: str) -> None:
+        """Refuse to loosen the site's own privacy."""
+        load_policy(policy)  # names the policies there are
+        own = self._base.router.policy
+        if keeps_local(own) and not keeps_local(policy):
+            raise ConfigError(
+                f"router.policy: {policy!r} would let requests leave this device, whose own file says {own}; "
+                "take router.policy out of the document, or change the file on the device",
+                param="router.policy",
+            )
 
     def describe(self) -> Description:
         return Description(

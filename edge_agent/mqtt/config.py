@@ -12,7 +12,7 @@ import msgspec
 
 from router.base.errors import ConfigError
 from router.base.tls import client_context
-from router.fleetwire.documents import Address, check_name
+from router.fleetwire.topics import Address, check_name
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 

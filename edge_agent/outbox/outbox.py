@@ -88,6 +88,8 @@ class Outbox:
     retry_disk_s: float = _RETRY_DISK_S
     dropped: int = 0
     _db: sqlite3.Connection | None = None
+    _rows: int = 0
+    _bytes: int = 0
     _in_memory: bool = False
     _retry_at_s: float = 0.0
     _left_on_disk: set[str] = field(default_factory=set)
@@ -99,7 +101,7 @@ class Outbox:
             self._fall_to_memory(None)
             return
         try:
-            self._db = _connect(self.path)
+            self._use(_connect(self.path))
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 self._fall_to_memory(error)
@@ -147,50 +149,45 @@ class Outbox:
             self._ack(done)
 
     def stats(self) -> OutboxStats:
-        try:
-            count, size = self._totals()
-        except sqlite3.Error as error:
-            self._fall_to_memory(error)
-            count, size = self._totals()
-        return OutboxStats(pending=count, pending_bytes=size, dropped=self.dropped, in_memory=self._in_memory)
+        return OutboxStats(
+            pending=self._rows, pending_bytes=self._bytes, dropped=self.dropped, in_memory=self._in_memory
+        )
 
     def _open_db(self) -> sqlite3.Connection:
         if self._db is None:
             raise sqlite3.ProgrammingError("the outbox is not open")
         return self._db
 
-    def _totals(self) -> tuple[int, int]:
-        count, size = (
-            self._open_db().execute("SELECT count(*), coalesce(sum(length(payload)), 0) FROM outbox").fetchone()
-        )
-        return int(count), int(size)
+    def _use(self, db: sqlite3.Connection) -> None:
+        """Take a store over and count it, once: from here on, every change keeps the sums."""
+        count, size = db.execute("SELECT count(*), coalesce(sum(length(payload)), 0) FROM outbox").fetchone()
+        self._db, self._rows, self._bytes = db, int(count), int(size)
 
     def _put(self, row: Row) -> bool:
         db = self._open_db()
         max_rows = min(self.max_rows, _MEMORY_ROWS) if self._in_memory else self.max_rows
+        rows, size, dropped = self._rows, self._bytes, 0
         with db:  # one transaction: all of it, or nothing after a crash
             if db.execute("SELECT 1 FROM outbox WHERE key = ?", (row.key,)).fetchone():
                 return False
             if row.slot is not None:
-                db.execute("DELETE FROM outbox WHERE slot = ?", (row.slot,))
+                before = db.execute("SELECT id, length(payload) FROM outbox WHERE slot = ?", (row.slot,)).fetchone()
+                if before is not None:
+                    db.execute("DELETE FROM outbox WHERE id = ?", (before[0],))
+                    rows, size = rows - 1, size - before[1]
             _insert(db, row)
-            dropped = self._make_room(db, max_rows)
+            rows, size = rows + 1, size + len(row.payload)
+            while rows > max_rows or size > self.max_bytes:
+                oldest = db.execute(
+                    "SELECT id, length(payload) FROM outbox WHERE kind = 'telemetry' ORDER BY id LIMIT 1"
+                ).fetchone()
+                if oldest is None:
+                    break  # only state is left, which is never dropped
+                db.execute("DELETE FROM outbox WHERE id = ?", (oldest[0],))
+                rows, size, dropped = rows - 1, size - oldest[1], dropped + 1
+        self._rows, self._bytes = rows, size
         self._count_dropped(dropped)
         return True
-
-    def _make_room(self, db: sqlite3.Connection, max_rows: int) -> int:
-        """Delete the oldest telemetry until the bounds hold, or only state is left."""
-        count, size = self._totals()
-        dropped = 0
-        while count > max_rows or size > self.max_bytes:
-            oldest = db.execute(
-                "SELECT id, length(payload) FROM outbox WHERE kind = 'telemetry' ORDER BY id LIMIT 1"
-            ).fetchone()
-            if oldest is None:
-                break
-            db.execute("DELETE FROM outbox WHERE id = ?", (oldest[0],))
-            count, size, dropped = count - 1, size - oldest[1], dropped + 1
-        return dropped
 
     def _count_dropped(self, dropped: int) -> None:
         if dropped and self.dropped == 0:
@@ -199,8 +196,14 @@ class Outbox:
 
     def _ack(self, done: list[str]) -> None:
         db = self._open_db()
+        rows, size = self._rows, self._bytes
         with db:  # by key: a row that took this one's slot meanwhile has another
-            db.executemany("DELETE FROM outbox WHERE key = ?", [(key,) for key in done])
+            for key in done:
+                found = db.execute("SELECT id, length(payload) FROM outbox WHERE key = ?", (key,)).fetchone()
+                if found is not None:
+                    db.execute("DELETE FROM outbox WHERE id = ?", (found[0],))
+                    rows, size = rows - 1, size - found[1]
+        self._rows, self._bytes = rows, size
         self._acked_in_memory.update(self._left_on_disk.intersection(done))
 
     def _fall_to_memory(self, error: sqlite3.Error | None) -> None:
@@ -221,7 +224,7 @@ class Outbox:
                 error=str(error),
                 retry_s=self.retry_disk_s,
             )
-        self._db = _connect(None)
+        self._use(_connect(None))
         self._in_memory = True
         self._acked_in_memory.clear()
         self._left_on_disk = {row.key for row in saved}
@@ -245,12 +248,12 @@ class Outbox:
                     if row.slot is not None:
                         disk.execute("DELETE FROM outbox WHERE slot = ?", (row.slot,))
                     _insert(disk, row)
+            self._use(disk)
         except sqlite3.Error:
             if disk is not None:
                 disk.close()
             return
         memory.close()
-        self._db = disk
         self._in_memory = False
         self._acked_in_memory.clear()
         self._left_on_disk.clear()
@@ -265,7 +268,7 @@ class Outbox:
             path.replace(aside)
             for suffix in ("-wal", "-shm"):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
-            self._db = _connect(path)
+            self._use(_connect(path))
         except (OSError, sqlite3.Error) as again:
             self._fall_to_memory(sqlite3.OperationalError(str(again)))
 

@@ -15,11 +15,16 @@ code. The message names the thing, the value seen and the remedy.
     │       └── DeadlineLost  503   the promise can no longer be kept; a retry cannot help
     ├── ReplicaError          502   a replica broke; dispatch may continue elsewhere
     │   ├── ReplicaUnreachable      nothing was generated: safe to send again
-    │   └── ReplicaBroken           the stream ended early: continue from the text emitted so far
+    │   ├── ReplicaCrashed    500   its own code failed, perhaps on what the request holds: one other may try
+    │   ├── ReplicaBroken           the stream ended early: continue from the text emitted so far
+    │   └── RequestFailed     500   this request alone failed in a replica that goes on with the others
     └── ArtifactError         500   a model file is missing, damaged or of the wrong kind
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 # What went wrong may be megabytes long, and is quoted in replies, logs and decision records.
 _MAX_MESSAGE_CHARS = 4000
@@ -69,6 +74,15 @@ class ModelNotFound(InvalidRequest):
 
     status = 404
     code = "model_not_found"
+
+    @classmethod
+    def of(cls, model: str, known: Iterable[str]) -> ModelNotFound:
+        """Return the error for a model that is not among `known`, the names that may be asked for."""
+        names = sorted(known)
+        close = difflib.get_close_matches(model, names, n=1)
+        hint = f"; did you mean `{close[0]}`?" if close else ""
+        served = ", ".join(names) or "none yet"
+        return cls(f"`model`: `{model}` is not served here, these are: {served}{hint}", param="model")
 
 
 class ContextTooLong(InvalidRequest):
@@ -136,10 +150,24 @@ class ReplicaUnreachable(ReplicaError):
     code = "replica_unreachable"
 
 
+class ReplicaCrashed(ReplicaError):
+    """The replica's own code failed. The request may hold what it fails on, so only one other replica tries it."""
+
+    status = 500
+    code = "replica_crashed"
+
+
 class ReplicaBroken(ReplicaError):
     """The stream ended before its finish reason; what was emitted so far stands."""
 
     code = "replica_broken"
+
+
+class RequestFailed(ReplicaError):
+    """One request failed in a replica that goes on with the others: it says nothing about the replica's health."""
+
+    status = 500
+    code = "request_failed"
 
 
 class ArtifactError(OverspillError):

@@ -187,9 +187,8 @@ def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> Ov
     request = pending.request
     of_model = [r for r in rejections if r.code != "other-model"]
     if not of_model:
-        known = sorted({r.info.family for r in rejections} | {r.info.variant for r in rejections})
-        names = f"this tier serves {', '.join(known)}" if known else "this tier serves no model yet"
-        return ModelNotFound(f"model {request.model!r} is not served here; {names}", param="model")
+        known = {r.info.family for r in rejections} | {r.info.variant for r in rejections}
+        return ModelNotFound.of(request.model, known)
     temporary = [r for r in of_model if r.temporary]
     if temporary:
         reasons = "; ".join(f"{r.info.replica_id}: {r.text}" for r in temporary)

@@ -105,7 +105,7 @@ class Dispatcher:
         if journey.route is None:
             await chunks.aclose()
             raise ReplicaBroken("the replica ended without an answer")
-        journey.answer = Answer(journey.route, _Opened(first, chunks))
+        journey.answer = Answer(journey.route, _Opened(first, chunks), lambda: journey.ready)
         return journey.answer
 
     def decision(self, request_id: str, caller: str = "") -> DecisionRecord | None:
@@ -202,7 +202,7 @@ class Dispatcher:
         """Whether any other replica may still serve what is left of the request."""
         return self._binder.has_candidate(journey.pending(self.clock.now_s()))
 
-    def arrived(self, attempt: Attempt, journey: Journey, chunk: TokenChunk) -> None:
+    def chunk_arrived(self, attempt: Attempt, journey: Journey, chunk: TokenChunk) -> None:
         """Text came: learn from the first, count the rest."""
         now_s = self.clock.now_s()
         info = attempt.info
@@ -214,7 +214,7 @@ class Dispatcher:
             if journey.record.ttft_s is None:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
         attempt.tokens += chunk.tokens
-        self.telemetry.tokens.labels(info.tier, info.variant).inc(chunk.tokens)
+        self.telemetry.count_tokens(info.tier, info.variant, chunk.tokens)
 
     def _note_ttft(self, attempt: Attempt, journey: Journey, ttft_s: float) -> None:
         record, info = journey.record, attempt.info
@@ -226,7 +226,7 @@ class Dispatcher:
             within = ttft_s <= record.promised_ttft_high_s
             self.telemetry.ttft_predictions.labels("yes" if within else "no").inc()
 
-    def landed(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
+    def attempt_ended(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
         """An attempt ended, whichever way: give the slot back, and learn from a finished answer."""
         in_flight, info = self._signals.in_flight, attempt.info
         beside = in_flight.beside(info)
@@ -246,13 +246,13 @@ class Dispatcher:
                 info,
                 batch=round((attempt.batch + beside) / 2),
                 tpot_s=pace_s,
-                tokens=None if journey.request.sampling.ignore_eos else journey.tokens,
+                tokens=None if journey.request.sampling.ignore_eos or attempt.overran else journey.tokens,
                 ended=finished is FinishReason.STOP,
                 predicted_tpot_s=attempt.choice.candidate.prediction.tpot_s,
             )
         self.capacity_changed()
 
-    def overdue(self, attempt: Attempt, journey: Journey) -> None:
+    def deadline_passed(self, attempt: Attempt, journey: Journey) -> None:
         """The deadline ends an answer. One that did not even begin would have taken at least so long: learn that."""
         now_s = self.clock.now_s()
         attempt.overdue = True
@@ -262,6 +262,14 @@ class Dispatcher:
         if attempt.first_at_s is None and took_s > predicted.ttft_s:
             self._signals.latency.observe_ttft(attempt.info, attempt.work, took_s)
             attempt.silent = took_s > _SILENT * predicted.ttft_high_s
+
+    def cap_exceeded(self, attempt: Attempt, journey: Journey) -> None:
+        """A replica went on past the cap that it was sent: the answer ends there, and teaches nothing of lengths."""
+        info = attempt.info
+        attempt.overran = True
+        journey.record.happened(self.clock.now_s(), "cap_exceeded", replica=info.replica_id)
+        self.telemetry.replica_failures.labels(info.endpoint, "cap_exceeded").inc()
+        log.warning("replica ignores the cap", request_id=journey.request.request_id, replica=info.replica_id)
 
     def failed(self, attempt: Attempt, journey: Journey, error: OverspillError) -> None:
         """An attempt failed: tell the breaker, or remember when the replica wants to be asked again."""

@@ -20,9 +20,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -30,10 +28,13 @@ import msgspec
 from router.base.errors import ConfigError, OverspillError
 from router.fleetwire.strict_json import NotStrictJson, parse_object
 
-PREFIX = "overspill/v1"
 MAX_DOCUMENT_BYTES = 64 * 1024
 MAX_VERSION = 2**53 - 1
 """Versions stay exact in every JSON reader."""
+MAX_VERSION_JUMP = 2**32
+"""A document this much above the one handled before is refused, so that no document uses up all versions at once."""
+MAX_FIRST_VERSION = 2**52
+"""The same for the first document of a device that remembers none."""
 OVERRIDABLE: dict[str, frozenset[str] | None] = {
     "router": None,
     "models": frozenset(
@@ -51,64 +52,7 @@ OVERRIDABLE: dict[str, frozenset[str] | None] = {
 }
 """What a `desired` document may touch, by table: None for every key. Addresses, paths and secrets stay local."""
 
-Leaf = Literal["desired", "reported", "status", "telemetry", "command", "response"]
-LEAVES: tuple[Leaf, ...] = ("desired", "reported", "status", "telemetry", "command", "response")
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 T = TypeVar("T")
-
-
-def check_name(name: str, what: str) -> str:
-    """Return `name` if it may be one level of a topic.
-
-    Raises:
-        ConfigError: it holds anything but letters, digits, `_`, `.` and `-` (so no `+`, `#`, `/`), or is too long.
-    """
-    if _NAME.fullmatch(name) is None:
-        raise ConfigError(
-            f"{what} {name!r} is no valid name; use 1 to 64 letters, digits, `_`, `.`, `-`, not beginning with a mark",
-            param=what,
-        )
-    return name
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """One device of one fleet, and its topics.
-
-    Raises:
-        ConfigError: a name is not valid.
-    """
-
-    fleet: str
-    device: str
-
-    def __post_init__(self) -> None:
-        check_name(self.fleet, "fleet")
-        check_name(self.device, "device")
-
-    def __str__(self) -> str:
-        return f"{self.fleet}/{self.device}"
-
-    def topic(self, leaf: Leaf) -> str:
-        return f"{PREFIX}/{self.fleet}/{self.device}/{leaf}"
-
-
-def topic_filter(fleet: str, leaf: Leaf) -> str:
-    """Return the subscription filter for one leaf of every device of a fleet."""
-    return f"{PREFIX}/{check_name(fleet, 'fleet')}/+/{leaf}"
-
-
-def parse_topic(topic: str) -> tuple[Address, Leaf] | None:
-    """Take a topic apart; None if it is not one of ours."""
-    parts = topic.split("/")
-    if len(parts) != 5 or "/".join(parts[:2]) != PREFIX:
-        return None
-    leaf = next((leaf for leaf in LEAVES if leaf == parts[4]), None)
-    if leaf is None or not _NAME.fullmatch(parts[2]) or not _NAME.fullmatch(parts[3]):
-        return None
-    return Address(parts[2], parts[3]), leaf
-
 
 Version = Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSION)]
 Utc = Annotated[dt.datetime, msgspec.Meta(tz=True)]
@@ -148,31 +92,41 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     state: str = "loaded"
 
 
-ReportedState = Literal["none", "applying", "applied", "refused"]
+ReportedState = Literal["none", "applying", "applied", "applied-volatile", "partial", "refused", "stale"]
+"""What a device says; a reader takes any word, for a newer device may know more.
+
+`applied-volatile`: in force, but not on the device's disk. `partial`: after a restart only the overrides told are in
+force. `stale`: a version below one that was handled before was ignored.
+"""
 
 
 class Reported(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a device made of `desired`.
 
     Attributes:
-        state: of the document that was handled last; `none` before the first.
+        state: a `ReportedState`, of the document that came last; `none` before the first.
         version: of that document; None if none came, or none could be read from it.
         digest: of that document as `digest_of` computes it; empty if it could not be decoded.
-        reason, key: why it was refused; the key at fault if there is one.
+        reason, key: why it is not in force, or not for good; the key at fault if there is one.
+        handled_version: highest version the device dealt with, which the next one has to pass; 0 before the first, -1
+            from a device that does not tell.
         applied_version, applied_digest, overrides: of the document in force; empty while the file alone is in force.
         effective: the configuration in force, file and overrides together.
+        privacy_held: why every request stays on the device until a document says otherwise; empty if it does not.
         birth: counter of the connection it was sent on.
     """
 
-    state: ReportedState
+    state: str
     version: int | None = None
     digest: str = ""
     reason: str = ""
     key: str = ""
     applied_version: int | None = None
     applied_digest: str = ""
+    handled_version: int = -1
     overrides: dict[str, Any] = {}
     effective: dict[str, Any] = {}
+    privacy_held: str = ""
     agent_version: str = ""
     models: tuple[ModelReport, ...] = ()
     birth: int = 0

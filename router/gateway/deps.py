@@ -134,6 +134,7 @@ class GatewayDeps:
             on loopback are let in.
         max_priority: the highest priority that callers may claim where there are no keys.
         ready: whether new requests may come in, and if not, why (`starting`, `draining`).
+        notices: what an operator should know although the tier is ready; told on `/health/ready`.
         kv_usage: used share of the tier's KV cache in [0, 1], for autoscalers; None if unknown.
     """
 
@@ -146,5 +147,6 @@ class GatewayDeps:
     api_keys: Mapping[str, int] = field(default_factory=dict, repr=False)
     max_priority: int = 0
     ready: Callable[[], tuple[bool, str]] = always_ready
+    notices: Callable[[], Sequence[str]] = tuple
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     kv_usage: Callable[[], float | None] = kv_usage_unknown

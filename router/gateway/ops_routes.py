@@ -41,7 +41,9 @@ class OpsRoutes:
         report = (wire_load.HEADER, wire_load.encode_orca(self._intake.load()))
         refusal = draining_or_starting(self._deps)
         if refusal is None:
-            return Reply(orjson.dumps({"status": "ready", "tier": self._deps.tier}), headers=[report])
+            page: dict[str, object] = {"status": "ready", "tier": self._deps.tier}
+            notices = list(self._deps.notices())
+            return Reply(orjson.dumps({**page, "notices": notices} if notices else page), headers=[report])
         reply = render_error(refusal, context.dialect)
         reply.headers.append(report)
         return reply

@@ -23,6 +23,7 @@ class Attempt:
         first_at_s: when its first text came, None before; tokens: how many came.
         away_s: how long its reader was busy with what had come, while nobody waited for more.
         overdue: the deadline came before its end; silent: and long after its first text should have come.
+        overran: it went on past the cap that it was sent.
         batch: answers that ran at its endpoint at its first token, itself included.
     """
 
@@ -39,6 +40,7 @@ class Attempt:
     away_s: float = 0.0
     overdue: bool = False
     silent: bool = False
+    overran: bool = False
     batch: int = 1
 
     def pace_s(self, now_s: float) -> float | None:

@@ -6,12 +6,11 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-import httpx
-
 from router.base.clock import Clock
 from router.base.errors import ReplicaUnreachable
 from router.upstream import openai as openai_client
 from router.upstream.stream import LostNews, TransferSample, UpstreamRequest, open_stream
+from router.upstream.transport import StreamingClient
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import FinishReason, InferenceRequest, TokenChunk
@@ -43,7 +42,7 @@ class UpstreamContext(Protocol):
 
     condition: Condition
     lost: LostNews
-    client: httpx.AsyncClient
+    client: StreamingClient
     clock: Clock
     link: Link
 
@@ -148,15 +147,17 @@ class UpstreamReplica:
         self._running.add(running)
         try:
             tier = self._tier
-            stream = await open_stream(tier.client, tier.call(request, self.info), tier.clock, tier.lost.current())
-            tier.learn(stream.transfer)
-            chunks = stream.chunks()
+            stream = await open_stream(tier.client, tier.call(request, self.info), tier.clock, tier.lost)
             try:
-                async for chunk in chunks:
-                    running.left_tokens = max(0, running.left_tokens - chunk.tokens)
-                    yield chunk
+                tier.learn(stream.transfer)
+                finished = False
+                while not finished:
+                    for chunk in await stream.read():
+                        running.left_tokens = max(0, running.left_tokens - chunk.tokens)
+                        finished = chunk.finish_reason is not None
+                        yield chunk
             finally:
-                await chunks.aclose()
+                stream.close()
         except ReplicaUnreachable:
             self._tier.doubt()
             raise

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import httpx
 import msgspec
@@ -20,7 +20,8 @@ from router.base.timers import end, within
 from router.base.tls import client_context
 from router.upstream.openai import UpstreamError
 from router.upstream.replica import Condition, UpstreamReplica
-from router.upstream.stream import ConnectTrace, LostNews, TransferSample, UpstreamRequest, describe
+from router.upstream.stream import LostNews, TransferSample, UpstreamRequest
+from router.upstream.transport import PoolOptions, StreamingClient
 from router.values.replica import ReplicaInfo, SpeedPrior
 from router.values.request import InferenceRequest
 from router.wire import load as wire_load
@@ -176,9 +177,14 @@ class UpstreamTier:
 
     async def __aenter__(self) -> UpstreamTier:
         options = self._options
-        self.client = self._new_client(options.max_connections)
+        self.client = StreamingClient(
+            self.endpoint,
+            self._headers,
+            self.clock,
+            PoolOptions(self._tls, options.connect_timeout_s, options.max_connections, options.keepalive_expiry_s),
+        )
         # Probes have their own connection: a pool full of streams must not look like an outage.
-        self._probe_client = self._new_client(2)
+        self._probe_client = self._new_probe_client()
         self._watcher = asyncio.create_task(self._watch(), name=f"upstream {self.endpoint}")
         return self
 
@@ -188,9 +194,9 @@ class UpstreamTier:
         if self._watcher is not None:
             await end(self._watcher)
         await self._probe_client.aclose()
-        await self.client.aclose()
+        await self.client.close()
 
-    def _new_client(self, connections: int) -> httpx.AsyncClient:
+    def _new_probe_client(self) -> httpx.AsyncClient:
         options = self._options
         return httpx.AsyncClient(
             base_url=self.endpoint,
@@ -198,9 +204,8 @@ class UpstreamTier:
             verify=self._tls,
             trust_env=False,
             follow_redirects=False,
-            # Reads are bounded by the dispatcher, and by the news of a lost upstream.
             timeout=httpx.Timeout(None, connect=options.connect_timeout_s, pool=options.connect_timeout_s),
-            limits=httpx.Limits(max_connections=connections, keepalive_expiry=options.keepalive_expiry_s),
+            limits=httpx.Limits(max_connections=2, keepalive_expiry=options.keepalive_expiry_s),
         )
 
     def call(self, request: InferenceRequest, info: ReplicaInfo) -> UpstreamRequest:
@@ -257,7 +262,7 @@ class UpstreamTier:
 
     async def _probe(self) -> None:
         """PoolView at readiness and load, and at the rungs when they are not known or may have changed."""
-        trace = ConnectTrace(self.clock)
+        trace = HandshakeTrace(self.clock)
         began_s = self.clock.now_s()
         reply = await self._probe_client.get("/health/ready", extensions={"trace": trace})
         ended_s = self.clock.now_s()
@@ -341,6 +346,32 @@ class UpstreamTier:
             log.warning("upstream unreachable", endpoint=self.endpoint, why=why)
         self.condition = Condition(reachable=False, ready=False, why=f"unreachable: {why}")
         self._hooks.probe_failed(self.endpoint, why)
+
+
+class HandshakeTrace:
+    """Measures the TCP handshake of a new connection, which is one round trip.
+
+    Attributes:
+        handshake_s: None on a connection that was open already.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began_s = 0.0
+        self.handshake_s: float | None = None
+
+    async def __call__(self, event: str, info: dict[str, Any]) -> None:  # noqa: ARG002
+        if event == "connection.connect_tcp.started":
+            self._began_s = self._clock.now_s()
+        elif event == "connection.connect_tcp.complete":
+            self.handshake_s = self._clock.now_s() - self._began_s
+
+
+def describe(error: Exception) -> str:
+    """Name an error in a few words; httpx leaves the text of many empty."""
+    text = str(error).strip()
+    kind = type(error).__name__
+    return f"{kind}: {text}" if text and isinstance(error, httpx.HTTPError) else text or kind
 
 
 def _by_rung(info: ReplicaInfo) -> tuple[str, int]:

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
-from router.values.request import ChatPrompt, Message, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from router.values.request import ApiRequest, ChatPrompt, Message, Prompt, SamplingParams, TextPrompt, TokenPrompt
 from router.wire.names import refuse_fields
 from router.wire.sampling import (
     COMPLETION_MAX_TOKENS,
@@ -170,34 +169,11 @@ _NEUTRAL_COMPLETION: tuple[_Rule, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OpenAICall:
-    """A decoded request.
-
-    Attributes:
-        chat: whether it came to /v1/chat/completions.
-        include_usage: a final chunk with usage and no choices.
-        running_usage: usage in every chunk (`continuous_usage_stats`): the exact token count of each chunk.
-        priority: of the body; a header beats it.
-        continuation: text of the answer that another replica already emitted.
-    """
-
-    chat: bool
-    model: str
-    prompt: Prompt
-    sampling: SamplingParams
-    stream: bool
-    include_usage: bool
-    running_usage: bool
-    priority: int | None
-    continuation: str = ""
-
-
 _chat_decoder = msgspec.json.Decoder(_Chat)
 _completion_decoder = msgspec.json.Decoder(_Completion)
 
 
-def decode_chat(body: bytes) -> OpenAICall:
+def decode_chat(body: bytes) -> ApiRequest:
     """Decode the body of /v1/chat/completions.
 
     Raises:
@@ -212,10 +188,10 @@ def decode_chat(body: bytes) -> OpenAICall:
     if not messages:
         raise InvalidRequest("`messages` is empty: send at least one message", param="messages")
     continuation = _take_continuation(raw, messages)
-    return _call(raw, ChatPrompt(tuple(messages)), continuation, None)
+    return _request(raw, ChatPrompt(tuple(messages)), continuation, None)
 
 
-def decode_completion(body: bytes) -> OpenAICall:
+def decode_completion(body: bytes) -> ApiRequest:
     """Decode the body of /v1/completions.
 
     Raises:
@@ -224,7 +200,7 @@ def decode_completion(body: bytes) -> OpenAICall:
     raw = decode_json(_completion_decoder, body)
     refuse_fields(body, _Completion.__struct_fields__)
     _refuse_unserved(raw, _NEUTRAL_COMPLETION)
-    return _call(raw, _prompt(raw.prompt), raw.overspill_continuation or "", COMPLETION_MAX_TOKENS)
+    return _request(raw, _prompt(raw.prompt), raw.overspill_continuation or "", COMPLETION_MAX_TOKENS)
 
 
 def decode_json(decoder: msgspec.json.Decoder[S], body: bytes) -> S:
@@ -346,7 +322,7 @@ def _prompt(raw: str | list[int | str | list[int]]) -> Prompt:
     return TokenPrompt(tuple(ids))
 
 
-def _call(raw: _Common, prompt: Prompt, continuation: str, default_max_tokens: int | None) -> OpenAICall:
+def _request(raw: _Common, prompt: Prompt, continuation: str, default_max_tokens: int | None) -> ApiRequest:
     options = raw.stream_options
     if options is not None and not raw.stream:
         raise InvalidRequest("`stream_options` is served together with `stream`: true only", param="stream_options")
@@ -362,8 +338,7 @@ def _call(raw: _Common, prompt: Prompt, continuation: str, default_max_tokens: i
         repetition_penalty=_or(raw.repetition_penalty, 1.0),
         ignore_eos=bool(raw.ignore_eos),
     )
-    return OpenAICall(
-        chat=isinstance(raw, _Chat),
+    return ApiRequest(
         model=raw.model,
         prompt=prompt,
         sampling=sampling,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from cloud_tier.engine.protocol import EngineConfig, EngineLoad
 from cloud_tier.metrics import EngineMetrics, kv_usage
+from cloud_tier.prompts import TierPrompts
 from cloud_tier.replicas import EngineReplica
 from router.base.clock import MonotonicClock
 from router.base.errors import ContextTooLong, InvalidRequest, ReplicaBroken, ReplicaUnreachable
@@ -173,6 +175,14 @@ async def test_long_prompts_are_encoded_without_holding_the_loop(monkeypatch: py
     monkeypatch.setattr(asyncio, "to_thread", spy)
     await _all(replica, _request(TextPrompt("x" * 30_000), max_tokens=1))
     assert len(in_thread) == 1
+
+
+async def test_a_prompt_is_tokenised_once_in_this_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica, fake = await _replica()
+    size = TierPrompts({"toy": replica._prompts}, lambda: [replica_info()]).count("toy", CHAT)
+    monkeypatch.setattr(replica._prompts, "encode", lambda *_: pytest.fail("tokenised again"))
+    await _all(replica, dataclasses.replace(_request(max_tokens=1), encoded=size.encoded))
+    assert fake.seen[0].prompt_ids == size.encoded.token_ids
 
 
 async def test_an_engine_that_died_is_unreachable_and_unavailable() -> None:

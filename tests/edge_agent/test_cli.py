@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -114,3 +115,29 @@ def test_completion_is_the_business_of_the_whole_command(part: str) -> None:
     )
     assert "--install-completion" not in done.stdout
     assert "Usage" in done.stdout
+
+
+def test_an_upstream_key_that_no_header_can_carry_is_named_and_not_shown(world: TinyWorld) -> None:
+    for key in ("schlüssel-0123456789", "key with blanks 0123", "key\nx-injected: 1 0123"):
+        with pytest.raises(ConfigError) as refusal:
+            checked(world.config(upstream={"url": "http://127.0.0.1:9", "api_key": key}))
+        assert refusal.value.param == "upstream.api_key"
+        assert key not in refusal.value.message
+
+
+def test_the_files_of_the_fleet_are_tried(world: TinyWorld, tmp_path: Path) -> None:
+    def fleet(**more: object) -> EdgeConfig:
+        return world.config(fleet={"enabled": True, "device": "d", "state_dir": str(tmp_path / "state"), **more})
+
+    assert "fleet     default/d" in checked(fleet())
+    assert not (tmp_path / "state").exists(), "a check changes nothing"
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    for more, param in (
+        ({"username": "u", "password_file": str(tmp_path / "none")}, "fleet.password_file"),
+        ({"tls": {"ca_file": str(file)}}, None),
+        ({"state_dir": str(file / "below")}, "fleet.state_dir"),
+    ):
+        with pytest.raises(ConfigError) as refusal:
+            checked(fleet(**more))
+        assert param in {None, refusal.value.param}

@@ -269,13 +269,13 @@ async def test_a_model_is_loaded_once_also_where_overrides_were_stored(
     world: TinyWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads: list[int] = []
-    open_runtime = edge_agent.local_models.open_runtime
+    open_runtime = edge_agent.serving.local_models.open_runtime
 
     def counted(request: RuntimeRequest) -> Runtime:
         loads.append(request.slots)
         return open_runtime(request)
 
-    monkeypatch.setattr(edge_agent.local_models, "open_runtime", counted)
+    monkeypatch.setattr(edge_agent.serving.local_models, "open_runtime", counted)
     config = with_overrides(world, tmp_path, models={"kv_slots": 2}, router={"max_queue": 7})
     async with served(config) as (agent, client):
         assert [replica.snapshot().slots for replica in agent.lineup.replicas] == [2, 2]
@@ -288,6 +288,18 @@ async def test_overrides_that_no_longer_apply_leave_the_file_in_force(world: Tin
     config = with_overrides(world, tmp_path, models={"variants": ["gone"], "preload": []})
     async with served(config) as (agent, client):
         assert [replica.info.variant for replica in agent.lineup.replicas] == ["tiny-int8", "tiny-pruned-int8"]
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+
+async def test_lost_privacy_is_seen_in_ready_and_metrics(world: TinyWorld, tmp_path: Path) -> None:
+    config = with_overrides(world, tmp_path, router={"policy": "cloud-first", "max_queue": 7})
+    (config.fleet.state_path() / "privacy").write_bytes(b"")
+    async with served(config) as (agent, client):
+        assert agent.dispatcher.settings.policy == "local-only"
+        ready = await client.get("/health/ready")
+        assert ready.status_code == 200
+        assert "privacy" in ready.json()["notices"][0]
+        assert "overspill_edge_fleet_privacy_held 1.0" in (await client.get("/metrics")).text
         assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
 
 

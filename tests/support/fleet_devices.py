@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from typing import Any
 
 from router.fleetwire.documents import (
@@ -26,9 +27,13 @@ PREFIX = "overspill/v1/default"
 
 
 class ScriptedDevices:
-    """Online devices: `policy = "bad"` is refused, and so is a version used before; `mute-…` never reports."""
+    """Online devices: `policy = "bad"` is refused, and so is a version used before; `mute-…` never reports.
 
-    def __init__(self, broker: Broker, *names: str, offline: tuple[str, ...] = ()) -> None:
+    Each takes `apply_s` for a document, all at the same time.
+    """
+
+    def __init__(self, broker: Broker, *names: str, offline: tuple[str, ...] = (), apply_s: float = 0.0) -> None:
+        self.apply_s = apply_s
         self.spy = Spy(broker.port, *(f"{PREFIX}/{name}/{leaf}" for name in names for leaf in ("desired", "command")))
         self.spy.client.on_message = self._on_message
         self.force: dict[str, DesiredConfig] = {}
@@ -53,7 +58,11 @@ class ScriptedDevices:
         self.received.append((name, desired))
         if name.startswith("mute"):
             return
-        client.publish(f"{PREFIX}/{name}/reported", encode(self._obey(name, desired)), qos=1, retain=True)
+        report = (f"{PREFIX}/{name}/reported", encode(self._obey(name, desired)), 1, True)
+        if self.apply_s:
+            threading.Timer(self.apply_s, client.publish, report).start()
+        else:
+            client.publish(*report)
 
     def _obey(self, name: str, desired: DesiredConfig) -> Reported:
         before = self.force.get(name)

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import pytest
 
 from cloud_tier.fleet.broker import BrokerAddress, BrokerError
 from cloud_tier.fleet.operator import FleetOperator
-from edge_agent.fleet.session import Description, FleetSession
+from edge_agent.fleet.description import Description
+from edge_agent.fleet.session import FleetSession
 from edge_agent.mqtt.backoff import Backoff
 from edge_agent.mqtt.config import FleetConfig, FleetTls
 from edge_agent.mqtt.connection import End
@@ -79,6 +81,19 @@ class Deployed(Broker):
             text += "user root\n"  # so that it can read the test's files
         self.config = text.replace("{", "{{").replace("}", "}}")
 
+    def start(self) -> Broker:
+        """Start; the operators' port opens after the devices' one."""
+        super().start()
+        deadline_s = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.operator_port), timeout=1).close()
+            except OSError:  # noqa: PERF203
+                assert time.monotonic() < deadline_s, "the operators' port does not open"
+                time.sleep(0.02)
+            else:
+                return self
+
 
 @pytest.fixture
 def broker(tmp_path: Path, certs: Path) -> Iterator[Deployed]:
@@ -123,7 +138,7 @@ async def test_a_device_and_an_operator_work_through_the_deployed_broker(
             assert (await dashboard.view("cam-1")).online
             with pytest.raises(BrokerError, match="Not authorized"):
                 await dashboard.propose("cam-1", {"router": {"max_queue": 4}})
-        await until(lambda: session._courier.outbox.stats().pending == 0)
+        await until(lambda: session._sender.outbox.stats().pending == 0)
 
 
 async def fleet(broker: Deployed, certs: Path, name: str, *arguments: str) -> tuple[int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from cloud_tier.fleet.many import ManyChanges, NothingSeen, choose, split_words,
 from cloud_tier.fleet.operator import FleetOperator
 from cloud_tier.fleet.view import DeviceView
 from router.base.errors import ConfigError
-from router.fleetwire.documents import Address, Status
+from router.fleetwire.documents import Status
+from router.fleetwire.topics import Address
 from tests.support.fleet_devices import PREFIX, ScriptedDevices, fleet, started
 from tests.support.fleet_rig import CONFIG, Broker, Spy, until
 
@@ -97,10 +99,11 @@ async def test_a_mistyped_device_is_listed_and_forgotten(broker: Broker, devices
     assert (code, "cam-l was never seen" in output, "router.max_queue" in output) == (3, True, True)
     code, output = await fleet(broker, "forget", "cam-l")
     assert (code, "add --yes" in output) == (2, True)
+    code, output = await fleet(broker, "forget", "cam-l", "--yes", "--json")
+    said = {"device": "cam-l", "forgotten": True, "cleared": ["desired"], "reason": "forgotten (desired)"}
+    assert (code, json.loads(output)) == (0, [said])
     code, output = await fleet(broker, "forget", "cam-l", "--yes")
-    assert (code, output) == (0, "cam-l: forgotten (desired)\n")
-    code, output = await fleet(broker, "forget", "cam-l", "--yes")
-    assert (code, "nothing can be read here" in output) == (3, True)
+    assert (code, output.startswith("cam-l: nothing can be read here")) == (3, True)
     code, output = await fleet(broker, "list", "cam-l")
     assert (code, "cam-l: no such device was ever seen" in output) == (3, True)
 
@@ -165,11 +168,11 @@ async def test_enough_refusals_stop_a_change(broker: Broker, devices: ScriptedDe
 
 
 @pytest.mark.broker
-async def test_no_more_devices_than_allowed_are_changed_at_a_time(broker: Broker) -> None:
+async def test_a_limit_of_refusals_goes_in_waves(broker: Broker) -> None:
     names = [f"mute-{number}" for number in range(6)]
     with ScriptedDevices(broker, *names) as mute:
         async with FleetOperator(BrokerAddress(port=broker.port)) as operator, operator.survey() as survey:
-            many = ManyChanges(survey, names, {"router": {"max_queue": 1}}, parallel=2, wait_s=60)
+            many = ManyChanges(survey, names, {"router": {"max_queue": 1}}, parallel=2, max_refused=1, wait_s=60)
             running = asyncio.create_task(many.run(operator))
             await until(lambda: len(mute.received) == 2)
             await operator.survey(["mute-0"]).__aenter__()  # several round trips later
@@ -181,10 +184,39 @@ async def test_no_more_devices_than_allowed_are_changed_at_a_time(broker: Broker
 
 
 @pytest.mark.broker
+async def test_waves_grow_while_nobody_refuses(broker: Broker) -> None:
+    names = [f"cam-{number:02}" for number in range(14)]
+    with ScriptedDevices(broker, *names, apply_s=0.3) as devices:
+        async with FleetOperator(BrokerAddress(port=broker.port)) as operator, operator.survey(names) as survey:
+            many = ManyChanges(survey, names, {"router": {"max_queue": 9}}, parallel=2, max_refused=1)
+            began_s = time.monotonic()
+            await many.run(operator)
+            took_s = time.monotonic() - began_s
+    assert {change.outcome.kind for change in many.changes if change.outcome is not None} == {"applied"}
+    assert len(devices.received) == len(names)
+    assert 0.9 <= took_s < 7 * 0.3, "three waves, of 2, 4 and 8"
+
+
+@pytest.mark.broker
+async def test_a_slow_apply_holds_no_slot(broker: Broker) -> None:
+    """All are published at once, and their words are counted as they come: the whole takes as long as one apply."""
+    names = [f"cam-{number:02}" for number in range(40)]
+    with ScriptedDevices(broker, *names, apply_s=1.0) as devices:
+        async with FleetOperator(BrokerAddress(port=broker.port)) as operator, operator.survey(names) as survey:
+            many = ManyChanges(survey, names, {"router": {"max_queue": 9}}, parallel=4, wait_s=10)
+            began_s = time.monotonic()
+            await many.run(operator)
+            took_s = time.monotonic() - began_s
+    assert [change.outcome.kind for change in many.changes if change.outcome is not None] == ["applied"] * 40
+    assert len(devices.received) == 40
+    assert took_s < 4.0, "not 40 / 4 of them"
+
+
+@pytest.mark.broker
 async def test_an_interrupted_change_says_how_far_it_came(broker: Broker) -> None:
     with ScriptedDevices(broker, "mute-1", "mute-2") as mute:
         process = await started(
-            *("set", "mute-*", "router.max_queue=3", "--parallel", "1", "--wait", "60"),
+            *("set", "mute-*", "router.max_queue=3", "--parallel", "1", "--max-refused", "1", "--wait", "60"),
             broker=f"127.0.0.1:{broker.port}",
         )
         await until(lambda: mute.received)
@@ -200,7 +232,7 @@ async def test_a_lost_broker_leaves_no_device_without_an_outcome(broker: Broker)
     names = ["mute-1", "mute-2", "mute-3"]
     with ScriptedDevices(broker, *names) as mute:
         async with FleetOperator(BrokerAddress(port=broker.port)) as operator, operator.survey(names) as survey:
-            many = ManyChanges(survey, names, {"router": {"max_queue": 1}}, parallel=1, wait_s=60)
+            many = ManyChanges(survey, names, {"router": {"max_queue": 1}}, parallel=1, max_refused=3, wait_s=60)
             running = asyncio.create_task(many.run(operator))
             await until(lambda: mute.received)
             broker.stop(signal.SIGKILL)
@@ -230,6 +262,32 @@ async def test_a_broker_that_holds_devices_back_is_found_out(tmp_path: Path, lim
         assert (code, len(json.loads(output))) == (0, LARGE)
     else:
         assert (code, "raise its limit (mosquitto: max_queued_messages" in output) == (2, True)
+
+
+@pytest.mark.broker
+async def test_every_leaf_of_a_large_fleet_is_read_twice_at_most(tmp_path: Path) -> None:
+    with Broker(tmp_path, CONFIG + f"max_queued_messages {LARGE}\n") as broker:
+        await fill(broker)
+        async with FleetOperator(BrokerAddress(port=broker.port)) as operator:
+            came: list[str] = []
+            operator._listeners.append(lambda message: came.append(message.topic))
+            async with operator.survey() as survey:
+                assert len(survey.views) == LARGE
+                assert len(came) <= 2 * LARGE
+                status = msgspec.json.encode(Status(state="offline", birth=1, session="s"))
+                async with BrokerConnection(BrokerAddress(port=broker.port), lambda _: None) as other:
+                    await other.publish(f"{PREFIX}/cam-1/status", status, retain=True)
+                await until(lambda: survey.views["cam-1"].connection == "offline")
+
+
+@pytest.mark.broker
+async def test_a_device_that_has_said_everything_is_read_without_waiting(
+    broker: Broker, devices: ScriptedDevices
+) -> None:
+    await fleet(broker, "set", "cam-1", "router.max_queue=9")
+    async with FleetOperator(BrokerAddress(port=broker.port), settle_s=30) as operator:
+        view = await asyncio.wait_for(operator.view("cam-1"), 10)
+    assert view.converged
 
 
 @pytest.mark.broker

@@ -16,13 +16,8 @@ from cloud_tier.fleet.edits import read_edits, read_value
 from cloud_tier.fleet.operator import FleetOperator
 from cloud_tier.fleet.view import DeviceView, judge
 from router.base.errors import ConfigError
-from router.fleetwire.documents import (
-    Address,
-    DesiredConfig,
-    DesiredRefused,
-    Reported,
-    digest_of,
-)
+from router.fleetwire.documents import DesiredConfig, DesiredRefused, Reported, digest_of
+from router.fleetwire.topics import Address
 from tests.support.fleet_devices import ScriptedDevices, fleet
 from tests.support.fleet_rig import Broker, Spy, until
 

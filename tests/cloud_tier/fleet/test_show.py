@@ -9,15 +9,13 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from cloud_tier.fleet.board import Board, devices_as_table
+from cloud_tier.fleet.listing import LiveListing, devices_as_table
 from cloud_tier.fleet.operator import Event
 from cloud_tier.fleet.show import view_as_table
 from cloud_tier.fleet.view import DeviceView
 from edge_agent.config import EdgeConfig
 from router.fleetwire.documents import (
-    Address,
     DesiredConfig,
-    Leaf,
     Reported,
     Response,
     Snapshot,
@@ -26,6 +24,7 @@ from router.fleetwire.documents import (
     decode_desired,
     encode,
 )
+from router.fleetwire.topics import Address, Leaf
 
 LONG = "building-7-floor-3-camera-12-north-east-corner-behind-the-door"
 REASON = "`router.policy` = 'bad': unknown policy; " + "known policies: local-first, cloud-first; " * 4
@@ -53,8 +52,8 @@ def view(name: str, reported: Reported | None = REFUSED, status: Status | None =
     return DeviceView(Address("site", name), desired=desired, reported=reported, status=status)
 
 
-def board(*names: str) -> Board:
-    board = Board("site")
+def board(*names: str) -> LiveListing:
+    board = LiveListing("site")
     snapshot = Snapshot(load=1.25, temperature_c=61.4, memory_rss_bytes=312_000_000)
     sample = Telemetry(key="k", at="", uptime_s=1, birth=3, snapshot=snapshot)
     for name in names:
@@ -96,7 +95,7 @@ def test_a_small_terminal_says_how_many_devices_it_leaves_out() -> None:
 
 
 def test_an_empty_fleet_may_also_be_one_that_cannot_be_read() -> None:
-    assert "or the access list does not let you read" in shown(Board("site").table(), 200)
+    assert "or the access list does not let you read" in shown(LiveListing("site").table(), 200)
 
 
 def test_a_forgotten_device_leaves_the_board() -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from edge_agent.fleet.session import Description, FleetSession
+from edge_agent.fleet.description import Description
+from edge_agent.fleet.session import FleetSession
 from edge_agent.mqtt.config import FleetConfig
 from router.fleetwire.documents import Snapshot
 from tests.support.fleet_rig import Broker, Spy, until
@@ -27,7 +28,8 @@ AGENT = textwrap.dedent(
     import asyncio, json, sys
     from edge_agent.mqtt.config import FleetConfig
     from edge_agent.outbox.outbox import Outbox
-    from edge_agent.fleet.session import Description, FleetSession
+    from edge_agent.fleet.description import Description
+    from edge_agent.fleet.session import FleetSession
     from router.fleetwire.documents import Snapshot
 
     class Loud(Outbox):
@@ -43,8 +45,8 @@ AGENT = textwrap.dedent(
         force = {}
         session = FleetSession(config, apply=lambda d: force.update(d.overrides), describe=lambda: Description(force),
                                telemetry=Snapshot)
-        loud = Loud(session._courier.outbox.path)
-        session._courier.outbox = loud
+        loud = Loud(session._sender.outbox.path)
+        session._sender.outbox = loud
         async with session:
             print("started", json.dumps(force), flush=True)
             await asyncio.Event().wait()

@@ -25,7 +25,7 @@ from edge_agent.fleet.reconcile import (
 )
 from edge_agent.mqtt.backoff import Backoff
 from edge_agent.mqtt.connection import End
-from router.fleetwire.documents import DesiredConfig, digest_of
+from router.fleetwire.documents import MAX_VERSION, DesiredConfig, digest_of
 
 ISSUED = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
 
@@ -73,11 +73,26 @@ def test_stale_and_conflicting_documents_are_dropped_by_name() -> None:
     known = applied(Knowledge(), want(5))
     stale = reconcile(known, want(4))
     assert isinstance(stale, Drop)
+    assert stale.stale
     assert "version 4 is stale: version 5" in stale.reason
     conflict = reconcile(known, want(5, content=1))
     assert isinstance(conflict, Drop)
     assert "conflict: version 5" in conflict.reason
     assert reconcile(known, want(5)) == Report()
+
+
+@pytest.mark.parametrize("known", [Knowledge(), applied(Knowledge(), want(5))], ids=["first", "later"])
+def test_no_single_document_uses_up_the_versions(known: Knowledge) -> None:
+    action = reconcile(known, want(MAX_VERSION))
+    assert isinstance(action, Drop)
+    assert not action.stale
+    assert isinstance(reconcile(carry_out(known, action, good=True), want(6)), Apply), "the next one is as good as ever"
+
+
+def test_versions_may_be_seconds_and_a_device_that_forgot_everything_takes_part_again() -> None:
+    seconds = 1_900_000_000
+    assert isinstance(reconcile(applied(Knowledge(), want(1)), want(seconds)), Apply)
+    assert isinstance(reconcile(Knowledge(), want(seconds * 1_000)), Apply)
 
 
 def test_a_refused_document_gets_one_more_try_after_a_restart() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from edge_agent.fleet.session import Description, FleetSession
+from edge_agent.fleet.description import Description
+from edge_agent.fleet.session import FleetSession
 from edge_agent.mqtt.config import FleetConfig
 from router.base.errors import ConfigError
 from router.fleetwire.documents import DesiredConfig, ModelReport, Snapshot
@@ -64,6 +65,9 @@ class Device:
         models = (ModelReport(variant="smollm2-135m-int8", digest="sha256:00", rung=1),)
         return Description(self.effective, agent_version="0.1.0", models=models)
 
+    def snapshot(self) -> Snapshot:
+        return Snapshot(load=0.5, decisions={"local": 2})
+
     def session(self, port: int, folder: Path, **more: Any) -> FleetSession:
         fast: dict[str, Any] = {
             "enabled": True,
@@ -77,7 +81,7 @@ class Device:
             config,
             apply=self.apply,
             describe=self.describe,
-            telemetry=lambda: Snapshot(load=0.5, decisions={"local": 2}),
+            telemetry=self.snapshot,
             rng=random.Random(1),
         )
 
@@ -147,7 +151,9 @@ async def test_what_cannot_be_obeyed_is_refused_aloud_and_the_old_configuration_
             spy.publish(TOPIC + "desired", want(good, policy="second"), retain=True)
             await reported(spy, state="applied", version=good)
             spy.publish(TOPIC + "desired", payload(good), retain=True)
-            refusal = await reported(spy, state="refused", applied_version=good)
+            state = "stale" if says == "is stale" else "refused"
+            refusal = await reported(spy, state=state, applied_version=good)
+            assert refusal["handled_version"] >= good
             assert says in refusal["reason"]
             assert refusal.get("version") == (good + offset if offset is not None else None)
             assert refusal["effective"]["router"]["policy"] == "second"
@@ -320,13 +326,12 @@ async def test_a_broken_sensor_or_description_does_not_silence_the_device(
     broker: Broker, spy: Spy, tmp_path: Path
 ) -> None:
     device = Device()
-    session = device.session(broker.port, tmp_path, telemetry_interval_s=0.05)
 
     def broken() -> Any:
         raise RuntimeError("sensor on fire")
 
-    session._describe = session._take_snapshot = broken
-    async with session:
+    device.describe = device.snapshot = broken  # type: ignore[method-assign]
+    async with device.session(broker.port, tmp_path, telemetry_interval_s=0.05):
         said = await reported(spy, state="none")
         assert "sensor on fire" in said["effective"]["unknown"]
         await until(lambda: spy.payloads("telemetry"))

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from edge_agent.fleet.configurator import Configurator
+from edge_agent.fleet.description import Description
 from edge_agent.fleet.reconcile import MAX_ATTEMPTS, Handled, Knowledge, Verdict, applied, begin, reconcile
-from edge_agent.fleet.session import Description, FleetSession
+from edge_agent.fleet.session import FleetSession
 from edge_agent.fleet.state import StateDir
 from edge_agent.mqtt.config import FleetConfig
 from router.base.errors import ConfigError

@@ -218,3 +218,58 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT count(*) FROM outbox").fetchone() == (1,)
     db.close()
+
+
+def _instructions(outbox: Outbox, rows: int) -> dict[str, int]:
+    """Return how many steps of SQLite's machine each call takes beside so many rows."""
+    db = outbox._db
+    assert db is not None
+    with db:
+        db.executemany(
+            "INSERT INTO outbox (key, kind, topic, payload, retain) VALUES (?, 'telemetry', 't', ?, 0)",
+            [(f"old{number}", b"x" * 50) for number in range(rows)],
+        )
+    outbox.close()
+    outbox.open()
+    steps = [0]
+
+    def count() -> None:
+        steps[0] += 1
+
+    assert outbox._db is not None
+    outbox._db.set_progress_handler(count, 1)
+    taken = {}
+    for name, call in {
+        "put": lambda: outbox.put(telemetry(1)),
+        "pending": lambda: outbox.pending(16, [f"old{number}" for number in range(8)]),
+        "ack": lambda: outbox.ack([telemetry(1)]),
+        "stats": outbox.stats,
+    }.items():
+        before = steps[0]
+        call()
+        taken[name] = steps[0] - before
+    return taken
+
+
+def test_no_call_costs_more_beside_many_rows_than_beside_few(tmp_path: Path) -> None:
+    few = _instructions(opened(tmp_path / "few.db"), 100)
+    many = _instructions(opened(tmp_path / "many.db"), 5_000)
+    for name, steps in many.items():
+        assert steps <= few[name] + 200, name
+
+
+def test_the_counters_agree_with_the_table_whatever_happens(tmp_path: Path) -> None:
+    outbox = opened(tmp_path / "o.db", max_rows=16, max_bytes=2_000)
+    for number in range(60):
+        outbox.put(telemetry(number, size=number * 7 % 300))
+        outbox.put(Row(f"s{number}", "state", "t", b"y" * number, slot=f"slot{number % 3}"))
+        if number % 4 == 0:
+            some = outbox.pending(3)
+            outbox.ack([*some, *some, telemetry(10_000)])
+        if number % 10 == 9:
+            outbox.close()
+            outbox.open()
+        waiting = outbox.pending(10_000)
+        stats = outbox.stats()
+        assert (stats.pending, stats.pending_bytes) == (len(waiting), sum(len(row.payload) for row in waiting))
+    outbox.close()

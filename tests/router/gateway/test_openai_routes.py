@@ -346,6 +346,39 @@ def test_an_estimated_prompt_reaches_the_router_as_one() -> None:
         assert (seen.prompt_tokens, seen.least_prompt_tokens) == (100, 60)
 
 
+def test_what_was_tokenised_to_be_counted_goes_on_with_the_request() -> None:
+    encoder = object()
+
+    class Counter(WordCounter):
+        def count(self, model: str, prompt: Prompt) -> PromptSize:
+            return PromptSize.of([1, 2, 3], encoder)
+
+    deps = gateway_deps(prompts=Counter())
+    with serving(deps) as server, httpx.Client(base_url=server.url) as client:
+        client.post(CHAT, json=body("say so"))
+        begun = [*says("say so"), {"role": "assistant", "content": "so"}]
+        options = {"continue_final_message": True, "add_generation_prompt": False}
+        client.post(CHAT, json={"model": FAMILY, "messages": begun, **options})
+    first, continued = server.dispatcher.requests
+    assert first.token_ids(encoder) == [1, 2, 3]
+    assert first.token_ids(object()) is None
+    assert continued.token_ids(encoder) is None
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v2/models/nope/infer"])
+def test_an_unknown_model_is_looked_up_once_with_one_message(path: str) -> None:
+    dispatcher, looked = FakeDispatcher(), []
+    known = dispatcher.known_models()
+    dispatcher.known_models = lambda: looked.append(1) or known
+    asked = {"model": "nope", "prompt": "x"} if "completions" in path and "chat" not in path else body(model="nope")
+    if path.startswith("/v2"):
+        asked = {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["x"]}]}
+    with serving(gateway_deps(dispatcher)) as server, httpx.Client(base_url=server.url) as client:
+        reply = client.post(path, json=asked)
+    assert (reply.status_code, len(looked)) == (404, 1)
+    assert "tiny-int8" in reply.text
+
+
 def test_long_prompts_are_counted_off_the_event_loop() -> None:
     counter = WordCounter()
     with serving(gateway_deps(prompts=counter)) as server, httpx.Client(base_url=server.url) as client:

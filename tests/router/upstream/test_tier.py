@@ -141,6 +141,9 @@ MODELS = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 
 
+FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+
+
 def event(text: str) -> bytes:
     return b'data: {"choices":[{"index":0,"delta":{"content":"%s"}}]}\n\n' % text.encode()
 
@@ -525,6 +528,51 @@ async def test_events_of_other_servers_are_understood() -> None:
     ]
     assert chunks[-1].prompt_tokens == 9
     assert chunks[0].origin is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"headers": (("tracestate", "a\r\nb"),)}, {"prompt": TextPrompt("\ud800")}],
+    ids=["header", "text"],
+)
+async def test_a_request_that_cannot_be_written_down_is_its_own_fault(server: Server, changes: dict) -> None:
+    """Crack 4: what a request holds said of the upstream that it cannot be reached."""
+    async with upstream(server.url) as tier:
+        replica = await best(tier)
+        with pytest.raises(InvalidRequest):
+            await everything(replica, ask(**changes))
+        await everything(replica, ask(headers=(("tracestate", "k=\u00e9\u6f22"),)))
+        assert replica.snapshot().available
+
+
+async def test_an_impossible_usage_is_not_believed() -> None:
+    """Crack 6: 10^29 tokens poisoned what was learnt of lengths, and no JSON can say it."""
+
+    async def lies(reader, writer) -> None:
+        usage = b'"usage":{"prompt_tokens":%d,"completion_tokens":%d}}\n\n' % (10**18, 10**18)
+        for text in ("one", " two"):
+            writer.write(
+                event(text).replace(b"}]}\n\n", b"}]," + usage) if text != "one" else STREAM_HEAD + event(text)
+            )
+        writer.write(b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}],' + usage + b"data: [DONE]\n\n")
+
+    async with raw_server(scripted(lies)) as url, upstream(url) as tier:
+        chunks = await everything(await best(tier), ask(sampling=SamplingParams(max_tokens=8)))
+    assert [(c.text, c.tokens, c.prompt_tokens) for c in chunks] == [("one", 1, None), (" two", 1, None), ("", 0, None)]
+
+
+async def test_an_upstream_that_does_not_close_a_finished_stream_holds_nobody() -> None:
+    async def open_end(reader, writer) -> None:
+        writer.write(
+            STREAM_HEAD + event("one") + b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+        )
+        writer.write(b"data: [DONE]\n\n")
+        await writer.drain()
+        await asyncio.sleep(60)
+
+    async with raw_server(scripted(open_end)) as url, upstream(url) as tier:
+        chunks = await asyncio.wait_for(everything(await best(tier), ask()), 10)
+    assert chunks[-1].finish_reason is FinishReason.STOP
 
 
 async def test_garbage_is_broken_not_swallowed() -> None:

@@ -25,7 +25,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Sheet:
+class FoldingTable:
     """A renderable.
 
     Attributes:

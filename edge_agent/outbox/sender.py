@@ -25,7 +25,7 @@ _HEADER_BYTES = 256
 
 
 @dataclass(slots=True)
-class Courier:
+class OutboxSender:
     """Owns the outbox's thread.
 
     Attributes:

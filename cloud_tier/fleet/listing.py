@@ -13,23 +13,36 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cloud_tier.fleet.operator import Event
-from cloud_tier.fleet.sheet import Row, Sheet
+from cloud_tier.fleet.table import FoldingTable, Row
 from cloud_tier.fleet.view import OR_UNREADABLE, DeviceView
 from router.fleetwire.documents import BadDocument, Telemetry, decode_as, utc_now
 from router.fleetwire.overrides import delta
 
-STATE_STYLE = {"applied": "green", "refused": "red", "unreadable": "red", "applying": "yellow", "waiting": "yellow"}
+STATE_STYLE = {
+    "applied": "green",
+    "applied-volatile": "yellow",
+    "applying": "yellow",
+    "waiting": "yellow",
+    "stale": "yellow",
+    "partial": "red",
+    "refused": "red",
+    "unreadable": "red",
+}
 _CONNECTION_STYLE = {"online": "green", "offline": "red", "never": "magenta", "unknown": "yellow"}
 _STANDING = (("status", 7), ("desired", 7), ("in force", 8), ("state", 10))
 _LOAD = (("load", 5), ("run", 3), ("queue", 5), ("°C", 3), ("MB", 5))
-_TROUBLE = {"refused", "unreadable"}
+_COUNTED = ("waiting", "applying", "stale", "partial", "applied-volatile", "refused", "unreadable")
+_TROUBLE = {"refused", "partial", "stale", "applied-volatile", "unreadable"}
 
 
 def devices_as_table(views: Iterable[DeviceView]) -> RenderableType:
     """Return one row for each device, and the sum of them."""
     views = list(views)
     rows = [Row([*_standing(view), view.status.at if view.status else ""], _note(view)) for view in views]
-    return Group(Sheet("device", (*_STANDING, ("since", 24)), rows), Text(summary(views), style="bold"))
+    said = summary(views)
+    if any(view.astray for view in views):
+        said += "; `overspill fleet republish` gives the broker back what is in force where it is stale or gone"
+    return Group(FoldingTable("device", (*_STANDING, ("since", 24)), rows), Text(said, style="bold"))
 
 
 def device_as_json(view: DeviceView) -> dict[str, Any]:
@@ -44,6 +57,7 @@ def device_as_json(view: DeviceView) -> dict[str, Any]:
         "desired_version": view.desired.version if view.desired is not None else None,
         "applied_version": reported.applied_version if reported is not None else None,
         "state": view.state,
+        "astray": view.astray,
         "reason": _note(view),
         "delta": [gap.key for gap in delta(view.desired.overrides, effective)] if view.desired is not None else [],
         "converged": view.converged,
@@ -58,7 +72,7 @@ def summary(views: Iterable[DeviceView]) -> str:
     states = Counter(view.state for view in views)
     counted = [f"{connections[name]} {name}" for name in ("online", "offline", "unknown") if connections[name]]
     counted += [f"{connections['never']} never seen"] if connections["never"] else []
-    counted += [f"{states[name]} {name}" for name in ("waiting", "applying", "refused", "unreadable") if states[name]]
+    counted += [f"{states[name]} {name}" for name in _COUNTED if states[name]]
     return f"{len(views)} device{'' if len(views) == 1 else 's'}: {', '.join(counted) or 'none'}"
 
 
@@ -80,7 +94,7 @@ def event_as_json(event: Event) -> str:
 
 
 @dataclass(slots=True)
-class Board:
+class LiveListing:
     """The live table of `fleet watch`."""
 
     fleet: str = "default"
@@ -110,7 +124,7 @@ class Board:
         views = sorted(self.views.values(), key=lambda view: (view.state not in _TROUBLE, view.address.device))
         rows = [Row([*_standing(view), *self._load(view.address.device)], _note(view)) for view in views]
         title = Text(f"fleet {self.fleet}, {summary(views)}", style="bold")
-        return Group(title, Sheet("device", (*_STANDING, *_LOAD), rows, fit=True))
+        return Group(title, FoldingTable("device", (*_STANDING, *_LOAD), rows, fit=True))
 
     def _load(self, name: str) -> list[str]:
         sample = self.samples.get(name)
@@ -141,4 +155,7 @@ def _standing(view: DeviceView) -> list[str | Text]:
 def _note(view: DeviceView) -> str:
     if view.desired_error:
         return view.desired_error
-    return view.reported.reason if view.reported is not None and view.state == "refused" else ""
+    if view.reported is None:
+        return ""
+    why = view.reported.reason if view.state in _TROUBLE else ""
+    return "; ".join(dict.fromkeys(part for part in (why, view.reported.privacy_held) if part))

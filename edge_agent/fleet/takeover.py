@@ -14,7 +14,7 @@ from router.fleetwire.documents import Status
 
 
 @dataclass(slots=True)
-class Namesake:
+class TakeoverGuard:
     """Knowledge over all connections of one life.
 
     Attributes:
