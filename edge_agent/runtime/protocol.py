@@ -96,7 +96,10 @@ class Runtime(Protocol):
 
         Returns:
             float32 (n, vocab): the logits after the last id of each of the n inputs that want them, in their order.
-            Valid until the next call.
+            Valid until the next call. Those of a sequence that went wrong are not finite; it is then of no more use.
+
+        Raises:
+            Exception: nothing was computed for any input, and the same inputs may be fed again, together or alone.
         """
         ...
 

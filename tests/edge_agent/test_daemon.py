@@ -269,13 +269,13 @@ async def test_a_model_is_loaded_once_also_where_overrides_were_stored(
     world: TinyWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads: list[int] = []
-    open_runtime = edge_agent.local_models.open_runtime
+    open_runtime = edge_agent.serving.local_models.open_runtime
 
     def counted(request: RuntimeRequest) -> Runtime:
         loads.append(request.slots)
         return open_runtime(request)
 
-    monkeypatch.setattr(edge_agent.local_models, "open_runtime", counted)
+    monkeypatch.setattr(edge_agent.serving.local_models, "open_runtime", counted)
     config = with_overrides(world, tmp_path, models={"kv_slots": 2}, router={"max_queue": 7})
     async with served(config) as (agent, client):
         assert [replica.snapshot().slots for replica in agent.lineup.replicas] == [2, 2]
