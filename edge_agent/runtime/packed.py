@@ -98,7 +98,7 @@ class PackedRuntime:
             slots=request.slots,
             kv_bytes_per_token=shape.bytes_per_token,
             providers=executor.providers,
-            fallbacks=executor.fallbacks,
+            fallbacks=(*request.missed, *executor.fallbacks),
         )
 
     def open(self, token_ids: Sequence[int]) -> tuple[int, int]:

@@ -28,6 +28,7 @@ class RuntimeRequest:
         slots: sequences that may be open at once.
         context_tokens: longest sequence; the KV cache never outgrows slots · context_tokens.
         chunk_tokens: most prompt tokens in one step.
+        missed: one line for each way to run that was tried before this one and is not there.
     """
 
     artifact_dir: Path
@@ -35,6 +36,7 @@ class RuntimeRequest:
     slots: int
     context_tokens: int
     chunk_tokens: int
+    missed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ def open_tensorrt(request: RuntimeRequest) -> PackedRuntime:
     manifest = read_manifest(request.artifact_dir)
     verify_files(request.artifact_dir, manifest)
     prefix = read_prefix(request.artifact_dir, manifest)
-    executor = TensorRtExecutor(trt, Cuda(), find_plan(trt, manifest, request))
+    plan = find_plan(trt, manifest, request)
+    executor = TensorRtExecutor(trt, Cuda(), plan)
     return PackedRuntime(executor, manifest, prefix, request)
 
 
