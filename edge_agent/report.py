@@ -13,6 +13,7 @@ from edge_agent.runtime.manifest import read_manifest, verify_files
 from edge_agent.serving.local_models import Shelf, describe_runtime, effective_settings, local_models
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import Hardware, PowerMode, ProfileMatch, choose_profile
+from router.base.errors import ArtifactError
 from router.base.tls import client_context
 from router.gateway.listener import bind
 from router.upstream.stream import describe
@@ -74,6 +75,8 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     settings = effective_settings(config.models, match.profile)
     for model in local_models(config.models, match.profile, shelf):
         info = model.info
+        if model.fault:
+            raise ArtifactError(f"{info.variant}: {model.fault}")
         directory = shelf.store.artifact_dir(info.variant)
         manifest = read_manifest(directory)
         verify_files(directory, manifest)

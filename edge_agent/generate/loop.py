@@ -103,7 +103,8 @@ class GenerationLoop:
     @property
     def slots(self) -> int:
         """Sequences computed together at most, now."""
-        return self._steps.limits.slots
+        runtime, wanted = self.runtime, self._steps.limits.slots
+        return wanted if runtime is None else min(wanted, runtime.facts.slots)
 
     def limit_slots(self, slots: int) -> None:
         """Admit only while fewer than `slots` run; those that run stay."""

@@ -60,7 +60,7 @@ class Steps:
         """Take in cancellations, admit whom there is room for, and compute the next step."""
         for generation in [item for item in self._by_sequence.values() if item.cancelled]:
             self._forget(generation, runtime)
-        while (sequence := self._batcher.admit()) is not None:
+        while self._batcher.running < runtime.facts.slots and (sequence := self._batcher.admit()) is not None:
             self._open(sequence, runtime)
         step = self._batcher.next_step()
         if step is None:

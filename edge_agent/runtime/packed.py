@@ -6,6 +6,7 @@ executor reads the pack of the open sequences in place, and one numpy assignment
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -101,6 +102,10 @@ class PackedRuntime:
             fallbacks=(*request.missed, *executor.fallbacks),
         )
 
+    @property
+    def kv_bytes(self) -> int:
+        return sum(self._pack.lengths) * self.facts.kv_bytes_per_token
+
     def open(self, token_ids: Sequence[int]) -> tuple[int, int]:
         row = self._pack.add_row()
         sequence = self._next_sequence
@@ -154,6 +159,7 @@ class PackedRuntime:
 
     def close(self) -> None:
         self._decode = None
+        self.facts = dataclasses.replace(self.facts, slots=0)
         self._executor.close()
         self._owners.clear()
         self._pack.lengths.clear()

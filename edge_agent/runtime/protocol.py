@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from edge_agent.runtime.manifest import Manifest
+from edge_agent.runtime.private_copy import PrivateCopies
 from hardware_profiles.loader import RuntimeOptions
 
 Logits = npt.NDArray[np.float32]
@@ -29,6 +31,8 @@ class RuntimeRequest:
         context_tokens: longest sequence; the KV cache never outgrows slots · context_tokens.
         chunk_tokens: most prompt tokens in one step.
         missed: one line for each way to run that was tried before this one and is not there.
+        manifest: of the artifact, where it was read before; None reads it from `artifact_dir`.
+        copies: keeps private copies of what is mapped into memory; None maps the files of `artifact_dir`.
     """
 
     artifact_dir: Path
@@ -37,6 +41,8 @@ class RuntimeRequest:
     context_tokens: int
     chunk_tokens: int
     missed: tuple[str, ...] = ()
+    manifest: Manifest | None = None
+    copies: PrivateCopies | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,7 @@ class RuntimeFacts:
         providers: what really executes, best first.
         fallbacks: one line for each thing asked for and not had, empty when all is as the profile says.
         kv_bytes_per_token: KV cache bytes of one position of one sequence.
+        notes: what else an operator should know, one line each.
     """
 
     name: str
@@ -57,6 +64,7 @@ class RuntimeFacts:
     kv_bytes_per_token: int
     providers: tuple[str, ...]
     fallbacks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,11 @@ class Runtime(Protocol):
     @property
     def facts(self) -> RuntimeFacts:
         """What is loaded."""
+        ...
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the KV cache that is in use now; read from any thread."""
         ...
 
     def open(self, token_ids: Sequence[int]) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from typing import cast
 
 import msgspec
 
+from edge_agent.runtime.manifest import Manifest
 from edge_agent.runtime.protocol import Runtime, RuntimeFactory, RuntimeRequest
 from router.base.errors import ArtifactError, ConfigError
 from router.base.extras import install
@@ -43,6 +44,18 @@ def open_runtime(request: RuntimeRequest) -> Runtime:
         others = tuple(name for name in options.providers if name != "tensorrt") or ("cpu",)
         rest = msgspec.structs.replace(options, providers=others)
         return _open("onnx", dataclasses.replace(request, options=rest, missed=(f"tensorrt: {error.message}",)))
+
+
+def engine_bytes(request: RuntimeRequest, manifest: Manifest) -> int | None:
+    """Return the size of the TensorRT engine that `open_runtime` would load, None where it would load none."""
+    options = request.options
+    if options.name == "onnx" and "tensorrt" not in options.providers:
+        return None
+    tensorrt = importlib.import_module("edge_agent.runtime.tensorrt.runtime")
+    try:
+        return int(tensorrt.find_plan(tensorrt.tensorrt_module(), manifest, request).stat().st_size)
+    except (ConfigError, ArtifactError, OSError):
+        return None
 
 
 def _open(name: str, request: RuntimeRequest) -> Runtime:

@@ -7,6 +7,7 @@ import dataclasses
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 
 from edge_agent.config import LocalModels
@@ -87,7 +88,7 @@ async def test_a_lineup_that_is_left_during_a_cancelled_load_waits_for_its_end(w
     assert models.open == 0
 
 
-async def test_a_change_that_fails_leaves_no_thread_and_no_model(world: TinyWorld) -> None:
+async def test_a_model_that_cannot_be_loaded_stands_beside_those_that_can(world: TinyWorld) -> None:
     settings = world.config(models={"preload": ["tiny-int8", "tiny-pruned-int8"]}).models
     models = Models(settings)
     models.gate.set()
@@ -100,8 +101,23 @@ async def test_a_change_that_fails_leaves_no_thread_and_no_model(world: TinyWorl
         return [first, dataclasses.replace(second, open_runtime=broken)]
 
     async with Lineup(describe, lambda _: None) as lineup:
-        with pytest.raises(ConfigError, match="no memory left"):
-            await lineup.apply(settings)
+        await lineup.apply(settings)
+        first, second = lineup.replicas
+        assert (first.loaded, first.problem) == (True, "")
+        assert second.problem == "no memory left"
+        assert not second.snapshot().available
+        assert second.snapshot().why == "no memory left"
+    assert workers() == []
+    assert models.open == 0
+
+
+async def test_settings_that_nothing_could_serve_leave_no_thread_and_no_model(world: TinyWorld) -> None:
+    settings = world.config().models
+    models = Models(settings)
+    models.gate.set()
+    async with Lineup(models.describe, lambda _: None) as lineup:
+        with pytest.raises(ConfigError):
+            await lineup.apply(msgspec.structs.replace(settings, variants=("tiny-int8", "nothing"), preload=()))
         assert lineup.replicas == []
         assert workers() == []
-        assert models.open == 0
+    assert models.open == 0
