@@ -68,6 +68,9 @@ class EdgeMetrics(Collector):
             "1 while the store's files differ from what is served.",
             labels=["variant"],
         )
+        slots = GaugeMetricFamily(
+            "overspill_edge_model_slots", "Answers computed together at most.", labels=["variant"]
+        )
         fallbacks = GaugeMetricFamily(
             "overspill_edge_provider_fallbacks", "Accelerators asked for and not had.", labels=["variant"]
         )
@@ -79,12 +82,14 @@ class EdgeMetrics(Collector):
             name = [replica.info.variant]
             runtime = replica.loop.runtime
             loaded.add_metric(name, 1.0 if runtime else 0.0)
+            slots.add_metric(name, replica.loop.slots)
             failed.add_metric(name, 1.0 if replica.problem else 0.0)
             changed.add_metric(name, 1.0 if replica.notice else 0.0)
             fallbacks.add_metric(name, len(runtime.facts.fallbacks) if runtime else 0)
             for field, family in counters.items():
                 family.add_metric(name, float(getattr(replica.loop.counters, field)))
         yield loaded
+        yield slots
         yield failed
         yield changed
         yield fallbacks

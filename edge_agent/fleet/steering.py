@@ -78,7 +78,7 @@ class Steering:
                     digest=replica.digest,
                     rung=replica.info.rung,
                     state="loaded" if replica.loaded else "failed" if replica.problem else "on-demand",
-                    reason=replica.problem or replica.notice,
+                    reason=replica.remarks,
                 )
                 for replica in self._agent.models()
             ),

@@ -100,6 +100,7 @@ class PackedRuntime:
             kv_bytes_per_token=shape.bytes_per_token,
             providers=executor.providers,
             fallbacks=(*request.missed, *executor.fallbacks),
+            notes=request.notes,
         )
 
     @property

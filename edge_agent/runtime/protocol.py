@@ -31,6 +31,7 @@ class RuntimeRequest:
         context_tokens: longest sequence; the KV cache never outgrows slots · context_tokens.
         chunk_tokens: most prompt tokens in one step.
         missed: one line for each way to run that was tried before this one and is not there.
+        notes: what else to say of the runtime in its facts.
         manifest: of the artifact, where it was read before; None reads it from `artifact_dir`.
         copies: keeps private copies of what is mapped into memory; None maps the files of `artifact_dir`.
     """
@@ -41,6 +42,7 @@ class RuntimeRequest:
     context_tokens: int
     chunk_tokens: int
     missed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     manifest: Manifest | None = None
     copies: PrivateCopies | None = None
 

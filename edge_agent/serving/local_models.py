@@ -256,7 +256,10 @@ def _load(manifest: Manifest, request: RuntimeRequest, allow_provider_fallback: 
     need = need_of(manifest, request)
     free_bytes = available_bytes() - shelf.promises.open_bytes()
     slots = slots_that_fit(manifest.variant, need, request.slots, free_bytes)
-    runtime = open_runtime(dataclasses.replace(request, slots=slots))
+    notes = (reduced(manifest.variant, need, request.slots, slots),) if slots < request.slots else ()
+    for note in notes:
+        log.warning("fewer slots", variant=manifest.variant, why=note)
+    runtime = open_runtime(dataclasses.replace(request, slots=slots, notes=notes))
     if runtime.facts.fallbacks and not allow_provider_fallback:
         runtime.close()
         raise ConfigError(
@@ -264,8 +267,6 @@ def _load(manifest: Manifest, request: RuntimeRequest, allow_provider_fallback: 
             "models.allow_provider_fallback = true to serve without it",
             param="models.allow_provider_fallback",
         )
-    if slots < request.slots:
-        log.warning("fewer slots", why=reduced(manifest.variant, need, request.slots, slots))
     shelf.promises.add(runtime)
     return runtime
 

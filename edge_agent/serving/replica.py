@@ -114,6 +114,13 @@ class LocalReplica:
         return self.loop.runtime is not None
 
     @property
+    def remarks(self) -> str:
+        """All that an operator should know of it, empty when it is as configured."""
+        runtime = self.loop.runtime
+        facts = (*runtime.facts.fallbacks, *runtime.facts.notes) if runtime is not None else ()
+        return "; ".join(filter(None, (self.problem, self.notice, *facts)))
+
+    @property
     def can_do_without_store(self) -> bool:
         """Whether it is loaded, or can be loaded from its own copy, whatever has become of the store's files."""
         return self.loaded or (self._model.has_copy is not None and self._model.has_copy())

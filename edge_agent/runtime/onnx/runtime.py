@@ -37,10 +37,9 @@ def open_onnx(request: RuntimeRequest) -> PackedRuntime:
     prefix = read_prefix(held.folder, manifest)
     opened = open_session(held.folder / "model.onnx", manifest, request)
     _check_graph(opened.session, manifest, request)
-    runtime = PackedRuntime(OnnxExecutor(opened, held.folder), manifest, prefix, request)
     if held.problem:
-        runtime.facts = dataclasses.replace(runtime.facts, notes=(held.problem,))
-    return runtime
+        request = dataclasses.replace(request, notes=(*request.notes, held.problem))
+    return PackedRuntime(OnnxExecutor(opened, held.folder), manifest, prefix, request)
 
 
 @dataclass(frozen=True, slots=True)
