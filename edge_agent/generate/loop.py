@@ -80,6 +80,7 @@ class GenerationLoop:
         self._reload_pause_s = _RELOAD_PAUSE_S[0]
         self._restart_pause_s = _RESTART_PAUSE_S[0]
         self._restarted_at_s = -_CALM_S
+        self._step_began_s: float | None = None
         self._event_loop = asyncio.get_running_loop()
         self._loaded = asyncio.Event()
         self._thread = self._started()
@@ -119,6 +120,12 @@ class GenerationLoop:
     def resting(self) -> bool:
         """Whether it failed a moment ago; requests are refused until the pause is over."""
         return self.runtime is None and time.monotonic() < self._load_again_at_s
+
+    @property
+    def stuck_s(self) -> float:
+        """How long the present step takes, and the wait for its turn; 0 between steps."""
+        began_s = self._step_began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
 
     @property
     def rest_s(self) -> float:
@@ -215,8 +222,10 @@ class GenerationLoop:
                 continue
             self._load_wanted = False
             if self.runtime is not None:
+                self._step_began_s = time.monotonic()
                 with self._turn:
                     self._step(self.runtime)
+                self._step_began_s = None
             self._flush()
         self._steps.fail_all(ReplicaBroken, "the agent is shutting down")
         self._unload()
@@ -241,6 +250,7 @@ class GenerationLoop:
         if now_s - self._restarted_at_s > _CALM_S:
             self._restart_pause_s = _RESTART_PAUSE_S[0]
         self._restarted_at_s = now_s
+        self._step_began_s = None
         self.problem = why
         self._load_again_at_s = now_s + self._restart_pause_s
         self._restart_pause_s = min(2 * self._restart_pause_s, _RESTART_PAUSE_S[1])

@@ -25,12 +25,17 @@ class ArtifactWatch:
         self.digest = _digest(manifest_bytes)
         self._directory = directory
         self._manifest = manifest
-        self._marks: list[_Mark | None] | None = None
+        self._marks = self._look()
+        self._digested = False
         self._lock = threading.Lock()
 
+    def vouch(self) -> None:
+        """Note that somebody else has digested the files since they were described: loading them does."""
+        self._digested = True
+
     def touched(self) -> bool:
-        """Whether a file may have changed since `fault` looked; True before it ever did."""
-        return self._marks is None or self._marks != self._look()
+        """Whether a file may have changed since it was digested; True before it ever was."""
+        return not self._digested or self._marks != self._look()
 
     def fault(self) -> str:
         """Digest every file; say what is wrong, nothing if all is as it was."""
@@ -46,7 +51,7 @@ class ArtifactWatch:
             except ArtifactError as error:
                 return error.message
             finally:
-                self._marks = marks
+                self._marks, self._digested = marks, True
             return ""
 
     def _look(self) -> list[_Mark | None]:

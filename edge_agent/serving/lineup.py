@@ -143,6 +143,8 @@ class Lineup:
     async def _look_after(self, replica: LocalReplica) -> None:
         """Notice what changed beneath a model, and load one again that could not be loaded."""
         watch = replica.watch
+        if watch is not None and replica.loaded:
+            watch.vouch()
         touched = watch is not None and await asyncio.to_thread(watch.touched)
         if watch is not None and touched:
             self._describe_again_at_s = 0.0

@@ -20,6 +20,7 @@ from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import IN_THREAD_CHARS, ChatPrompt, InferenceRequest, TokenChunk, size_chars
 
 _RETRY_BOUNDS_S = (0.25, 60.0)
+_STUCK_S = 60.0  # a step takes milliseconds, a chunk of a prompt on the slowest board a few seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ class LocalReplica:
     def problem(self) -> str:
         """Why it cannot answer; empty for one that can, or that loads with its first request."""
         if self.loaded:
-            return ""
+            stuck_s = self.loop.stuck_s
+            return f"its runtime has not come back from a step for {stuck_s:.0f} s" if stuck_s > _STUCK_S else ""
         return self.fault or (self.loop.problem if self.loop.failed else "")
 
     @property

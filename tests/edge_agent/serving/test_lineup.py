@@ -16,6 +16,7 @@ from edge_agent.serving.local_models import Shelf, local_models
 from edge_agent.serving.replica import LocalModel
 from hardware_profiles.loader import load_profiles
 from router.base.errors import ConfigError, ReplicaUnreachable
+from router.values.request import InferenceRequest, Objective, SamplingParams, TextPrompt
 from tests.support.fleet_rig import until
 from tests.support.tiny_store import TinyWorld, build_world
 
@@ -121,3 +122,43 @@ async def test_settings_that_nothing_could_serve_leave_no_thread_and_no_model(wo
         assert lineup.replicas == []
         assert workers() == []
     assert models.open == 0
+
+
+async def test_a_runtime_that_does_not_come_back_from_a_step_is_not_offered(
+    world: TinyWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_agent.serving.replica._STUCK_S", 0.05)
+    settings = world.config().models
+    models = Models(settings)
+    models.gate.set()
+    stuck = threading.Event()
+
+    def describe(wanted: LocalModels) -> list[LocalModel]:
+        first, second = models.describe(wanted)
+
+        def hanging() -> Any:
+            runtime = first.open_runtime()
+            forward = runtime.forward
+
+            def waits(batch: Any) -> Any:
+                stuck.wait(30)
+                return forward(batch)
+
+            runtime.forward = waits
+            return runtime
+
+        return [dataclasses.replace(first, open_runtime=hanging), second]
+
+    async with Lineup(describe, lambda _: None) as lineup:
+        await lineup.apply(settings)
+        replica = lineup.replicas[0]
+        assert replica.snapshot().available
+        prompt, sampling = TextPrompt("hello"), SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+        stream = replica.generate(InferenceRequest("r", "tiny-int8", prompt, sampling, Objective(), 0, 0.0))
+        first = asyncio.ensure_future(anext(stream))
+        await until(lambda: not replica.snapshot().available)
+        assert "step" in replica.snapshot().why
+        stuck.set()
+        await first
+        assert replica.snapshot().available
+        await stream.aclose()
