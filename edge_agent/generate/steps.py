@@ -14,6 +14,8 @@ from router.values.request import FinishReason, TokenChunk
 
 log = structlog.get_logger("edge_agent")
 
+_TELL_EVERY_S = 10.0
+
 Result = tuple[Generation, TokenChunk | OverspillError]
 
 
@@ -32,6 +34,7 @@ class Steps:
         self._counters = counters
         self._batcher = Batcher(limits)
         self._by_sequence: dict[int, Generation] = {}
+        self._told_at_s = -_TELL_EVERY_S
 
     def __bool__(self) -> bool:
         """Whether anybody waits or runs."""
@@ -105,7 +108,10 @@ class Steps:
         self.failures += 1
         self._counters.failed_steps += 1
         sequences = step.sequences if isinstance(step, DecodeStep) else (step.sequence,)
-        log.error("step failed", model=self._name, in_a_row=self.failures, sequences=len(sequences), exc_info=failure)
+        if time.monotonic() - self._told_at_s >= _TELL_EVERY_S:  # a batch that fails at each step would fill the disk
+            self._told_at_s = time.monotonic()
+            failed = self._counters.failed_steps
+            log.error("step failed", model=self._name, so_far=failed, sequences=len(sequences), exc_info=failure)
         for sequence in sequences:
             alone = self._compute(DecodeStep((sequence,)), runtime) if len(sequences) > 1 else failure
             if alone is not None:

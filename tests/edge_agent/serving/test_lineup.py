@@ -162,3 +162,25 @@ async def test_a_runtime_that_does_not_come_back_from_a_step_is_not_offered(
         await first
         assert replica.snapshot().available
         await stream.aclose()
+
+
+async def test_a_cold_model_is_predicted_by_its_size_and_then_by_its_last_load(world: TinyWorld) -> None:
+    settings = world.config(models={"preload": []}).models
+    models = Models(settings)
+
+    def describe(wanted: LocalModels) -> list[LocalModel]:
+        first, second = models.describe(wanted)
+        return [dataclasses.replace(first, cold_start_s=40.0), second]
+
+    async with Lineup(describe, lambda _: None) as lineup:
+        await lineup.apply(settings)
+        replica = lineup.replicas[0]
+        prefill = replica.info.prior.prefill_tokens_per_s
+        assert replica.snapshot().queued_prefill_tokens == int(40.0 * prefill)
+        models.gate.set()
+        await replica.load()
+        assert replica.snapshot().queued_prefill_tokens == 0
+        assert 0 < (replica.loop.load_s or 0) < 30
+    shelf = Shelf.open(settings)
+    described = local_models(settings, load_profiles()["generic-x86-cpu"], shelf)
+    assert all(model.cold_start_s > 0 for model in described)
