@@ -151,7 +151,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: a runtime of `edge_agent.runtime.registry`.
-        providers: ways to run, best first; the ones not present are a visible fallback. `cuda` and `cpu` are providers of
+        providers: ways to run, best first; the ones not present are a visible fallback. `cuda` and `cpu` are those of
             ONNX Runtime, `tensorrt` is an engine that `overspill models build` has built before.
         intra_op_threads: threads of one operator; 0 is one for each CPU this process may use.
         spin_us: how long a worker thread waits for the next operator before it sleeps; 0 sleeps at once, which is
