@@ -10,7 +10,7 @@ is tried again: its artifact may be repaired, memory may come back. What changes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -114,7 +114,7 @@ class Lineup:
                         log.error("model broken", variant=model.info.variant, why=model.fault)
                 wanted.append(place)
             for place in wanted:
-                if place.replica.info.variant in settings.preload:
+                if place.replica.info.variant in settings.preload and not place.replica.fault:
                     await _loaded(place.replica)
         except BaseException:
             for place in fresh:  # whoever broke it off need not wait for a load to end
@@ -132,13 +132,10 @@ class Lineup:
         """Watch over the models for as long as the agent lives."""
         while True:
             await asyncio.sleep(_TEND_S)
-            try:
-                for replica in self.replicas:
-                    await self._look_after(replica)
-                await self._describe_broken()
-                self._tell_condition()
-            except Exception:  # the watch itself must not end: the next look may succeed
-                log.exception("models not looked after")
+            for replica in self.replicas:
+                await _guarded(self._look_after(replica))
+            await _guarded(self._describe_broken())
+            self._tell_condition()
 
     async def _look_after(self, replica: LocalReplica) -> None:
         """Notice what changed beneath a model, and load one again that could not be loaded."""
@@ -158,6 +155,8 @@ class Lineup:
                 if fault and replica.fault != fault:
                     log.error("model broken", variant=replica.info.variant, why=fault)
                 replica.notice, replica.fault = "", fault
+                if not fault:
+                    await asyncio.to_thread(replica.prepare)
         if replica.loop.failed and not replica.fault and (touched or not replica.loop.resting):
             await _loaded(replica)
 
@@ -215,3 +214,11 @@ async def _loaded(replica: LocalReplica) -> None:
         await replica.load()
     except OverspillError as error:
         log.warning("model unavailable", variant=replica.info.variant, why=error.message)
+
+
+async def _guarded(work: Awaitable[None]) -> None:
+    """Await what must not end the watch over the other models: the next look may succeed."""
+    try:
+        await work
+    except Exception:
+        log.exception("models not looked after")

@@ -169,6 +169,7 @@ def _whole(model: LocalModel, family: Family, variant: Variant, terms: _Terms) -
         manifest=manifest,
         copies=shelf.copies,
     )
+    maps = shelf.copies is not None and options.name == "onnx" and "tensorrt" not in options.providers
     weights_bytes = sum(file.bytes for file in manifest.files.values())
     return dataclasses.replace(
         model,
@@ -177,6 +178,7 @@ def _whole(model: LocalModel, family: Family, variant: Variant, terms: _Terms) -
         codec=codec,
         digest=watch.digest,
         watch=watch,
+        prepare=functools.partial(shelf.copies.hold, directory, manifest) if shelf.copies and maps else None,
         has_copy=functools.partial(shelf.copies.holds, manifest) if shelf.copies else None,
         cold_start_s=_COLD_START_S + weights_bytes / _COLD_BYTES_PER_S,
     )

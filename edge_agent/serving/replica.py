@@ -37,6 +37,7 @@ class LocalModel:
         fault: why it cannot be served, known before loading; empty for a whole artifact.
         watch: tells whether the artifact has changed; None for a broken one.
         cold_start_s: first guess of how long loading takes.
+        prepare: does what a load can have done before it, such as a private copy; called in a worker thread.
         has_copy: whether it was loaded from a copy that is not the store's; None where none is made.
     """
 
@@ -50,6 +51,7 @@ class LocalModel:
     fault: str = ""
     watch: ArtifactWatch | None = None
     cold_start_s: float = 1.5
+    prepare: Callable[[], object] | None = None
     has_copy: Callable[[], bool] | None = None
 
 
@@ -126,6 +128,15 @@ class LocalReplica:
     def can_do_without_store(self) -> bool:
         """Whether it is loaded, or can be loaded from its own copy, whatever has become of the store's files."""
         return self.loaded or (self._model.has_copy is not None and self._model.has_copy())
+
+    def prepare(self) -> None:
+        """Do ahead what the first load would otherwise wait for. Blocks.
+
+        Raises:
+            ArtifactError: the artifact is damaged.
+        """
+        if self._model.prepare is not None:
+            self._model.prepare()
 
     async def load(self) -> None:
         """Load the model before its first request.

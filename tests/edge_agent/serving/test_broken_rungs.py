@@ -191,3 +191,10 @@ async def test_check_refuses_what_run_would_serve_without(world: TinyWorld) -> N
     break_rung(world, SMALL, "gone")
     with pytest.raises(ArtifactError, match=f"{SMALL}.*overspill models pull"):
         list(check_lines(world.config()))
+
+
+async def test_an_on_demand_rung_is_copied_before_its_first_request_asks_for_it(world: TinyWorld) -> None:
+    async with served(world.config()) as (agent, _):
+        cache = world.store.parent / "cache"
+        await until(lambda: any((cache / SMALL).glob("*/model.onnx")))
+        assert not agent.lineup.replicas[1].loaded
