@@ -34,14 +34,25 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         profiles_dir: a directory of further profiles; same names replace the built-in ones.
         drain_deadline_s: how long streams in flight may go on after SIGTERM.
         health_interval_s: how often temperature, memory and throttling are read.
+        cache_dir: where the agent keeps its own copies of the model files that it maps into memory; empty is
+            $CACHE_DIRECTORY (which systemd sets), else $XDG_CACHE_HOME/overspill, else ~/.cache/overspill.
     """
 
     profile: str = "auto"
     profiles_dir: str = ""
     drain_deadline_s: Seconds = 20.0
     health_interval_s: Seconds = 2.0
+    cache_dir: str = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
+
+    def cache_path(self, environ: Mapping[str, str] = os.environ) -> Path:
+        """Return the folder of private copies; it need not exist."""
+        if self.cache_dir:
+            return Path(self.cache_dir).expanduser()
+        given = environ.get("CACHE_DIRECTORY", "").split(":")[0]  # systemd lists several with colons between
+        home = Path(given) if given else Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "overspill"
+        return home / "serving"
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

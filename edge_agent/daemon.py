@@ -76,9 +76,11 @@ class EdgeAgent:
         self.match: ProfileMatch = choose_profile(
             config.agent.profile, read_facts(root), _path(config.agent.profiles_dir)
         )
-        self.shelf = Shelf.open(config.models)
+        self.shelf = Shelf.open(config.models, config.agent.cache_path())
         self.dispatcher = Dispatcher([], config.router, clock=self.clock, telemetry=self.telemetry)
-        self.lineup = Lineup(self._describe_models, lambda _: self._publish())
+        self.lineup = Lineup(self._describe_models, lambda _: self._publish(), self._condition_changed)
+        self._condition_news = asyncio.Event()
+        self._was_broken = False
         self._prompts = PromptCounters(self.infos)
 
     @property
@@ -113,7 +115,8 @@ class EdgeAgent:
                 log.info(
                     "serving",
                     url=f"http://{_shown(self.config.gateway.host)}:{self.port}",
-                    models=[replica.info.variant for replica in self.lineup.replicas],
+                    models=[replica.info.variant for replica in self.lineup.replicas if not replica.problem],
+                    broken=[replica.info.variant for replica in self.lineup.replicas if replica.problem] or None,
                     upstream=self.config.upstream.url or None,
                     rss_mb=round(rss_bytes() / 1e6),
                 )
@@ -154,9 +157,37 @@ class EdgeAgent:
             clock=self.clock,
         )
         self._fleet = await stack.enter_async_context(session)
+        stack.push_async_callback(end, asyncio.create_task(self._tell_fleet(session), name="condition"))
 
     async def _load(self) -> None:
         await self.lineup.apply(self.config.models)
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether requests may come in, and if not, why: also when every local model is broken and nobody is behind."""
+        if self.phase != "serving":
+            return False, self.phase
+        local = self.lineup.replicas
+        if not local or self._upstream is not None or any(not replica.problem for replica in local):
+            return True, ""
+        return False, "no model can be served: " + _problems(local)
+
+    def _condition_changed(self) -> None:
+        """A model has failed or recovered: tell the service manager, and the fleet."""
+        broken = _problems(self.lineup.replicas)
+        if broken or self._was_broken:
+            status = f"degraded: {broken}" if broken else "all models can be served"
+            systemd.notify(f"STATUS={' '.join(status.split())}")
+        self._was_broken = bool(broken)
+        self._condition_news.set()
+
+    async def _tell_fleet(self, session: FleetSession) -> None:
+        while True:
+            await self._condition_news.wait()
+            self._condition_news.clear()
+            try:
+                await session.report()
+            except Exception:  # the next change is told again
+                log.exception("the fleet was not told of the models' condition")
 
     # ── what the fleet may ask of it: `edge_agent.fleet.steering.SteeredAgent` ─────────────────────────────────────
 
@@ -167,7 +198,7 @@ class EdgeAgent:
         """Put a valid configuration into force; requests in flight are not touched.
 
         Raises:
-            ConfigError: its models cannot be served; everything stays as it was.
+            ConfigError: nothing could serve its models; everything stays as it was.
         """
         if wanted.models != self.config.models:
             await self.lineup.apply(wanted.models)
@@ -214,7 +245,10 @@ class EdgeAgent:
         remote: Sequence[Replica] = self._upstream.replicas if self._upstream else ()
         self.dispatcher.set_replicas([*local, *remote])
         self._prompts.codecs = {
-            name: replica.codec for replica in reversed(local) for name in (replica.info.variant, replica.info.family)
+            name: replica.codec
+            for replica in reversed(local)
+            if replica.codec is not None
+            for name in (replica.info.variant, replica.info.family)
         }
 
     def _unreached(self) -> Unreached | None:
@@ -259,7 +293,7 @@ class EdgeAgent:
             models=self.infos,
             api_keys=accepted_keys(settings),
             max_priority=settings.max_priority,
-            ready=lambda: (self.phase == "serving", "" if self.phase == "serving" else self.phase),
+            ready=self.ready,
             notices=lambda: self._fleet.notices if self._fleet is not None else (),
             limits=GatewayLimits(max_body_bytes=settings.max_body_bytes, max_requests=settings.max_requests),
             kv_usage=self._kv_usage,
@@ -303,6 +337,10 @@ def serve(config: EdgeConfig) -> None:
         await EdgeAgent(config).run()
 
     uvloop.run(live())
+
+
+def _problems(replicas: Sequence[LocalReplica]) -> str:
+    return "; ".join(f"{item.info.variant}: {item.problem}" for item in replicas if item.problem)
 
 
 def _path(text: str) -> Path | None:

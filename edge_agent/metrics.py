@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _COUNTERS = {
     "steps": ("steps", "Steps computed."),
     "failed_steps": ("failed_steps", "Steps that failed."),
+    "worker_restarts": ("worker_restarts", "Times the worker failed as a whole and began anew."),
     "loads": ("model_loads", "Times the model was loaded."),
     "prefill_tokens": ("prefill_tokens", "Prompt tokens computed."),
     "decode_tokens": ("decode_tokens", "Tokens generated."),
@@ -59,6 +60,17 @@ class EdgeMetrics(Collector):
 
     def _models(self) -> Iterator[Metric]:
         loaded = GaugeMetricFamily("overspill_edge_model_loaded", "1 while its weights are loaded.", labels=["variant"])
+        failed = GaugeMetricFamily(
+            "overspill_edge_model_failed", "1 while it cannot answer; /v1/decisions says why.", labels=["variant"]
+        )
+        changed = GaugeMetricFamily(
+            "overspill_edge_artifact_changed",
+            "1 while the store's files differ from what is served.",
+            labels=["variant"],
+        )
+        slots = GaugeMetricFamily(
+            "overspill_edge_model_slots", "Answers computed together at most.", labels=["variant"]
+        )
         fallbacks = GaugeMetricFamily(
             "overspill_edge_provider_fallbacks", "Accelerators asked for and not had.", labels=["variant"]
         )
@@ -70,10 +82,16 @@ class EdgeMetrics(Collector):
             name = [replica.info.variant]
             runtime = replica.loop.runtime
             loaded.add_metric(name, 1.0 if runtime else 0.0)
+            slots.add_metric(name, replica.loop.slots)
+            failed.add_metric(name, 1.0 if replica.problem else 0.0)
+            changed.add_metric(name, 1.0 if replica.notice else 0.0)
             fallbacks.add_metric(name, len(runtime.facts.fallbacks) if runtime else 0)
             for field, family in counters.items():
                 family.add_metric(name, float(getattr(replica.loop.counters, field)))
         yield loaded
+        yield slots
+        yield failed
+        yield changed
         yield fallbacks
         yield from counters.values()
 

@@ -8,14 +8,18 @@ from pathlib import Path
 
 import httpx
 
-from edge_agent.config import EdgeConfig, UpstreamSettings, accepted_keys, secret
+from edge_agent.config import EdgeConfig, LocalModels, UpstreamSettings, accepted_keys, secret
 from edge_agent.device.health import HealthReader
+from edge_agent.device.memory import available_bytes
 from edge_agent.mqtt.config import FleetConfig
 from edge_agent.runtime.manifest import read_manifest, verify_files
+from edge_agent.runtime.protocol import RuntimeRequest
 from edge_agent.serving.local_models import Shelf, describe_runtime, effective_settings, local_models
+from edge_agent.serving.memory_plan import need_of, reduced, slots_that_fit
+from edge_agent.serving.replica import LocalModel
 from hardware_profiles.facts import read_facts
-from hardware_profiles.loader import BUILTIN_DIR, Hardware, PowerMode, ProfileMatch, choose_profile
-from router.base.errors import ConfigError
+from hardware_profiles.loader import BUILTIN_DIR, Hardware, PowerMode, Profile, ProfileMatch, choose_profile
+from router.base.errors import ArtifactError, ConfigError, ReplicaUnreachable
 from router.base.tls import client_context
 from router.gateway.listener import bind
 from router.upstream.tier import describe
@@ -93,6 +97,8 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     settings = effective_settings(config.models, match.profile)
     for model in local_models(config.models, match.profile, shelf):
         info = model.info
+        if model.fault:
+            raise ArtifactError(f"{info.variant}: {model.fault}")
         directory = shelf.store.artifact_dir(info.variant)
         manifest = read_manifest(directory)
         verify_files(directory, manifest)
@@ -102,12 +108,7 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
             f"model     {info.variant}: rung {info.rung}, quality {info.quality:g}, {size / 2**20:.0f} MiB, digests "
             f"verified, {when}"
         )
-        kv_bytes = 2 * 4 * manifest.num_layers * manifest.num_kv_heads * manifest.head_dim
-        most = settings.kv_slots * info.context_tokens * kv_bytes / 2**20
-        yield (
-            f"          {settings.kv_slots} slots of {info.context_tokens} tokens: at most {most:.0f} MiB of KV cache, "
-            f"used as it fills; first guess {info.prior.decode_tokens_per_s:.0f} tok/s"
-        )
+        yield from _memory_lines(model, directory, settings, match.profile)
     if not config.models.variants:
         yield "model     none: this agent routes everything to its upstream"
     yield from _upstream_lines(config.upstream)
@@ -136,6 +137,28 @@ def _fleet_line(fleet: FleetConfig) -> str:
         )
     address = fleet.address()
     return f"fleet     {address.fleet}/{address.device} at {fleet.host}:{fleet.port}, state in {state}"
+
+
+def _memory_lines(model: LocalModel, directory: Path, settings: LocalModels, profile: Profile) -> Iterator[str]:
+    """Say what a model takes of the memory; too little now is a warning, for `run` waits until there is enough."""
+    info = model.info
+    request = RuntimeRequest(
+        directory, profile.runtime, settings.kv_slots, settings.context_tokens, settings.prefill_chunk_tokens
+    )
+    need = need_of(read_manifest(directory), request)
+    yield (
+        f"          {settings.kv_slots} slots of {info.context_tokens} tokens: at most "
+        f"{settings.kv_slots * need.slot_bytes / 2**20:.0f} MiB of KV cache, used as it fills; with weights and "
+        f"workspace {need.total_bytes(settings.kv_slots) / 2**20:.0f} MiB; first guess "
+        f"{info.prior.decode_tokens_per_s:.0f} tok/s"
+    )
+    try:
+        slots = slots_that_fit(info.variant, need, settings.kv_slots, available_bytes())
+    except ReplicaUnreachable as error:
+        yield f"warning   {error.message}"
+    else:
+        if slots < settings.kv_slots:
+            yield f"warning   {reduced(info.variant, need, settings.kv_slots, slots)}"
 
 
 def _upstream_lines(settings: UpstreamSettings) -> Iterator[str]:

@@ -187,7 +187,7 @@ class Power(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TensorRtOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bounds of the engine that the TensorRT execution provider builds on the device."""
+    """Bounds of the engines that are built for this device class; what is served must not exceed them."""
 
     workspace_bytes: Positive = 1 << 30
     max_batch: Positive = 4
@@ -200,7 +200,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: a runtime of `edge_agent.runtime.registry`.
-        providers: ONNX Runtime execution providers, best first; the ones not present are a visible fallback.
+        providers: ways to run, best first; the ones not present are a visible fallback. `cuda` and `cpu` are those of
+            ONNX Runtime, `tensorrt` is an engine that `overspill models build` has built before.
         intra_op_threads: threads of one operator; 0 is one for each CPU this process may use.
         spin_us: how long a worker thread waits for the next operator before it sleeps; 0 sleeps at once, which is
             better where other busy processes share the cores.

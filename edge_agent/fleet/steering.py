@@ -92,7 +92,8 @@ class Steering:
                     variant=replica.info.variant,
                     digest=replica.digest,
                     rung=replica.info.rung,
-                    state="loaded" if replica.loaded else "failed" if replica.loop.resting else "on-demand",
+                    state="loaded" if replica.loaded else "failed" if replica.problem else "on-demand",
+                    reason=replica.remarks,
                 )
                 for replica in self._agent.models()
             ),

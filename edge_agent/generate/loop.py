@@ -1,33 +1,43 @@
 """The generation loop of one local model: one worker thread computes, the event loop only submits and receives.
 
-The thread takes new requests and cancellations between two steps, so both take effect at the next step. A failing
-step fails the requests of that step alone; after several failures in a row the model is loaded anew.
+The thread takes new requests and cancellations between two steps, so both take effect at the next step.
+
+A step that fails is computed again for each of its sequences alone, and ends only those that fail again; after several
+failures in a row the model is loaded anew. Anything else that the thread raises unloads the model, ends every request
+in flight with an error, and lets the thread go on after a pause that doubles.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import structlog
 
-from edge_agent.generate.batcher import Batcher, BatchLimits, DecodeStep, PrefillStep, Sequence
+from edge_agent.generate.batcher import BatchLimits
 from edge_agent.generate.request import Generation, LoopCounters
+from edge_agent.generate.steps import Result, Steps
 from edge_agent.generate.turn import Turn
-from edge_agent.runtime.protocol import Logits, Runtime, StepInput
-from router.base.errors import OverspillError, ReplicaBroken, ReplicaError, ReplicaUnreachable
+from edge_agent.runtime.protocol import Runtime
+from router.base.errors import OverspillError, ReplicaBroken, ReplicaUnreachable
 from router.base.host import trim_heap
-from router.values.request import FinishReason, TokenChunk
+from router.base.timers import within
 
 log = structlog.get_logger("edge_agent")
 
 _FAILURES_BEFORE_RELOAD = 3
-_RELOAD_PAUSE_S = 5.0
+_RELOAD_PAUSE_S = (5.0, 300.0)  # after a load that failed: at first, and at most
+_RESTART_PAUSE_S = (0.5, 60.0)  # the same after a failure of the worker itself
+_CALM_S = 60.0  # a worker that did not fail for so long begins with the first pause again
 _IDLE_BEFORE_RELEASE_S = 0.5
 _JOIN_S = 10.0
+_WORKER_LOOK_S = 1.0
+_RECOVER_PAUSE_S = 0.2
 
 
 class GenerationLoop:
@@ -37,6 +47,10 @@ class GenerationLoop:
         open_runtime: loads the model; called in the worker, again after repeated failures.
         turn: shared by all local models.
         unload_idle_s: free the model when it had nothing to do for so long; None never does.
+
+    Attributes:
+        problem: why the model is not loaded although it should be; empty when nothing is wrong.
+        load_s: how long the last load took, None before the first.
     """
 
     def __init__(
@@ -51,24 +65,30 @@ class GenerationLoop:
         self.counters = LoopCounters()
         self.runtime: Runtime | None = None
         self.problem = ""
+        self.load_s: float | None = None
         self._open_runtime = open_runtime
         self._turn = turn
         self._unload_idle_s = unload_idle_s
-        self._batcher = Batcher(limits)
+        self._steps = Steps(name, limits, self.counters)
         self._live: set[Generation] = set()
-        self._by_sequence: dict[int, Generation] = {}
         self._arrivals: list[Generation] = []
         self._wake = threading.Condition()
         self._nudged = False
         self._stopping = False
         self._load_wanted = False
         self._load_again_at_s = 0.0
-        self._failures = 0
-        self._outbox: list[tuple[Generation, TokenChunk | OverspillError]] = []
+        self._reload_pause_s = _RELOAD_PAUSE_S[0]
+        self._restart_pause_s = _RESTART_PAUSE_S[0]
+        self._restarted_at_s = -_CALM_S
+        self._step_began_s: float | None = None
         self._event_loop = asyncio.get_running_loop()
         self._loaded = asyncio.Event()
-        self._thread = threading.Thread(target=self._work, name=f"generate-{name}", daemon=True)
-        self._thread.start()
+        self._thread = self._started()
+
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._work, name=f"generate-{self.name}", daemon=True)
+        thread.start()
+        return thread
 
     # --- on the event loop ---
 
@@ -84,16 +104,28 @@ class GenerationLoop:
     @property
     def slots(self) -> int:
         """Sequences computed together at most, now."""
-        return self._batcher.limits.slots
+        runtime, wanted = self.runtime, self._steps.limits.slots
+        return wanted if runtime is None else min(wanted, runtime.facts.slots)
 
     def limit_slots(self, slots: int) -> None:
         """Admit only while fewer than `slots` run; those that run stay."""
-        self._batcher.limits = dataclasses.replace(self._batcher.limits, slots=slots)
+        self._steps.limits = dataclasses.replace(self._steps.limits, slots=slots)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the model should be loaded and is not, for the reason in `problem`; `load` tries again."""
+        return self.runtime is None and bool(self.problem)
 
     @property
     def resting(self) -> bool:
-        """Loading failed a moment ago; requests are refused until the pause is over."""
+        """Whether it failed a moment ago; requests are refused until the pause is over."""
         return self.runtime is None and time.monotonic() < self._load_again_at_s
+
+    @property
+    def stuck_s(self) -> float:
+        """How long the present step takes, and the wait for its turn; 0 between steps."""
+        began_s = self._step_began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
 
     @property
     def rest_s(self) -> float:
@@ -107,12 +139,16 @@ class GenerationLoop:
         """
         if self.runtime is not None:
             return
+        self._check_worker()
         self._loaded.clear()
         with self._wake:
             self._load_wanted = True
             self._load_again_at_s = 0.0
             self._wake.notify()
-        await self._loaded.wait()
+        while not self._loaded.is_set() and self._thread.is_alive():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(_WORKER_LOOK_S, self._loaded.wait())
+        self._check_worker()
         if self.runtime is None:
             raise ReplicaUnreachable(f"{self.name}: {self.problem}")
 
@@ -122,6 +158,7 @@ class GenerationLoop:
         with self._wake:
             self._arrivals.append(generation)
             self._wake.notify()
+        self._check_worker()
 
     def cancel(self, generation: Generation) -> None:
         """Stop a request at the next step; its slot is free then. Finished requests are left alone."""
@@ -146,23 +183,82 @@ class GenerationLoop:
         if self._thread.is_alive():
             log.warning("a model is still being loaded and is left to end by itself", model=self.name)
 
+    def _check_worker(self) -> None:
+        """Replace a thread that is gone, whatever ended it: nobody may wait for it."""
+        if self._thread.is_alive() or self._stopping:
+            return
+        log.error("worker gone", model=self.name)
+        self._give_up("its worker is gone; it is started anew")
+        self._lose_all(self.problem)
+        self._thread = self._started()
+
+    def _lose_all(self, why: str) -> None:
+        """End every request with an error; the worker, which forgot them, passes over those it still meets."""
+        lost, self._live = self._live, set()
+        for generation in lost:
+            generation.cancelled = True
+            kind = ReplicaBroken if generation.delivered else ReplicaUnreachable
+            generation.inbox.put_nowait(kind(f"{self.name}: {why}"))
+
     # --- in the worker ---
 
     def _work(self) -> None:
+        while not self._served():
+            pass
+
+    def _served(self) -> bool:
+        """Serve until told to stop; False after a failure, which must not end the thread: callers wait for it."""
+        try:
+            self._serve()
+        except BaseException as error:  # noqa: BLE001  also what no handler of `Exception` sees
+            while not self._recovered(error):
+                time.sleep(_RECOVER_PAUSE_S)
+            return False
+        return True
+
+    def _serve(self) -> None:
         while self._take_news():
             if self.runtime is None and not self._load():
                 continue
             self._load_wanted = False
-            try:
+            if self.runtime is not None:
+                self._step_began_s = time.monotonic()
                 with self._turn:
-                    self._step()
-            except Exception:
-                log.exception("worker failed", model=self.name)
-                self._drop_runtime("internal error in the generation loop")
+                    self._step(self.runtime)
+                self._step_began_s = None
             self._flush()
-        self._fail_all(ReplicaBroken, "the agent is shutting down")
+        self._steps.fail_all(ReplicaBroken, "the agent is shutting down")
         self._unload()
         self._flush()
+
+    def _recovered(self, error: BaseException) -> bool:
+        """Begin anew after a failure of the worker itself; False if that failed too: memory may be what is short."""
+        try:
+            self._flush()
+            self._give_up(f"its worker failed ({type(error).__name__}: {error})")
+            self._call(functools.partial(self._lose_all, self.problem))
+            self._call(self._loaded.set)
+            log.error("worker failed", model=self.name, pause_s=self.rest_s, exc_info=error)
+        except BaseException:  # noqa: BLE001  see `_served`
+            return False
+        return True
+
+    def _give_up(self, why: str) -> None:
+        """Forget the model and everything in it, and rest."""
+        runtime, self.runtime = self.runtime, None
+        now_s = time.monotonic()
+        if now_s - self._restarted_at_s > _CALM_S:
+            self._restart_pause_s = _RESTART_PAUSE_S[0]
+        self._restarted_at_s = now_s
+        self._step_began_s = None
+        self.problem = why
+        self._load_again_at_s = now_s + self._restart_pause_s
+        self._restart_pause_s = min(2 * self._restart_pause_s, _RESTART_PAUSE_S[1])
+        self._load_wanted = False
+        self._steps.clear()
+        self.counters.worker_restarts += 1
+        if runtime is not None:
+            self._close(runtime)
 
     def _take_news(self) -> bool:
         """Wait until there is something to do and take in what arrived; False when the loop shall end."""
@@ -172,29 +268,19 @@ class GenerationLoop:
                 self._unload()
                 self._wait_for_news(None)
         with self._wake:
-            arrivals, self._arrivals = self._arrivals, []
             self._nudged = False
-            if self._stopping:
-                for generation in arrivals:
-                    self._add(generation)
-                return False
-        for generation in arrivals:
-            if not generation.cancelled:
-                self._add(generation)
-        return True
+            while self._arrivals:
+                generation = self._arrivals.pop(0)
+                if not generation.cancelled:
+                    self._steps.add(generation)
+            return not self._stopping
 
     def _wait_for_news(self, timeout_s: float | None) -> bool:
         with self._wake:
             return self._wake.wait_for(
-                lambda: bool(
-                    self._arrivals or self._nudged or self._stopping or self._load_wanted or self._by_sequence
-                ),
+                lambda: bool(self._arrivals or self._nudged or self._stopping or self._load_wanted or self._steps),
                 timeout_s,
             )
-
-    def _add(self, generation: Generation) -> None:
-        self._by_sequence[id(generation.sequence)] = generation
-        self._batcher.add(generation.sequence)
 
     def _rest(self) -> None:
         if self.runtime is not None:
@@ -204,19 +290,26 @@ class GenerationLoop:
     def _unload(self) -> None:
         runtime, self.runtime = self.runtime, None
         if runtime is not None:
-            runtime.close()
+            self._close(runtime)
             log.info("model unloaded", model=self.name)
         del runtime
         trim_heap()
 
+    def _close(self, runtime: Runtime) -> None:
+        """Close a runtime that is not used afterwards, whether it agrees or not."""
+        try:
+            runtime.close()
+        except Exception:
+            log.exception("model not closed", model=self.name)
+
     def _load(self) -> bool:
         """Load the model if anybody needs it; on failure fail whoever waits and pause before the next attempt."""
-        if not self._by_sequence and not self._load_wanted:
+        if not self._steps and not self._load_wanted:
             return False
         if not self.resting:
             self._try_load()
         if self.runtime is None:
-            self._fail_all(ReplicaUnreachable, self.problem)
+            self._steps.fail_all(ReplicaUnreachable, self.problem)
             self._flush()
         self._load_wanted = False
         self._call(self._loaded.set)
@@ -230,115 +323,32 @@ class GenerationLoop:
             known = isinstance(error, OverspillError)
             self.problem = error.message if isinstance(error, OverspillError) else f"cannot be loaded: {error}"
             log.error("model not loaded", model=self.name, why=self.problem, exc_info=not known)  # noqa: TRY400
-            self._load_again_at_s = time.monotonic() + _RELOAD_PAUSE_S
+            self._load_again_at_s = time.monotonic() + self._reload_pause_s
+            self._reload_pause_s = min(2 * self._reload_pause_s, _RELOAD_PAUSE_S[1])
             return
         self.counters.loads += 1
         self.problem = ""
-        self._failures = 0
+        self.load_s = time.monotonic() - started_s
+        self._reload_pause_s = _RELOAD_PAUSE_S[0]
+        self._steps.failures = 0
         trim_heap()
-        log.info("model loaded", model=self.name, load_s=round(time.monotonic() - started_s, 2))
+        log.info("model loaded", model=self.name, load_s=round(self.load_s, 2))
 
-    def _step(self) -> None:
-        runtime = self.runtime
-        if runtime is None:
-            return
-        for generation in [item for item in self._by_sequence.values() if item.cancelled]:
-            self._forget(generation)
-        while (sequence := self._batcher.admit()) is not None:
-            sequence.handle, sequence.fed = runtime.open(sequence.prompt_ids)
-        step = self._batcher.next_step()
-        if step is None:
-            return
-        started_s = time.monotonic()
-        try:
-            logits = runtime.forward(_inputs(step))
-        except Exception as error:  # noqa: BLE001  task boundary: the runtime's own exception types are not ours to know
-            self._step_failed(step, error)
-            return
-        self._failures = 0
-        self.counters.steps += 1
-        self.counters.compute_s += time.monotonic() - started_s
-        self._batcher.fed(step)
-        self._take_logits(step, logits)
-
-    def _take_logits(self, step: PrefillStep | DecodeStep, logits: Logits) -> None:
-        if isinstance(step, DecodeStep):
-            drawing = step.sequences
-        else:
-            self.counters.prefill_tokens += len(step.token_ids)
-            drawing = (step.sequence,) if step.last else ()
-        for index, sequence in enumerate(drawing):
-            generation = self._by_sequence[id(sequence)]
-            try:
-                self._draw(generation, logits, index)
-            except Exception as error:
-                log.exception("request failed", model=self.name, request_id=generation.request_id)
-                self._fail(generation, ReplicaBroken, f"failed while drawing a token: {error}")
-
-    def _draw(self, generation: Generation, logits: Logits, index: int) -> None:
-        sequence = generation.sequence
-        token = sequence.sampler.draw(logits[index])
-        sequence.generated.append(token)
-        self.counters.decode_tokens += 1
-        reason: FinishReason | None = None
-        if token in generation.eos_ids:
-            reason, text = FinishReason.STOP, generation.text.finish()
-        else:
-            delta = generation.text.push([token])
-            text = delta.text
-            if delta.stopped:
-                reason = FinishReason.STOP
-            elif not sequence.decode_tokens_left:
-                reason = FinishReason.LENGTH
-                text += generation.text.finish()
-        generation.delivered = True
-        prompt_tokens = len(sequence.prompt_ids) if reason is not None else None
-        self._outbox.append((generation, TokenChunk(text, 1, reason, prompt_tokens)))
-        if reason is not None:
-            self._forget(generation)
-
-    def _step_failed(self, step: PrefillStep | DecodeStep, error: Exception) -> None:
-        self._failures += 1
-        self.counters.failed_steps += 1
-        log.error("step failed", model=self.name, in_a_row=self._failures, exc_info=error)
-        for sequence in step.sequences if isinstance(step, DecodeStep) else (step.sequence,):
-            self._fail(self._by_sequence[id(sequence)], ReplicaBroken, f"the runtime failed: {error}")
-        if self._failures >= _FAILURES_BEFORE_RELOAD:
-            self._drop_runtime(f"failed {self._failures} times in a row")
-
-    def _drop_runtime(self, why: str) -> None:
-        """Unload a runtime that no longer works; sequences in its slots are lost, waiting ones see the next load."""
-        log.warning("model reload", model=self.name, why=why)
-        for generation in [item for item in self._by_sequence.values() if item.sequence.handle is not None]:
-            self._fail(generation, ReplicaBroken, f"the model is loaded anew: {why}")
-        self._unload()
-
-    def _forget(self, generation: Generation) -> None:
-        """Free the slot of a request."""
-        sequence = generation.sequence
-        self._by_sequence.pop(id(sequence), None)
-        self._batcher.remove(sequence)
-        if sequence.handle is not None and self.runtime is not None:
-            self.runtime.close_sequence(sequence.handle)
-        sequence.handle = None
-
-    def _fail(self, generation: Generation, kind: type[ReplicaError], why: str) -> None:
-        """End a request with an error; one that produced nothing yet may always be sent elsewhere."""
-        self._forget(generation)
-        chosen = kind if generation.delivered else ReplicaUnreachable
-        self._outbox.append((generation, chosen(f"{self.name}: {why}")))
-
-    def _fail_all(self, kind: type[ReplicaError], why: str) -> None:
-        for generation in list(self._by_sequence.values()):
-            self._fail(generation, kind, why)
+    def _step(self, runtime: Runtime) -> None:
+        self._steps.step(runtime)
+        if self._steps.failures >= _FAILURES_BEFORE_RELOAD:
+            why = f"failed {self._steps.failures} times in a row"
+            log.warning("model reload", model=self.name, why=why)
+            self._steps.fail_admitted(f"the model is loaded anew: {why}")
+            self._unload()
 
     def _flush(self) -> None:
         """Hand the results of a step to the event loop in one call."""
-        if self._outbox:
-            items, self._outbox = self._outbox, []
-            self._call(lambda: self._deliver(items))
+        if self._steps.results:
+            items, self._steps.results = self._steps.results, []
+            self._call(functools.partial(self._deliver, items))
 
-    def _deliver(self, items: list[tuple[Generation, TokenChunk | OverspillError]]) -> None:
+    def _deliver(self, items: list[Result]) -> None:
         for generation, item in items:
             if isinstance(item, OverspillError) or item.finish_reason is not None:
                 self._live.discard(generation)
@@ -349,15 +359,3 @@ class GenerationLoop:
             self._event_loop.call_soon_threadsafe(function)
         except RuntimeError:  # the event loop is closed: nobody listens any more
             self._stopping = True
-
-
-def _inputs(step: PrefillStep | DecodeStep) -> list[StepInput]:
-    if isinstance(step, PrefillStep):
-        return [StepInput(_handle(step.sequence), step.token_ids, step.last)]
-    return [StepInput(_handle(item), [item.generated[-1]]) for item in step.sequences]
-
-
-def _handle(sequence: Sequence) -> int:
-    if sequence.handle is None:
-        raise RuntimeError("a sequence is computed before it was admitted")
-    return sequence.handle

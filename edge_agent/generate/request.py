@@ -57,4 +57,5 @@ class LoopCounters:
     decode_tokens: int = 0
     failed_steps: int = 0
     loads: int = 0
+    worker_restarts: int = 0
     compute_s: float = 0.0

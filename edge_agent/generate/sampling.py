@@ -41,13 +41,15 @@ class Sampler:
             logits: float32 (vocab,); not changed.
 
         Raises:
-            ArithmeticError: the logits hold no finite maximum, so the model's output is worthless.
+            ArithmeticError: a logit is not finite, so the model's output is worthless.
         """
+        finite = np.isfinite(logits)
+        if not finite.all():
+            token = int(np.argmin(finite))
+            raise ArithmeticError(f"logit of token {token} is {logits[token]}: the runtime computed no usable output")
         if self._penalised:
             logits = self._with_penalties(logits)
         best = int(np.argmax(logits))
-        if not np.isfinite(logits[best]):
-            raise ArithmeticError(f"logit of token {best} is {logits[best]}: the runtime computed no usable output")
         token = best if self._params.temperature < _GREEDY_BELOW else self._draw_random(logits)
         if self._penalised:
             self._counts[token] = self._counts.get(token, 0) + 1

@@ -19,6 +19,7 @@ Array = npt.NDArray[np.float32]
 
 _FLOAT_BYTES = 4
 _GROWTH_TOKENS = 64
+_LARGEST = 1e6  # models that run in float16 stay below 65,504; a score of such keys stays below the mask of 1e9
 _NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
 _DONT_NEED = getattr(mmap, "MADV_DONTNEED", None)
 
@@ -41,7 +42,8 @@ class KvShape:
 class KvPack:
     """Rows of keys and values; the past dimension grows in steps for all rows together.
 
-    Positions beyond a row's length hold zeros or leftovers: finite, to be masked by the caller.
+    Positions beyond a row's length hold zeros or leftovers, to be masked by the caller. A masked score counts nothing
+    only while it is finite, so nothing is stored that is not, or so large that it outweighs the mask.
 
     Attributes:
         lengths: positions in use, one entry an open row.
@@ -65,13 +67,12 @@ class KvPack:
             np.frombuffer(self._map, dtype=np.float32) if self._map is not None else memory(size_bytes // _FLOAT_BYTES)  # type: ignore[misc]
         )
         self._touched = False
-        self.past_tokens = 0
         self._view = self._viewed(_GROWTH_TOKENS)
+        self.past_tokens = _GROWTH_TOKENS
 
     def _viewed(self, past_tokens: int) -> Array:
         """Lay (2·layers, slots, kv_heads, past, head_dim) over the map; even stretches are keys, odd are values."""
         shape = self.shape
-        self.past_tokens = past_tokens
         position = shape.head_dim * _FLOAT_BYTES
         head = past_tokens * position
         return np.lib.stride_tricks.as_strided(
@@ -128,19 +129,36 @@ class KvPack:
             # A quarter more than needed: copying on growth then costs little per token, whatever the length.
             self._relayout(min(self._past_max, _round_up(tokens + tokens // 4, _GROWTH_TOKENS)))
 
-    def append(self, row: int, new: Array) -> None:
+    def append(self, row: int, new: Array) -> list[int]:
         """Store new positions behind the last ones of `row` and the rows after it.
 
         Args:
             new: (2·layers, rows, kv_heads, tokens, head_dim).
+
+        Returns:
+            Offsets of the rows whose new positions no sound model computes; zeros were stored for them.
         """
         tokens = new.shape[3]
         self.reserve(max(self.lengths[row : row + new.shape[1]]) + tokens)
+        unsound: list[int] = []
         for offset in range(new.shape[1]):
             start = self.lengths[row + offset]
-            self._view[:, row + offset, :, start : start + tokens] = new[:, offset]
+            sound = _is_sound(new[:, offset])
+            self._view[:, row + offset, :, start : start + tokens] = new[:, offset] if sound else 0
             self.lengths[row + offset] = start + tokens
+            if not sound:
+                unsound.append(offset)
         self._touched = True
+        return unsound
+
+    def scrub(self) -> None:
+        """Clear all that a step can read and that is unsound or belongs to no row. Slow: after a failure only."""
+        for row in range(self.shape.slots):
+            length = self.lengths[row] if row < self.rows else 0
+            for stretch in self._view[:, row]:
+                stretch[:, length:] = 0
+                if not _is_sound(stretch[:, :length]):
+                    stretch[:, :length] = 0
 
     def release(self) -> None:
         """Return the memory of an empty pack to the system."""
@@ -149,6 +167,7 @@ class KvPack:
         if self._map is not None and _DONT_NEED is not None:
             self._map.madvise(_DONT_NEED)
         self._view = self._viewed(_GROWTH_TOKENS)
+        self.past_tokens = _GROWTH_TOKENS
         self._touched = False
 
     def _shrink(self) -> None:
@@ -163,10 +182,18 @@ class KvPack:
         new = self._viewed(past_tokens)
         keep = max(self.lengths, default=0)
         if keep:
+            # Old and new layout overlap. One buffer for all, made before anything moves: memory may be what is short.
+            kept = np.empty((self.rows, self.shape.kv_heads, keep, self.shape.head_dim), np.float32)
             for stretch_old, stretch_new in zip(old, new, strict=True):
-                kept = stretch_old[: self.rows, :, :keep].copy()  # old and new layout overlap
+                kept[:] = stretch_old[: self.rows, :, :keep]
                 stretch_new[: self.rows, :, :keep] = kept
+        self.past_tokens = past_tokens
         self._view = new
+
+
+def _is_sound(values: Array) -> bool:
+    """Whether all are within what a model computes; NaN is not."""
+    return not values.size or bool(values.min() > -_LARGEST and values.max() < _LARGEST)
 
 
 def _lazy_pages(size_bytes: int) -> mmap.mmap:

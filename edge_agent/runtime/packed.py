@@ -6,6 +6,7 @@ executor reads the pack of the open sequences in place, and one numpy assignment
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -73,7 +74,11 @@ class _Step:
 
 
 class PackedRuntime:
-    """`Runtime` over an executor."""
+    """`Runtime` over an executor.
+
+    A sequence whose keys or values are not finite gets logits of NaN, for which its owner is expected to end it.
+    Nothing of it is left in the cache that could reach another sequence.
+    """
 
     def __init__(self, executor: Executor, manifest: Manifest, prefix: Prefix | None, request: RuntimeRequest) -> None:
         self._executor = executor
@@ -94,8 +99,13 @@ class PackedRuntime:
             slots=request.slots,
             kv_bytes_per_token=shape.bytes_per_token,
             providers=executor.providers,
-            fallbacks=executor.fallbacks,
+            fallbacks=(*request.missed, *executor.fallbacks),
+            notes=request.notes,
         )
+
+    @property
+    def kv_bytes(self) -> int:
+        return sum(self._pack.lengths) * self.facts.kv_bytes_per_token
 
     def open(self, token_ids: Sequence[int]) -> tuple[int, int]:
         row = self._pack.add_row()
@@ -124,9 +134,17 @@ class PackedRuntime:
         past = step.key[4]
         step.bias[:, 0, :, :past] = np.where(np.arange(past) < lengths[:, None], np.float32(0), _MASKED)[:, None]
         step.run()
-        self._pack.append(first, step.new)
+        unsound = self._pack.append(first, step.new)
         wanted = [row - first for item, row in zip(batch, rows, strict=True) if item.want_logits]
-        return step.logits[wanted, 0]
+        if unsound:
+            if len(wanted) < len(rows):
+                self._pack.lengths[first : first + len(rows)] = lengths.tolist()
+                raise ArithmeticError("the keys and values of a prompt are not finite, or beyond all measure")
+            step.logits[unsound] = np.nan
+        logits = step.logits[wanted, 0]
+        if not np.isfinite(logits).all():
+            self._pack.scrub()  # whatever the step has read, nobody reads it again
+        return logits
 
     def close_sequence(self, sequence: int) -> None:
         row = self._row(sequence)
@@ -142,6 +160,7 @@ class PackedRuntime:
 
     def close(self) -> None:
         self._decode = None
+        self.facts = dataclasses.replace(self.facts, slots=0)
         self._executor.close()
         self._owners.clear()
         self._pack.lengths.clear()

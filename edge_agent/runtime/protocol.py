@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from edge_agent.runtime.manifest import Manifest
+from edge_agent.runtime.private_copy import PrivateCopies
 from hardware_profiles.loader import RuntimeOptions
 
 Logits = npt.NDArray[np.float32]
@@ -28,6 +30,10 @@ class RuntimeRequest:
         slots: sequences that may be open at once.
         context_tokens: longest sequence; the KV cache never outgrows slots · context_tokens.
         chunk_tokens: most prompt tokens in one step.
+        missed: one line for each way to run that was tried before this one and is not there.
+        notes: what else to say of the runtime in its facts.
+        manifest: of the artifact, where it was read before; None reads it from `artifact_dir`.
+        copies: keeps private copies of what is mapped into memory; None maps the files of `artifact_dir`.
     """
 
     artifact_dir: Path
@@ -35,6 +41,10 @@ class RuntimeRequest:
     slots: int
     context_tokens: int
     chunk_tokens: int
+    missed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    manifest: Manifest | None = None
+    copies: PrivateCopies | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,7 @@ class RuntimeFacts:
         providers: what really executes, best first.
         fallbacks: one line for each thing asked for and not had, empty when all is as the profile says.
         kv_bytes_per_token: KV cache bytes of one position of one sequence.
+        notes: what else an operator should know, one line each.
     """
 
     name: str
@@ -55,6 +66,7 @@ class RuntimeFacts:
     kv_bytes_per_token: int
     providers: tuple[str, ...]
     fallbacks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +92,11 @@ class Runtime(Protocol):
         """What is loaded."""
         ...
 
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the KV cache that is in use now; read from any thread."""
+        ...
+
     def open(self, token_ids: Sequence[int]) -> tuple[int, int]:
         """Start a sequence that will be fed `token_ids`.
 
@@ -96,7 +113,10 @@ class Runtime(Protocol):
 
         Returns:
             float32 (n, vocab): the logits after the last id of each of the n inputs that want them, in their order.
-            Valid until the next call.
+            Valid until the next call. Those of a sequence that went wrong are not finite; it is then of no more use.
+
+        Raises:
+            Exception: nothing was computed for any input, and the same inputs may be fed again, together or alone.
         """
         ...
 

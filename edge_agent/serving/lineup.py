@@ -2,12 +2,15 @@
 
 A change of configuration never drops a request: new models are ready before the router sees them, and a model that
 goes away leaves the router first and is closed when its last answer is complete.
+
+One broken model is one broken model. What cannot be loaded stays in the lineup, unavailable and with its reason, and
+is tried again: its artifact may be repaired, memory may come back. What changes on disk beneath a model is noticed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -24,6 +27,8 @@ log = structlog.get_logger("edge_agent")
 
 _RETIRE_AFTER_S = 600.0
 _RETIRE_LOOK_S = 0.2
+_TEND_S = 2.0
+_DESCRIBE_PAUSE_S = (5.0, 60.0)  # between two looks at an artifact that could not be read: at first, and at most
 
 Describe = Callable[[LocalModels], list[LocalModel]]
 
@@ -40,25 +45,39 @@ class Lineup:
     """Owns the local replicas. Use as `async with`.
 
     Args:
-        describe: from settings to models; raises for settings that cannot be served.
+        describe: from settings to models; raises for settings that nothing could serve.
         publish: called with the local replicas, best first, after each change.
+        on_condition: called when a model has failed or recovered, or its artifact has changed.
     """
 
-    def __init__(self, describe: Describe, publish: Callable[[Sequence[Replica]], None]) -> None:
+    def __init__(
+        self,
+        describe: Describe,
+        publish: Callable[[Sequence[Replica]], None],
+        on_condition: Callable[[], None] = lambda: None,
+    ) -> None:
         self._describe = describe
         self._publish = publish
+        self._on_condition = on_condition
+        self._condition: list[tuple[str, str, str]] = []
+        self._settings: LocalModels | None = None
+        self._applying = asyncio.Lock()
+        self._describe_again_at_s = 0.0
+        self._describe_pause_s = _DESCRIBE_PAUSE_S[0]
+        self._tending: asyncio.Task[None] | None = None
         self._turn = Turn()
         self._places: list[_Place] = []
         self._retiring: dict[asyncio.Task[None], LocalReplica] = {}
 
     async def __aenter__(self) -> Lineup:
+        self._tending = asyncio.create_task(self._tend(), name="tend models")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         retiring = dict(self._retiring)
-        await end(*retiring)
+        await end(*filter(None, [self._tending]), *retiring)
         await asyncio.gather(*(replica.close() for replica in (*self.replicas, *retiring.values())))
 
     @property
@@ -66,38 +85,99 @@ class Lineup:
         return [place.replica for place in self._places]
 
     async def apply(self, settings: LocalModels) -> None:
-        """Serve what `settings` says from now on.
+        """Serve what `settings` says from now on, as far as it can be served.
 
         Raises:
-            ConfigError: it cannot be served; everything stays as it was.
+            ConfigError: nothing could serve it, whatever the device's state; everything stays as it was.
         """
+        async with self._applying:
+            await self._apply(settings)
+
+    def _described(self, settings: LocalModels) -> list[LocalModel]:
+        try:
+            return self._describe(settings)
+        except OverspillError as error:
+            raise ConfigError(f"models: {error.message}", param=error.param or "models") from error
+
+    async def _apply(self, settings: LocalModels) -> None:
         known = {place.key: place for place in self._places}
         wanted: list[_Place] = []
         fresh: list[_Place] = []
         try:
-            for model in await asyncio.to_thread(self._describe, settings):
-                key = (model.info, model.limits, model.queue_limit, model.digest, _how_loaded(settings))
+            for model in await asyncio.to_thread(self._described, settings):
+                key = (model.info, model.limits, model.queue_limit, model.digest, model.fault, _how_loaded(settings))
                 place = known.get(key)
                 if place is None:
                     place = _Place(key, LocalReplica(model, self._turn))
                     fresh.append(place)
+                    if model.fault:
+                        log.error("model broken", variant=model.info.variant, why=model.fault)
                 wanted.append(place)
-                await asyncio.to_thread(model.codec.warm)
             for place in wanted:
-                if place.replica.info.variant in settings.preload:
-                    await place.replica.load()
-        except BaseException as error:
-            closing = [self._retire(place.replica) for place in fresh]
-            if not isinstance(error, OverspillError):
-                raise  # cancelled: whoever did that need not wait for a load to end
-            if closing:
-                await asyncio.wait(closing)
-            raise ConfigError(f"models: {error.message}", param=error.param or "models") from error
+                if place.replica.info.variant in settings.preload and not place.replica.fault:
+                    await _loaded(place.replica)
+        except BaseException:
+            for place in fresh:  # whoever broke it off need not wait for a load to end
+                self._retire(place.replica)
+            raise
         leaving = [place for place in self._places if place not in wanted]
         self._places = wanted
+        self._settings = settings
         self._publish(self.replicas)
         for place in leaving:
             self._retire(place.replica)
+        self._tell_condition()
+
+    async def _tend(self) -> None:
+        """Watch over the models for as long as the agent lives."""
+        while True:
+            await asyncio.sleep(_TEND_S)
+            for replica in self.replicas:
+                await _guarded(self._look_after(replica))
+            await _guarded(self._describe_broken())
+            self._tell_condition()
+
+    async def _look_after(self, replica: LocalReplica) -> None:
+        """Notice what changed beneath a model, and load one again that could not be loaded."""
+        watch = replica.watch
+        if watch is not None and replica.loaded:
+            watch.vouch()
+        touched = watch is not None and await asyncio.to_thread(watch.touched)
+        if watch is not None and touched:
+            self._describe_again_at_s = 0.0
+            fault = await asyncio.to_thread(watch.fault)
+            if fault and replica.can_do_without_store:
+                notice = f"its files have changed; what was loaded before is served on: {fault}"
+                if replica.notice != notice:
+                    log.error("artifact changed", variant=replica.info.variant, why=notice)
+                replica.notice, replica.fault = notice, ""
+            else:
+                if fault and replica.fault != fault:
+                    log.error("model broken", variant=replica.info.variant, why=fault)
+                replica.notice, replica.fault = "", fault
+                if not fault:
+                    await asyncio.to_thread(replica.prepare)
+        if replica.loop.failed and not replica.fault and (touched or not replica.loop.resting):
+            await _loaded(replica)
+
+    async def _describe_broken(self) -> None:
+        """Read the artifacts anew while one of them is broken: it may have been repaired, or be another build."""
+        if self._settings is None or not any(replica.fault for replica in self.replicas):
+            self._describe_pause_s = _DESCRIBE_PAUSE_S[0]
+            return
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._describe_again_at_s:
+            return
+        self._describe_again_at_s = now_s + self._describe_pause_s
+        self._describe_pause_s = min(2 * self._describe_pause_s, _DESCRIBE_PAUSE_S[1])
+        async with self._applying:
+            await self._apply(self._settings)
+
+    def _tell_condition(self) -> None:
+        condition = [(item.info.variant, item.problem, item.notice) for item in self.replicas]
+        if condition != self._condition:
+            self._condition = condition
+            self._on_condition()
 
     def _retire(self, replica: LocalReplica) -> asyncio.Task[None]:
         task = asyncio.create_task(_retire(replica), name=f"retire {replica.info.variant}")
@@ -126,3 +206,19 @@ async def _retire(replica: LocalReplica) -> None:
     finally:
         await replica.close()
         log.info("model retired", variant=replica.info.variant)
+
+
+async def _loaded(replica: LocalReplica) -> None:
+    """Load a model; one that cannot be loaded says so itself, and is tried again later."""
+    try:
+        await replica.load()
+    except OverspillError as error:
+        log.warning("model unavailable", variant=replica.info.variant, why=error.message)
+
+
+async def _guarded(work: Awaitable[None]) -> None:
+    """Await what must not end the watch over the other models: the next look may succeed."""
+    try:
+        await work
+    except Exception:
+        log.exception("models not looked after")

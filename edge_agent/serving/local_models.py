@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from edge_agent.config import LocalModels
 from edge_agent.device.memory import available_bytes
 from edge_agent.generate.batcher import BatchLimits
 from edge_agent.runtime.manifest import Manifest, read_manifest
+from edge_agent.runtime.private_copy import PrivateCopies
 from edge_agent.runtime.protocol import Runtime, RuntimeRequest
 from edge_agent.runtime.registry import open_runtime
+from edge_agent.serving.artifact_watch import MANIFEST_FILE, ArtifactWatch
+from edge_agent.serving.memory_plan import KvPromises, need_of, reduced, slots_that_fit
 from edge_agent.serving.prompts import PromptCodec
 from edge_agent.serving.replica import LocalModel
 from hardware_profiles.loader import Profile, RuntimeOptions
 from models.catalogue.catalogue import Catalog, Family, Variant, load_catalog
 from models.store.store import ModelStore, default_root
-from router.base.errors import ArtifactError, ConfigError, ReplicaUnreachable
+from router.base.errors import ArtifactError, ConfigError, ModelNotFound, OverspillError
 from router.values.replica import ReplicaInfo, SpeedPrior
 
-_WORKING_BYTES = 64 << 20
+log = structlog.get_logger("edge_agent")
+
+_COLD_START_S = 0.3  # tokenizer, session, first binding
+_COLD_BYTES_PER_S = 150e6  # read, digest and repack
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shelf:
-    """Where models and their descriptions are found."""
+    """Where models and their descriptions are found, and what is shared by those that are loaded.
+
+    Attributes:
+        copies: private copies of what is mapped into memory; None maps the store's files.
+        promises: KV memory that loaded models may still take.
+        codecs: tokenizers by family and digest; each is read once.
+    """
 
     catalog: Catalog
     store: ModelStore
+    copies: PrivateCopies | None = None
+    promises: KvPromises = field(default_factory=KvPromises)
+    codecs: dict[str, PromptCodec] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, settings: LocalModels) -> Shelf:
+    def open(cls, settings: LocalModels, cache_dir: Path | None = None) -> Shelf:
         """Open the catalogue and the store that the configuration names.
+
+        Args:
+            cache_dir: where private copies are kept; None makes none.
 
         Raises:
             ConfigError: the catalogue is broken.
@@ -43,7 +62,7 @@ class Shelf:
         extra = Path(settings.catalog).expanduser() if settings.catalog else None
         root = Path(settings.store).expanduser() if settings.store else default_root()
         catalog = load_catalog(extra)
-        return cls(catalog, ModelStore(root, catalog))
+        return cls(catalog, ModelStore(root, catalog), PrivateCopies(cache_dir) if cache_dir else None)
 
 
 def effective_settings(settings: LocalModels, profile: Profile) -> LocalModels:
@@ -62,52 +81,142 @@ def effective_settings(settings: LocalModels, profile: Profile) -> LocalModels:
 def local_models(settings: LocalModels, profile: Profile, shelf: Shelf, speed: float = 1.0) -> list[LocalModel]:
     """Describe every variant of `settings.variants`, best rung first; nothing is loaded.
 
+    A variant whose artifact is missing or damaged is described too, with the reason in `fault`: one broken rung must
+    not take the others along.
+
     Args:
         speed: of the power mode in force, relative to the one of the profile's figures.
 
     Raises:
         ModelNotFound: the catalogue has no such variant.
-        ConfigError: the variant is none that runs on this agent.
-        ArtifactError: its files are not in the store; names the command that puts them there.
+        ConfigError: the variant is none that runs on this agent, or more is asked for than its engines are built for.
     """
     settings = effective_settings(settings, profile)
-    codecs: dict[str, PromptCodec] = {}
-    found = []
-    for name in settings.variants:
-        variant = shelf.catalog.variant(name)
-        if variant.format != "onnx":
-            edge = [item.name for item in shelf.catalog.family(variant.family).variants if item.format == "onnx"]
-            raise ConfigError(
-                f"models.variants: `{name}` is of format `{variant.format}`, which this agent cannot run; "
-                f"of family `{variant.family}` it runs: {', '.join(edge) or 'none'}",
-                param="models.variants",
-            )
-        family = shelf.catalog.family(variant.family)
-        directory = shelf.store.artifact_dir(name)
-        manifest = read_manifest(directory)
-        codec = codecs.setdefault(family.name, PromptCodec(directory))
-        found.append(
-            LocalModel(
-                info=_info(family, variant, manifest, settings, _prior(family, variant, profile, speed)),
-                limits=_limits(settings, profile),
-                queue_limit=settings.queue_limit,
-                open_runtime=functools.partial(_load, directory, manifest, settings, profile),
-                codec=codec,
-                unload_idle_s=settings.unload_idle_s,
-                digest="sha256:" + hashlib.sha256((directory / "manifest.json").read_bytes()).hexdigest(),
-            )
-        )
+    _check_engine_bounds(settings, profile)
+    found = [_described(name, _Terms(settings, profile, shelf, speed)) for name in settings.variants]
+    codecs = {model.info.family: model.codec for model in reversed(found) if model.codec is not None}
+    found = [dataclasses.replace(model, codec=codecs.get(model.info.family)) for model in found]
     return sorted(found, key=lambda model: (model.info.family, model.info.rung))
 
 
-def _info(
-    family: Family, variant: Variant, manifest: Manifest, settings: LocalModels, prior: SpeedPrior
-) -> ReplicaInfo:
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What every model of a configuration shares; `settings` with the profile's choices."""
+
+    settings: LocalModels
+    profile: Profile
+    shelf: Shelf
+    speed: float
+
+
+def _described(name: str, terms: _Terms) -> LocalModel:
+    """Describe one variant, whole or broken."""
+    catalog, settings = terms.shelf.catalog, terms.settings
+    variant = catalog.variant(name)
+    family = catalog.family(variant.family)
+    if variant.format != "onnx":
+        edge = [item.name for item in family.variants if item.format == "onnx"]
+        raise ConfigError(
+            f"models.variants: `{name}` is of format `{variant.format}`, which this agent cannot run; "
+            f"of family `{variant.family}` it runs: {', '.join(edge) or 'none'}",
+            param="models.variants",
+        )
+    window = min(settings.context_tokens, family.context_tokens)
+    prior = _prior(family, variant, terms.profile, terms.speed)
+    model = LocalModel(
+        info=_info(family, variant, window, prior),
+        limits=_limits(settings, terms.profile),
+        queue_limit=settings.queue_limit,
+        open_runtime=_nothing,
+        codec=None,
+        unload_idle_s=settings.unload_idle_s,
+    )
+    try:
+        return _whole(model, family, variant, terms)
+    except ModelNotFound:
+        raise
+    except Exception as error:  # one rung's files, whatever they hold, are the boundary of their faults
+        if not isinstance(error, OverspillError):
+            log.exception("artifact unreadable", variant=name)
+        why = error.message if isinstance(error, OverspillError) else f"{type(error).__name__}: {error}"
+        return dataclasses.replace(model, fault=why)
+
+
+def _whole(model: LocalModel, family: Family, variant: Variant, terms: _Terms) -> LocalModel:
+    """Complete a description from the artifact itself.
+
+    Raises:
+        ArtifactError: it is missing or broken; names the command that makes it.
+    """
+    settings, shelf = terms.settings, terms.shelf
+    directory = shelf.store.artifact_dir(variant.name)
+    raw = (directory / MANIFEST_FILE).read_bytes()
+    manifest = read_manifest(directory)
     if manifest.variant != variant.name:
         raise ArtifactError(
             f"the store's directory of `{variant.name}` holds `{manifest.variant}`; "
             f"run: overspill models pull {family.name} --prepare"
         )
+    watch = ArtifactWatch(directory, manifest, raw)
+    codec = _codec(directory, f"{family.name} {watch.digest}", shelf)
+    options = msgspec.structs.replace(terms.profile.runtime, intra_op_threads=settings.intra_op_threads)
+    request = RuntimeRequest(
+        directory,
+        options,
+        settings.kv_slots,
+        settings.context_tokens,
+        settings.prefill_chunk_tokens,
+        manifest=manifest,
+        copies=shelf.copies,
+    )
+    maps = shelf.copies is not None and options.name == "onnx" and "tensorrt" not in options.providers
+    weights_bytes = sum(file.bytes for file in manifest.files.values())
+    return dataclasses.replace(
+        model,
+        info=dataclasses.replace(model.info, context_tokens=min(settings.context_tokens, manifest.context_tokens)),
+        open_runtime=functools.partial(_load, manifest, request, settings.allow_provider_fallback, shelf),
+        codec=codec,
+        digest=watch.digest,
+        watch=watch,
+        prepare=functools.partial(shelf.copies.hold, directory, manifest) if shelf.copies and maps else None,
+        has_copy=functools.partial(shelf.copies.holds, manifest) if shelf.copies else None,
+        cold_start_s=_COLD_START_S + weights_bytes / _COLD_BYTES_PER_S,
+    )
+
+
+def _codec(directory: Path, key: str, shelf: Shelf) -> PromptCodec:
+    """Read a tokenizer, unless it was read before."""
+    if key not in shelf.codecs:
+        codec = PromptCodec(directory)
+        codec.warm()
+        shelf.codecs[key] = codec
+    return shelf.codecs[key]
+
+
+def _nothing() -> Runtime:
+    raise ArtifactError("there is no artifact to load")
+
+
+def _check_engine_bounds(settings: LocalModels, profile: Profile) -> None:
+    """Raises ConfigError where the configuration wants more than the engines of this device class are built for."""
+    options = profile.runtime
+    if options.name != "tensorrt" and "tensorrt" not in options.providers:
+        return
+    most = options.tensorrt
+    for key, wanted, bound, name in (
+        ("kv_slots", settings.kv_slots, most.max_batch, "max_batch"),
+        ("prefill_chunk_tokens", settings.prefill_chunk_tokens, most.max_sequence_tokens, "max_sequence_tokens"),
+        ("context_tokens", settings.context_tokens, most.max_past_tokens, "max_past_tokens"),
+    ):
+        if wanted > bound:
+            raise ConfigError(
+                f"models.{key} is {wanted}, engines of profile `{profile.name}` are built for {bound} at most "
+                f"(runtime.tensorrt.{name}): lower it, or raise the bound in a profile of your own and build anew",
+                param=f"models.{key}",
+            )
+
+
+def _info(family: Family, variant: Variant, context_tokens: int, prior: SpeedPrior) -> ReplicaInfo:
     return ReplicaInfo(
         replica_id=f"local/{variant.name}",
         endpoint="local",
@@ -117,7 +226,7 @@ def _info(
         variant=variant.name,
         rung=variant.rung,
         quality=variant.quality,
-        context_tokens=min(settings.context_tokens, manifest.context_tokens),
+        context_tokens=context_tokens,
         prior=prior,
     )
 
@@ -138,32 +247,29 @@ def _prior(family: Family, variant: Variant, profile: Profile, speed: float) -> 
     )
 
 
-def _load(directory: Path, manifest: Manifest, settings: LocalModels, profile: Profile) -> Runtime:
-    """Load a model, unless it would drive the device out of memory.
+def _load(manifest: Manifest, request: RuntimeRequest, allow_provider_fallback: bool, shelf: Shelf) -> Runtime:
+    """Load a model, with as many KV slots as the device's memory holds.
 
     Raises:
         ReplicaUnreachable: there is not enough memory now.
         ConfigError: the profile's accelerator is missing and no fallback is allowed.
         ArtifactError: the artifact cannot be loaded.
     """
-    needed = sum(file.bytes for file in manifest.files.values()) + _WORKING_BYTES
-    free = available_bytes()
-    if free < needed:
-        raise ReplicaUnreachable(
-            f"{manifest.variant} needs {needed / 2**20:.0f} MiB, {free / 2**20:.0f} MiB are free: "
-            "leave it out of models.variants, or free memory"
-        )
-    options = msgspec.structs.replace(profile.runtime, intra_op_threads=settings.intra_op_threads)
-    runtime = open_runtime(
-        RuntimeRequest(directory, options, settings.kv_slots, settings.context_tokens, settings.prefill_chunk_tokens)
-    )
-    if runtime.facts.fallbacks and not settings.allow_provider_fallback:
+    need = need_of(manifest, request)
+    free_bytes = available_bytes() - shelf.promises.open_bytes()
+    slots = slots_that_fit(manifest.variant, need, request.slots, free_bytes)
+    notes = (reduced(manifest.variant, need, request.slots, slots),) if slots < request.slots else ()
+    for note in notes:
+        log.warning("fewer slots", variant=manifest.variant, why=note)
+    runtime = open_runtime(dataclasses.replace(request, slots=slots, notes=notes))
+    if runtime.facts.fallbacks and not allow_provider_fallback:
         runtime.close()
         raise ConfigError(
             f"{manifest.variant}: {'; '.join(runtime.facts.fallbacks)}; install it, or set "
-            "models.allow_provider_fallback = true to serve on the CPU",
+            "models.allow_provider_fallback = true to serve without it",
             param="models.allow_provider_fallback",
         )
+    shelf.promises.add(runtime)
     return runtime
 
 

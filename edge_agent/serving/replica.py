@@ -13,13 +13,14 @@ from edge_agent.generate.request import Generation
 from edge_agent.generate.sampling import Sampler
 from edge_agent.generate.turn import Turn
 from edge_agent.runtime.protocol import Runtime
+from edge_agent.serving.artifact_watch import ArtifactWatch
 from edge_agent.serving.prompts import PromptCodec
-from router.base.errors import ContextTooLong, InvalidRequest, OverspillError, Unavailable
+from router.base.errors import ContextTooLong, InvalidRequest, OverspillError, ReplicaUnreachable, Unavailable
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import IN_THREAD_CHARS, ChatPrompt, InferenceRequest, TokenChunk, size_chars
 
-_COLD_START_S = 1.5
 _RETRY_BOUNDS_S = (0.25, 60.0)
+_STUCK_S = 60.0  # a step takes milliseconds, a chunk of a prompt on the slowest board a few seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +31,45 @@ class LocalModel:
         limits: KV slots and the pace of prefill.
         queue_limit: requests that may wait beyond the slots.
         open_runtime: loads the model; called in a worker thread.
-        codec: tokenizer and chat template.
-        digest: of the artifact's manifest.
+        codec: tokenizer and chat template; None where no rung of the family has a readable one.
+        digest: of the artifact's manifest; empty where that cannot be read.
         unload_idle_s: free it when it had no request for so long; 0 never does.
+        fault: why it cannot be served, known before loading; empty for a whole artifact.
+        watch: tells whether the artifact has changed; None for a broken one.
+        cold_start_s: first guess of how long loading takes.
+        prepare: does what a load can have done before it, such as a private copy; called in a worker thread.
+        has_copy: whether it was loaded from a copy that is not the store's; None where none is made.
     """
 
     info: ReplicaInfo
     limits: BatchLimits
     queue_limit: int
     open_runtime: Callable[[], Runtime]
-    codec: PromptCodec
+    codec: PromptCodec | None
     digest: str = ""
     unload_idle_s: float = 0.0
+    fault: str = ""
+    watch: ArtifactWatch | None = None
+    cold_start_s: float = 1.5
+    prepare: Callable[[], object] | None = None
+    has_copy: Callable[[], bool] | None = None
 
 
 class LocalReplica:
-    """`router.values.replica.Replica` over a generation loop. Create it on the event loop; use as `async with`."""
+    """`router.values.replica.Replica` over a generation loop. Create it on the event loop; use as `async with`.
+
+    Attributes:
+        fault: why its artifact must not be loaded; empty when nothing is known against it.
+        notice: what an operator should know of a model that serves all the same.
+    """
 
     link = None
 
     def __init__(self, model: LocalModel, turn: Turn) -> None:
         self._model = model
         self._throttled_why = ""
+        self.fault = model.fault
+        self.notice = ""
         self.loop = GenerationLoop(
             model.info.variant, model.open_runtime, model.limits, turn, model.unload_idle_s or None
         )
@@ -73,9 +91,22 @@ class LocalReplica:
         return self._model.info
 
     @property
-    def codec(self) -> PromptCodec:
-        """Tokenizer and chat template."""
+    def codec(self) -> PromptCodec | None:
+        """Tokenizer and chat template; None where they cannot be read."""
         return self._model.codec
+
+    @property
+    def watch(self) -> ArtifactWatch | None:
+        """Tells whether the artifact has changed; None for one that was broken from the start."""
+        return self._model.watch
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot answer; empty for one that can, or that loads with its first request."""
+        if self.loaded:
+            stuck_s = self.loop.stuck_s
+            return f"its runtime has not come back from a step for {stuck_s:.0f} s" if stuck_s > _STUCK_S else ""
+        return self.fault or (self.loop.problem if self.loop.failed else "")
 
     @property
     def digest(self) -> str:
@@ -86,12 +117,35 @@ class LocalReplica:
     def loaded(self) -> bool:
         return self.loop.runtime is not None
 
+    @property
+    def remarks(self) -> str:
+        """All that an operator should know of it, empty when it is as configured."""
+        runtime = self.loop.runtime
+        facts = (*runtime.facts.fallbacks, *runtime.facts.notes) if runtime is not None else ()
+        return "; ".join(filter(None, (self.problem, self.notice, *facts)))
+
+    @property
+    def can_do_without_store(self) -> bool:
+        """Whether it is loaded, or can be loaded from its own copy, whatever has become of the store's files."""
+        return self.loaded or (self._model.has_copy is not None and self._model.has_copy())
+
+    def prepare(self) -> None:
+        """Do ahead what the first load would otherwise wait for. Blocks.
+
+        Raises:
+            ArtifactError: the artifact is damaged.
+        """
+        if self._model.prepare is not None:
+            self._model.prepare()
+
     async def load(self) -> None:
         """Load the model before its first request.
 
         Raises:
             ReplicaUnreachable: it cannot be loaded; says why.
         """
+        if self.fault:
+            raise ReplicaUnreachable(f"{self.info.variant}: {self.fault}")
         await self.loop.load()
 
     def throttle(self, why: str) -> None:
@@ -113,17 +167,18 @@ class LocalReplica:
             decode += sequence.decode_tokens_left
         slots = self.loop.slots
         if not self.loaded:  # the first request also waits for the weights; counted in the currency of this snapshot
-            prefill += int(_COLD_START_S * info.prior.prefill_tokens_per_s)
+            load_s = self._model.cold_start_s if self.loop.load_s is None else self.loop.load_s
+            prefill += int(load_s * info.prior.prefill_tokens_per_s)
         return ReplicaSnapshot(
             info=info,
-            available=not self.loop.resting,
+            available=not self.problem,
             slots=slots,
             running=running,
             queued=queued,
             queued_prefill_tokens=prefill,
             pending_decode_tokens=decode,
             kv_free_tokens=max(0, slots * info.context_tokens - held),
-            why=self.loop.problem if self.loop.resting else self._throttled_why,
+            why=self.problem or self._throttled_why,
         )
 
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
@@ -145,8 +200,9 @@ class LocalReplica:
 
     def _admit(self) -> None:
         """Raises Unavailable when the replica has no room, with an estimate of when it will."""
-        if self.loop.resting:
-            raise Unavailable(f"{self.info.replica_id}: {self.loop.problem}", retry_after_s=self.loop.rest_s)
+        if self.problem:
+            retry_after_s = max(self.loop.rest_s, _RETRY_BOUNDS_S[0])
+            raise Unavailable(f"{self.info.replica_id}: {self.problem}", retry_after_s=retry_after_s)
         waiting = self.loop.waiting
         if waiting >= self._model.queue_limit:
             raise Unavailable(
@@ -161,8 +217,13 @@ class LocalReplica:
         left = [item.sequence.decode_tokens_left for item in self.loop.live if item.sequence.handle is not None]
         return min(max(min(left, default=0) * step_s, _RETRY_BOUNDS_S[0]), _RETRY_BOUNDS_S[1])
 
+    def _readable_codec(self) -> PromptCodec:
+        if self._model.codec is None:
+            raise ReplicaUnreachable(f"{self.info.replica_id}: {self.problem or 'it has no tokenizer'}")
+        return self._model.codec
+
     async def _encode(self, request: InferenceRequest) -> list[int]:
-        codec, prompt = self._model.codec, request.prompt
+        codec, prompt = self._readable_codec(), request.prompt
         ids = request.token_ids(codec.encoder)
         if ids is not None:
             pass  # the gateway has encoded it to count it
@@ -182,7 +243,7 @@ class LocalReplica:
         return ids
 
     def _generation(self, request: InferenceRequest, prompt_ids: list[int]) -> Generation:
-        sampling, codec = request.sampling, self._model.codec
+        sampling, codec = request.sampling, self._readable_codec()
         room = self.info.context_tokens - len(prompt_ids)
         wanted = room if sampling.max_tokens is None else max(1, sampling.max_tokens - request.continuation_tokens)
         return Generation(

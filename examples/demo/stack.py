@@ -27,6 +27,7 @@ API_KEY = "demo-key-0123456789abcdef"
 EDGE_TOML = """\
 [agent]
 log_format = "json"
+cache_dir = "{cache}"
 
 [gateway]
 port = {edge_port}
@@ -153,6 +154,7 @@ class Stack:
             "tensor_parallel": self.options.tensor_parallel,
             "dtype": self.options.dtype,
             "variants": list(self.options.edge_variants),
+            "cache": PREPARED_MODELS.parent / "serving",
         }
         edge_toml = EDGE_TOML if self.options.broker else EDGE_TOML.partition("[fleet]")[0]
         (self.folder / "edge.toml").write_text(edge_toml.format(**values))

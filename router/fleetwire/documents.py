@@ -84,12 +84,19 @@ class DesiredConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One variant on a device; `digest` is `sha256:…` of its manifest or weights."""
+    """One variant on a device.
+
+    Attributes:
+        digest: `sha256:…` of its manifest or weights.
+        state: `loaded`, `on-demand`, or `failed`.
+        reason: why it failed, or what else an operator should know of it.
+    """
 
     variant: str
     digest: str = ""
     rung: int = 0
     state: str = "loaded"
+    reason: str = ""
 
 
 ReportedState = Literal["none", "applying", "applied", "applied-volatile", "partial", "refused", "stale"]

@@ -140,3 +140,13 @@ def test_a_file_nested_without_end_is_no_configuration(tmp_path: Path) -> None:
     path.write_text("a=" + "[" * 3000)
     with pytest.raises(ConfigError, match="nested too deeply"):
         load_config(path)
+
+
+def test_private_copies_go_where_the_service_manager_says() -> None:
+    settings = EdgeConfig().agent
+    assert settings.cache_path({"CACHE_DIRECTORY": "/var/cache/overspill:/other"}) == Path(
+        "/var/cache/overspill/serving"
+    )
+    assert settings.cache_path({"XDG_CACHE_HOME": "/x"}) == Path("/x/overspill/serving")
+    assert settings.cache_path({}) == Path.home() / ".cache" / "overspill" / "serving"
+    assert msgspec.structs.replace(settings, cache_dir="/own").cache_path({"CACHE_DIRECTORY": "/c"}) == Path("/own")

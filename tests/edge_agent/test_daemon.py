@@ -390,14 +390,23 @@ async def test_the_fleet_sees_the_agent_without_its_secrets(world: TinyWorld) ->
         assert (snapshot.memory_rss_bytes or 0) > 1e6
 
 
-async def test_a_taken_port_and_a_missing_artifact_end_the_start(world: TinyWorld, tmp_path: Path) -> None:
+async def test_a_taken_port_and_an_unknown_variant_end_the_start(world: TinyWorld) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ConfigError, match="another process has it"):
             await EdgeAgent(world.config(gateway={"port": taken.getsockname()[1]})).run()
-    with pytest.raises(OverspillError, match="overspill models pull"):
-        await EdgeAgent(world.config(models={"store": str(tmp_path)})).run()
+    with pytest.raises(OverspillError, match="nothing"):
+        await EdgeAgent(world.config(models={"variants": ["nothing"], "preload": []})).run()
+
+
+async def test_a_store_without_models_leaves_an_agent_that_says_how_to_fill_it(
+    world: TinyWorld, tmp_path: Path
+) -> None:
+    async with served(world.config(models={"store": str(tmp_path)})) as (_, client):
+        ready = await client.get("/health/ready")
+        assert ready.status_code == 503
+        assert "overspill models pull" in ready.text
 
 
 async def test_an_agent_without_models_is_a_router(world: TinyWorld) -> None:

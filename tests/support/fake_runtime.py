@@ -47,6 +47,10 @@ class FakeRuntime:
     def facts(self) -> RuntimeFacts:
         return RuntimeFacts("fake", "fake", VOCAB, self.context_tokens, self.slots, 1, ("fake",))
 
+    @property
+    def kv_bytes(self) -> int:
+        return sum(map(len, self.sequences.values()))
+
     def open(self, token_ids: Sequence[int]) -> tuple[int, int]:
         assert len(self.sequences) < self.slots, "more sequences than slots"
         self.opened += 1

@@ -67,7 +67,7 @@ class TinyWorld:
         """A configuration on a free port with both tiny rungs; `tables` lie over it."""
         tree: dict[str, dict[str, object]] = {
             "gateway": {"port": 0},
-            "agent": {"drain_deadline_s": 10.0},
+            "agent": {"drain_deadline_s": 10.0, "cache_dir": str(self.store.parent / "cache")},
             "models": {
                 "store": str(self.store),
                 "catalog": str(self.catalog),

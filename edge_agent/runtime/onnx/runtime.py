@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from edge_agent.device.memory import drop_file_pages
 from edge_agent.runtime.manifest import Manifest, read_manifest, read_prefix, verify_files
 from edge_agent.runtime.onnx.session import OpenedSession, open_session
 from edge_agent.runtime.packed import PackedRuntime, Tensors
+from edge_agent.runtime.private_copy import Held
 from edge_agent.runtime.protocol import RuntimeRequest
 from router.base.errors import ArtifactError
 
@@ -26,12 +28,18 @@ def open_onnx(request: RuntimeRequest) -> PackedRuntime:
     Raises:
         ArtifactError: a file is missing or damaged, or the graph is not the one that the manifest describes.
     """
-    manifest = read_manifest(request.artifact_dir)
-    verify_files(request.artifact_dir, manifest)
-    prefix = read_prefix(request.artifact_dir, manifest)
-    opened = open_session(request.artifact_dir / "model.onnx", manifest, request)
+    manifest = request.manifest or read_manifest(request.artifact_dir)
+    if request.copies is None:
+        verify_files(request.artifact_dir, manifest)
+        held = Held(request.artifact_dir)
+    else:
+        held = request.copies.hold(request.artifact_dir, manifest)
+    prefix = read_prefix(held.folder, manifest)
+    opened = open_session(held.folder / "model.onnx", manifest, request)
     _check_graph(opened.session, manifest, request)
-    return PackedRuntime(OnnxExecutor(opened, request.artifact_dir), manifest, prefix, request)
+    if held.problem:
+        request = dataclasses.replace(request, notes=(*request.notes, held.problem))
+    return PackedRuntime(OnnxExecutor(opened, held.folder), manifest, prefix, request)
 
 
 @dataclass(frozen=True, slots=True)

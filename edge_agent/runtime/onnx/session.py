@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +16,12 @@ from router.base.host import usable_cores
 
 log = structlog.get_logger("edge_agent.runtime")
 
+# ONNX Runtime's TensorRT provider is not among them: see `edge_agent.runtime.registry`.
 _PROVIDERS = {
-    "tensorrt": "TensorrtExecutionProvider",
     "cuda": "CUDAExecutionProvider",
     "cpu": "CPUExecutionProvider",
 }
+_OPTIONS = {"cuda": {"arena_extend_strategy": "kSameAsRequested", "cudnn_conv_algo_search": "HEURISTIC"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ def open_session(model: Path, manifest: Manifest, request: RuntimeRequest) -> Op
     """
     import onnxruntime as ort  # noqa: PLC0415  (an agent that serves no model must not pay 30 MB for it)
 
-    wanted = request.options.providers
+    wanted = [name for name in request.options.providers if name in _PROVIDERS]
     present = set(ort.get_available_providers())
     fallbacks = [
         f"{name}: this build of onnxruntime has no {_PROVIDERS[name]}"
@@ -51,7 +49,7 @@ def open_session(model: Path, manifest: Manifest, request: RuntimeRequest) -> Op
         if _PROVIDERS[name] not in present
     ]
     asked = [name for name in wanted if _PROVIDERS[name] in present] or ["cpu"]
-    providers = [(_PROVIDERS[name], _provider_options(name, manifest, request)) for name in asked]
+    providers = [(_PROVIDERS[name], _OPTIONS.get(name, {})) for name in asked]
     try:
         session = ort.InferenceSession(str(model), _session_options(ort, request.options), providers=providers)
     except Exception as error:  # ONNX Runtime raises bare RuntimeError and pybind types of its own
@@ -66,7 +64,7 @@ def open_session(model: Path, manifest: Manifest, request: RuntimeRequest) -> Op
         for name in asked
         if _PROVIDERS[name] not in loaded
     ]
-    for line in fallbacks:
+    for line in (*request.missed, *fallbacks):
         log.warning("provider fallback", variant=manifest.variant, missing=line, using=loaded)
     return OpenedSession(session, loaded, tuple(fallbacks))
 
@@ -90,73 +88,3 @@ def _session_options(ort: Any, options: RuntimeOptions) -> Any:
     session.enable_cpu_mem_arena = False
     session.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     return session
-
-
-def _provider_options(name: str, manifest: Manifest, request: RuntimeRequest) -> dict[str, str]:
-    if name == "tensorrt":
-        return tensorrt_options(manifest, request)
-    if name == "cuda":
-        return {"arena_extend_strategy": "kSameAsRequested", "cudnn_conv_algo_search": "HEURISTIC"}
-    return {}
-
-
-def tensorrt_options(manifest: Manifest, request: RuntimeRequest) -> dict[str, str]:
-    """Options of the TensorRT execution provider on a board whose GPU shares the memory of the CPU.
-
-    Engine and timing cache stay on disk, so an engine is built once for each device; min, opt and max shapes are all
-    given, else every new shape would build another engine.
-    """
-    options = request.options.tensorrt
-    cache = _engine_cache(request.artifact_dir, manifest)
-    past = min(options.max_past_tokens, request.context_tokens)
-    sizes = {
-        "min": (1, 1, 1),
-        "opt": (1, 1, max(1, min(256, past))),
-        "max": (min(options.max_batch, request.slots), options.max_sequence_tokens, past),
-    }
-    return {
-        "trt_engine_cache_enable": "1",
-        "trt_engine_cache_path": str(cache),
-        "trt_timing_cache_enable": "1",
-        "trt_timing_cache_path": str(cache),
-        "trt_max_workspace_size": str(options.workspace_bytes),
-        "trt_auxiliary_streams": "0",
-        "trt_int8_enable": "1",
-        "trt_fp16_enable": "1",
-        **{
-            f"trt_profile_{bound}_shapes": _shapes(manifest, batch, tokens, past_tokens)
-            for bound, (batch, tokens, past_tokens) in sizes.items()
-        },
-    }
-
-
-def _engine_cache(artifact_dir: Path, manifest: Manifest) -> Path:
-    """Return a folder for engines: beside the model, or in the user's cache where the store cannot be written.
-
-    Raises:
-        ArtifactError: neither can be written.
-    """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    content = hashlib.sha256("".join(sorted(file.sha256 for file in manifest.files.values())).encode()).hexdigest()
-    name = f"{manifest.variant}-{content[:12]}"  # an engine of other weights must never be found
-    tried = (artifact_dir / "tensorrt-cache", home / "overspill" / "tensorrt-cache" / name)
-    for folder in tried:
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            if os.access(folder, os.W_OK):
-                return folder
-    raise ArtifactError(f"no folder for TensorRT engines can be written; tried {' and '.join(map(str, tried))}")
-
-
-def _shapes(manifest: Manifest, batch: int, tokens: int, past: int) -> str:
-    fixed = {
-        "input_ids": f"{batch}x{tokens}",
-        "position_ids": f"{batch}x{tokens}",
-        "attention_bias": f"{batch}x1x{tokens}x{past + tokens}",
-        "logits_at": f"{batch}x1",
-    }
-    kv = f"{batch}x{manifest.num_kv_heads}x{past}x{manifest.head_dim}"
-    for layer in range(manifest.num_layers):
-        fixed[f"past_k.{layer}"] = kv
-        fixed[f"past_v.{layer}"] = kv
-    return ",".join(f"{name}:{shape}" for name, shape in fixed.items())

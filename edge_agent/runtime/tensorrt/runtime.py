@@ -40,11 +40,12 @@ def open_tensorrt(request: RuntimeRequest) -> PackedRuntime:
         ConfigError: TensorRT, CUDA or a GPU is missing.
         ArtifactError: there is no engine, or not one for this device and TensorRT version.
     """
-    trt = _module()
+    trt = tensorrt_module()
     manifest = read_manifest(request.artifact_dir)
     verify_files(request.artifact_dir, manifest)
     prefix = read_prefix(request.artifact_dir, manifest)
-    executor = TensorRtExecutor(trt, Cuda(), find_plan(trt, manifest, request, first_gpu()))
+    plan = find_plan(trt, manifest, request, first_gpu())
+    executor = TensorRtExecutor(trt, Cuda(), plan)
     return PackedRuntime(executor, manifest, prefix, request)
 
 
@@ -208,7 +209,12 @@ class TensorRtExecutor:
         return "; ".join(self._log.lines[-3:]) or "no reason given"
 
 
-def _module() -> Any:
+def tensorrt_module() -> Any:
+    """Import TensorRT under whichever name it is installed.
+
+    Raises:
+        ConfigError: it is not; says how to get it.
+    """
     for name in _MODULES:
         try:
             return importlib.import_module(name)

@@ -1,0 +1,190 @@
+"""The steps of one model: who is computed, what is drawn, and who ends when a step fails. Runs in the worker alone."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from edge_agent.generate.batcher import Batcher, BatchLimits, DecodeStep, PrefillStep, Sequence
+from edge_agent.generate.request import Generation, LoopCounters
+from edge_agent.runtime.protocol import Logits, Runtime, StepInput
+from router.base.errors import OverspillError, ReplicaBroken, ReplicaError, ReplicaUnreachable
+from router.values.request import FinishReason, TokenChunk
+
+log = structlog.get_logger("edge_agent")
+
+_TELL_EVERY_S = 10.0
+
+Result = tuple[Generation, TokenChunk | OverspillError]
+
+
+class Steps:
+    """Holds every request from its arrival in the worker until it ends.
+
+    Attributes:
+        results: chunks and errors not yet handed out.
+        failures: steps that failed in a row.
+    """
+
+    def __init__(self, name: str, limits: BatchLimits, counters: LoopCounters) -> None:
+        self.results: list[Result] = []
+        self.failures = 0
+        self._name = name
+        self._counters = counters
+        self._batcher = Batcher(limits)
+        self._by_sequence: dict[int, Generation] = {}
+        self._told_at_s = -_TELL_EVERY_S
+
+    def __bool__(self) -> bool:
+        """Whether anybody waits or runs."""
+        return bool(self._by_sequence)
+
+    @property
+    def limits(self) -> BatchLimits:
+        return self._batcher.limits
+
+    @limits.setter
+    def limits(self, limits: BatchLimits) -> None:
+        self._batcher.limits = limits
+
+    def add(self, generation: Generation) -> None:
+        self._by_sequence[id(generation.sequence)] = generation
+        self._batcher.add(generation.sequence)
+
+    def clear(self) -> None:
+        """Forget everybody, and what was not handed out."""
+        self._by_sequence.clear()
+        self._batcher = Batcher(self._batcher.limits)
+        self.results = []
+        self.failures = 0
+
+    def step(self, runtime: Runtime) -> None:
+        """Take in cancellations, admit whom there is room for, and compute the next step."""
+        for generation in [item for item in self._by_sequence.values() if item.cancelled]:
+            self._forget(generation, runtime)
+        while self._batcher.running < runtime.facts.slots and (sequence := self._batcher.admit()) is not None:
+            self._open(sequence, runtime)
+        step = self._batcher.next_step()
+        if step is None:
+            return
+        failure = self._compute(step, runtime)
+        if failure is not None:
+            self._find_culprit(step, failure, runtime)
+
+    def fail_all(self, kind: type[ReplicaError], why: str) -> None:
+        """End everybody; the runtime is gone or about to go, so no slot is given back."""
+        for generation in list(self._by_sequence.values()):
+            self._fail(generation, kind, why, None)
+
+    def fail_admitted(self, why: str) -> None:
+        """End those in a slot of a runtime that is about to go; those that wait see the next one."""
+        for generation in [item for item in self._by_sequence.values() if item.sequence.handle is not None]:
+            self._fail(generation, ReplicaBroken, why, None)
+
+    def _open(self, sequence: Sequence, runtime: Runtime) -> None:
+        try:
+            sequence.handle, sequence.fed = runtime.open(sequence.prompt_ids)
+        except Exception as error:
+            log.exception("sequence not opened", model=self._name)
+            self._fail(self._by_sequence[id(sequence)], ReplicaBroken, f"no slot: {_told(error)}", runtime)
+
+    def _compute(self, step: PrefillStep | DecodeStep, runtime: Runtime) -> Exception | None:
+        """Compute a step and draw its tokens; return what the runtime raised instead."""
+        started_s = time.monotonic()
+        try:
+            logits = runtime.forward(_inputs(step))
+        except Exception as error:  # noqa: BLE001  task boundary: the runtime's own exception types are not ours to know
+            return error
+        self.failures = 0
+        self._counters.steps += 1
+        self._counters.compute_s += time.monotonic() - started_s
+        self._batcher.fed(step)
+        self._take_logits(step, logits, runtime)
+        return None
+
+    def _find_culprit(self, step: PrefillStep | DecodeStep, failure: Exception, runtime: Runtime) -> None:
+        """Compute each sequence of a failed step alone, and end those that fail again."""
+        self.failures += 1
+        self._counters.failed_steps += 1
+        sequences = step.sequences if isinstance(step, DecodeStep) else (step.sequence,)
+        if time.monotonic() - self._told_at_s >= _TELL_EVERY_S:  # a batch that fails at each step would fill the disk
+            self._told_at_s = time.monotonic()
+            failed = self._counters.failed_steps
+            log.error("step failed", model=self._name, so_far=failed, sequences=len(sequences), exc_info=failure)
+        for sequence in sequences:
+            alone = self._compute(DecodeStep((sequence,)), runtime) if len(sequences) > 1 else failure
+            if alone is not None:
+                generation = self._by_sequence[id(sequence)]
+                self._fail(generation, ReplicaBroken, f"the runtime failed: {_told(alone)}", runtime)
+
+    def _take_logits(self, step: PrefillStep | DecodeStep, logits: Logits, runtime: Runtime) -> None:
+        if isinstance(step, DecodeStep):
+            drawing = step.sequences
+        else:
+            self._counters.prefill_tokens += len(step.token_ids)
+            drawing = (step.sequence,) if step.last else ()
+        for index, sequence in enumerate(drawing):
+            generation = self._by_sequence[id(sequence)]
+            try:
+                ended = self._draw(generation, logits, index)
+            except Exception as error:
+                log.exception("request failed", model=self._name, request_id=generation.request_id)
+                self._fail(generation, ReplicaBroken, f"failed while drawing a token: {_told(error)}", runtime)
+            else:
+                if ended:
+                    self._forget(generation, runtime)
+
+    def _draw(self, generation: Generation, logits: Logits, index: int) -> bool:
+        """Draw the next token of a request; whether it was the last one."""
+        sequence = generation.sequence
+        token = sequence.sampler.draw(logits[index])
+        sequence.generated.append(token)
+        self._counters.decode_tokens += 1
+        reason: FinishReason | None = None
+        if token in generation.eos_ids:
+            reason, text = FinishReason.STOP, generation.text.finish()
+        else:
+            delta = generation.text.push([token])
+            text = delta.text
+            if delta.stopped:
+                reason = FinishReason.STOP
+            elif not sequence.decode_tokens_left:
+                reason = FinishReason.LENGTH
+                text += generation.text.finish()
+        prompt_tokens = len(sequence.prompt_ids) if reason is not None else None
+        self.results.append((generation, TokenChunk(text, 1, reason, prompt_tokens)))
+        generation.delivered = True
+        return reason is not None
+
+    def _forget(self, generation: Generation, runtime: Runtime | None) -> None:
+        """Let a request go, and give its slot back to the runtime."""
+        sequence = generation.sequence
+        self._by_sequence.pop(id(sequence), None)
+        self._batcher.remove(sequence)
+        handle, sequence.handle = sequence.handle, None
+        if handle is not None and runtime is not None:
+            runtime.close_sequence(handle)
+
+    def _fail(self, generation: Generation, kind: type[ReplicaError], why: str, runtime: Runtime | None) -> None:
+        """End a request with an error; one that produced nothing yet may always be sent elsewhere."""
+        chosen = kind if generation.delivered else ReplicaUnreachable
+        self.results.append((generation, chosen(f"{self._name}: {why}")))
+        self._forget(generation, runtime)
+
+
+def _inputs(step: PrefillStep | DecodeStep) -> list[StepInput]:
+    if isinstance(step, PrefillStep):
+        return [StepInput(_handle(step.sequence), step.token_ids, step.last)]
+    return [StepInput(_handle(item), [item.generated[-1]]) for item in step.sequences]
+
+
+def _handle(sequence: Sequence) -> int:
+    if sequence.handle is None:
+        raise RuntimeError("a sequence is computed before it was admitted")
+    return sequence.handle
+
+
+def _told(error: BaseException) -> str:
+    """What an exception says, its kind where it says nothing."""
+    return str(error) or type(error).__name__
