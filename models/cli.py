@@ -191,13 +191,13 @@ def prune(
     """Choose the layers of a smaller rung by measured perplexity, and print them as the catalogue writes them."""
     from models.graph.artifact import encoder_of  # noqa: PLC0415 — brings torch and onnx
     from models.graph.fused import fuse  # noqa: PLC0415
-    from models.measure.corpus import calibration_chats  # noqa: PLC0415
+    from models.measure.corpus import chats as chats_of  # noqa: PLC0415
     from models.prune.prune import prune as run  # noqa: PLC0415
 
     opened = _open(store, catalogue)
     known = opened.catalog.family(family)
     console = Console()
-    sample = calibration_chats(encoder_of(opened, known.name))[:chats]
+    sample = chats_of("calibration", encoder_of(opened, known.name))[:chats]
     sequences = [chat.prompt_ids + chat.answer_ids for chat in sample]
     with noting(console) as note:
         steps = run(fuse(opened.weights(known.variants[0].name)), sequences, keep, note=note)
@@ -303,10 +303,12 @@ def _nothing_to_prepare(family: Family) -> InvalidRequest:
 
 def _make(variant: Variant, store: ModelStore, force: bool, note: Note) -> Path:
     if variant.precision == "int8":
-        from models.int8.quantize import quantize as run  # noqa: PLC0415 — brings torch and onnx
-    else:
-        from models.graph.export import export as run  # noqa: PLC0415
-    return run(variant.name, store, force=force, note=note)
+        from models.int8.quantize import quantize  # noqa: PLC0415 — brings torch and onnx
+
+        return quantize(variant.name, store, force=force, note=note)
+    from models.graph.export import export  # noqa: PLC0415 — as above
+
+    return export(variant.name, store, force=force, note=note)
 
 
 def _facts() -> Table:

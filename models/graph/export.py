@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from models.graph.artifact import Note, Recipe, encoder_of, finish, present, silent
+from models.graph.artifact import Made, Note, Recipe, encoder_of, finish, present, silent
 from models.graph.fused import fuse
 from models.graph.graph import write_graph
 from router.base.errors import ArtifactError, InvalidRequest
@@ -67,7 +67,7 @@ def export(variant_name: str, store: ModelStore, *, force: bool = False, note: N
     with store.placing(variant) as folder:
         note(f"{variant.name}: writing {len(model.layers)} layers in float32")
         write_graph(model, folder)
-        finish(folder, variant, model.config, encoder_of(store, variant.family), recipe=recipe, prefix=None)
+        finish(folder, variant, model.config, encoder_of(store, variant.family), Made(recipe))
     return store.artifact_dir(variant)
 
 
