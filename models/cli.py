@@ -17,6 +17,7 @@ from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import choose_profile
 from models.catalogue.catalogue import Catalog, Family, Source, Variant, family_of_directory, load_catalog
 from models.progress import noting, watching
+from models.store.disk import disk_errors
 from models.store.store import ModelStore, default_root
 from router.base.errors import ArtifactError, InvalidRequest, ModelNotFound
 from router.base.extras import install
@@ -171,7 +172,8 @@ def verify(
         found = run(variant, _open(store, catalogue), options=options, note=note)
     console.print(render(found))
     if report is not None:
-        report.write_bytes(found.to_json() + b"\n")
+        with disk_errors(report):
+            report.write_bytes(found.to_json() + b"\n")
     for failure in found.failures:
         console.print(f"[red]✗[/] {escape(failure)}", soft_wrap=True)
     if not found.passed:

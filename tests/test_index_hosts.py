@@ -14,7 +14,7 @@ from tests.support.paths import REPOSITORY
 # an address behind it.
 HOSTS = re.compile(
     r"""\b[\w-]*pypi[\w-]*\.[a-z][\w-]*\.?[a-z]*/   # any host that is called so, with a path behind it
-      | //[\w.-]*pypi[\w.-]*
+      | //[\w.-]*pypi[\w-]*\.\w
       | \bpypi\.(org|python|nvidia|jetson)
       | pythonhosted\.
       | download\.pytorch\.

