@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from cloud_tier.config import CloudConfig, load, replace_models
@@ -32,45 +33,72 @@ HostOption = Annotated[str | None, typer.Option(help="Address to listen on; beyo
 PortOption = Annotated[int | None, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one.")]
 
 
-def _command(act: Callable[[CloudConfig], None]) -> Callable[[CloudConfig], None]:
-    """Make `act` a command that takes every option of the tier; what they amount to is its argument."""
-
-    def run(
-        *,
-        config: ConfigOption = None,
-        model: ModelOption = None,
-        tensor_parallel: TensorParallelOption = None,
-        host: HostOption = None,
-        port: PortOption = None,
-        device: DeviceOption = None,
-        dtype: DtypeOption = None,
-    ) -> None:
-        settings = load(config, flags={"server.host": Flag("--host", host), "server.port": Flag("--port", port)})
-        engine = {"tensor_parallel": tensor_parallel, "device": device, "dtype": dtype}
-        act(replace_models(settings, model or [], engine))
-
-    app.command(name=act.__name__, help=act.__doc__)(run)
-    return act
-
-
-@_command
-def serve(settings: CloudConfig) -> None:
+@app.command("run", hidden=True)  # as the edge agent calls it
+@app.command()
+def serve(
+    *,
+    config: ConfigOption = None,
+    model: ModelOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+) -> None:
     """Serve models until SIGTERM or Ctrl-C, then drain."""
     import uvloop  # noqa: PLC0415 - `overspill cloud --help` stays quick
 
     from cloud_tier import server  # noqa: PLC0415
     from router.base import logs  # noqa: PLC0415
 
+    engine = {"tensor_parallel": tensor_parallel, "device": device, "dtype": dtype}
+    settings = replace_models(_load(config, host, port), model or [], engine)
     logs.configure(settings.server.log_level, settings.server.log_format)
     uvloop.run(server.serve(server.make_plan(settings)))
 
 
-@_command
-def check(settings: CloudConfig) -> None:
+@app.command()
+def check(
+    *,
+    config: ConfigOption = None,
+    model: ModelOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     """Check configuration, keys and weights; start nothing. Exit status 2 names what is wrong."""
     from cloud_tier import server  # noqa: PLC0415 - as above
 
-    _describe(server.make_plan(settings))
+    engine = {"tensor_parallel": tensor_parallel, "device": device, "dtype": dtype}
+    plan = server.make_plan(replace_models(_load(config, host, port), model or [], engine))
+    if as_json:
+        typer.echo(json.dumps(plan_as_json(plan), ensure_ascii=False, indent=2))
+    else:
+        _describe(plan)
+
+
+def _load(config: Path | None, host: str | None, port: int | None) -> CloudConfig:
+    return load(config, flags={"server.host": Flag("--host", host), "server.port": Flag("--port", port)})
+
+
+def plan_as_json(plan: Plan) -> dict[str, Any]:
+    """Return what would be served, without secrets."""
+    server = plan.config.server
+    models = [
+        {**msgspec.to_builtins(place.info), "source": str(place.source), "engine": msgspec.to_builtins(place.engine)}
+        for place in plan.places
+    ]
+    return {
+        "ok": True,
+        "host": server.host,
+        "port": server.port,
+        "api_keys": len(plan.api_keys),
+        "policy": plan.config.router.policy,
+        "models": models,
+    }
 
 
 def _describe(plan: Plan) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class SafetensorsFile:
 
         self.path = path
         try:
-            self._file: Any = safetensors.safe_open(path, framework="numpy")
+            self._file = cast("Any", safetensors.safe_open(path, framework="numpy"))
         except (OSError, safetensors.SafetensorError) as error:
             raise ArtifactError(f"cannot read {path}: {error}; pull the model again") from error
         self.names: tuple[str, ...] = tuple(self._file.keys())

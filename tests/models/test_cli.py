@@ -77,6 +77,41 @@ def test_show_names_sources_and_ladder(place: Path) -> None:
     assert f"{place}/store/toy/source/toy.gguf" in run("show", "toy").output.replace("\n", "").replace(" ", "")
 
 
+def test_list_and_show_print_json(place: Path) -> None:
+    """Scripts read what people see: the catalogue's keys, and what is in the store."""
+    tree = json.loads(run("list", "--json").stdout)
+    assert tree["store"] == str(place / "store")
+    toy = next(family for family in tree["families"] if family["name"] == "toy")
+    assert [variant["name"] for variant in toy["variants"]] == ["toy-fp32", "toy-int8"]
+    assert toy["variants"][1]["stored"]["state"] == "no"
+    assert "overspill models pull toy" in toy["variants"][1]["stored"]["problem"]
+    run("pull", "toy")
+    with ModelStore().placing("toy-int8") as staging:
+        fill(staging, BODY)
+    one = json.loads(run("show", "toy-int8", "--json").stdout)
+    assert (one["name"], one["rung"], one["stored"]["state"]) == ("toy-int8", 1, "yes")
+    assert one["stored"]["size_bytes"] > len(BODY)
+    assert one["stored"]["path"] == str(place / "store" / "toy" / "toy-int8")
+    assert json.loads(run("show", "toy", "--json").stdout)["variants"][0]["stored"]["state"] == "yes"
+
+
+def test_quantize_tells_the_seed_that_was_chosen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def make(name: str, store: ModelStore, *, seeds: range, force: bool, note: object) -> Path:
+        asked.append(tuple(seeds))
+        with store.placing(name) as staging:
+            fill(staging, BODY)
+            manifest = json.loads((staging / "manifest.json").read_text())
+            (staging / "manifest.json").write_text(json.dumps({**manifest, "rotation": {"seed": 3, "refused": [1]}}))
+        return store.artifact_dir(name)
+
+    monkeypatch.setattr(models.int8.quantize, "quantize", make)
+    assert "rotation_seed = 3" in run("quantize", "toy-int8", "--seeds", "4").stdout
+    assert "rotation_seed" not in run("quantize", "toy-int8").stdout
+    assert asked == [(1, 2, 3, 4), ()]
+
+
 def save_llama(folder: Path) -> None:
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2
@@ -104,15 +139,15 @@ def test_prepare_makes_every_edge_variant_or_the_one_asked_for(place: Path, monk
     made: list[tuple[str, str, bool]] = []
 
     def maker(kind: str) -> object:
-        def make(name: str, store: ModelStore, *, force: bool, note: object) -> Path:
+        def make(name: str, store: ModelStore, *, force: bool, note: object, seeds: range = range(0)) -> Path:
             note("working")  # type: ignore[operator]
             made.append((kind, name, force))
             return store.root / name
 
         return make
 
-    monkeypatch.setattr(models.quantize, "quantize", maker("quantize"))
-    monkeypatch.setattr(models.export, "export", maker("export"))
+    monkeypatch.setattr(models.int8.quantize, "quantize", maker("quantize"))
+    monkeypatch.setattr(models.graph.export, "export", maker("export"))
     result = run("pull", "toy", "--prepare")
     assert result.exit_code == 0
     assert f"toy-int8: ready at {place}/store/toy-int8" in result.output
@@ -132,22 +167,22 @@ def test_prepare_makes_every_edge_variant_or_the_one_asked_for(place: Path, monk
 def test_verify_exits_with_1_over_the_budget(
     place: Path, monkeypatch: pytest.MonkeyPatch, failures: tuple[str, ...], code: int
 ) -> None:
-    asked: list[models.verify.VerifyOptions] = []
+    asked: list[models.measure.verify.VerifyOptions] = []
 
-    def measure(name: str, store: ModelStore, *, options: models.verify.VerifyOptions, note: object) -> object:
+    def measure(name: str, store: ModelStore, *, options: models.measure.verify.VerifyOptions, note: object) -> object:
         asked.append(options)
         return types.SimpleNamespace(
             variant=name, failures=failures, passed=not failures, to_json=lambda: b'{"passed": true}'
         )
 
-    monkeypatch.setattr(models.verify, "verify", measure)
-    monkeypatch.setattr(models.verify, "render", lambda report: f"table of {report.variant}")
-    result = run("verify", "toy-int8", "--quick", "--threads", "1", "--report", f"{place}/report.json")
+    monkeypatch.setattr(models.measure.verify, "verify", measure)
+    monkeypatch.setattr(models.measure.verify, "render", lambda report: f"table of {report.variant}")
+    result = run("verify", "toy-int8", "--quick", "--threads", "1", "--json")
     assert result.exit_code == code
-    assert "table of toy-int8" in result.output
     assert all(failure in result.output for failure in failures)
     assert ("keeps its budget" in result.output) == (code == 0)
-    assert json.loads((place / "report.json").read_text()) == {"passed": True}
+    assert json.loads(result.stdout) == {"passed": True}
+    assert "table of toy-int8" in run("verify", "toy-int8", "--quick").output
     assert (asked[0].threads, asked[0].speed, asked[0].memory) == (1, False, False)
 
 
@@ -160,15 +195,15 @@ def test_build_passes_shapes_on_and_says_what_was_checked(place: Path, monkeypat
         *,
         runtime: str | None,
         target: str,
-        options: models.build.BuildOptions,
+        options: models.tensorrt.build.BuildOptions,
         note: object,
-    ) -> models.build.Engine:
+    ) -> models.tensorrt.build.Engine:
         asked.append((name, runtime, target, options.batch, options.new_tokens, options.past_tokens))
-        return models.build.Engine(
+        return models.tensorrt.build.Engine(
             store.root / "x.plan", runtime or "installed", "1.7", target, 5_000_000, "network", 12.0
         )
 
-    monkeypatch.setattr(models.build, "build", make)
+    monkeypatch.setattr(models.tensorrt.build, "build", make)
     result = run("build", "toy-int8", "--target", "sm87", "--batch", "2", "--context", "128", "--chunk", "32")
     assert result.exit_code == 0
     assert asked == [("toy-int8", None, "sm87", (1, 1, 2), (1, 1, 32), (1, 128, 128))]
