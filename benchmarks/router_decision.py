@@ -49,7 +49,7 @@ class StandIn:
             context_tokens=8192 if remote else 2048,
             prior=SpeedPrior(1000.0, 60.0),
         )
-        self.link = Link(self.info.endpoint) if remote else None
+        self.link = Link(self.info.endpoint).snapshot() if remote else None
         busy = index % 4 < 2
         self._snapshot = ReplicaSnapshot(self.info, True, 8, running=8 if busy else 2, pending_decode_tokens=400)
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from router.base.errors import InvalidRequest, ReplicaBroken, ReplicaUnreachable, Unavailable
 from router.dispatch.dispatcher import Dispatcher
 from router.signals.link import Link
+from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import (
     FinishReason,
@@ -132,7 +133,7 @@ class FakeReplica:
     clock: VirtualClock
     slots: int = 4
     slower: float = 1.0
-    link: Link | None = None
+    link: LinkSnapshot | None = None
     available: bool = True
     queue_limit: int = 1000
     faults: list[Any] = field(default_factory=list)
@@ -291,7 +292,7 @@ class World:
 @contextlib.asynccontextmanager
 async def world(*, remote: bool = True, **settings: Any):
     clock = VirtualClock()
-    link = Link(UPSTREAM, rtt_prior_s=0.02)
+    link = Link(UPSTREAM, rtt_prior_s=0.02).snapshot()
     local = FakeReplica(info("int8"), clock)
     small = FakeReplica(info("pruned-int8", prior=SpeedPrior(2000.0, 100.0, 0.1, "test")), clock)
     cloud = FakeReplica(info("fp32", remote=True, prior=SpeedPrior(4000.0, 80.0, 0.05, "test")), clock, 8, link=link)

@@ -25,10 +25,10 @@ pytestmark = pytest.mark.broker
 AGENT = textwrap.dedent(
     """
     import asyncio, json, sys
-    from edge_agent.fleet.config import FleetConfig
-    from edge_agent.fleet.outbox import Outbox
+    from edge_agent.mqtt.config import FleetConfig
+    from edge_agent.outbox.outbox import Outbox
     from edge_agent.fleet.session import Description, FleetSession
-    from router.wire.fleet import Snapshot
+    from router.fleetwire.documents import Snapshot
 
     class Loud(Outbox):
         def put(self, row):

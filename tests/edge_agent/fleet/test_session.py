@@ -133,7 +133,7 @@ REFUSALS: list[tuple[Callable[[int], bytes], int | None, str]] = [
     (lambda n: _json(want(n, max_queue=1)), 0, "conflict"),
     (lambda n: _json(want(n + 1, pad="x" * 70_000)), None, "at most 65536"),
     (lambda n: _json({**want(n + 1), "gateway": {"host": "::"}}), 1, "unknown key `gateway`"),
-    (lambda n: _json({**want(n + 1), "models": {"store": "/"}}), 1, "`models.store.store` cannot be set"),
+    (lambda n: _json({**want(n + 1), "models": {"store": "/"}}), 1, "`models.store` cannot be set"),
 ]
 
 

@@ -145,7 +145,7 @@ def test_rows_survive_kill_nine(tmp_path: Path) -> None:
         """
         import sys
         from pathlib import Path
-        from edge_agent.fleet.outbox import Outbox, Row
+        from edge_agent.outbox.outbox import Outbox, Row
         outbox = Outbox(Path(sys.argv[1]))
         outbox.open()
         for number in range(100_000):

@@ -258,8 +258,9 @@ def test_smollm2_from_gguf() -> None:
 
 def test_the_online_modules_stay_light() -> None:
     code = (
-        "import sys, models.tokenizer, models.chat, models.catalog, models.store; light = set(sys.modules);"
-        "import models.weights; heavy = {'torch', 'onnx', 'onnxruntime', 'gguf', 'httpx', 'transformers'};"
+        "import sys, models.text.tokenizer, models.text.chat, models.catalogue.catalogue, models.store.store;"
+        "light = set(sys.modules);"
+        "import models.formats.weights; heavy = {'torch', 'onnx', 'onnxruntime', 'gguf', 'httpx', 'transformers'};"
         "print(sorted(heavy & set(sys.modules)), 'numpy' in light)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -273,7 +274,7 @@ def test_tokenizer_and_template_need_40_mb(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
     code = (
         "import sys, psutil; me = psutil.Process(); before = me.memory_info().rss;"
-        "from pathlib import Path; from models.chat import PromptEncoder; import router.wire.inference as wire;"
+        "from pathlib import Path; from models.text.chat import PromptEncoder; import router.values.request as wire;"
         "encoder = PromptEncoder.load(Path(sys.argv[1]));"
         "encoder.encode(wire.ChatPrompt((wire.Message('user', 'Hello there'),)));"
         "print(me.memory_info().rss - before)"

@@ -12,7 +12,7 @@ from tests.support.paths import REPOSITORY
 
 PREAMBLE = """
 import logging, structlog
-from router import logs
+from router.base import logs
 logs.configure("info", "{format}")
 log = structlog.get_logger("room")
 """

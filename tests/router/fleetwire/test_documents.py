@@ -103,7 +103,7 @@ def test_a_document_round_trips_and_keeps_its_digest() -> None:
         (b'{"issued_at": "%s"}' % NOW.encode(), "missing required field `version`"),
         (b'{"version": 3}', "missing required field `issued_at`"),
         (document(gateway={"api_keys": []}), "unknown key `gateway`"),
-        (document(models={"store": "/"}), "`models.store.store` cannot be set over the fleet"),
+        (document(models={"store": "/"}), "`models.store` cannot be set over the fleet"),
         (document(router={"a": "x" * MAX_DOCUMENT_BYTES}), "at most 65536 are accepted"),
     ],
 )

@@ -27,7 +27,6 @@ def test_every_registered_policy_may_be_named(policy):
 @pytest.mark.parametrize(
     ("tree", "says"),
     [
-        ({"policy": "best"}, "policy 'best' is not known; known: cloud-first"),
         ({"polciy": "local-only"}, "did you mean `policy`?"),
         ({"max_queue": 0}, "`max_queue` = 0"),
         ({"max_queue": 1.5}, "Expected `int`"),
