@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from cloud_tier.config import CloudConfig, load, replace_models
@@ -13,6 +16,7 @@ from router.base.clock import MonotonicClock
 from router.base.config import Flag
 
 if TYPE_CHECKING:
+    from cloud_tier.engine_check import EngineReport
     from cloud_tier.server import Plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The cloud tier.")
@@ -43,6 +47,7 @@ EngineOption = Annotated[
 ]
 
 
+@app.command("run", hidden=True)  # as the edge agent calls it
 @app.command()
 def serve(
     *,
@@ -55,12 +60,12 @@ def serve(
     dtype: DtypeOption = None,
 ) -> None:
     """Serve models until SIGTERM or Ctrl-C, then drain."""
-    settings = _settings(config, model, (host, port), (tensor_parallel, device, dtype))
     import uvloop  # noqa: PLC0415 - `overspill cloud --help` stays quick
 
     from cloud_tier import server  # noqa: PLC0415
     from router.base import logs  # noqa: PLC0415
 
+    settings = _settings(config, model, (host, port), (tensor_parallel, device, dtype))
     logs.configure(settings.server.log_level, settings.server.log_format)
     uvloop.run(server.serve(server.make_plan(settings)))
 
@@ -76,15 +81,21 @@ def check(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     engine: EngineOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check configuration, keys, weights and GPUs. Exit status 2 names what is wrong."""
     settings = _settings(config, model, (host, port), (tensor_parallel, device, dtype))
     from cloud_tier import server  # noqa: PLC0415 - as above
 
     plan = server.make_plan(settings)
-    _describe(plan)
-    if engine:
-        asyncio.run(_run_engines(plan))
+    if not as_json:
+        _describe(plan)
+    reports = asyncio.run(_run_engines(plan, quiet=as_json)) if engine else []
+    if as_json:
+        told = plan_as_json(plan)
+        if engine:
+            told["engines"] = [asdict(report) for report in reports]
+        typer.echo(json.dumps(told, ensure_ascii=False, indent=2))
 
 
 def _settings(
@@ -101,11 +112,15 @@ def _settings(
     return replace_models(settings, models or [], changes)
 
 
-async def _run_engines(plan: Plan) -> None:
+async def _run_engines(plan: Plan, *, quiet: bool) -> list[EngineReport]:
     from cloud_tier.engine_check import check_engines  # noqa: PLC0415 - as above
     from cloud_tier.server import torch_engine  # noqa: PLC0415
 
+    reports = []
     async for report in check_engines(plan.places, torch_engine, MonotonicClock()):
+        reports.append(report)
+        if quiet:
+            continue
         gap = (
             "too large to be compared here" if report.gap is None else f"within {report.gap:.3f} of float32 on the CPU"
         )
@@ -113,6 +128,24 @@ async def _run_engines(plan: Plan) -> None:
             f"engine   {report.engine} on {', '.join(report.devices)}: {report.tokens} tokens at "
             f"{report.tokens_per_s:.1f}/s, {gap}"
         )
+    return reports
+
+
+def plan_as_json(plan: Plan) -> dict[str, Any]:
+    """Return what would be served, without secrets."""
+    server = plan.config.server
+    models = [
+        {**msgspec.to_builtins(place.info), "source": str(place.source), "engine": msgspec.to_builtins(place.engine)}
+        for place in plan.places
+    ]
+    return {
+        "ok": True,
+        "host": server.host,
+        "port": server.port,
+        "api_keys": len(plan.api_keys),
+        "policy": plan.config.router.policy,
+        "models": models,
+    }
 
 
 def _describe(plan: Plan) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,8 +25,10 @@ HostOption = Annotated[
 ]
 PortOption = Annotated[int | None, typer.Option("--port", help="Over gateway.port; 0 picks a free one.")]
 UpstreamOption = Annotated[str | None, typer.Option("--upstream", help="Over upstream.url.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+@app.command("serve", hidden=True)  # as the cloud tier calls it
 @app.command()
 def run(
     config: ConfigOption = None, host: HostOption = None, port: PortOption = None, upstream: UpstreamOption = None
@@ -42,27 +45,42 @@ def run(
 
 @app.command()
 def check(
-    config: ConfigOption = None, host: HostOption = None, port: PortOption = None, upstream: UpstreamOption = None
+    config: ConfigOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    upstream: UpstreamOption = None,
+    *,
+    as_json: AsJson = False,
 ) -> None:
     """Validate configuration, profile, artifacts, address and upstream, and say what `run` would do.
 
     Exits 2 if it could not run; an upstream that is away now is a warning.
     """
     loaded = _load(config, host, port, upstream)
-    from edge_agent.report import check_lines  # noqa: PLC0415
+    from edge_agent.report import check_as_json, check_lines  # noqa: PLC0415
 
+    if as_json:
+        _print_json(check_as_json(loaded))
+        return
     for line in check_lines(loaded):
         typer.echo(line)
 
 
 @app.command()
-def profile(config: ConfigOption = None) -> None:
+def profile(config: ConfigOption = None, *, as_json: AsJson = False) -> None:
     """Say which device this is, which profile it gets and why, and how it is doing."""
     loaded = _load(config)
-    from edge_agent.report import profile_lines  # noqa: PLC0415
+    from edge_agent.report import profile_as_json, profile_lines  # noqa: PLC0415
 
+    if as_json:
+        _print_json(profile_as_json(loaded))
+        return
     for line in profile_lines(loaded):
         typer.echo(line)
+
+
+def _print_json(tree: dict[str, Any]) -> None:
+    typer.echo(json.dumps(tree, ensure_ascii=False, indent=2))
 
 
 def _load(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
+import msgspec
 
 from edge_agent.config import EdgeConfig, LocalModels, UpstreamSettings, accepted_keys, secret
 from edge_agent.device.health import HealthReader
@@ -159,6 +161,39 @@ def _memory_lines(model: LocalModel, directory: Path, settings: LocalModels, pro
     else:
         if slots < settings.kv_slots:
             yield f"warning   {reduced(info.variant, need, settings.kv_slots, slots)}"
+
+
+def profile_as_json(config: EdgeConfig, root: Path = Path("/")) -> dict[str, Any]:
+    """Return what the machine says of itself, its profile, why it is this one, and how the device is doing.
+
+    Raises:
+        ConfigError: no profile fits.
+    """
+    match = _matched(config, root)
+    found = {
+        "facts": read_facts(root),
+        "profile": match.profile,
+        "reason": match.reason,
+        "health": HealthReader(match.profile, root).read(),
+    }
+    tree: dict[str, Any] = msgspec.to_builtins(found)
+    return tree
+
+
+def check_as_json(config: EdgeConfig, root: Path = Path("/")) -> dict[str, Any]:
+    """Return what `check_lines` says, by its first word: a list of lines each; `warning` holds what does not stop it.
+
+    Raises:
+        OverspillError: it could not run; says what to do.
+    """
+    tree: dict[str, Any] = {"ok": True, "warning": []}
+    label = ""
+    for line in check_lines(config, root):
+        head, _, text = line.partition(" ")
+        label = head or label
+        if text:
+            tree.setdefault(label, []).append(text.strip())
+    return tree
 
 
 def _upstream_lines(settings: UpstreamSettings) -> Iterator[str]:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import choose_profile
-from models.catalogue.catalogue import Catalog, Family, Source, Variant, family_of_directory, load_catalog
+from models.catalogue.catalogue import Catalog, Family, Variant, family_of_directory, load_catalog
 from models.progress import noting, watching
+from models.show import (
+    families_as_json,
+    families_as_table,
+    family_as_json,
+    family_as_table,
+    variant_as_json,
+    variant_as_table,
+)
 from models.store.store import ModelStore, default_root
 from router.base.errors import ArtifactError, InvalidRequest, ModelNotFound
 from router.base.extras import install
@@ -36,8 +43,22 @@ class TensorRt(str, enum.Enum):
     tensorrt_rtx = "tensorrt_rtx"
 
 
-FamilyName = Annotated[str, typer.Argument(metavar="FAMILY", help="A family's name, or the path of a directory.")]
-VariantName = Annotated[str, typer.Argument(metavar="VARIANT", help="A variant's name; see `overspill models list`.")]
+def _families(incomplete: str) -> list[str]:
+    return [family.name for family in load_catalog() if family.name.startswith(incomplete)]
+
+
+def _variants(incomplete: str) -> list[str]:
+    return [v.name for family in load_catalog() for v in family.variants if v.name.startswith(incomplete)]
+
+
+FamilyName = Annotated[
+    str,
+    typer.Argument(metavar="FAMILY", help="A family's name, or the path of a directory.", autocompletion=_families),
+]
+VariantName = Annotated[
+    str,
+    typer.Argument(metavar="VARIANT", help="A variant's name; see `overspill models list`.", autocompletion=_variants),
+]
 StoreFolder = Annotated[
     Path | None,
     typer.Option(
@@ -47,6 +68,7 @@ StoreFolder = Annotated[
 CatalogueFolder = Annotated[
     Path | None, typer.Option("--catalogue", metavar="DIR", help="A folder of family files besides the built-in ones.")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and anything else to stderr.")]
 Force = Annotated[bool, typer.Option("--force", help="Do it again, even where the result is there and whole.")]
 
 
@@ -85,50 +107,34 @@ def pull(
 
 
 @app.command(name="list")
-def list_(store: StoreFolder = None, catalogue: CatalogueFolder = None) -> None:
-    """Show every family, its rungs, and which of them are in the store."""
+def list_families(as_json: AsJson = False, store: StoreFolder = None, catalogue: CatalogueFolder = None) -> None:
+    """List every family, its rungs, and which of them are in the store."""
     opened = _open(store, catalogue)
+    if as_json:
+        _print_json(families_as_json(opened))
+        return
     console = Console()
     console.print(f"[dim]store: {escape(str(opened.root))}[/]", soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("rung", "variant", "quality", "form", "layers", "in the store"):
-        table.add_column(heading, no_wrap=True)
-    for family in opened.catalog:
-        table.add_row("", f"[bold]{family.name}[/]", "", "", "", "")
-        for variant in family.variants:
-            table.add_row(
-                str(variant.rung),
-                variant.name,
-                f"{variant.quality:.3f}",
-                f"{variant.precision} {variant.format}",
-                "all" if variant.layers is None else str(len(variant.layers)),
-                _state(opened, family, variant),
-            )
-        table.add_section()
-    console.print(table)
+    console.print(families_as_table(opened))
 
 
 @app.command()
-def show(name: FamilyName, store: StoreFolder = None, catalogue: CatalogueFolder = None) -> None:
+def show(
+    name: FamilyName, as_json: AsJson = False, store: StoreFolder = None, catalogue: CatalogueFolder = None
+) -> None:
     """Show a family or a variant: size, licence, sources, ladder, and what was measured. A path works too."""
     opened = _open(store, catalogue)
     family = _family_or_variant(opened.catalog, name)
+    asked = [variant for variant in family.variants if variant.name == name] or family.variants
+    if as_json:
+        shown = variant_as_json(opened, family, asked[0]) if asked[0].name == name else family_as_json(opened, family)
+        _print_json(shown)
+        return
     console = Console()
-    facts = _facts()
-    facts.add_row("family", f"[bold]{family.name}[/] ({escape(family.title)})")
-    facts.add_row("parameters", f"{family.parameters:,}")
-    facts.add_row("context", f"{family.context_tokens:,} tokens")
-    facts.add_row("licence", escape(family.licence))
-    first = {True: "prepended", False: "left as it is", None: "as the model's files say"}[family.prepend_bos]
-    facts.add_row("raw text", f"first token {first}")
-    for index, source in enumerate(family.sources, 1):
-        facts.add_row(f"source {index}", _source_line(source))
-    facts.add_row("in the store", _source_state(opened, family))
-    console.print(facts)
-    for variant in family.variants:
-        if name in (family.name, variant.name) or name not in {v.name for v in family.variants}:
-            console.print()
-            console.print(_variant_facts(opened, family, variant))
+    console.print(family_as_table(opened, family))
+    for variant in asked:
+        console.print()
+        console.print(variant_as_table(opened, family, variant))
 
 
 @app.command()
@@ -143,12 +149,27 @@ def export(
 
 @app.command()
 def quantize(
-    variant: VariantName, *, force: Force = False, store: StoreFolder = None, catalogue: CatalogueFolder = None
+    variant: VariantName,
+    *,
+    seeds: Annotated[
+        int, typer.Option(min=0, help="Try so many rotations, and take the best on the selection set; minutes each.")
+    ] = 0,
+    force: Force = False,
+    store: StoreFolder = None,
+    catalogue: CatalogueFolder = None,
 ) -> None:
-    """Make an INT8 variant's artifact: Q/DQ, symmetric, per channel, in the form that TensorRT parses."""
-    from models.int8.quantize import quantize as run  # noqa: PLC0415 — brings torch and onnx
+    """Make an INT8 variant's artifact: Q/DQ, symmetric, per channel, in the form that TensorRT parses.
 
-    _write("quantised", lambda note: run(variant, _open(store, catalogue), force=force, note=note))
+    The rotation is the catalogue's `rotation_seed`; with --seeds the one to write there is printed.
+    """
+    from models.graph.artifact import record_of  # noqa: PLC0415 — brings torch and onnx
+    from models.int8.quantize import quantize as run  # noqa: PLC0415
+
+    opened = _open(store, catalogue)
+    _write("quantized", lambda note: run(variant, opened, seeds=range(1, seeds + 1), force=force, note=note))
+    record = record_of(opened, opened.catalog.variant(variant)) if seeds else None
+    if record is not None and record.rotation is not None:
+        typer.echo(f"rotation_seed = {record.rotation.seed}")
 
 
 @app.command()
@@ -157,7 +178,7 @@ def verify(
     *,
     threads: Annotated[int, typer.Option(min=0, help="Threads of one operator; 0 takes every CPU.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="A sample of the text, no timing, no memory.")] = False,
-    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")] = None,
+    as_json: AsJson = False,
     store: StoreFolder = None,
     catalogue: CatalogueFolder = None,
 ) -> None:
@@ -166,12 +187,13 @@ def verify(
     from models.measure.verify import verify as run  # noqa: PLC0415
 
     options = VerifyOptions(threads, chunks=4 if quick else 0, speed=not quick, memory=not quick)
-    console = Console()
+    console = Console(stderr=as_json)
     with noting(console) as note:
         found = run(variant, _open(store, catalogue), options=options, note=note)
-    console.print(render(found))
-    if report is not None:
-        report.write_bytes(found.to_json() + b"\n")
+    if as_json:
+        typer.echo(found.to_json())
+    else:
+        console.print(render(found))
     for failure in found.failures:
         console.print(f"[red]✗[/] {escape(failure)}", soft_wrap=True)
     if not found.passed:
@@ -191,13 +213,13 @@ def prune(
     """Choose the layers of a smaller rung by measured perplexity, and print them as the catalogue writes them."""
     from models.graph.artifact import encoder_of  # noqa: PLC0415 — brings torch and onnx
     from models.graph.fused import fuse  # noqa: PLC0415
-    from models.measure.corpus import calibration_chats  # noqa: PLC0415
+    from models.measure.corpus import chats as chats_of  # noqa: PLC0415
     from models.prune.prune import prune as run  # noqa: PLC0415
 
     opened = _open(store, catalogue)
     known = opened.catalog.family(family)
     console = Console()
-    sample = calibration_chats(encoder_of(opened, known.name))[:chats]
+    sample = chats_of("calibration", encoder_of(opened, known.name))[:chats]
     sequences = [chat.prompt_ids + chat.answer_ids for chat in sample]
     with noting(console) as note:
         steps = run(fuse(opened.weights(known.variants[0].name)), sequences, keep, note=note)
@@ -272,6 +294,10 @@ def _write(done: str, run: Callable[[Note], Path]) -> None:
     console.print(f"[green]{done}[/] to {escape(str(folder))}", soft_wrap=True)
 
 
+def _print_json(tree: dict[str, Any]) -> None:
+    typer.echo(json.dumps(tree, ensure_ascii=False, indent=2))
+
+
 def _open(store: Path | None, catalogue: Path | None) -> ModelStore:
     root = store.expanduser() if store else default_root()
     return ModelStore(root, load_catalog(catalogue.expanduser() if catalogue else None))
@@ -303,71 +329,9 @@ def _nothing_to_prepare(family: Family) -> InvalidRequest:
 
 def _make(variant: Variant, store: ModelStore, force: bool, note: Note) -> Path:
     if variant.precision == "int8":
-        from models.int8.quantize import quantize as run  # noqa: PLC0415 — brings torch and onnx
-    else:
-        from models.graph.export import export as run  # noqa: PLC0415
-    return run(variant.name, store, force=force, note=note)
+        from models.int8.quantize import quantize  # noqa: PLC0415 — brings torch and onnx
 
+        return quantize(variant.name, store, force=force, note=note)
+    from models.graph.export import export  # noqa: PLC0415 — as above
 
-def _facts() -> Table:
-    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    facts.add_column(no_wrap=True, style="dim", width=13)
-    facts.add_column(overflow="fold")
-    return facts
-
-
-def _state(store: ModelStore, family: Family, variant: Variant) -> str:
-    try:
-        if variant.format == "onnx":
-            size_bytes = _size_bytes(store.artifact_dir(variant))
-            return f"[green]yes[/], {size_bytes / 1e6:,.0f} MB"
-        store.source_path(family)
-    except ArtifactError as error:
-        return "[red]damaged[/]" if "--force" in error.message else "no"
-    return "[green]yes[/]"
-
-
-def _size_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
-
-
-def _source_line(source: Source) -> str:
-    pinned = [*source.files.values()] if source.files else [source.sha256]
-    trust = "sha256 pinned" if all(pinned) else "sha256 trusted on first use"
-    if source.scheme == "dir":
-        trust = "used where it lies"
-    stored = f", {source.stored_as}" if source.stored_as else ""
-    size = f", {source.size_bytes / 1e6:,.0f} MB" if source.size_bytes else ""
-    return f"{escape(source.uri)} [dim]({trust}{stored}{size})[/]"
-
-
-def _source_state(store: ModelStore, family: Family) -> str:
-    try:
-        path = store.source_path(family)
-    except ArtifactError as error:
-        return f"[yellow]no[/]: {escape(error.message)}"
-    if family.sources[0].scheme == "dir":
-        return escape(str(path))
-    record = store.source_record(family)
-    revision = f" at {record.revision}" if record.revision else ""
-    return f"{escape(str(path))} [dim](from {escape(record.uri)}{revision})[/]"
-
-
-def _variant_facts(store: ModelStore, family: Family, variant: Variant) -> Table:
-    facts = _facts()
-    facts.add_row(f"rung {variant.rung}", f"[bold]{variant.name}[/]")
-    facts.add_row("quality", f"{variant.quality:.3f} [dim]({escape(variant.quality_measured)})[/]")
-    facts.add_row("precision", f"{variant.precision}, {variant.format}, for {' and '.join(variant.runtimes) or 'none'}")
-    if variant.layers is not None:
-        facts.add_row("layers kept", ", ".join(map(str, variant.layers)))
-    if variant.derived_from:
-        facts.add_row("made of", variant.derived_from)
-    budget = variant.budget
-    if budget is not None:
-        facts.add_row(
-            "budget",
-            f"perplexity ≤ +{budget.max_perplexity_increase_pct:g} %, top-1 ≥ {budget.min_top1_agreement_pct:g} %, "
-            f"decode ≥ {budget.min_speedup:g}× at batch 1 and {budget.min_speedup_batch4:g}× at batch 4",
-        )
-    facts.add_row("in the store", _state(store, family, variant))
-    return facts
+    return export(variant.name, store, force=force, note=note)

@@ -42,7 +42,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("models.store",),
         ("models.graph",),
         ("models.measure", "models.prune", "models.tensorrt"),
-        ("models.int8", "models.progress"),
+        ("models.int8", "models.progress", "models.show"),
         ("models.cli",),
     ),
     "cloud_tier": (

@@ -45,7 +45,7 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """What a quantised rung may cost and must gain against fp32 on the same runtime; `models verify` gates on it.
 
     Attributes:
-        max_perplexity_increase_pct: on held-out text, in percent.
+        max_perplexity_increase_pct: on the test set's text, in percent.
         min_top1_agreement_pct: of greedy next tokens, in percent.
         min_speedup, min_speedup_batch4: decode tokens a second, relative to fp32, at batch 1 and 4.
     """
@@ -113,11 +113,13 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     Attributes:
         family: filled in from the file.
         rung: 0 is the best.
-        quality: perplexity of rung 0 / perplexity of this rung on held-out text, at most 1.
+        quality: perplexity of rung 0 / perplexity of this rung on the test set's text, at most 1.
         quality_measured: what was measured, where and when.
         layers: layers kept by a depth-pruned rung, None for all.
         format: `weights` (the family's source, for the engine) or `onnx` (an artifact, for an edge runtime).
         derived_from: the variant it is made of; None for one made of the source.
+        rotation_seed: of an int8 variant, the rotation that was chosen on the selection set; None takes the first that
+            keeps what float32 says.
     """
 
     name: str
@@ -130,6 +132,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     layers: tuple[int, ...] | None = None
     runtimes: tuple[Literal["torch", "onnxruntime", "tensorrt"], ...] = ()
     derived_from: str | None = None
+    rotation_seed: int | None = None
     budget: Budget | None = None
 
     def __post_init__(self) -> None:
@@ -139,6 +142,8 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             raise ValueError(f"variant {self.name!r}: rung {self.rung} is negative; 0 is the best")
         if not 0 < self.quality <= 1:
             raise ValueError(f"variant {self.name!r}: quality {self.quality} is outside of (0, 1]")
+        if self.rotation_seed is not None and (self.precision != "int8" or self.rotation_seed < 0):
+            raise ValueError(f"variant {self.name!r}: `rotation_seed` is 0 or more, and belongs to int8 variants")
         if self.layers is not None and (not self.layers or list(self.layers) != sorted(set(self.layers))):
             raise ValueError(f"variant {self.name!r}: `layers` must ascend without repetition")
 

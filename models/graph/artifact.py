@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from models.store.fetch import sha256_of
@@ -60,14 +61,46 @@ class Prefix:
     v: Array
 
 
+class Rotation(msgspec.Struct, frozen=True):
+    """Which rotation an INT8 artifact was rounded under.
+
+    Attributes:
+        seed: of the random orthogonal matrices (`models.graph.rotate`).
+        refused: seeds that were tried before and lost what float32 says.
+    """
+
+    seed: int
+    refused: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Made:
+    """How an artifact was made; `prefix` and `rotation` only for INT8."""
+
+    recipe: Recipe
+    prefix: Prefix | None = None
+    rotation: Rotation | None = None
+
+
+class Record(msgspec.Struct, frozen=True):
+    """The part of a manifest that says how an artifact was made; `recipe` is a digest."""
+
+    recipe: str = ""
+    rotation: Rotation | None = None
+
+
+def record_of(store: ModelStore, variant: Variant) -> Record | None:
+    """Return how a complete artifact was made, None if there is none that can be read."""
+    try:
+        return msgspec.json.decode((store.artifact_dir(variant) / MANIFEST_FILE).read_bytes(), type=Record)
+    except (ArtifactError, OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
 def present(store: ModelStore, variant: Variant, recipe: Recipe) -> Path | None:
     """The artifact's folder, if one made by this very recipe is complete."""
-    try:
-        folder = store.artifact_dir(variant)
-        manifest = json.loads((folder / "manifest.json").read_bytes())
-    except (ArtifactError, OSError, ValueError):
-        return None
-    return folder if manifest.get("recipe") == recipe.digest else None
+    record = record_of(store, variant)
+    return store.artifact_dir(variant) if record is not None and record.recipe == recipe.digest else None
 
 
 def encoder_of(store: ModelStore, family_name: str) -> PromptEncoder:
@@ -82,19 +115,12 @@ def prefix_ids(encoder: PromptEncoder) -> tuple[int, ...]:
     return (bos,) if encoder.prepend_bos and bos is not None else ()
 
 
-def finish(
-    folder: Path,
-    variant: Variant,
-    config: ModelConfig,
-    encoder: PromptEncoder,
-    *,
-    recipe: Recipe,
-    prefix: Prefix | None,
-) -> None:
+def finish(folder: Path, variant: Variant, config: ModelConfig, encoder: PromptEncoder, made: Made) -> None:
     """Add tokenizer, template, prefix and manifest to a folder that holds the graph."""
     encoder.tokenizer.save(folder)
     if encoder.template is not None:
         encoder.template.save(folder)
+    prefix = made.prefix
     if prefix is not None:
         _save_arrays(folder / PREFIX_FILE, {"k": prefix.k, "v": prefix.v})
     manifest: dict[str, Any] = {
@@ -113,11 +139,11 @@ def finish(
         "eos_token_ids": sorted(encoder.tokenizer.eos_ids),
         "prepend_bos": encoder.prepend_bos,
         "prefix_token_ids": list(prefix.token_ids) if prefix is not None else [],
-        "source_sha256": recipe.source_sha256,
-        "recipe": recipe.digest,
-        "steps": list(recipe.steps),
+        "source_sha256": made.recipe.source_sha256,
+        "recipe": made.recipe.digest,
+        "steps": list(made.recipe.steps),
+        "rotation": None if made.rotation is None else msgspec.to_builtins(made.rotation),
         "files": {path.name: _describe(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST_FILE},
-        "measured": {},
     }
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 

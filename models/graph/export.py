@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from models.graph.artifact import Note, Recipe, encoder_of, finish, present, silent
+from models.graph.artifact import Made, Note, Recipe, encoder_of, finish, present, silent
 from models.graph.fused import fuse
-from models.graph.graph import write_graph
+from models.graph.graph import artifact_bytes, write_graph
 from router.base.errors import ArtifactError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def export(variant_name: str, store: ModelStore, *, force: bool = False, note: N
 
     Raises:
         ModelNotFound, InvalidRequest: the variant is unknown or no weights variant.
-        ArtifactError: the source was not pulled, is damaged, or is no llama-family model.
+        ArtifactError: the source was not pulled, is damaged, or is no llama-family model, or the disk is full.
     """
     variant = onnx_variant(store, variant_name)
     recipe = Recipe(store.source_sha256(variant.family), variant.layers, _STEPS)
@@ -64,10 +64,10 @@ def export(variant_name: str, store: ModelStore, *, force: bool = False, note: N
         return there
     note(f"{variant.name}: reading the weights")
     model = fuse(store.weights(variant_name.removesuffix("-onnx")))
-    with store.placing(variant) as folder:
+    with store.placing(variant, artifact_bytes(model, 4)) as folder:
         note(f"{variant.name}: writing {len(model.layers)} layers in float32")
         write_graph(model, folder)
-        finish(folder, variant, model.config, encoder_of(store, variant.family), recipe=recipe, prefix=None)
+        finish(folder, variant, model.config, encoder_of(store, variant.family), Made(recipe))
     return store.artifact_dir(variant)
 
 

@@ -33,6 +33,7 @@ DATA_FILE = "model.onnx.data"
 _INLINE_BYTES = 4096  # larger initializers go to the data file, which runtimes map instead of reading
 _ALIGNMENT = 4096
 _DIGIT_OFFSET = 128
+_TOKENIZER_BYTES = 80  # of tokenizer.json for each token, merges included; Llama 3's has 71
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,12 @@ class GraphWriter:
         name = "ints_" + "_".join(str(value) for value in values)
         return self.constant(name.replace("-", "m"), np.array(values, np.int64))
 
+    def __enter__(self) -> GraphWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._data.close()
+
     def save(self, graph_io: tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]], name: str) -> Path:
         """Write `model.onnx` beside the data file and return its path."""
         self._data.close()
@@ -132,7 +139,16 @@ def write_graph(model: FusedModel, directory: Path, plan: QuantPlan | None = Non
     Returns:
         The path of `model.onnx`.
     """
-    return _ModelGraph(model, GraphWriter(directory), plan).write()
+    with GraphWriter(directory) as writer:
+        return _ModelGraph(model, writer, plan).write()
+
+
+def artifact_bytes(model: FusedModel, weight_bytes: int) -> int:
+    """Return about what an artifact takes on the disk, with tokenizer and graph, at so many bytes a weight."""
+    weights = sum(matrix.size for layer in model.layers for _, matrix in layer.matrices())
+    weights += model.head.size + model.embedding.size
+    rope = 2 * 4 * model.config.max_context_tokens * model.config.head_dim
+    return weight_bytes * weights + rope + _TOKENIZER_BYTES * model.config.vocab_size
 
 
 class _ModelGraph:

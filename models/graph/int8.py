@@ -11,8 +11,8 @@ LEVELS = 127.0
 _SHRINK = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85)
 
 
-def quantise_columns(matrix: Array) -> tuple[npt.NDArray[np.int8], Array]:
-    """Quantise (in, out) per output channel, choosing the clip that loses least (squared error) of a few.
+def quantize_columns(matrix: Array) -> tuple[npt.NDArray[np.int8], Array]:
+    """Quantize (in, out) per output channel, choosing the clip that loses least (squared error) of a few.
 
     Returns:
         int8 values (in, out) and float32 scales (out,), all positive.

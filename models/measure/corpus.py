@@ -1,15 +1,18 @@
-"""The texts that scales are calibrated on, and the held-out ones that quality is measured on; they share nothing.
+"""Three frozen data sets that share nothing, each a pair of files in `calibration/`, read from nowhere else.
 
-`calibration.jsonl` and `heldout.jsonl` are chats whose last answer SmolLM2-135M-Instruct gave in float32, greedily;
-the held-out text is prose written for this project, the Apache licence, and documentation of Python's own library.
+    calibration   sets the scales                                      calibration.jsonl
+    selection     chooses the rotation and gates what an artifact says  selection.jsonl, selection.txt
+    test          gives every figure that is told                       test.jsonl, test.txt
+
+The `.jsonl` files are chats whose last answer SmolLM2-135M-Instruct gave in float32, greedily, at most 128 tokens. The
+texts were written for this project: prose, dialogue, code and documentation. `models/` chooses nothing by the test set.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -18,8 +21,10 @@ from models.text.chat import PromptEncoder
 from router.base.errors import ArtifactError
 from router.values.request import ChatPrompt, Message
 
-_FOLDER = Path(__file__).parent / "calibration"
-_LIBRARY = ("random", "json", "decimal", "heapq", "difflib", "argparse", "pathlib", "subprocess", "threading")
+FOLDER = Path(__file__).parent / "calibration"
+
+ChatSet = Literal["calibration", "selection", "test"]
+TextSet = Literal["selection", "test"]
 
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True):
@@ -38,57 +43,40 @@ class Chat:
     answer_ids: list[int]
 
 
-def calibration_digest() -> str:
-    """What the calibration depends on, as a part of a recipe."""
-    return digest_of([(_FOLDER / "calibration.jsonl").read_bytes()])
+def digest(name: ChatSet) -> str:
+    """Digest one data set, as a part of a recipe."""
+    return digest_of([path.read_bytes() for path in sorted(FOLDER.glob(f"{name}.*"))])
 
 
-def calibration_chats(encoder: PromptEncoder) -> list[Chat]:
-    """The chats that set the scales."""
-    return _chats(_FOLDER / "calibration.jsonl", encoder)
+def chats(name: ChatSet, encoder: PromptEncoder) -> list[Chat]:
+    """Return the chats of one data set.
 
-
-def heldout_chats(encoder: PromptEncoder) -> list[Chat]:
-    """Chats that no scale was made from."""
-    return _chats(_FOLDER / "heldout.jsonl", encoder)
-
-
-def heldout_chunks(encoder: PromptEncoder, chunk_tokens: int = 512, limit_tokens: int = 8704) -> list[list[int]]:
-    """Held-out text in chunks of `chunk_tokens`, each preceded by the model's first token where it has one."""
-    bos = encoder.tokenizer.bos_id
-    begin = [bos] if encoder.prepend_bos and bos is not None else []
-    ids = encoder.tokenizer.encode((_FOLDER / "heldout_text.txt").read_text(encoding="utf-8"))
-    for module in _LIBRARY:
-        if len(ids) >= limit_tokens:
-            break
-        ids += encoder.tokenizer.encode(_documentation(module))
-    step = chunk_tokens - len(begin)
-    chunks = [begin + ids[at : at + step] for at in range(0, min(len(ids), limit_tokens), step)]
-    return [chunk for chunk in chunks if len(chunk) == chunk_tokens]
-
-
-def _chats(path: Path, encoder: PromptEncoder) -> list[Chat]:
+    Raises:
+        ArtifactError: the model has no chat template.
+    """
     if encoder.template is None:
         raise ArtifactError("this model has no chat template, and INT8 scales are calibrated on chats")
     end = encoder.tokenizer.eos_id
-    chats = []
-    for line in path.read_bytes().splitlines():
+    found = []
+    for line in (FOLDER / f"{name}.jsonl").read_bytes().splitlines():
         row = msgspec.json.decode(line, type=_Row)
         *turns, answer = row.messages
         prompt = encoder.encode(ChatPrompt(messages=tuple(turns)))
         reply = encoder.tokenizer.encode(answer.content)
         if row.complete and end is not None:
             reply.append(end)
-        chats.append(Chat(turns[-1].content, prompt, reply))
-    return chats
+        found.append(Chat(turns[-1].content, prompt, reply))
+    return found
 
 
-def _documentation(module_name: str) -> str:
-    module = importlib.import_module(module_name)
-    parts = [module.__doc__]
-    for name, member in sorted(vars(module).items()):
-        if not name.startswith("_") and getattr(member, "__module__", None) == module_name:
-            parts.append(inspect.getdoc(member))
-            if inspect.isclass(member):
-                parts += [inspect.getdoc(method) for _, method in sorted(vars(member).items()) if callable(method)]
-    return "\n\n".join(part for part in parts if part) + "\n\n"
+def chunks(name: TextSet, encoder: PromptEncoder, chunk_tokens: int = 512) -> list[list[int]]:
+    """Return the text of one data set in chunks of `chunk_tokens`, the rest left out.
+
+    Each chunk is preceded by the model's first token where it has one.
+    """
+    bos = encoder.tokenizer.bos_id
+    begin = [bos] if encoder.prepend_bos and bos is not None else []
+    ids = encoder.tokenizer.encode((FOLDER / f"{name}.txt").read_text(encoding="utf-8"))
+    step = chunk_tokens - len(begin)
+    found = [begin + ids[at : at + step] for at in range(0, len(ids), step)]
+    return [chunk for chunk in found if len(chunk) == chunk_tokens]

@@ -14,9 +14,18 @@ from models.text.tokenizer import Tokenizer
 
 _LONGEST_CYCLE, _REPEATS = 24, 4
 
-# A question of the held-out chats and a word its answer must hold, if the reference's answer holds it. `quantize` tries
-# another rotation where one is lost, so these three are a gate; the other questions are the evidence.
-FACTS = {"What is the capital of France?": "Paris", "What is 12 times 8?": "96", "What is DNA?": "genetic"}
+# A question and a word its answer must hold, if the reference's answer holds it. `quantize` tries another rotation
+# where one of the selection set is lost: those are a gate. Those of the test set are evidence.
+FACTS = {
+    # selection
+    "What is the capital of France?": "Paris",
+    "What is 12 times 8?": "96",
+    "What is DNA?": "genetic",
+    # test
+    "Who painted the Mona Lisa?": "Leonardo",
+    "What is the largest ocean on Earth?": "Pacific",
+    "What is the chemical formula of water?": "H2O",
+}
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from models.graph.artifact import Note, encoder_of, silent
 from models.graph.export import export
 from models.graph.gate import GraphFacts, problems
 from models.graph.gate import inspect as inspect_graph
-from models.measure import footprint
-from models.measure.corpus import heldout_chats, heldout_chunks
+from models.measure import corpus, footprint
 from models.measure.footprint import Footprint
 from models.measure.quality import Comparison, HeldOut, Scores, compare, score
 from models.measure.runner import OnnxRunner
@@ -38,7 +37,7 @@ class VerifyOptions:
     Attributes:
         threads: of one operator; 0 takes every CPU this process may use.
         turns: interleaved turns of each timed case.
-        chunks, chats: of the held-out text and chats, 0 for all.
+        chunks, chats: of the test set's text and chats, 0 for all.
         spoken: chats that are also answered freely.
         speed, memory: whether to time and weigh; the speed budget is checked only where it was timed.
     """
@@ -118,7 +117,7 @@ def verify(
     threads = chosen.threads or usable_cores()
     runners = {path.name: OnnxRunner(path, threads) for path in (folder, reference)}
     encoder = encoder_of(store, variant.family)
-    chunks, chats = heldout_chunks(encoder), heldout_chats(encoder)
+    chunks, chats = corpus.chunks("test", encoder), corpus.chats("test", encoder)
     data = HeldOut(chunks[: chosen.chunks or None], chats[: chosen.chats or None], chosen.spoken)
     scores = {name: _score(name, runner, data, encoder, note) for name, runner in runners.items()}
     comparison = compare(scores[variant.name], scores[reference.name], data, encoder.tokenizer)
@@ -148,7 +147,7 @@ def verify(
 
 
 def _score(name: str, runner: OnnxRunner, data: HeldOut, encoder: PromptEncoder, note: Note) -> Scores:
-    note(f"{name}: scoring held-out text and chats")
+    note(f"{name}: scoring the test set")
     return score(runner, data, encoder.tokenizer.eos_ids)
 
 
@@ -202,7 +201,7 @@ def render(report: VerifyReport) -> Table:
         table.add_column(heading, justify="left" if not heading else "right")
     seen = report.comparison
     table.add_row(
-        "perplexity, held-out text",
+        "perplexity, test text",
         f"{seen.reference_perplexity:.3f}",
         f"{seen.perplexity:.3f}",
         f"{seen.perplexity_increase_pct:+.2f} %",

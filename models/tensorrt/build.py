@@ -17,7 +17,7 @@ import importlib.util
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ import msgspec
 from models.graph.artifact import Note, silent
 from models.graph.export import exported, onnx_variant
 from models.graph.gate import check_graph
+from models.store import disk
 from router.base.cuda import first_gpu
 from router.base.errors import ArtifactError, InvalidRequest
 from router.base.extras import install
@@ -116,7 +117,7 @@ def build(
     Raises:
         ModelNotFound, InvalidRequest: the variant or the target is unknown.
         ArtifactError: the artifact was not made, TensorRT is missing or refuses the graph, the target is not one that
-            this runtime can build for, or the engine came out without INT8.
+            this runtime can build for, the engine came out without INT8, or the disk is full: no plan is left then.
     """
     chosen = options or BuildOptions()
     variant = store.catalog.variant(variant_name) if not variant_name.endswith("-onnx") else None
@@ -130,7 +131,6 @@ def build(
     facts = _facts(folder, variant, trt, runtime=runtime, sm=sm, options=chosen)
     key = hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()[:20]
     engines = store.root / variant.family / "engines"
-    engines.mkdir(parents=True, exist_ok=True)
     record = engines / f"{variant.name}-{key}.json"
     there = _reuse(record)
     if there is not None:
@@ -139,18 +139,30 @@ def build(
     if variant.precision == "int8":
         check_graph(folder / "model.onnx")
     note(f"{variant.name}: building for {sm} with {runtime} {trt.__version__}; this takes minutes on a board")
-    begin = time.monotonic()
     timing = engines / f"{runtime}.timing" if runtime == "tensorrt" else None  # TensorRT-RTX keeps none
-    plan, checked = _build_plan(trt, folder / "model.onnx", _Job(variant, sm, chosen, timing))
-    path = record.with_suffix(".plan")
-    with _atomically(path) as staged:
-        staged.write_bytes(plan)
-    engine = Engine(path, runtime, str(trt.__version__), sm, len(plan), checked, time.monotonic() - begin)
-    with _atomically(record) as staged:
-        content = {"key": facts, "engine": {**asdict(engine), "plan": path.name}}
-        staged.write_bytes(msgspec.json.format(msgspec.json.encode(content)))
+    weights_bytes = sum(path.stat().st_size for path in folder.glob("model.onnx*"))
+    disk.need_space(engines, weights_bytes)  # a plan is about as large as the weights that it holds
+    with disk.disk_errors(engines, weights_bytes):
+        engines.mkdir(parents=True, exist_ok=True)
+        begin = time.monotonic()
+        plan, checked = _build_plan(trt, folder / "model.onnx", _Job(variant, sm, chosen, timing))
+        path = record.with_suffix(".plan")
+        engine = Engine(path, runtime, str(trt.__version__), sm, len(plan), checked, time.monotonic() - begin)
+        _keep(engine, plan, {"key": facts, "engine": {**asdict(engine), "plan": path.name}})
     note(f"{variant.name}: {len(plan) / 1e6:.0f} MB in {engine.build_s:.0f} s")
     return engine
+
+
+def _keep(engine: Engine, plan: bytes, content: Mapping[str, object]) -> None:
+    """Write the plan and then its record; without a record there is no plan."""
+    with _atomically(engine.plan) as staged:
+        staged.write_bytes(plan)
+    try:
+        with _atomically(engine.plan.with_suffix(".json")) as staged:
+            staged.write_bytes(msgspec.json.format(msgspec.json.encode(content)))
+    except OSError:
+        engine.plan.unlink()
+        raise
 
 
 def _installed() -> RuntimeName:

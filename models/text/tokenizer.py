@@ -131,7 +131,8 @@ class Tokenizer:
 
     def save(self, directory: Path) -> None:
         """Write `tokenizer.json`, `tokenizer_config.json` and `generation_config.json` into `directory`."""
-        self._backend.save(str(directory / TOKENIZER_FILE), pretty=False)
+        # Written here and not by the library, whose error on a full disk is no `OSError`.
+        (directory / TOKENIZER_FILE).write_text(self._backend.to_str(pretty=False), encoding="utf-8")
         named = {
             "bos_token": self.token_of(self.bos_id),
             "eos_token": self.token_of(self.eos_id),

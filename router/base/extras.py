@@ -16,7 +16,7 @@ EXTRA_OF = {
     "onnx": "cloud",
     "gguf": "cloud",
     "safetensors": "cloud",
-    "onnxscript": "cloud",
+    "ml_dtypes": "cloud",
     "onnxruntime": "edge",
     "tensorrt": "tensorrt",
 }

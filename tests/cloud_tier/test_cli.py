@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,20 @@ def test_check_says_what_would_be_served(tmp_path: Path) -> None:
     assert "model    toy (family toy, rung 0): 2 ranks on cpu, float32, window 512 tokens" in done.stdout
     assert "1 API key" in done.stdout
     assert key not in done.stdout + done.stderr
+
+
+def test_check_prints_json(tmp_path: Path) -> None:
+    folder = toy_model_directory(tmp_path / "toy")
+    key = "s3cret-s3cret-s3cret"
+    done = _overspill(
+        "check", "--model", str(folder), "--device", "cpu", "--json", env={"OVERSPILL_CLOUD_API_KEYS": key}
+    )
+    assert done.returncode == 0, done.stderr
+    tree = json.loads(done.stdout)
+    assert (tree["ok"], tree["api_keys"], tree["policy"]) == (True, 1, "quality-in-objective")
+    (model,) = tree["models"]
+    assert (model["variant"], model["context_tokens"], model["engine"]["tensor_parallel"]) == ("toy", 512, 1)
+    assert key not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from edge_agent.cli import app
 from edge_agent.config import EdgeConfig
-from edge_agent.report import check_lines
+from edge_agent.report import check_as_json, check_lines
 from router.base.errors import ConfigError
 from tests.support.paths import REPOSITORY
 from tests.support.tiny_store import TinyWorld, build_world
@@ -87,6 +87,23 @@ def test_an_upstream_that_is_away_is_a_warning(world: TinyWorld) -> None:
         lines = checked(world.config(upstream={"url": f"http://127.0.0.1:{nobody.getsockname()[1]}"}))
     assert re.search(r"^warning   the upstream cannot be reached now \(ConnectError: ", lines, re.MULTILINE)
     assert lines.endswith("\nok")
+
+
+def test_check_and_profile_as_json(world: TinyWorld) -> None:
+    tree = check_as_json(world.config())
+    assert tree["ok"] is True
+    assert tree["warning"] == []
+    assert any("tiny-int8" in line for line in tree["model"])
+    assert tree["upstream"][0].startswith("none")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        away = check_as_json(world.config(upstream={"url": f"http://127.0.0.1:{nobody.getsockname()[1]}"}))
+    assert len(away["warning"]) == 1
+    done = CliRunner().invoke(app, ["profile", "--json"])
+    told = json.loads(done.stdout)
+    assert told["facts"]["cpu_count"] >= 1
+    assert told["profile"]["name"] in told["reason"] + told["profile"]["name"]
+    assert told["health"]["memory_total_bytes"] > 0
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,41 @@ def test_show_names_sources_and_ladder(place: Path) -> None:
     assert f"{place}/store/toy/source/toy.gguf" in run("show", "toy").output.replace("\n", "").replace(" ", "")
 
 
+def test_list_and_show_print_json(place: Path) -> None:
+    """Scripts read what people see: the catalogue's keys, and what is in the store."""
+    tree = json.loads(run("list", "--json").stdout)
+    assert tree["store"] == str(place / "store")
+    toy = next(family for family in tree["families"] if family["name"] == "toy")
+    assert [variant["name"] for variant in toy["variants"]] == ["toy-fp32", "toy-int8"]
+    assert toy["variants"][1]["stored"]["state"] == "no"
+    assert "overspill models pull toy" in toy["variants"][1]["stored"]["problem"]
+    run("pull", "toy")
+    with ModelStore().placing("toy-int8") as staging:
+        fill(staging, BODY)
+    one = json.loads(run("show", "toy-int8", "--json").stdout)
+    assert (one["name"], one["rung"], one["stored"]["state"]) == ("toy-int8", 1, "yes")
+    assert one["stored"]["size_bytes"] > len(BODY)
+    assert one["stored"]["path"] == str(place / "store" / "toy" / "toy-int8")
+    assert json.loads(run("show", "toy", "--json").stdout)["variants"][0]["stored"]["state"] == "yes"
+
+
+def test_quantize_tells_the_seed_that_was_chosen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def make(name: str, store: ModelStore, *, seeds: range, force: bool, note: object) -> Path:
+        asked.append(tuple(seeds))
+        with store.placing(name) as staging:
+            fill(staging, BODY)
+            manifest = json.loads((staging / "manifest.json").read_text())
+            (staging / "manifest.json").write_text(json.dumps({**manifest, "rotation": {"seed": 3, "refused": [1]}}))
+        return store.artifact_dir(name)
+
+    monkeypatch.setattr(models.int8.quantize, "quantize", make)
+    assert "rotation_seed = 3" in run("quantize", "toy-int8", "--seeds", "4").stdout
+    assert "rotation_seed" not in run("quantize", "toy-int8").stdout
+    assert asked == [(1, 2, 3, 4), ()]
+
+
 def save_llama(folder: Path) -> None:
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2
@@ -104,7 +139,7 @@ def test_prepare_makes_every_edge_variant_or_the_one_asked_for(place: Path, monk
     made: list[tuple[str, str, bool]] = []
 
     def maker(kind: str) -> object:
-        def make(name: str, store: ModelStore, *, force: bool, note: object) -> Path:
+        def make(name: str, store: ModelStore, *, force: bool, note: object, seeds: range = range(0)) -> Path:
             note("working")  # type: ignore[operator]
             made.append((kind, name, force))
             return store.root / name
@@ -142,12 +177,12 @@ def test_verify_exits_with_1_over_the_budget(
 
     monkeypatch.setattr(models.measure.verify, "verify", measure)
     monkeypatch.setattr(models.measure.verify, "render", lambda report: f"table of {report.variant}")
-    result = run("verify", "toy-int8", "--quick", "--threads", "1", "--report", f"{place}/report.json")
+    result = run("verify", "toy-int8", "--quick", "--threads", "1", "--json")
     assert result.exit_code == code
-    assert "table of toy-int8" in result.output
     assert all(failure in result.output for failure in failures)
     assert ("keeps its budget" in result.output) == (code == 0)
-    assert json.loads((place / "report.json").read_text()) == {"passed": True}
+    assert json.loads(result.stdout) == {"passed": True}
+    assert "table of toy-int8" in run("verify", "toy-int8", "--quick").output
     assert (asked[0].threads, asked[0].speed, asked[0].memory) == (1, False, False)
 
 

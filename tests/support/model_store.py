@@ -11,7 +11,7 @@ import numpy as np
 from models.catalogue.catalogue import Budget, Catalog, Family, Source, Variant
 from models.graph.fused import FusedModel, fuse
 from models.graph.graph import QuantPlan, write_graph
-from models.int8.quantize import prepare
+from models.int8.rounding import prepare
 from models.store.store import ModelStore
 from tests.support.tiny_models import TinyWeights, tiny_config
 
@@ -41,7 +41,7 @@ def tiny_store(root: Path) -> ModelStore:
         variants=(fp32, int8),
     )
     store = ModelStore(root, Catalog([family]))
-    ready = prepare(fuse(TinyWeights(tiny_config())), SEQUENCES)
+    ready = prepare(fuse(TinyWeights(tiny_config())), SEQUENCES, seed=7)
     _place(store, "tiny-int8", ready.model, ready.plan)
     return store
 

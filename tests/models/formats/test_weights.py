@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -16,8 +18,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from models.formats.config import ModelConfig
 from models.formats.gguf import GgufFile
+from models.formats.safetensors import SafetensorsFile
 from models.formats.weights import open_weights, rope_inverse_frequencies
 from router.base.errors import ArtifactError
+from tests.support.paths import REPOSITORY
 
 torch.set_num_threads(1)
 TINY = {
@@ -177,6 +181,38 @@ def test_damaged_directories(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "part-2.safetensors"}}')
     with pytest.raises(ArtifactError, match="shards are missing: part-2"):
         open_weights(tmp_path)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("BF16", 2), ("F16", 2), ("F32", 4), ("F64", 8)])
+def test_every_float_of_safetensors_becomes_float32_without_torch(tmp_path: Path, dtype: str, size: int) -> None:
+    """Numpy has no bfloat16 of its own: its 16 bits are the upper half of a float32."""
+    values = np.array([0.0, 1.0, -2.5, 3.140625], np.float32)
+    raw = {
+        "BF16": (values.view(np.uint32) >> 16).astype("<u2"),
+        "F16": values.astype("<f2"),
+        "F32": values,
+        "F64": values.astype("<f8"),
+    }[dtype].tobytes()
+    header = json.dumps({"x": {"dtype": dtype, "shape": [2, 2], "data_offsets": [0, 4 * size]}}).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + raw)
+    code = (
+        "import sys; from pathlib import Path; from models.formats.safetensors import SafetensorsFile; "
+        f"x = SafetensorsFile(Path({str(path)!r})).read('x'); "
+        "print(x.dtype, x.shape, x.ravel().tolist(), 'torch' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == f"float32 (2, 2) {values.tolist()} False"
+
+
+def test_quantized_safetensors_are_refused_by_name(tmp_path: Path) -> None:
+    header = json.dumps({"x": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    with pytest.raises(ArtifactError, match=r"`x` is F8_E4M3.*\(not quantized\)"):
+        SafetensorsFile(path).read("x")
+    with pytest.raises(ArtifactError, match="has no tensor `y`"):
+        SafetensorsFile(path).read("y")
 
 
 def test_a_tensor_of_the_wrong_shape_is_named(tmp_path: Path) -> None:

