@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from router.policy.promise import is_smaller, shortest_of_use, wanted_tokens
@@ -233,6 +234,9 @@ class DecisionLog:
 
     def __len__(self) -> int:
         return self._size
+
+    def __iter__(self) -> Iterator[DecisionRecord]:
+        return (record for own in self._records.values() for record in own.values())
 
     def add(self, record: DecisionRecord) -> None:
         own = self._records.setdefault(record.caller, OrderedDict())

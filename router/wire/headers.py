@@ -247,8 +247,8 @@ def whole_number(text: str, most: int) -> int | None:
 
 
 def _refuse_conflicts(headers: Mapping[str, str]) -> None:
-    for name in _SINGLE:
-        if CONFLICT in headers.get(name, ""):
+    for name in _SINGLE & headers.keys():
+        if CONFLICT in headers[name]:
             values = ", ".join(f"`{header_safe(value[:40])}`" for value in headers[name].split(CONFLICT)[:4])
             raise InvalidRequest(f"`{name}` was sent more than once, with different values: {values}", param=name)
 

@@ -285,7 +285,7 @@ class World:
         """Every credit, place and slot was given back."""
         assert len(self.dispatcher._signals.in_flight) == 0
         assert self.dispatcher.waiting == 0
-        assert all(record.outcome is not None for record in self.dispatcher._log._records.values())
+        assert all(record.outcome is not None for record in self.dispatcher._log)
         assert [replica.open for replica in self.all] == [0] * 4
 
 

@@ -281,10 +281,12 @@ def test_a_repeated_locality_a_near_name_and_a_query_never_reach_the_router(http
     assert not server.dispatcher.requests
 
 
-def test_compressed_bodies_are_read(http: httpx.Client) -> None:
-    packed = gzip.compress(json.dumps(body("say zipped")).encode())
+def test_compressed_bodies_are_read(http: httpx.Client, server: Server) -> None:
+    plain = json.dumps(body("say zipped " + "x" * 2000)).encode()
+    packed = gzip.compress(plain)
     reply = http.post(CHAT, content=packed, headers={"content-encoding": "gzip"})
-    assert reply.json()["choices"][0]["message"]["content"] == "zipped"
+    assert reply.json()["choices"][0]["message"]["content"].startswith("zipped")
+    assert server.dispatcher.requests[0].prompt_bytes == len(plain) > 5 * len(packed), "the prompt, not its packing"
 
 
 def test_a_continuation_is_taken_apart(http: httpx.Client, server: Server) -> None:

@@ -60,7 +60,7 @@ def ask(text: str = "say hello there world", **changes) -> InferenceRequest:
 
 @pytest.fixture(scope="module")
 def shared_server():
-    with serving() as running:
+    with serving(gateway_deps(max_priority=5)) as running:
         yield running
 
 
