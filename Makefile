@@ -1,6 +1,6 @@
 # The two commands anyone needs: `make demo` and `make test`. Both set up everything they need, once.
-# On a machine without an NVIDIA GPU, spare yourself the CUDA wheels:
-#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# On a machine without an NVIDIA GPU, spare yourself the CUDA wheels: make demo TORCH_INDEX=URL, where URL is the index
+# of CPU builds that PyTorch's install page names.
 
 PYTHON ?= python3
 VENV   ?= .venv

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cloud_tier.config import CloudConfig, load, replace_models
+from router.base.clock import MonotonicClock
 from router.base.config import Flag
 
 if TYPE_CHECKING:
@@ -32,30 +33,29 @@ HostOption = Annotated[str | None, typer.Option(help="Address to listen on; beyo
 PortOption = Annotated[int | None, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one.")]
 
 
-def _command(act: Callable[[CloudConfig], None]) -> Callable[[CloudConfig], None]:
-    """Make `act` a command that takes every option of the tier; what they amount to is its argument."""
-
-    def run(
-        *,
-        config: ConfigOption = None,
-        model: ModelOption = None,
-        tensor_parallel: TensorParallelOption = None,
-        host: HostOption = None,
-        port: PortOption = None,
-        device: DeviceOption = None,
-        dtype: DtypeOption = None,
-    ) -> None:
-        settings = load(config, flags={"server.host": Flag("--host", host), "server.port": Flag("--port", port)})
-        engine = {"tensor_parallel": tensor_parallel, "device": device, "dtype": dtype}
-        act(replace_models(settings, model or [], engine))
-
-    app.command(name=act.__name__, help=act.__doc__)(run)
-    return act
+EngineOption = Annotated[
+    bool,
+    typer.Option(
+        "--engine",
+        help="Also start every engine, let it answer, and compare with float32 on the CPU. With --device cuda this "
+        "fails unless every rank computes on a GPU.",
+    ),
+]
 
 
-@_command
-def serve(settings: CloudConfig) -> None:
+@app.command()
+def serve(
+    *,
+    config: ConfigOption = None,
+    model: ModelOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+) -> None:
     """Serve models until SIGTERM or Ctrl-C, then drain."""
+    settings = _settings(config, model, (host, port), (tensor_parallel, device, dtype))
     import uvloop  # noqa: PLC0415 - `overspill cloud --help` stays quick
 
     from cloud_tier import server  # noqa: PLC0415
@@ -65,12 +65,54 @@ def serve(settings: CloudConfig) -> None:
     uvloop.run(server.serve(server.make_plan(settings)))
 
 
-@_command
-def check(settings: CloudConfig) -> None:
-    """Check configuration, keys and weights; start nothing. Exit status 2 names what is wrong."""
+@app.command()
+def check(
+    *,
+    config: ConfigOption = None,
+    model: ModelOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    engine: EngineOption = False,
+) -> None:
+    """Check configuration, keys, weights and GPUs. Exit status 2 names what is wrong."""
+    settings = _settings(config, model, (host, port), (tensor_parallel, device, dtype))
     from cloud_tier import server  # noqa: PLC0415 - as above
 
-    _describe(server.make_plan(settings))
+    plan = server.make_plan(settings)
+    _describe(plan)
+    if engine:
+        asyncio.run(_run_engines(plan))
+
+
+def _settings(
+    config: Path | None,
+    models: list[str] | None,
+    address: tuple[str | None, int | None],
+    engine: tuple[int | None, str | None, str | None],
+) -> CloudConfig:
+    """The configuration under the options: (host, port), (tensor_parallel, device, dtype)."""
+    settings = load(
+        config, flags={"server.host": Flag("--host", address[0]), "server.port": Flag("--port", address[1])}
+    )
+    changes = dict(zip(("tensor_parallel", "device", "dtype"), engine, strict=True))
+    return replace_models(settings, models or [], changes)
+
+
+async def _run_engines(plan: Plan) -> None:
+    from cloud_tier.engine_check import check_engines  # noqa: PLC0415 - as above
+    from cloud_tier.server import torch_engine  # noqa: PLC0415
+
+    async for report in check_engines(plan.places, torch_engine, MonotonicClock()):
+        gap = (
+            "too large to be compared here" if report.gap is None else f"within {report.gap:.3f} of float32 on the CPU"
+        )
+        typer.echo(
+            f"engine   {report.engine} on {', '.join(report.devices)}: {report.tokens} tokens at "
+            f"{report.tokens_per_s:.1f}/s, {gap}"
+        )
 
 
 def _describe(plan: Plan) -> None:
@@ -82,7 +124,8 @@ def _describe(plan: Plan) -> None:
         engine = place.engine
         typer.echo(
             f"model    {place.info.variant} (family {place.info.family}, rung {place.info.rung}): "
-            f"{engine.tensor_parallel} rank{'s' if engine.tensor_parallel > 1 else ''} on {engine.device}, "
+            f"{engine.tensor_parallel} rank{'s' if engine.tensor_parallel > 1 else ''} on {engine.device}"
+            f"{' ' + '+'.join(engine.gpus) if engine.gpus else ''}, "
             f"{engine.dtype}, window {place.info.context_tokens} tokens, weights {place.source}"
         )
     typer.echo(f"policy   {plan.config.router.policy}")

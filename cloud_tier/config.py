@@ -62,8 +62,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         device: `auto` takes CUDA where torch finds a GPU.
         dtype: `auto` is float32 on the CPU, bfloat16 on CUDA.
         threads: of a rank; None shares the cores that this process may use between all ranks, but for one.
-        gpus: which GPUs the ranks take, e.g. `["2", "3"]`, one for each rank; empty takes the first ones. Several
-            engines on one machine need disjoint ones.
+        gpus: which GPUs the ranks take, e.g. `["2", "3"]`, one for each rank, as in CUDA_VISIBLE_DEVICES; empty lets
+            `cloud_tier.gpus` choose by free memory, so that engines share a GPU only when all are taken.
         max_running, token_budget, kv_cache_tokens, max_context_tokens, prefix_caching, step_timeout_s,
         start_timeout_s: as in `cloud_tier.engine.protocol.EngineConfig`.
     """

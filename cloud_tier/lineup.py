@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
-import structlog
 
 from cloud_tier.config import ModelConfig
 from cloud_tier.engine.protocol import EngineConfig
+from cloud_tier.gpus import GPU_WORKING_BYTES, GpuFinder, Wanted, assign_gpus, find_gpus
 from models.catalogue.catalogue import Catalog, Family, Variant, family_of_directory
 from models.formats.weights import open_weights
 from models.store.store import ModelStore
@@ -22,22 +20,11 @@ from router.base.errors import ConfigError, ModelNotFound
 from router.base.host import usable_cores
 from router.values.replica import ReplicaInfo, SpeedPrior
 
-log = structlog.get_logger("cloud_tier")
-
-_GPU_NODES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
-_ASK_TORCH = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-_ASK_TIMEOUT_S = 120.0
 _MAX_THREADS = 16  # further ones bring little to one matrix and cost at every barrier
 # Rough figures of a server core and a data-centre GPU, for an engine nobody has measured: bytes/s and FLOP/s.
 _BANDWIDTH = {"cpu": 15e9, "cuda": 800e9}
 _COMPUTE = {"cpu": 60e9, "cuda": 60e12}
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-class GpuCounter(Protocol):
-    """See `count_gpus`."""
-
-    def __call__(self, *, expected: bool) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,31 +51,11 @@ class Place:
         return PromptEncoder.load(self.source, prepend_bos=self.prepend_bos)
 
 
-def count_gpus(*, expected: bool) -> int:
-    """Return how many GPUs torch can use here: it is asked in a process of its own.
-
-    Args:
-        expected: ask it even where the system shows none.
-    """
-    if not expected and not any(Path(node).exists() for node in _GPU_NODES):
-        return 0
-    try:
-        asked = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH], check=True, timeout=_ASK_TIMEOUT_S, stdout=subprocess.PIPE, text=True
-        )
-        found = int(asked.stdout)
-    except (subprocess.SubprocessError, ValueError):
-        found = 0
-    if found == 0:
-        log.warning("torch can use no GPU of this machine; its wheel must be one for CUDA, and fit the driver")
-    return found
-
-
 def line_up(
     entries: Sequence[ModelConfig],
     catalog: Catalog,
     store: ModelStore,
-    gpus: GpuCounter = count_gpus,
+    gpus: GpuFinder = find_gpus,
 ) -> tuple[Place, ...]:
     """Resolve every entry, and check what can be checked before an engine starts.
 
@@ -104,9 +71,32 @@ def line_up(
         )
     threads = max(1, (usable_cores() - 1) // sum(entry.tensor_parallel for entry in entries))
     devices = {entry.device for entry in entries}
-    found = gpus(expected="cuda" in devices) if devices != {"cpu"} else 0
-    places = [_place(_with_threads(entry, threads), catalog, store, found) for entry in entries]
+    found = gpus(expected="cuda" in devices) if devices != {"cpu"} else ()
+    places = [_place(_with_threads(entry, threads), catalog, store, len(found)) for entry in entries]
+    placed = assign_gpus([_wanted(place, entry) for place, entry in zip(places, entries, strict=True)], found)
+    places = [
+        dataclasses.replace(place, engine=msgspec.structs.replace(place.engine, gpus=ids))
+        for place, ids in zip(places, placed, strict=True)
+    ]
     return tuple(_with_own_ids(places))
+
+
+def _wanted(place: Place, entry: ModelConfig) -> Wanted:
+    engine = place.engine
+    if engine.device == "cpu":
+        return Wanted(entry.label, 0, 0, entry.gpus)
+    weights = open_weights(place.source)
+    model = (weights if engine.layers is None else weights.keep_layers(engine.layers)).config
+    dtype_bytes = _DTYPE_BYTES[engine.dtype]
+    per_layer = model.hidden_size * (
+        2 * model.num_heads * model.head_dim + 2 * model.num_kv_heads * model.head_dim + 3 * model.intermediate_size
+    )
+    embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
+    cached = 2 * model.num_layers * model.num_kv_heads * model.head_dim * engine.kv_cache_tokens
+    total_bytes = (model.num_layers * per_layer + embeddings + cached) * dtype_bytes
+    return Wanted(
+        entry.label, engine.tensor_parallel, total_bytes // engine.tensor_parallel + GPU_WORKING_BYTES, entry.gpus
+    )
 
 
 def _with_threads(entry: ModelConfig, threads: int) -> ModelConfig:

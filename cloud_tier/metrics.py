@@ -34,6 +34,11 @@ class EngineMetrics(Collector):
             "Prompt tokens found in the KV cache since the engine's last start.",
             labels=["engine"],
         )
+        failed = CounterMetricFamily(
+            "overspill_engine_failed_requests",
+            "Requests that failed alone, in an engine that went on, since its last start.",
+            labels=["engine"],
+        )
         for replica in self._replicas:
             name = [replica.info.replica_id]
             load = replica.engine.load()
@@ -43,7 +48,8 @@ class EngineMetrics(Collector):
             step.add_metric(name, load.step_s)
             preempted.add_metric(name, load.preemptions)
             hits.add_metric(name, load.prefix_hit_tokens)
-        yield from (restarts, ready, usage, step, preempted, hits)
+            failed.add_metric(name, load.failed)
+        yield from (restarts, ready, usage, step, preempted, hits, failed)
 
 
 def kv_usage(loads: Sequence[EngineLoad]) -> float | None:

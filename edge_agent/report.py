@@ -14,7 +14,7 @@ from edge_agent.mqtt.config import FleetConfig
 from edge_agent.runtime.manifest import read_manifest, verify_files
 from edge_agent.serving.local_models import Shelf, describe_runtime, effective_settings, local_models
 from hardware_profiles.facts import read_facts
-from hardware_profiles.loader import Hardware, PowerMode, ProfileMatch, choose_profile
+from hardware_profiles.loader import BUILTIN_DIR, Hardware, PowerMode, ProfileMatch, choose_profile
 from router.base.errors import ConfigError
 from router.base.tls import client_context
 from router.gateway.listener import bind
@@ -31,12 +31,24 @@ def profile_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     yield f"board         {facts.board or 'none named (no device tree)'}"
     yield f"processor     {facts.cpu_model or facts.architecture}, {facts.cpu_count} cores, {facts.architecture}"
     yield f"memory        {_gib(facts.memory_bytes)}"
+    if facts.gpu is not None:
+        capability = ".".join(map(str, facts.gpu.compute_capability))
+        yield f"GPU           {facts.gpu.name}, compute capability {capability}, {_gib(facts.gpu.memory_bytes)}"
     if facts.l4t:
         yield f"L4T           {facts.l4t}"
     match = _matched(config, root)
     profile = match.profile
     yield f"profile       {profile.name}: {profile.title}"
     yield f"because       {match.reason}"
+    if profile.generic:
+        yield (
+            f"              nobody has measured this board: threads, slots and window are fitted to {facts.cpu_count} "
+            f"cores and {_gib(facts.memory_bytes)}"
+        )
+        yield (
+            f"own profile   copy {BUILTIN_DIR / profile.name}.toml into the directory of agent.profiles_dir under "
+            "another name, and set `name`, [match] and `generic = false` in it (docs/hardware.md)"
+        )
     figures = ", ".join(_figures(profile.hardware))
     if figures:
         yield f"figures       {figures}"
@@ -52,12 +64,16 @@ def profile_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
             f"decode {prior.decode_tokens_per_s:g} tok/s, prefill {prior.prefill_tokens_per_s:g} tok/s ({prior.source})"
         )
     health = HealthReader(profile, root).read()
-    heat = f"{health.hottest_c:.0f} °C" if health.hottest_c is not None else "no sensor"
-    yield (
-        f"now           {_gib(health.memory_available_bytes)} free, {heat} (throttles at {health.passive_c:.0f}, "
-        f"powers off at {profile.thermal.critical_c:g}), "
-        f"power mode {health.power_mode or 'unknown'}" + (f", {health.power_w:.1f} W" if health.power_w else "")
-    )
+    near = health.nearest
+    heat = "no thermal sensor"
+    if near is not None:
+        limits = f"throttles at {near.throttles_at_c:.0f}, powers off at {profile.thermal.critical_c:g}"
+        heat = f"{near.zone} {near.temperature_c:.0f} °C ({limits})"
+    power = "no power monitor"
+    if health.power_w is not None:
+        power = f"{health.power_w:.1f} W ({' + '.join(health.power_rails)})"
+    mode = health.power_mode or "unknown"
+    yield f"now           {_gib(health.memory_available_bytes)} free, {heat}, power mode {mode}, {power}"
 
 
 def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:

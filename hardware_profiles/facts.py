@@ -8,12 +8,15 @@ import re
 from pathlib import Path
 
 from hardware_profiles.loader import DeviceFacts
+from router.base.cuda import first_gpu
 
 _L4T = re.compile(r"#\s*R(?P<major>\d+)\s.*?REVISION:\s*(?P<minor>[\d.]+)")
 
 
 def read_facts(root: Path = Path("/"), *, architecture: str | None = None) -> DeviceFacts:
     """Return what the machine says about itself; whatever cannot be read is left out.
+
+    The GPU is asked for below `/` only: it is this machine's, and a copied tree has none.
 
     Args:
         architecture: as `uname -m` says it, None for this machine's.
@@ -26,6 +29,7 @@ def read_facts(root: Path = Path("/"), *, architecture: str | None = None) -> De
         board=_board(root),
         compatible=_compatible(root),
         l4t=_l4t(root),
+        gpu=first_gpu() if root == Path("/") else None,
     )
 
 

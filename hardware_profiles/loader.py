@@ -1,5 +1,7 @@
 """One TOML per device class: what the board is, how to recognise it, how to run on it, how fast it is at first guess.
 
+Classes that nobody knows are served by the generic ones, whose threads and memory are fitted to the device at hand.
+
 Profiles are strict: an unknown key or a figure out of range is a `ConfigError` naming the file, the key and the line.
 """
 
@@ -7,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 from router.base.config import load
+from router.base.cuda import Gpu
 from router.base.errors import ConfigError
 from router.values.replica import SpeedPrior
 
@@ -20,6 +24,7 @@ BUILTIN_DIR = Path(__file__).resolve().parent
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+ComputeCapability = Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+$")]
 Name = Annotated[str, msgspec.Meta(min_length=1, pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 
 
@@ -33,6 +38,7 @@ class DeviceFacts:
         compatible: the entries of `/proc/device-tree/compatible`, most specific first.
         memory_bytes: MemTotal of `/proc/meminfo` (a little less than what is soldered on).
         l4t: release of Linux for Tegra, e.g. `36.4.3`, None elsewhere.
+        gpu: what CUDA's driver shows, None without one.
     """
 
     architecture: str
@@ -42,48 +48,80 @@ class DeviceFacts:
     board: str | None = None
     compatible: tuple[str, ...] = ()
     l4t: str | None = None
+    gpu: Gpu | None = None
+
+
+class Fit(NamedTuple):
+    """How well rules fit a device: the sum of what each rule says of it, and the rules in words."""
+
+    weight: int
+    reasons: tuple[str, ...]
 
 
 class MatchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every rule given must hold; the profile with the most rules wins.
+    """Every rule given must hold; the profile whose rules say most of a device wins.
 
     Attributes:
         board_contains: one of these appears in the board's name, whatever the case.
-        compatible: one of these is an entry of the device tree's `compatible` (`nvidia,tegra234`).
+        compatible: one of these is an entry of the device tree's `compatible`; `*` stands for any text
+            (`nvidia,p3767-0000`, `nvidia,tegra*`).
+        cuda_compute_capability: the GPU's is one of these: `8.7`.
         architecture: one of these is the CPU architecture.
         memory_min_bytes, memory_max_bytes: bounds on MemTotal, which tells apart boards of one name.
     """
 
     board_contains: tuple[str, ...] = ()
     compatible: tuple[str, ...] = ()
+    cuda_compute_capability: tuple[ComputeCapability, ...] = ()
     architecture: tuple[str, ...] = ()
     memory_min_bytes: Positive | None = None
     memory_max_bytes: Positive | None = None
 
-    def held(self, facts: DeviceFacts) -> list[str] | None:
-        """Return the rules that hold, in words, or None when one does not."""
-        reasons: list[str] = []
-        if self.board_contains:
-            board = facts.board or ""
-            named = next((part for part in self.board_contains if part.lower() in board.lower()), None)
-            if named is None:
+    def fit(self, facts: DeviceFacts) -> Fit | None:
+        """Return how well the rules fit, None when one does not hold."""
+        weight, reasons = 0, []
+        for is_asked, held in (
+            (bool(self.board_contains), self._board(facts)),
+            (bool(self.compatible), self._device_tree(facts)),
+            (bool(self.cuda_compute_capability), self._gpu(facts)),
+            (bool(self.architecture), self._cpu(facts)),
+            (self.memory_min_bytes is not None or self.memory_max_bytes is not None, self._memory(facts)),
+        ):
+            if is_asked and held is None:
                 return None
-            reasons.append(f"board `{board}` contains `{named}`")
-        if self.compatible:
-            chip = next((entry for entry in self.compatible if entry in facts.compatible), None)
-            if chip is None:
-                return None
-            reasons.append(f"device tree is compatible with `{chip}`")
-        if self.architecture:
-            if facts.architecture not in self.architecture:
-                return None
-            reasons.append(f"architecture is {facts.architecture}")
-        low, high = self.memory_min_bytes, self.memory_max_bytes
-        if low is not None or high is not None:
-            if facts.memory_bytes < (low or 0) or (high is not None and facts.memory_bytes > high):
-                return None
-            reasons.append(f"{facts.memory_bytes / 2**30:.1f} GiB of memory is in range")
-        return reasons
+            if is_asked and held is not None:
+                weight += held[0]
+                reasons.append(held[1])
+        return Fit(weight, tuple(reasons))
+
+    def _board(self, facts: DeviceFacts) -> tuple[int, str] | None:
+        board = facts.board or ""
+        named = next((part for part in self.board_contains if part.lower() in board.lower()), None)
+        return None if named is None else (4, f"board `{board}` contains `{named}`")
+
+    def _device_tree(self, facts: DeviceFacts) -> tuple[int, str] | None:
+        for pattern in self.compatible:
+            for entry in facts.compatible:
+                if fnmatchcase(entry, pattern):
+                    return (2 if "*" in pattern else 4), f"device tree is compatible with `{entry}`"
+        return None
+
+    def _gpu(self, facts: DeviceFacts) -> tuple[int, str] | None:
+        if facts.gpu is None:
+            return None
+        found = ".".join(map(str, facts.gpu.compute_capability))
+        if found not in self.cuda_compute_capability:
+            return None
+        return 2, f"GPU `{facts.gpu.name}` has compute capability {found}"
+
+    def _cpu(self, facts: DeviceFacts) -> tuple[int, str] | None:
+        return (1, f"architecture is {facts.architecture}") if facts.architecture in self.architecture else None
+
+    def _memory(self, facts: DeviceFacts) -> tuple[int, str] | None:
+        low, high = self.memory_min_bytes or 0, self.memory_max_bytes
+        if facts.memory_bytes < low or (high is not None and facts.memory_bytes > high):
+            return None
+        return 1, f"{facts.memory_bytes / 2**30:.1f} GiB of memory is in range"
 
 
 class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,7 +136,7 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes_per_s: PositiveFloat | None = None
     int8_dense_tops: PositiveFloat | None = None
     cpu_cores: Positive | None = None
-    cuda_compute_capability: Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+$")] | None = None
+    cuda_compute_capability: ComputeCapability | None = None
 
 
 class PowerMode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -135,6 +173,17 @@ class Thermal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"critical_c {self.critical_c} must be above passive_c {self.passive_c}")
         if self.resume_margin_c <= self.shed_margin_c:
             raise ValueError("resume_margin_c must be above shed_margin_c, else the device would flap")
+
+
+class Power(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the board's draw is measured.
+
+    Attributes:
+        input_rails: labels of the power monitors' rails whose sum it is; empty, or with one of them missing, takes the
+            first set of those known from Jetsons that this board has.
+    """
+
+    input_rails: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
 
 
 class TensorRtOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -194,7 +243,12 @@ class Prior(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A device class."""
+    """A device class.
+
+    Attributes:
+        match_any: further sets of rules; the class fits a device when any set holds.
+        generic: the class says little of a device, so threads and memory are fitted to the one at hand.
+    """
 
     name: Name
     title: str
@@ -205,6 +259,38 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     serving: Serving
     priors: Annotated[tuple[Prior, ...], msgspec.Meta(min_length=1)]
     power_modes: tuple[PowerMode, ...] = ()
+    power: Power = Power()
+    match_any: tuple[MatchRules, ...] = ()
+    generic: bool = False
+
+    def fit(self, facts: DeviceFacts) -> Fit | None:
+        """Return how well the best set of rules fits, None when none holds."""
+        found = (rules.fit(facts) for rules in (self.match, *self.match_any))
+        return max((fit for fit in found if fit is not None), key=lambda fit: fit.weight, default=None)
+
+    def fitted(self, facts: DeviceFacts) -> Profile:
+        """Return the profile with threads, slots, window and workspace cut to this device, if it is a generic one."""
+        if not self.generic:
+            return self
+        cores, memory_bytes = max(1, facts.cpu_count), facts.memory_bytes
+        spare = 2 if cores >= _MANY_CORES else 1  # for the gateway, and for the application beside the agent
+        tensorrt = self.runtime.tensorrt
+        workspace_bytes = min(tensorrt.workspace_bytes, max(_LEAST_WORKSPACE_BYTES, memory_bytes // 16))
+        runtime = msgspec.structs.replace(
+            self.runtime,
+            intra_op_threads=max(1, cores - spare),
+            tensorrt=msgspec.structs.replace(tensorrt, workspace_bytes=workspace_bytes),
+        )
+        slots, context_tokens = next(
+            ((slots, tokens) for limit_bytes, slots, tokens in _SMALL_MEMORY if memory_bytes < limit_bytes),
+            (self.serving.kv_slots, self.serving.context_tokens),
+        )
+        serving = msgspec.structs.replace(
+            self.serving,
+            kv_slots=min(slots, self.serving.kv_slots),
+            context_tokens=min(context_tokens, self.serving.context_tokens),
+        )
+        return msgspec.structs.replace(self, runtime=runtime, serving=serving)
 
     def prior(self, parameters: int, precision: str) -> SpeedPrior:
         """Return the first guess for a model of `parameters`, scaled from the nearest size of that precision.
@@ -224,6 +310,9 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+_MANY_CORES = 6
+_LEAST_WORKSPACE_BYTES = 128 << 20
+_SMALL_MEMORY = ((2 << 30, 1, 1024), (4 << 30, 2, 2048))  # below so many bytes: KV slots, tokens of the window
 _BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.5}
 
 
@@ -254,14 +343,16 @@ def load_profiles(extra_dir: Path | None = None) -> dict[str, Profile]:
 
 
 def match_profile(facts: DeviceFacts, profiles: Sequence[Profile] | None = None) -> ProfileMatch:
-    """Return the profile whose rules all hold; of several, the one with the most rules.
+    """Return the profile whose rules fit best, fitted to the device if it is generic.
+
+    A built-in one fits anything, so an unknown board is served too.
 
     Raises:
-        ConfigError: none fits; names the device and the setting that chooses one by hand.
+        ConfigError: none of `profiles` fits; names the device and the setting that chooses one by hand.
     """
     candidates = list(load_profiles().values()) if profiles is None else list(profiles)
-    held = [(profile, reasons) for profile in candidates if (reasons := profile.match.held(facts)) is not None]
-    if not held:
+    found = [(fit, profile) for profile in candidates if (fit := profile.fit(facts)) is not None]
+    if not found:
         known = ", ".join(sorted(profile.name for profile in candidates))
         raise ConfigError(
             f"no hardware profile fits board `{facts.board}`, {facts.architecture}, "
@@ -269,8 +360,8 @@ def match_profile(facts: DeviceFacts, profiles: Sequence[Profile] | None = None)
             "to agent.profiles_dir",
             param="agent.profile",
         )
-    profile, reasons = max(held, key=lambda item: (len(item[1]), item[0].name))
-    return ProfileMatch(profile, "; ".join(reasons) or "fits any device")
+    fit, profile = max(found, key=lambda item: (item[0].weight, item[1].name))
+    return ProfileMatch(profile.fitted(facts), "; ".join(fit.reasons) or "no other profile fits this device")
 
 
 def choose_profile(name: str, facts: DeviceFacts, extra_dir: Path | None = None) -> ProfileMatch:
@@ -287,4 +378,4 @@ def choose_profile(name: str, facts: DeviceFacts, extra_dir: Path | None = None)
             f"agent.profile: unknown profile `{name}`; known: auto, {', '.join(sorted(profiles))}",
             param="agent.profile",
         )
-    return ProfileMatch(profiles[name], "chosen by agent.profile")
+    return ProfileMatch(profiles[name].fitted(facts), "chosen by agent.profile")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -17,9 +18,11 @@ import typer.main
 
 from cloud_tier.config import CloudConfig
 from edge_agent.config import EdgeConfig
+from hardware_profiles.loader import Profile
 from models.catalogue.catalogue import Family
 from overspill import PARTS
 from tests.support.paths import REPOSITORY
+from tests.test_import_arrows import FLOORS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -72,6 +75,53 @@ def test_links_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
         if not target.startswith(("http://", "https://")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@each_page
+def test_files_named_in_the_text_exist(page: Path) -> None:
+    code = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    tops = "|".join((*PACKAGES, "tests", "benchmarks", "examples", "deploy", "docs"))
+    for named in re.findall(rf"`(?:pytest )?((?:{tops})/[\w./-]*)`", code):
+        assert (REPOSITORY / named).exists(), f"{page.name}: {named}"
+
+
+@pytest.mark.parametrize("path", [*PAGES, REPOSITORY / "Makefile"], ids=lambda path: path.name)
+def test_no_package_index_is_named(path: Path) -> None:
+    """Which index pip asks is the reader's own configuration."""
+    assert not re.findall(r"https?://\S*(?:pypi|/whl|/simple)\S*", path.read_text(encoding="utf-8"))
+
+
+def test_the_floors_are_those_that_are_enforced() -> None:
+    page = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (`.*`) \|$", page, re.MULTILINE)
+    shown = {
+        package: tuple({f"{package}.{room}" for room in re.findall(r"`(\w+)`", floor)} for floor in floors.split(" · "))
+        for package, floors in rows
+    }
+    # A floor of several rooms is written without a dot between them.
+    assert shown == {package: tuple(map(set, floors)) for package, floors in FLOORS.items()}
+
+
+def test_the_readme_is_read_in_a_minute() -> None:
+    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
+
+
+def test_the_picture_under_load_is_of_its_figures() -> None:
+    """What the README says beside the picture holds for the measurement that it shows."""
+    results = REPOSITORY / "benchmarks/results"
+    measured = json.loads((results / "under_load.json").read_text(encoding="utf-8"))
+    picture = (results / "under_load.svg").read_text(encoding="utf-8")
+    assert measured["machine"]["cpu"] in picture
+    assert measured["measured"] in picture
+    rows = {row["offered_per_s"]: row for row in measured["result"]["rows"]}
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    under_load = readme.split("## Under load")[1].split("## Measured")[0]
+    told = re.findall(r"([\d.]+) requests a second, (\d+) %", under_load)
+    assert told
+    for rate, percent in told:
+        assert round(100 * rows[float(rate)]["promise_kept_share"]) == int(percent), rate
+    assert measured["measured"] in under_load
+    assert ("None failed" in under_load) == all(row["shares"]["failed"] == 0 for row in rows.values())
 
 
 @cache
@@ -129,6 +179,8 @@ def test_toml_blocks_and_fleet_edits_name_real_keys(page: Path) -> None:
         tree = tomllib.loads(block)
         if "sources" in tree:
             msgspec.convert(tree, Family)
+        elif "match" in tree:
+            msgspec.convert(tree, Profile)
         else:
             assert not list(unknown_keys(tree, edge)), page.name
     for name, words in written_commands(page.read_text(encoding="utf-8")):

@@ -46,9 +46,9 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("models.cli",),
     ),
     "cloud_tier": (
-        ("cloud_tier.config", "cloud_tier.engine", "cloud_tier.fleet", "cloud_tier.prompts"),
+        ("cloud_tier.config", "cloud_tier.engine", "cloud_tier.fleet", "cloud_tier.gpus", "cloud_tier.prompts"),
         ("cloud_tier.lineup", "cloud_tier.warm_up"),
-        ("cloud_tier.replicas",),
+        ("cloud_tier.engine_check", "cloud_tier.replicas"),
         ("cloud_tier.metrics",),
         ("cloud_tier.server",),
         ("cloud_tier.cli",),

@@ -37,6 +37,11 @@ class KvCache:
         self.keys[layer].index_copy_(1, slots, keys.transpose(0, 1))
         self.values[layer].index_copy_(1, slots, values.transpose(0, 1))
 
+    def zero(self, start: int, end: int) -> None:
+        """Overwrite the slots `[start, end)` of every layer."""
+        self.keys[:, :, start:end] = 0
+        self.values[:, :, start:end] = 0
+
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
@@ -78,11 +83,12 @@ class Attention:
         heads: number of query heads and of KV heads on this rank.
 
     Attributes:
+        cache: what it reads and writes.
         gathered: single tokens go the GPU's way.
     """
 
     def __init__(self, cache: KvCache, heads: tuple[int, int], block_tokens: int, *, gathered: bool) -> None:
-        self._cache = cache
+        self.cache = cache
         self._num_heads, self._num_kv_heads = heads
         self._group = self._num_heads // self._num_kv_heads
         self._block_tokens = block_tokens
@@ -113,6 +119,11 @@ class Attention:
             row += count
         return AttentionPlan(chunks, self._plan_singles(rows, single_runs), torch.tensor(slots, device=self._device))
 
+    def zero_blocks(self, blocks: Sequence[int]) -> None:
+        """Overwrite blocks whose content nobody may read again."""
+        for block in blocks:
+            self.cache.zero(block * self._block_tokens, (block + 1) * self._block_tokens)
+
     def attend(
         self, layer: int, plan: AttentionPlan, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
@@ -125,7 +136,7 @@ class Attention:
         Returns:
             (tokens, query heads · head_dim).
         """
-        cache = self._cache
+        cache = self.cache
         cache.store(layer, plan.slots, keys, values)
         cached = cache.keys[layer], cache.values[layer]
         out = torch.empty_like(queries)

@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+import structlog
 import torch
 
 from cloud_tier.engine.kv_blocks import BlockPool
-from cloud_tier.engine.messages import Segment, Tokens
+from cloud_tier.engine.messages import Compute, Segment, Tokens
 from cloud_tier.engine.protocol import EngineConfig, EngineLoad, EngineRequest
 from cloud_tier.engine.sampler import SamplerState, sample
 from cloud_tier.engine.scheduler import Scheduled, Scheduler
 from cloud_tier.engine.sequence import Sequence
 from router.base.clock import Clock
 
+if TYPE_CHECKING:
+    from cloud_tier.engine.model import Computed
+
+log = structlog.get_logger("cloud_tier.engine")
+
 _SMOOTHING = 0.2  # weight of the newest step in the smoothed figures
+
+
+class EngineBroken(RuntimeError):
+    """No later step can be trusted: the process has to end."""
 
 
 class EngineCore:
     """Scheduler, sampler and the sequences between them.
 
+    What goes wrong with one request ends that request: a step that raises is run again one sequence at a time, and
+    a sequence whose numbers are none (NaN, infinity) fails and its KV blocks are zeroed and never shared.
+
     Args:
-        compute: runs the forward pass of a step on every rank; returns rank 0's logits, float32 (draws, vocab).
+        compute: runs the forward pass of a step on every rank, and returns what it brought rank 0. May raise
+            `EngineBroken`.
         vocab_size: of those logits.
         context_tokens: window for prompt and answer together; must fit the cache.
+
+    Attributes:
+        pool: the KV blocks.
     """
 
     def __init__(
         self,
         config: EngineConfig,
-        compute: Callable[[list[Segment]], torch.Tensor | None],
+        compute: Callable[[Compute], Computed],
         *,
         vocab_size: int,
         context_tokens: int,
@@ -41,20 +59,29 @@ class EngineCore:
         self._context_tokens = context_tokens
         self._clock = clock
         blocks = config.kv_cache_tokens // config.kv_block_tokens
-        self._pool = BlockPool(blocks, config.kv_block_tokens, prefix_caching=config.prefix_caching)
-        self._scheduler = Scheduler(self._pool, max_running=config.max_running, token_budget=config.token_budget)
+        self.pool = BlockPool(blocks, config.kv_block_tokens, prefix_caching=config.prefix_caching)
+        self._scheduler = Scheduler(self.pool, max_running=config.max_running, token_budget=config.token_budget)
         self._sequences: dict[int, Sequence] = {}
         self._device = torch.device("cuda", 0) if config.device == "cuda" else torch.device("cpu")
         self._pace = Pace()
+        self._failed = 0
+        self._untold: list[Tokens] = []
 
     @property
     def busy(self) -> bool:
         """Whether a step would do something."""
-        return bool(self._sequences)
+        return bool(self._sequences or self._untold)
 
     def add(self, handle: int, request: EngineRequest) -> None:
-        """Take a request that fits the window and the vocabulary."""
-        sampler = SamplerState.create(request.sampling, request.prompt_ids, self._vocab_size, self._device)
+        """Take a request that fits the window and the vocabulary; the next step tells if it could not be taken."""
+        try:
+            sampler = SamplerState.create(request.sampling, request.prompt_ids, self._vocab_size, self._device)
+        except Exception as error:
+            log.exception("request failed before its first step", request_id=request.request_id)
+            self.probe()
+            self._failed += 1
+            self._untold.append(Tokens(handle, (), failure=_said(error)))
+            return
         sequence = Sequence(handle, request, self._context_tokens, sampler)
         self._sequences[handle] = sequence
         self._scheduler.add(sequence)
@@ -66,20 +93,44 @@ class EngineCore:
             self._scheduler.remove(sequence)
 
     def step(self) -> list[Tokens]:
-        """Run one step; return what it brought to whom."""
+        """Run one step; return what it brought to whom.
+
+        Raises:
+            EngineBroken: a step that no request is to blame for fails as well.
+        """
         started_s = self._clock.now_s()
+        brought, self._untold = self._untold, []
         plan = self._scheduler.schedule(self._prompt_limit())
+        if not plan:
+            return brought
         prompt_tokens = sum(entry.num_tokens for entry in plan if entry.num_tokens > 1)
-        logits = self._compute([_segment(entry) for entry in plan])
-        if logits is None and self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # nothing is read back: the step has only been queued
-        for entry in plan:
-            self._scheduler.computed(entry)
-        drawing = [entry.sequence for entry in plan if entry.draws]
-        drawn: Iterable[int] = () if logits is None else sample(logits, [s.sampler for s in drawing])
-        brought = [self._take(sequence, token) for sequence, token in zip(drawing, drawn, strict=True)]
+        try:
+            brought += self._run(plan)
+        except EngineBroken:
+            raise
+        except Exception as error:
+            log.warning("step failed; its requests run alone", requests=len(plan), error=_said(error), exc_info=True)
+            brought += [tokens for entry in plan for tokens in self._run_alone(entry)]
         self._pace.observe(self._clock.now_s() - started_s, prompt_tokens)
         return brought
+
+    def probe(self) -> None:
+        """Run a step that belongs to no request, in the block behind those of the pool.
+
+        Raises:
+            EngineBroken: it failed, or brought numbers that are none.
+        """
+        try:
+            finite = self._forward([Segment(0, [0, 0], [(self.pool.num_blocks, 1)], draws=True)]).finite
+        except EngineBroken:
+            raise
+        except Exception as error:
+            raise EngineBroken(f"nothing can be computed any more: {_said(error)}") from error
+        if not all(finite):
+            raise EngineBroken(
+                f"the model computes numbers that are none in {self._config.dtype}: its weights are damaged, or too "
+                "large for that dtype"
+            )
 
     def load(self) -> EngineLoad:
         """Return the load as of the last step."""
@@ -89,20 +140,68 @@ class EngineCore:
             queued=len(self._scheduler.waiting),
             queued_prefill_tokens=sum(sequence.prompt_remaining for sequence in sequences),
             pending_decode_tokens=sum(sequence.tokens_to_generate for sequence in sequences),
-            kv_blocks_total=self._pool.num_blocks,
-            kv_blocks_free=self._pool.num_free,
-            kv_block_tokens=self._pool.block_tokens,
+            kv_blocks_total=self.pool.num_blocks,
+            kv_blocks_free=self.pool.num_free,
+            kv_block_tokens=self.pool.block_tokens,
             step_s=self._pace.step_s,
-            decode_step_s=self._pace.decode_step_s,
-            prefill_tokens_per_s=self._pace.prefill_tokens_per_s,
-            steps=self._pace.steps,
             preemptions=self._scheduler.preemptions,
             prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
+            failed=self._failed,
         )
 
     def check(self) -> None:
         """Prove that no KV block is lost or held twice over (see `BlockPool.check`)."""
-        self._pool.check([s.blocks for s in self._scheduler.running if s.blocks is not None])
+        self.pool.check([s.blocks for s in self._scheduler.running if s.blocks is not None])
+
+    def _run(self, plan: list[Scheduled]) -> list[Tokens]:
+        """Compute and draw, then keep what came of it: a step that raises has changed nothing."""
+        computed = self._forward([_segment(entry) for entry in plan])
+        if not any(computed.finite):
+            self.probe()
+        drawing = [
+            entry.sequence for entry, finite in zip(plan, computed.finite, strict=True) if entry.draws and finite
+        ]
+        tokens: dict[int, int] = {}
+        if computed.logits is not None and drawing:
+            drawn_of = [finite for entry, finite in zip(plan, computed.finite, strict=True) if entry.draws]
+            logits = computed.logits if all(drawn_of) else computed.logits[torch.tensor(drawn_of)]
+            drawn = sample(logits, [sequence.sampler for sequence in drawing])
+            tokens = {sequence.handle: token for sequence, token in zip(drawing, drawn, strict=True)}
+        brought: list[Tokens] = []
+        for entry, finite in zip(plan, computed.finite, strict=True):
+            if not finite:
+                brought.append(self._fail(entry.sequence, "it computed what is not a number", spoiled=True))
+                continue
+            self._scheduler.computed(entry)
+            if entry.draws:
+                brought.append(self._take(entry.sequence, tokens[entry.sequence.handle]))
+        return brought
+
+    def _run_alone(self, entry: Scheduled) -> list[Tokens]:
+        """Run one sequence of a failed step; if it fails again, and the engine itself does not, it is to blame."""
+        try:
+            return self._run([entry])
+        except EngineBroken:
+            raise
+        except Exception as error:
+            log.exception("request failed in its step", request_id=entry.sequence.request.request_id)
+            self.probe()
+            return [self._fail(entry.sequence, _said(error), spoiled=False)]
+
+    def _forward(self, segments: list[Segment]) -> Computed:
+        computed = self._compute(Compute(segments, self.pool.to_zero))
+        if computed.logits is None and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # nothing is read back: the step has only been queued
+        self.pool.zeroed()
+        return computed
+
+    def _fail(self, sequence: Sequence, why: str, *, spoiled: bool) -> Tokens:
+        """Let go of a sequence that cannot go on."""
+        log.error("request failed alone", request_id=sequence.request.request_id, why=why)
+        self._failed += 1
+        del self._sequences[sequence.handle]
+        self._scheduler.remove(sequence, spoiled=spoiled)
+        return Tokens(sequence.handle, (), failure=why)
 
     def _prompt_limit(self) -> int:
         """Prompt tokens that the engine computes in the time its decoding sequences may be held up for."""
@@ -125,9 +224,7 @@ class Pace:
     """Smoothed duration of steps."""
 
     def __init__(self) -> None:
-        self.steps = 0
         self.step_s = 0.0
-        self.decode_step_s = 0.0
         self._prompt_tokens = 0.0
         self._prompt_s = 0.0
 
@@ -138,17 +235,18 @@ class Pace:
 
     def observe(self, duration_s: float, prompt_tokens: int) -> None:
         """Learn from one step that computed so many prompt tokens."""
-        self.steps += 1
         self.step_s = _smooth(self.step_s, duration_s)
-        if prompt_tokens == 0:
-            self.decode_step_s = _smooth(self.decode_step_s, duration_s)
-        else:
+        if prompt_tokens > 0:
             self._prompt_tokens = _smooth(self._prompt_tokens, prompt_tokens)
             self._prompt_s = _smooth(self._prompt_s, duration_s)
 
 
 def _smooth(old: float, new: float) -> float:
     return new if old == 0 else old + _SMOOTHING * (new - old)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _segment(entry: Scheduled) -> Segment:

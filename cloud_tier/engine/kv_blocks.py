@@ -65,11 +65,22 @@ class BlockPool:
         self._time = 0
         self._by_digest: dict[bytes, int] = {}
         self._content: list[tuple[bytes, bytes, tuple[int, ...]] | None] = [None] * num_blocks
+        self._distrusted: set[int] = set()
+        self._to_zero: list[int] = []
 
     @property
     def num_free(self) -> int:
         """Blocks nobody holds, cached ones included."""
         return self._num_free
+
+    @property
+    def to_zero(self) -> list[int]:
+        """Free blocks that hold what nobody may read: the next step overwrites them before it writes anything else."""
+        return list(self._to_zero)
+
+    def zeroed(self) -> None:
+        """Note that the blocks of `to_zero` were overwritten."""
+        self._to_zero.clear()
 
     def blocks_for(self, tokens: int) -> int:
         """Return how many blocks hold so many tokens."""
@@ -129,6 +140,9 @@ class BlockPool:
             if self._holders[block] == 0:
                 self._time += 1
                 self._num_free += 1
+                if block in self._distrusted:
+                    self._distrusted.remove(block)
+                    self._to_zero.append(block)
                 self._released[block] = self._time
                 self._cost[block] = self._time if self._content[block] is not None else 0
         table.ids.clear()
@@ -149,6 +163,28 @@ class BlockPool:
                 block = table.ids[index]
                 self._by_digest[digest] = block
                 self._content[block] = (digest, parent, ids)
+
+    def distrust(self, table: BlockTable) -> None:
+        """Share the table's blocks, and what was computed after them, with nobody any more; zero them once free.
+
+        A sequence that shares one of them now keeps it.
+        """
+        self._distrusted.update(table.ids)
+        gone = {content[0] for block in table.ids if (content := self._content[block]) is not None}
+        while gone:
+            for digest in gone:
+                self._forget(self._by_digest[digest])
+            followers = (self._content[block] for block in self._by_digest.values())
+            gone = {content[0] for content in followers if content is not None and content[1] in gone}
+
+    def _forget(self, block: int) -> None:
+        """Take a block out of what may be shared."""
+        content = self._content[block]
+        if content is not None:
+            del self._by_digest[content[0]]
+            self._content[block] = None
+            if self._holders[block] == 0 and self._cost[block] != _RESERVED:
+                self._cost[block] = 0
 
     def check(self, tables: Sequence[BlockTable]) -> None:
         """Prove conservation against all open tables.
@@ -181,10 +217,7 @@ class BlockPool:
 
     def _take(self, block: int) -> None:
         """Hold a free block for new content."""
-        content = self._content[block]
-        if content is not None:
-            del self._by_digest[content[0]]
-            self._content[block] = None
+        self._forget(block)
         self._hold(block)
 
     def _extend(self, table: BlockTable, wanted: int, room: int) -> None:

@@ -50,6 +50,12 @@ class Quit(msgspec.Struct, frozen=True, tag="quit"):
     """Parent → rank 0 → other ranks: leave the process group and exit."""
 
 
+class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+    """Every rank → parent: it has its weights, on this device (`cpu`, or `cuda` and the GPU's name)."""
+
+    device: str
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """Rank 0 → parent: every rank has its weights and has run a step."""
 
@@ -57,18 +63,23 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """A rank → parent: it cannot start, and why. `kind` is the class of `router.base.errors` to raise."""
+    """A rank → parent: it cannot run, and why. `kind` is the class of the error, of `router.base.errors` or another."""
 
     kind: str
     message: str
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True):
-    """What one step brought one request."""
+    """What one step brought one request.
+
+    Attributes:
+        failure: why this request ended without an answer, while the engine goes on.
+    """
 
     handle: int
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    failure: str | None = None
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
@@ -100,13 +111,18 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Compute(msgspec.Struct, frozen=True, tag="compute"):
-    """Rank 0 → other ranks: run this step. Every rank runs the same one on its own share of the weights."""
+    """Rank 0 → other ranks: run this step. Every rank runs the same one on its own share of the weights.
+
+    Attributes:
+        zero_blocks: blocks to overwrite with zeros before anything is written.
+    """
 
     segments: list[Segment]
+    zero_blocks: list[int] = []
 
 
 ToRank0: TypeAlias = Setup | Add | Abort | Quit
-ToParent: TypeAlias = Ready | Failed | Step
+ToParent: TypeAlias = Loaded | Ready | Failed | Step
 ToPeer: TypeAlias = Compute | Quit
 
 _encoder = msgspec.msgpack.Encoder()

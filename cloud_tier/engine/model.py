@@ -50,6 +50,19 @@ class _Layer:
     down: _Linear
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What one step brought.
+
+    Attributes:
+        logits: float32 (segments that draw, vocab) in their order; None on ranks other than 0, or if none draws.
+        finite: one for each segment: its hidden states and logits are all numbers. Empty on ranks other than 0.
+    """
+
+    logits: torch.Tensor | None
+    finite: list[bool]
+
+
 class Model:
     """One rank's share of the weights, its KV cache, and the forward pass.
 
@@ -82,7 +95,7 @@ class Model:
         self._layers = [loader.layer(index) for index in range(config.num_layers)]
         cos, sin = rope_tables(rope_inverse_frequencies(config), context_tokens)
         self._cos, self._sin = (table.to(self._device, self._dtype) for table in (cos, sin))
-        blocks = engine.kv_cache_tokens // engine.kv_block_tokens
+        blocks = engine.kv_cache_tokens // engine.kv_block_tokens + 1  # the last one is for `EngineCore.probe`
         slots = blocks * engine.kv_block_tokens
         cache = KvCache(
             (config.num_layers, self._shard.kv_heads.size, slots, config.head_dim), self._dtype, self._device
@@ -95,12 +108,13 @@ class Model:
         )
 
     @torch.inference_mode()
-    def forward(self, segments: Sequence[Segment]) -> torch.Tensor | None:
+    def forward(self, segments: Sequence[Segment], zero_blocks: Sequence[int] = ()) -> Computed:
         """Run one step.
 
-        Returns:
-            float32 logits (segments that draw, vocab) in their order; None on ranks other than 0, or if none draws.
+        Args:
+            zero_blocks: KV blocks to overwrite first.
         """
+        self.attention.zero_blocks(zero_blocks)
         device = self._device
         ids = torch.tensor([token for segment in segments for token in segment.tokens], device=device)
         positions = torch.tensor(
@@ -112,12 +126,13 @@ class Model:
         for index, layer in enumerate(self._layers):
             x += self._attend(index, layer, plan, F.rms_norm(x, x.shape[-1:], layer.input_norm, self._eps), (cos, sin))
             x += self._feed_forward(layer, F.rms_norm(x, x.shape[-1:], layer.post_norm, self._eps))
-        return self._logits(x, segments)
+        logits = self._logits(x, segments)
+        return Computed(logits, self._finite(x, logits, segments) if self.group.rank == 0 else [])
 
     @property
     def device(self) -> torch.device:
-        """Where logits lie."""
-        return self._device
+        """Where the weights lie, and what is computed from them."""
+        return self._norm.device
 
     @property
     def _eps(self) -> float:
@@ -174,6 +189,23 @@ class Model:
         drawn = F.rms_norm(x[last], x.shape[-1:], self._norm, self._eps)
         logits = F.linear(drawn, self._head).float()
         return self.group.gather_last(logits, self._vocab_widths, self._shard.vocab_width)
+
+    def _finite(self, x: torch.Tensor, logits: torch.Tensor | None, segments: Sequence[Segment]) -> list[bool]:
+        """Tell for each segment whether its hidden states (tokens, hidden) and its logits are all numbers.
+
+        A key or value that is no number makes every hidden state computed from it none: nothing else need be looked at.
+        """
+        rows = torch.isfinite(x).all(dim=-1)
+        draws = None if logits is None else torch.isfinite(logits.amax(dim=-1))
+        if bool(rows.all() if draws is None else rows.all() & draws.all()):
+            return [True] * len(segments)
+        counts = [len(segment.tokens) for segment in segments]
+        finite = [bool(part.all()) for part in torch.split(rows, counts)]
+        if draws is not None:
+            drawing = [place for place, segment in enumerate(segments) if segment.draws]
+            for place, is_finite in zip(drawing, draws.tolist(), strict=True):
+                finite[place] &= is_finite
+        return finite
 
 
 class _Loader:

@@ -38,7 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         prefix_caching: keep the KV blocks of finished sequences until their room is needed.
         step_timeout_s: the engine is killed and restarted when it has work and reports nothing for so long.
         start_timeout_s: bound on loading the weights.
-        gpus: the GPUs of the ranks, by index or UUID as in CUDA_VISIBLE_DEVICES; empty takes the first ones.
+        gpus: the GPUs of the ranks, by index or UUID as in CUDA_VISIBLE_DEVICES; empty leaves that variable as it is.
     """
 
     weights: str
@@ -121,9 +121,8 @@ class EngineLoad:
         kv_blocks_total, kv_blocks_free: free ones include those kept for prefix hits, which yield when needed.
         kv_block_tokens: size of a block.
         step_s: smoothed duration of one step, in seconds; 0 before the first.
-        decode_step_s: the same over steps that computed no prompt tokens.
-        prefill_tokens_per_s: smoothed over steps that did; 0 before the first.
-        steps, preemptions, prefix_hit_tokens: counted since the engine process started.
+        preemptions, prefix_hit_tokens: counted since the engine process started.
+        failed: requests that failed alone since then.
     """
 
     running: int = 0
@@ -134,11 +133,9 @@ class EngineLoad:
     kv_blocks_free: int = 0
     kv_block_tokens: int = 0
     step_s: float = 0.0
-    decode_step_s: float = 0.0
-    prefill_tokens_per_s: float = 0.0
-    steps: int = 0
     preemptions: int = 0
     prefix_hit_tokens: int = 0
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +146,16 @@ class EngineInfo:
         context_tokens: the window in force: the least of the model's, the configuration's and the cache's.
         load_s: seconds from the start of the processes to ready.
         pids: one process a rank, rank 0 first.
+        devices: what each rank computes on, as torch says it: `cpu`, `cuda (NVIDIA H100)`.
     """
 
     vocab_size: int
-    num_layers: int
     context_tokens: int
     max_running: int
     tensor_parallel: int
-    load_s: float
+    load_s: float = 0.0
     pids: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
 
 
 class EngineState(enum.Enum):
@@ -168,6 +166,20 @@ class EngineState(enum.Enum):
     RESTARTING = "restarting"
     DRAINING = "draining"
     STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutage:
+    """Why an engine does not serve now, and when it should again.
+
+    Attributes:
+        reason: one short line, fit for a reply to a caller and for a log.
+        ready_in_s: seconds until it should be ready: what is left of the pause, plus as long as the last start took.
+            0 where that time has passed already; None where no start has succeeded yet, or none will follow.
+    """
+
+    reason: str
+    ready_in_s: float | None
 
 
 class Engine(Protocol):
@@ -181,6 +193,11 @@ class Engine(Protocol):
     @property
     def ready(self) -> bool:
         """True while `generate` is served."""
+        ...
+
+    @property
+    def outage(self) -> EngineOutage | None:
+        """Why the engine does not serve and when it should again, None while it is ready."""
         ...
 
     @property
@@ -208,6 +225,7 @@ class Engine(Protocol):
         Raises:
             InvalidRequest: the prompt is empty or holds ids outside the vocabulary.
             ContextTooLong: the prompt leaves no room for one token.
+            RequestFailed: this request failed in the engine, which goes on with the others.
             ReplicaUnreachable: nothing was generated; the engine is not ready, or died before the first token.
             ReplicaBroken: the engine died after the first token.
         """

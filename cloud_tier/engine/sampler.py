@@ -35,6 +35,7 @@ class SamplerState:
     generator: torch.Generator | None = None
     seen: torch.Tensor | None = field(default=None, repr=False)
     counts: torch.Tensor | None = field(default=None, repr=False)
+    _number: float | None = None
 
     @classmethod
     def create(
@@ -54,11 +55,14 @@ class SamplerState:
         return state
 
     def uniform(self) -> float:
-        """Return the next number in [0, 1)."""
-        return torch.rand((), generator=self.generator).item()
+        """Return the number in [0, 1) of the next token: the same one until that token is noted."""
+        if self._number is None:
+            self._number = torch.rand((), generator=self.generator).item()
+        return self._number
 
     def note(self, token: int) -> None:
         """Take a drawn token into the history."""
+        self._number = None
         if self.seen is not None:
             self.seen[token] = True
         if self.counts is not None:

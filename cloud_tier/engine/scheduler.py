@@ -55,8 +55,14 @@ class Scheduler:
         """Let a sequence wait for its turn."""
         insort(self._waiting, sequence, key=attrgetter("rank"))
 
-    def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence, finished or abandoned, and free its blocks."""
+    def remove(self, sequence: Sequence, *, spoiled: bool = False) -> None:
+        """Forget a sequence, finished or abandoned, and free its blocks.
+
+        Args:
+            spoiled: what its blocks hold must not be read again.
+        """
+        if spoiled and sequence.blocks is not None:
+            self._pool.distrust(sequence.blocks)
         if sequence.blocks is None:
             self._waiting.remove(sequence)
         else:

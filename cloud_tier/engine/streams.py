@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 
 from cloud_tier.engine.messages import Step
 from cloud_tier.engine.protocol import EngineChunk, EngineLoad, EngineRequest
-from router.base.errors import ReplicaBroken, ReplicaUnreachable
+from router.base.errors import OverspillError, ReplicaBroken, ReplicaUnreachable, RequestFailed
 from router.values.request import FinishReason
 
 
@@ -25,7 +26,7 @@ class Stream:
         self.finished = False
         self._tokens: list[int] = []
         self._finish_reason: FinishReason | None = None
-        self._failure: str | None = None
+        self._failure: Callable[[], OverspillError] | None = None
         self._news = asyncio.Event()
 
     def push(self, token_ids: tuple[int, ...], finish_reason: FinishReason | None) -> None:
@@ -36,29 +37,39 @@ class Stream:
         self.finished = finish_reason is not None
         self._news.set()
 
+    def refuse(self, why: str) -> None:
+        """End the stream because its request failed and nothing else did, after what has arrived was read."""
+        self._end(lambda: RequestFailed(f"the engine could not go on with request {self.request.request_id!r}: {why}"))
+
     def fail(self, why: str) -> None:
-        """End the stream with an error, after what has arrived was read."""
-        self._failure = why
+        """End the stream because the engine ended, after what has arrived was read."""
+        self._end(lambda: self._lost(why))
+
+    def _end(self, failure: Callable[[], OverspillError]) -> None:
+        self._failure = failure
         self.finished = True
         self._news.set()
+
+    def _lost(self, why: str) -> OverspillError:
+        if self.started:
+            return ReplicaBroken(f"{why} in the middle of request {self.request.request_id!r}")
+        return ReplicaUnreachable(f"{why} before request {self.request.request_id!r} brought a token")
 
     async def next(self) -> EngineChunk:
         """Wait for news and return all of them as one chunk.
 
         Raises:
-            ReplicaUnreachable, ReplicaBroken: see `Engine.generate`.
+            RequestFailed, ReplicaUnreachable, ReplicaBroken: see `Engine.generate`.
         """
         await self._news.wait()
         self._news.clear()
-        if self._tokens or self._finish_reason is not None:
-            chunk = EngineChunk(tuple(self._tokens), self._finish_reason)
-            self._tokens.clear()
-            if self._failure is not None:
-                self._news.set()
-            return chunk
-        if self.started:
-            raise ReplicaBroken(f"{self._failure} in the middle of request {self.request.request_id!r}")
-        raise ReplicaUnreachable(f"{self._failure} before request {self.request.request_id!r} brought a token")
+        if self._failure is not None and not self._tokens and self._finish_reason is None:
+            raise self._failure()
+        chunk = EngineChunk(tuple(self._tokens), self._finish_reason)
+        self._tokens.clear()
+        if self._failure is not None:
+            self._news.set()
+        return chunk
 
 
 class Streams:
@@ -106,7 +117,10 @@ class Streams:
         for brought in step.tokens:
             stream = self._by_handle.get(brought.handle)
             if stream is not None:
-                stream.push(brought.token_ids, brought.finish_reason)
+                if brought.failure is None:
+                    stream.push(brought.token_ids, brought.finish_reason)
+                else:
+                    stream.refuse(brought.failure)
                 if stream.finished:
                     self._settle(brought.handle)
 

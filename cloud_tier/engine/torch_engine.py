@@ -16,13 +16,14 @@ import msgspec
 import structlog
 
 from cloud_tier.engine.checks import check_model, checked_request
-from cloud_tier.engine.messages import Abort, Add, Quit, Ready, Step, ToParent
+from cloud_tier.engine.messages import Abort, Add, Loaded, Quit, Ready, Step, ToParent
 from cloud_tier.engine.processes import RankProcess, RankProcesses
 from cloud_tier.engine.protocol import (
     EngineChunk,
     EngineConfig,
     EngineInfo,
     EngineLoad,
+    EngineOutage,
     EngineRequest,
     EngineState,
 )
@@ -41,6 +42,7 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _STABLE_S = 60.0  # a group that was ready for so long has earned a quick restart
 _EXIT_S = 5.0
+_REASON_CHARS = 200
 _PERMANENT: dict[str, type[OverspillError]] = {error.__name__: error for error in (ArtifactError, ConfigError)}
 
 
@@ -51,9 +53,11 @@ class _Life:
         self._config = config
         self._clock = clock
         self._processes = RankProcesses(config)
-        self._heard_s = clock.now_s()
+        self._began_s = self._heard_s = clock.now_s()
         self.streams = Streams()
         self.info: EngineInfo | None = None
+        self._described: EngineInfo | None = None
+        self._devices: dict[int, str] = {}
         self.refusal: OverspillError | None = None
 
     async def serve(self, on_ready: Callable[[EngineInfo], None]) -> str:
@@ -81,7 +85,11 @@ class _Life:
         if not self.streams.unfinished:
             self._heard_s = self._clock.now_s()
         handle, stream = self.streams.open(request)
-        self._processes.ranks[0].send(Add(handle, request))
+        try:
+            self._processes.ranks[0].send(Add(handle, request))
+        except BaseException:  # it cannot be put into a message: the engine owes nothing
+            self.streams.close(handle)
+            raise
         return handle, stream
 
     def forget(self, handle: int, stream: Stream) -> None:
@@ -101,13 +109,28 @@ class _Life:
             self._heard_s = self._clock.now_s()
             if isinstance(message, Step):
                 self.streams.take(message)
+            elif isinstance(message, Loaded):
+                self._devices[number] = message.device
+                self._note_ready(on_ready)
             elif isinstance(message, Ready):
-                self.info = dataclasses.replace(message.info, pids=self._processes.pids)
-                on_ready(self.info)
+                self._described = message.info
+                self._note_ready(on_ready)
             else:
                 self.refusal = _PERMANENT.get(message.kind, ReplicaUnreachable)(message.message)
                 return f"rank {number} cannot run: {message.message}"
         return f"rank {number} (process {rank.process.pid}) is gone"
+
+    def _note_ready(self, on_ready: Callable[[EngineInfo], None]) -> None:
+        """The group is ready once rank 0 says so and every rank has said where it computes, in whatever order."""
+        if self._described is None or len(self._devices) < self._config.tensor_parallel:
+            return
+        self.info = dataclasses.replace(
+            self._described,
+            pids=self._processes.pids,
+            load_s=self._clock.now_s() - self._began_s,
+            devices=tuple(self._devices[number] for number in sorted(self._devices)),
+        )
+        on_ready(self.info)
 
     async def _watch_time(self) -> str:
         """Return when the start, or a step, takes too long.
@@ -144,6 +167,9 @@ class TorchEngine:
         self._life: _Life | None = None
         self._info: EngineInfo | None = None
         self._supervisor: asyncio.Task[None] | None = None
+        self._pause_s = _FIRST_PAUSE_S
+        self._ended_because = ""
+        self._start_at_s: float | None = None  # when the next group of processes is, or was, to be started
 
     @property
     def state(self) -> EngineState:
@@ -154,6 +180,17 @@ class TorchEngine:
     def ready(self) -> bool:
         """True while `generate` is served."""
         return self._state is EngineState.READY
+
+    @property
+    def outage(self) -> EngineOutage | None:
+        """See `protocol.Engine.outage`."""
+        if self._state is EngineState.READY:
+            return None
+        if self._state is not EngineState.RESTARTING or self._info is None or self._start_at_s is None:
+            return EngineOutage(f"the engine is {self._state.value}", None)
+        ready_at_s = self._start_at_s + self._info.load_s
+        reason = f"the engine is restarting: {self._ended_because}"
+        return EngineOutage(_shortened(reason), max(0.0, ready_at_s - self._clock.now_s()))
 
     @property
     def info(self) -> EngineInfo | None:
@@ -224,13 +261,11 @@ class TorchEngine:
         def on_ready(info: EngineInfo) -> None:
             self._info = info
             self._state = EngineState.READY
-            log.info("engine ready", weights=self.config.weights, load_s=round(info.load_s, 2), pids=info.pids)
+            log.info("engine ready", weights=self.config.weights, load_s=round(info.load_s, 2), devices=info.devices)
             if not started.done():
                 started.set_result(None)
 
-        pause_s = _FIRST_PAUSE_S
         while True:
-            began_s = self._clock.now_s()
             refusal: OverspillError | None = None
             try:
                 refusal, why = await self._live(on_ready)
@@ -241,18 +276,23 @@ class TorchEngine:
                 return
             if not started.done():
                 raise refusal or ReplicaUnreachable(f"the engine did not start: {why}")
-            if self._clock.now_s() - began_s > _STABLE_S:
-                pause_s = _FIRST_PAUSE_S
+            self._expect_start(why)
+            pause_s = self._pause_s
             log.error("engine ended; it will be restarted", weights=self.config.weights, why=why, pause_s=pause_s)
             await self._clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            self._pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             self.restarts += 1
+
+    def _expect_start(self, why: str) -> None:
+        """Note why the last group ended, and when the next is to be started."""
+        self._ended_because, self._start_at_s = why, self._clock.now_s() + self._pause_s
 
     async def _live(self, on_ready: Callable[[EngineInfo], None]) -> tuple[OverspillError | None, str]:
         """Run one group; return what it refused to run for, if it did, and why it ended.
 
         Its callers have their errors before its processes are reaped.
         """
+        began_s = self._clock.now_s()
         self._life = life = _Life(self.config, self._clock)
         why = "the engine was stopped"
         try:
@@ -262,11 +302,19 @@ class TorchEngine:
             raise
         finally:
             self._life = None
+            if self._clock.now_s() - began_s > _STABLE_S:
+                self._pause_s = _FIRST_PAUSE_S
+            self._expect_start(why)
             if self._state is EngineState.READY:
                 self._state = EngineState.RESTARTING
             life.streams.fail(why)
             await _to_the_end(life.end())
         return life.refusal, why
+
+
+def _shortened(reason: str) -> str:
+    line = " ".join(reason.split())
+    return line if len(line) <= _REASON_CHARS else f"{line[: _REASON_CHARS - 1]}…"
 
 
 def _said(error: Exception) -> str:

@@ -25,9 +25,9 @@ from cloud_tier.engine.messages import (
     Channel,
     Compute,
     Failed,
+    Loaded,
     Quit,
     Ready,
-    Segment,
     Setup,
     Step,
     ToPeer,
@@ -38,10 +38,8 @@ from router.base.clock import MonotonicClock
 from router.base.errors import ConfigError, OverspillError
 
 if TYPE_CHECKING:
-    import torch
-
     from cloud_tier.engine.core import EngineCore
-    from cloud_tier.engine.model import Model
+    from cloud_tier.engine.model import Computed, Model
 
 _PR_SET_PDEATHSIG = 1
 
@@ -58,12 +56,13 @@ def main() -> int:
     arguments.add_argument("--leader-fd", type=int, help="other ranks: the socket to rank 0")
     options = arguments.parse_args()
     _end_with(options.parent_pid)
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    _log_to_stderr()
     log = structlog.get_logger("cloud_tier.engine")
     parent = _channel(options.parent_fd, ToRank0)
     try:
         setup: Setup = parent.receive()
         rank = _Rank(setup, options.mesh_fd)
+        parent.send(Loaded(rank.device))
         if options.leader_fd is None:
             rank.lead(parent, [_channel(fd, ToPeer) for fd in options.peer_fd])
         else:
@@ -74,7 +73,21 @@ def main() -> int:
     except (EOFError, ConnectionError) as error:
         log.warning("engine rank ends: a peer is gone", error=str(error))
         return 4
+    except Exception as error:
+        log.exception("engine rank ends: it is broken")
+        parent.send(Failed(type(error).__name__, str(error)))
+        return 5
     return 0
+
+
+def _log_to_stderr() -> None:
+    """Tracebacks are plain: local variables hold prompts and whole tensors."""
+    renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    stamp = structlog.processors.TimeStamper(fmt="%Y-%m-%d %H:%M:%S", utc=True)
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, stamp, renderer],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 def _end_with(parent_pid: int) -> None:
@@ -95,32 +108,42 @@ class _Rank:
     """A rank with its weights loaded and its group joined."""
 
     def __init__(self, setup: Setup, mesh_fds: list[int]) -> None:
-        self._clock = MonotonicClock()
-        started_s = self._clock.now_s()
         self._config = setup.config
         self._model, self._context_tokens = load(setup, mesh_fds)
-        self._load_s = self._clock.now_s() - started_s
+
+    @property
+    def device(self) -> str:
+        """What this rank computes on: where its logits lie, not what it was told."""
+        import torch  # noqa: PLC0415 (slow to import; `load` has done it)
+
+        where = self._model.device
+        return f"cuda ({torch.cuda.get_device_name(where)})" if where.type == "cuda" else where.type
 
     def lead(self, parent: Channel, peers: list[Channel]) -> None:
         """Rank 0: serve until told to quit."""
-        from cloud_tier.engine.core import EngineCore  # noqa: PLC0415 (imports torch)
+        from cloud_tier.engine.core import EngineBroken, EngineCore  # noqa: PLC0415 (imports torch)
 
         model = self._model
 
-        def compute(segments: list[Segment]) -> torch.Tensor | None:
-            step = Compute(segments)
-            for peer in peers:
-                peer.send(step)
-            return model.forward(segments)
+        def compute(step: Compute) -> Computed:
+            try:
+                for peer in peers:
+                    peer.send(step)
+                return model.forward(step.segments, step.zero_blocks)
+            except Exception as error:
+                if not peers:
+                    raise
+                # The other ranks may wait inside this step for sums that will not come.
+                raise EngineBroken(f"{type(error).__name__}: {error}; the ranks are out of step") from error
 
-        compute([Segment(0, [0, 0], [(0, 1)], draws=True)])
         core = EngineCore(
             self._config,
             compute,
             vocab_size=model.config.vocab_size,
             context_tokens=self._context_tokens,
-            clock=self._clock,
+            clock=MonotonicClock(),
         )
+        core.probe()
         parent.send(Ready(self._info()))
         _serve(parent, core)
         for peer in peers:
@@ -130,18 +153,16 @@ class _Rank:
     def follow(self, leader: Channel) -> None:
         """Any other rank: run what rank 0 runs."""
         while isinstance(message := leader.receive(), Compute):
-            self._model.forward(message.segments)
+            self._model.forward(message.segments, message.zero_blocks)
         self._model.group.leave()
 
     def _info(self) -> EngineInfo:
         config = self._model.config
         return EngineInfo(
             vocab_size=config.vocab_size,
-            num_layers=config.num_layers,
             context_tokens=self._context_tokens,
             max_running=self._config.max_running,
             tensor_parallel=self._config.tensor_parallel,
-            load_s=self._load_s,
         )
 
 

@@ -11,7 +11,6 @@ plan is kept under a key over everything that it depends on, and a key that is t
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib
 import importlib.util
@@ -29,6 +28,7 @@ import msgspec
 from models.graph.artifact import Note, silent
 from models.graph.export import exported, onnx_variant
 from models.graph.gate import check_graph
+from router.base.cuda import first_gpu
 from router.base.errors import ArtifactError, InvalidRequest
 from router.base.extras import install
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 RuntimeName = Literal["tensorrt", "tensorrt_rtx"]
 
 _MODULES: tuple[RuntimeName, ...] = ("tensorrt", "tensorrt_rtx")
-_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}
 _L4T_FILE = Path("/etc/nv_tegra_release")
 
 
@@ -210,27 +209,14 @@ def _target(trt: Any, runtime: str, target: str | None) -> str:
 
 def device_compute_capability() -> str | None:
     """The first GPU's, as `sm87`, None without a GPU or its driver."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0):
-        return None
-    for attribute, value in ((_MAJOR, major), (_MINOR, minor)):
-        if cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
-            return None
-    return f"sm{major.value}{minor.value}"
+    gpu = first_gpu()
+    return None if gpu is None else gpu.target
 
 
 def _cuda_version() -> int | None:
     """CUDA version of the driver, such as 12060; None without one."""
-    version = ctypes.c_int()
-    try:
-        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    except OSError:
-        return None
-    return None if failed else version.value
+    gpu = first_gpu()
+    return None if gpu is None else gpu.cuda_version
 
 
 def _facts(

@@ -15,7 +15,8 @@ code. The message names the thing, the value seen and the remedy.
     │       └── DeadlineLost  503   the promise can no longer be kept; a retry cannot help
     ├── ReplicaError          502   a replica broke; dispatch may continue elsewhere
     │   ├── ReplicaUnreachable      nothing was generated: safe to send again
-    │   └── ReplicaBroken           the stream ended early: continue from the text emitted so far
+    │   ├── ReplicaBroken           the stream ended early: continue from the text emitted so far
+    │   └── RequestFailed     500   this request alone failed in a replica that goes on with the others
     └── ArtifactError         500   a model file is missing, damaged or of the wrong kind
 """
 
@@ -140,6 +141,13 @@ class ReplicaBroken(ReplicaError):
     """The stream ended before its finish reason; what was emitted so far stands."""
 
     code = "replica_broken"
+
+
+class RequestFailed(ReplicaError):
+    """One request failed in a replica that goes on with the others: it says nothing about the replica's health."""
+
+    status = 500
+    code = "request_failed"
 
 
 class ArtifactError(OverspillError):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from cloud_tier.config import (
     replace_models,
     require_keys,
 )
-from cloud_tier.lineup import count_gpus, line_up
+from cloud_tier.gpus import GPU_WORKING_BYTES, Gpu, Wanted, assign_gpus, find_gpus
+from cloud_tier.lineup import line_up
 from models.catalogue.catalogue import load_catalog
+from models.formats.weights import open_weights
 from models.store.store import ModelStore
 from router.base.config import Flag
 from router.base.errors import ArtifactError, ConfigError, ModelNotFound
@@ -30,6 +33,7 @@ from tests.support.paths import REPOSITORY
 
 EXAMPLE = REPOSITORY / "examples" / "cloud.toml"
 KEY = "k" * 32
+GPU = Gpu("0", "a GPU", 80 << 30)
 
 
 def _written(tmp_path: Path, text: str) -> Path:
@@ -85,7 +89,7 @@ def test_no_file_means_the_defaults_under_environment_and_flags() -> None:
         ("[[models]]\nvariant = 'a'\npath = '/b'", r"both"),
         ("[[models]]\nvariant = 'a'\nname = 'b'", r"go with `path`"),
         ("[[models]]\npath = '/models/my model'", r"`name` = 'my model'"),
-        ("[router]\npolicy = 'magic'", r"policy 'magic'"),
+        ("[router]\npolicy = 'magic'", r"router.policy.*'magic'"),
         ("[limits]\nmax_requests = 0", r"limits.max_requests"),
         ("[auth]\nkeys = ['x']", r"unknown key `auth.keys`"),
         ("models = 3", r"models"),
@@ -156,7 +160,7 @@ def test_a_wrong_flag_is_named() -> None:
 
 def _line_up(tmp_path: Path, *entries: ModelConfig):
     catalog = load_catalog()
-    return line_up(entries, catalog, ModelStore(tmp_path / "store", catalog), lambda **_: 0)
+    return line_up(entries, catalog, ModelStore(tmp_path / "store", catalog), lambda **_: ())
 
 
 def test_a_directory_is_served_under_its_name(tmp_path: Path) -> None:
@@ -208,9 +212,9 @@ def test_the_automatic_device_is_asked_for_once_and_sets_the_dtype(tmp_path: Pat
     folder = str(toy_model_directory(tmp_path / "toy"))
     asked = []
 
-    def gpus(*, expected: bool) -> int:
+    def gpus(*, expected: bool) -> tuple[Gpu, ...]:
         asked.append(expected)
-        return 1
+        return (GPU,)
 
     catalog = load_catalog()
     entries = [ModelConfig(path=folder), ModelConfig(path=folder), ModelConfig(path=folder, device="cpu")]
@@ -236,8 +240,8 @@ def test_threads_share_the_cores_but_one(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_gpus_of_this_machine_are_those_of_torch() -> None:
-    assert count_gpus(expected=True) == torch.cuda.device_count()
-    assert count_gpus(expected=False) in {0, torch.cuda.device_count()}
+    assert len(find_gpus(expected=True)) == torch.cuda.device_count()
+    assert len(find_gpus(expected=False)) in {0, torch.cuda.device_count()}
 
 
 @pytest.mark.parametrize(
@@ -252,16 +256,95 @@ def test_fewer_gpus_than_ranks_are_found_out_before_an_engine_starts(
 ) -> None:
     folder, catalog = str(toy_model_directory(tmp_path / "toy")), load_catalog()
     with pytest.raises(ConfigError, match=named):
-        line_up([ModelConfig(path=folder, **entry)], catalog, ModelStore(tmp_path, catalog), lambda **_: gpus)
+        line_up([ModelConfig(path=folder, **entry)], catalog, ModelStore(tmp_path, catalog), lambda **_: (GPU,) * gpus)
 
 
 def test_gpus_by_name_are_left_to_the_ranks(tmp_path: Path) -> None:
     folder, catalog = str(toy_model_directory(tmp_path / "toy")), load_catalog()
     entry = ModelConfig(path=folder, device="cuda", tensor_parallel=2, gpus=("2", "3"))
-    (place,) = line_up([entry], catalog, ModelStore(tmp_path, catalog), lambda **_: 1)
+    (place,) = line_up([entry], catalog, ModelStore(tmp_path, catalog), lambda **_: (GPU,))
     assert (place.engine.device, place.engine.gpus) == ("cuda", ("2", "3"))
 
 
 def test_every_rank_needs_a_gpu_of_its_own() -> None:
     with pytest.raises(ValueError, match="one for each rank"):
         ModelConfig(variant="smollm2-135m-fp32", tensor_parallel=2, gpus=("0",))
+
+
+# --- which engine gets which GPU -------------------------------------------------------------------------------------
+
+GIB = 1 << 30
+
+
+def _gpus(*free_gib: float) -> list[Gpu]:
+    return [Gpu(str(number), "a GPU", int(gib * GIB)) for number, gib in enumerate(free_gib)]
+
+
+def test_two_models_on_two_gpus_do_not_share_the_first(tmp_path: Path) -> None:
+    folder, catalog = str(toy_model_directory(tmp_path / "toy")), load_catalog()
+    entries = [ModelConfig(path=folder), ModelConfig(path=folder)]
+    places = line_up(entries, catalog, ModelStore(tmp_path, catalog), lambda **_: tuple(_gpus(40, 40)))
+    assert [place.engine.gpus for place in places] == [("0",), ("1",)]
+
+
+@pytest.mark.parametrize(
+    ("free", "wanted", "expected"),
+    [
+        ((24, 80), [(1, 10), (1, 60)], [("0",), ("1",)]),  # the large one where it fits, whatever the order
+        ((24, 80), [(1, 10)], [("1",)]),  # most free memory first
+        ((80, 80, 80), [(2, 40), (1, 40)], [("0", "1"), ("2",)]),
+        ((80, 80), [(2, 40), (2, 30)], [("0", "1"), ("0", "1")]),  # no GPU is left: they share what has room
+        ((80,), [(1, 20), (1, 20), (0, 0)], [("0",), ("0",), ()]),
+        ((40, 40), [(1, 10), (1, 10, "0")], [("1",), ("0",)]),  # a named GPU is set aside first
+        ((40,), [(2, 10, "GPU-8", "GPU-9")], [("GPU-8", "GPU-9")]),  # what torch does not list is left to the ranks
+    ],
+)
+def test_engines_get_gpus_of_their_own_by_free_memory(
+    free: tuple[int, ...], wanted: list[tuple[Any, ...]], expected: list[tuple[str, ...]]
+) -> None:
+    asked = [Wanted(f"model {n}", ranks, gib * GIB, tuple(names)) for n, (ranks, gib, *names) in enumerate(wanted)]
+    assert assign_gpus(asked, _gpus(*free)) == expected
+
+
+@pytest.mark.parametrize(
+    ("free", "wanted"),
+    [
+        ((24, 24), [(1, 30)]),
+        ((80, 24), [(2, 30)]),
+        ((40,), [(1, 30), (1, 30)]),
+        ((40,), [(1, 30, "0"), (1, 30, "0")]),
+    ],
+)
+def test_what_fits_no_gpu_is_refused_with_what_is_free(free: tuple[int, ...], wanted: list[tuple[Any, ...]]) -> None:
+    asked = [Wanted(f"model {n}", ranks, gib * GIB, tuple(names)) for n, (ranks, gib, *names) in enumerate(wanted)]
+    with pytest.raises(ConfigError, match=r"30\.0 GiB.*GPU 0 \(a GPU\).*kv_cache_tokens") as raised:
+        assign_gpus(asked, _gpus(*free))
+    assert raised.value.param == "models.gpus"
+
+
+def test_a_model_larger_than_the_gpu_is_refused_before_an_engine_starts(tmp_path: Path) -> None:
+    folder, catalog = str(toy_model_directory(tmp_path / "toy")), load_catalog()
+    entry = ModelConfig(path=folder, device="cuda")
+    with pytest.raises(ConfigError) as raised:
+        line_up([entry], catalog, ModelStore(tmp_path, catalog), lambda **_: tuple(_gpus(0.5)))
+    assert raised.value.param == "models.gpus"
+
+
+def test_the_memory_an_engine_wants_is_its_weights_its_cache_and_room_to_work(tmp_path: Path) -> None:
+    folder, catalog = toy_model_directory(tmp_path / "toy"), load_catalog()
+    entry = ModelConfig(path=str(folder), device="cuda", kv_cache_tokens=16_384)
+    (place,) = line_up([entry], catalog, ModelStore(tmp_path, catalog), lambda **_: (GPU,))
+    model = open_weights(folder).config
+    cache_bytes = 2 * 2 * model.num_layers * model.num_kv_heads * model.head_dim * 16_384
+    in_file_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))  # float32, a little header
+    estimate = lineup._wanted(place, entry).bytes_a_rank - GPU_WORKING_BYTES - cache_bytes
+    assert estimate == pytest.approx(in_file_bytes / 2, rel=0.1)
+
+
+def test_gpus_hidden_from_this_process_stay_hidden_from_its_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = subprocess.CompletedProcess([], 0, stdout='[["a GPU", 5], ["a GPU", 6]]')
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: told)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-7f")
+    assert [gpu.id for gpu in find_gpus(expected=True)] == ["3", "GPU-7f"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert [gpu.id for gpu in find_gpus(expected=True)] == ["0", "1"]

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles.loader import BUILTIN_DIR, DeviceFacts, choose_profile, load_profiles, match_profile
+from router.base.cuda import Gpu
 from router.base.errors import ConfigError
 
 GIB = 2**30
+ORIN_GPU = Gpu("Orin", (8, 7), 8 * GIB, 12060)
 
 
 def jetson(board: str, gib: float, chip: str = "nvidia,tegra234") -> DeviceFacts:
@@ -32,18 +34,86 @@ def test_devices_find_their_profile(facts: DeviceFacts, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "facts",
+    ("facts", "name"),
     [
-        jetson("NVIDIA Jetson Orin Nano 4GB", 3.3),
-        jetson("NVIDIA Jetson AGX Orin 32GB", 29.8),
-        jetson("NVIDIA Jetson AGX Xavier", 30, chip="nvidia,tegra194"),
-        DeviceFacts("riscv64", 8 * GIB, 4),
+        (jetson("NVIDIA Jetson Orin Nano 4GB", 3.3), "jetson-orin-nano-4gb"),
+        (jetson("NVIDIA Jetson Orin NX Engineering Reference Developer Kit", 15.3), "jetson-orin-nx-16gb"),
+        (jetson("NVIDIA Orin NX Developer Kit", 7.4), "jetson-orin-nx-8gb"),
+        (jetson("NVIDIA Jetson AGX Orin 32GB", 29.8), "jetson-agx-orin-32gb"),
+        (jetson("NVIDIA Jetson AGX Thor Developer Kit", 122.8, chip="nvidia,tegra264"), "jetson-thor-128gb"),
+        (jetson("NVIDIA Jetson T4000", 61, chip="nvidia,tegra264"), "generic-jetson"),
+        (jetson("NVIDIA Jetson AGX Xavier", 30, chip="nvidia,tegra194"), "generic-jetson"),
+        (jetson("A board of tomorrow", 30, chip="nvidia,tegra300"), "generic-jetson"),
+        (jetson("Carrier of some maker", 15.3), "generic-jetson"),
+        (
+            DeviceFacts(
+                "aarch64",
+                15 * GIB,
+                8,
+                board="Carrier of some maker",
+                compatible=("nvidia,p3767-0000", "nvidia,tegra234"),
+            ),
+            "jetson-orin-nx-16gb",
+        ),
+        (DeviceFacts("aarch64", 15 * GIB, 8, gpu=ORIN_GPU), "jetson-orin-nx-16gb"),
+        (DeviceFacts("aarch64", 7 * GIB, 6, gpu=ORIN_GPU), "jetson-orin-nano-8gb"),
+        (DeviceFacts("aarch64", 30 * GIB, 8, gpu=Gpu("Xavier", (7, 2), 30 * GIB, 11040)), "generic-jetson"),
+        (
+            DeviceFacts(
+                "aarch64",
+                8 * GIB,
+                4,
+                board="Raspberry Pi 5 Model B Rev 1.0",
+                compatible=("raspberrypi,5-model-b", "brcm,bcm2712"),
+            ),
+            "raspberry-pi-5",
+        ),
+        (
+            DeviceFacts("aarch64", 4 * GIB, 4, board="Raspberry Pi 4 Model B", compatible=("brcm,bcm2711",)),
+            "generic-aarch64",
+        ),
+        (DeviceFacts("arm64", 16 * GIB, 8), "generic-aarch64"),
+        (DeviceFacts("riscv64", 8 * GIB, 4), "generic-cpu"),
+        (DeviceFacts("", 0, 1), "generic-cpu"),
     ],
 )
-def test_a_device_of_no_class_is_told_what_to_set(facts: DeviceFacts) -> None:
-    with pytest.raises(ConfigError, match=r"agent\.profile") as raised:
-        match_profile(facts)
-    assert "jetson-orin-nano-8gb" in raised.value.message
+def test_no_board_refuses_to_start(facts: DeviceFacts, name: str) -> None:
+    match = choose_profile("auto", facts)
+    assert match.profile.name == name
+    assert match.reason
+
+
+@pytest.mark.parametrize(
+    ("gib", "cores", "served"),
+    [(0.9, 4, (1, 1024, 3)), (3.7, 4, (2, 2048, 3)), (15.5, 8, (4, 2048, 6)), (15.5, 1, (4, 2048, 1))],
+)
+def test_a_generic_profile_is_fitted_to_the_memory_and_the_cores(
+    gib: float, cores: int, served: tuple[int, int, int]
+) -> None:
+    profile = choose_profile("auto", DeviceFacts("aarch64", int(gib * GIB), cores)).profile
+    serving = profile.serving
+    assert (serving.kv_slots, serving.context_tokens, profile.runtime.intra_op_threads) == served
+
+
+def test_a_profile_of_a_known_board_is_taken_as_it_is_written() -> None:
+    facts = jetson("NVIDIA Jetson Orin Nano Developer Kit", 7.4)
+    assert match_profile(facts).profile == load_profiles()["jetson-orin-nano-8gb"]
+
+
+def test_of_profiles_that_fit_the_more_exact_one_wins(tmp_path: Path) -> None:
+    text = (BUILTIN_DIR / "generic-jetson.toml").read_text(encoding="utf-8")
+    text = text.replace('"generic-jetson"', '"my-robot"').replace('"nvidia,tegra*"', '"acme,robot-3"')
+    (tmp_path / "my-robot.toml").write_text(text.replace("generic = true", "generic = false"), encoding="utf-8")
+    robot = DeviceFacts("aarch64", 30 * GIB, 8, board="Robot 3", compatible=("acme,robot-3", "nvidia,tegra194"))
+    match = choose_profile("auto", robot, tmp_path)
+    assert match.profile.name == "my-robot"
+    assert "acme,robot-3" in match.reason
+
+
+def test_only_own_profiles_that_all_miss_are_refused_with_the_setting() -> None:
+    with pytest.raises(ConfigError) as raised:
+        match_profile(DeviceFacts("riscv64", 8 * GIB, 4), [load_profiles()["jetson-orin-nano-8gb"]])
+    assert raised.value.param == "agent.profile"
 
 
 def test_figures_of_the_jetsons_are_those_of_the_data_sheets() -> None:

@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from cloud_tier.engine.core import EngineCore
-from cloud_tier.engine.messages import Segment
-from cloud_tier.engine.model import Model
+from cloud_tier.engine.messages import Compute
+from cloud_tier.engine.model import Computed, Model
 from cloud_tier.engine.parallel import Group
 from cloud_tier.engine.protocol import EngineConfig, EngineRequest
 from models.formats.weights import open_weights
@@ -68,6 +68,16 @@ def save(name: str, folder: Path) -> Path:
     return path
 
 
+def save_with_nan_embedding(folder: Path, token: int) -> Path:
+    """Save a llama whose embedding of one token is no number (its head is its own and sound)."""
+    model = reference("llama")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[token] = torch.nan
+    path = folder / "spoiled"
+    model.save_pretrained(path)
+    return path
+
+
 def small(weights: Path, **options: Any) -> EngineConfig:
     """A configuration that fits the tiny models."""
     values: dict[str, Any] = {"kv_cache_tokens": 512, "token_budget": 24, "max_running": 6, "max_context_tokens": 200}
@@ -93,6 +103,8 @@ class Bench:
             clock=MonotonicClock(),
         )
         self.answers: dict[int, list[int]] = {}
+        self.failures: dict[int, str] = {}
+        self.steps = 0
 
     def add(self, handle: int, prompt: list[int], max_tokens: int = 12, **options: Any) -> None:
         """Send one request; greedy unless `sampling` says otherwise."""
@@ -104,6 +116,8 @@ class Bench:
         """Run one step and check that no block went astray."""
         for brought in self.core.step():
             self.answers[brought.handle] += brought.token_ids
+            if brought.failure is not None:
+                self.failures[brought.handle] = brought.failure
         self.core.check()
 
     def run(self) -> dict[int, list[int]]:
@@ -112,11 +126,12 @@ class Bench:
             self.step()
         return self.answers
 
-    def _compute(self, segments: list[Segment]) -> torch.Tensor | None:
-        logits = self.model.forward(segments)
-        if logits is not None:
-            self.logits.append(logits.clone())
-        return logits
+    def _compute(self, step: Compute) -> Computed:
+        self.steps += 1
+        computed = self.model.forward(step.segments, zero_blocks=step.zero_blocks)
+        if computed.logits is not None:
+            self.logits.append(computed.logits.clone())
+        return computed
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

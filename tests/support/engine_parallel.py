@@ -48,7 +48,7 @@ def on_ranks(config: EngineConfig, steps: list[list[Segment]], folder: Path, *, 
 def on_one(config: EngineConfig, steps: list[list[Segment]]) -> torch.Tensor:
     """Return the logits of all steps, computed here."""
     model = Model(open_weights(Path(config.weights)), config, Group(), config.max_context_tokens or 256)
-    logits = [model.forward(step) for step in steps]
+    logits = [model.forward(step).logits for step in steps]
     return torch.cat([one for one in logits if one is not None])
 
 

@@ -19,7 +19,8 @@ def main() -> None:
     setup_path, steps_path, output = map(Path, sys.argv[1:4])
     setup = msgspec.msgpack.decode(setup_path.read_bytes(), type=Setup)
     model, _ = load(setup, [int(fd) for fd in sys.argv[4:]])
-    logits = [model.forward(step) for step in msgspec.msgpack.decode(steps_path.read_bytes(), type=list[list[Segment]])]
+    steps = msgspec.msgpack.decode(steps_path.read_bytes(), type=list[list[Segment]])
+    logits = [model.forward(step).logits for step in steps]
     if setup.rank == 0:
         np.save(output, np.concatenate([one.numpy() for one in logits if one is not None]))
     else:

@@ -11,7 +11,15 @@ import tokenizers
 from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from cloud_tier.engine.protocol import EngineChunk, EngineConfig, EngineInfo, EngineLoad, EngineRequest, EngineState
+from cloud_tier.engine.protocol import (
+    EngineChunk,
+    EngineConfig,
+    EngineInfo,
+    EngineLoad,
+    EngineOutage,
+    EngineRequest,
+    EngineState,
+)
 from models.text.chat import ChatTemplate, PromptEncoder
 from models.text.tokenizer import Tokenizer
 from router.base.clock import Clock
@@ -75,10 +83,15 @@ class FakeEngine:
         self.may_go_on.set()
         self._dead = asyncio.Event()
         self._info: EngineInfo | None = None
+        self.ready_in_s: float | None = 2.5
 
     @property
     def ready(self) -> bool:
         return self.state is EngineState.READY
+
+    @property
+    def outage(self) -> EngineOutage | None:
+        return None if self.ready else EngineOutage(f"the engine is {self.state.value}", self.ready_in_s)
 
     @property
     def info(self) -> EngineInfo | None:
@@ -92,7 +105,6 @@ class FakeEngine:
         await asyncio.sleep(0)
         self._info = EngineInfo(
             vocab_size=257,
-            num_layers=2,
             context_tokens=self.config.max_context_tokens or 512,
             max_running=4,
             tensor_parallel=1,

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from edge_agent.runtime.manifest import Manifest, read_manifest, read_prefix, verify_files
 from edge_agent.runtime.packed import PackedRuntime, Tensors
 from edge_agent.runtime.protocol import RuntimeRequest
-from edge_agent.runtime.tensorrt.cuda import Cuda
+from router.base.cuda import Cuda, Gpu, first_gpu
 from router.base.errors import ArtifactError, ConfigError
 from router.base.extras import install
 
@@ -44,7 +44,7 @@ def open_tensorrt(request: RuntimeRequest) -> PackedRuntime:
     manifest = read_manifest(request.artifact_dir)
     verify_files(request.artifact_dir, manifest)
     prefix = read_prefix(request.artifact_dir, manifest)
-    executor = TensorRtExecutor(trt, Cuda(), find_plan(trt, manifest, request))
+    executor = TensorRtExecutor(trt, Cuda(), find_plan(trt, manifest, request, first_gpu()))
     return PackedRuntime(executor, manifest, prefix, request)
 
 
@@ -64,6 +64,8 @@ class _Key(msgspec.Struct):
     onnx: dict[str, str]
     runtime: str
     version: str
+    target: str
+    cuda: int | None
     options: _Shapes
 
 
@@ -78,16 +80,21 @@ class _Record(msgspec.Struct):
     engine: _Engine
 
 
-def find_plan(trt: Any, manifest: Manifest, request: RuntimeRequest) -> Path:
-    """Return the newest engine that this TensorRT built from exactly these files, for steps as large as asked for.
+def find_plan(trt: Any, manifest: Manifest, request: RuntimeRequest, gpu: Gpu | None = None) -> Path:
+    """Return the engine that this TensorRT built for this GPU, from these files, for steps as large as asked for.
+
+    Of several, one built with this CUDA version is taken, and then the newest.
+
+    Args:
+        gpu: the GPU that it must have been built for; None takes engines for any.
 
     Raises:
         ArtifactError: there is none; names the command that builds one.
     """
     folder = request.artifact_dir.parent / "engines"
     most = (request.slots, request.chunk_tokens, min(request.context_tokens, manifest.context_tokens))
-    found: list[Path] = []
-    small: list[str] = []
+    found: list[tuple[bool, float, Path]] = []
+    others: list[str] = []
     for path in folder.glob(f"{manifest.variant}-*.json"):
         try:
             record = msgspec.json.decode(path.read_bytes(), type=_Record)
@@ -98,19 +105,24 @@ def find_plan(trt: Any, manifest: Manifest, request: RuntimeRequest) -> Path:
         )
         if (record.key.runtime, record.key.version) != (trt.__name__, str(trt.__version__)) or not same_files:
             continue
+        if gpu is not None and record.key.target != gpu.target:
+            others.append(f"{record.engine.plan} is for {record.key.target}, this GPU is {gpu.target}")
+            continue
         shapes = record.key.options
         allowed = (shapes.batch[2], shapes.new_tokens[2], shapes.past_tokens[2])
         if all(limit >= size for limit, size in zip(allowed, most, strict=True)):
-            found.append(folder / record.engine.plan)
+            plan = folder / record.engine.plan
+            same_cuda = gpu is None or record.key.cuda == gpu.cuda_version
+            found.append((same_cuda, plan.stat().st_mtime if plan.exists() else 0.0, plan))
         else:
-            small.append(f"{record.engine.plan} is for {_in_words(allowed)}")
+            others.append(f"{record.engine.plan} is for {_in_words(allowed)}")
     if not found:
         raise ArtifactError(
             f"no engine of {manifest.variant} for {trt.__name__} {trt.__version__} and {_in_words(most)} in {folder}"
-            f"{''.join(f' ({line})' for line in small)}; build it on this device: overspill models build "
+            f"{''.join(f' ({line})' for line in others)}; build it on this device: overspill models build "
             f"{manifest.variant} --runtime {trt.__name__} --batch {most[0]} --chunk {most[1]} --context {most[2]}"
         )
-    return max(found, key=lambda plan: plan.stat().st_mtime if plan.exists() else 0.0)
+    return max(found)[2]
 
 
 def _in_words(sizes: Bounds) -> str:

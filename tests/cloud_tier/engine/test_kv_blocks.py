@@ -44,7 +44,12 @@ def test_blocks_are_conserved_whatever_happens(seed: int, num_blocks: int, block
         elif live:
             table, tokens = live.pop(draw.randrange(len(live)))
             pool.register(table, tokens, len(tokens))
+            if draw.random() < 0.3:
+                pool.distrust(table)
+                assert not {block for block, _ in pool.cached_prefix(tokens)} & set(table.ids)
             pool.close(table)
+            if draw.random() < 0.5:
+                pool.zeroed()
         pool.check([table for table, _ in live])
         for table, _ in live:
             assert [block for first, size in table.runs for block in range(first, first + size)] == table.ids
@@ -53,6 +58,30 @@ def test_blocks_are_conserved_whatever_happens(seed: int, num_blocks: int, block
     pool.check([])
     assert pool.num_free == num_blocks
     assert pool.open([], num_blocks, 0) is not None  # every block can be had again, cached or once reserved
+
+
+def test_distrusted_blocks_are_zeroed_once_free_and_what_followed_them_is_forgotten() -> None:
+    pool = BlockPool(16, 4)
+    first = _filled(pool, list(range(16)))
+    pool.close(first)
+    second = pool.open(pool.cached_prefix([*range(8), 50]), 3, 0)
+    sharer = pool.open(pool.cached_prefix([*range(8), 60]), 3, 0)
+    assert second is not None
+    assert sharer is not None
+    shared, own = second.ids[:2], second.ids[2]
+    pool.distrust(second)
+    assert pool.cached_prefix(list(range(16))) == [], "also the two blocks that first computed after the shared ones"
+    assert pool.to_zero == []
+    pool.close(second)
+    assert pool.to_zero == [own], "the sharer still reads the other two"
+    pool.close(sharer)
+    assert sorted(pool.to_zero) == sorted([own, *shared])
+    pool.zeroed()
+    assert pool.to_zero == []
+    again = _filled(pool, list(range(16)))
+    pool.close(again)
+    assert len(pool.cached_prefix(list(range(16)))) == 3
+    pool.check([])
 
 
 def test_a_prompt_shares_the_blocks_of_its_known_beginning() -> None:

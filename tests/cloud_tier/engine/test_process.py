@@ -31,6 +31,7 @@ from router.base.errors import (
     InvalidRequest,
     ReplicaBroken,
     ReplicaUnreachable,
+    RequestFailed,
 )
 from router.values.request import FinishReason, SamplingParams
 from tests.support import engine_models
@@ -196,6 +197,31 @@ async def test_kill_of_any_rank_fails_cleanly_and_restarts(weights: Path) -> Non
             assert await _collect(engine, _request(prompt(20))) == plain
 
 
+async def test_an_engine_that_restarts_says_why_and_when_it_should_be_ready(weights: Path) -> None:
+    clock = _SteeredClock()
+    async with _running(_config(weights), clock) as engine:
+        assert engine.outage is None
+        assert engine.info is not None
+        load_s = engine.info.load_s
+        assert load_s > 0
+        for pause_s in (0.5, 1.0):  # it grows while the engine keeps dying
+            assert engine.info is not None
+            load_s = engine.info.load_s
+            os.kill(engine.info.pids[0], signal.SIGKILL)
+            await _until(lambda: not engine.ready)
+            outage = engine.outage
+            assert outage is not None
+            assert "rank 0" in outage.reason
+            assert outage.ready_in_s == pytest.approx(pause_s + load_s, abs=0.4)
+            clock.ahead_s += 3600  # later than expected: now, not in the past
+            assert engine.outage is None or engine.outage.ready_in_s == 0
+            await _until(lambda: engine.ready)
+            assert engine.outage is None
+        await engine.stop()
+        assert engine.outage is not None
+        assert engine.outage.ready_in_s is None
+
+
 async def test_a_hung_step_ends_like_a_dead_one(weights: Path) -> None:
     clock = _SteeredClock()
     config = _config(weights)
@@ -295,6 +321,43 @@ async def test_a_message_that_cannot_be_read_ends_one_life(weights: Path, monkey
             await _collect(engine, _request(prompt(20)))
         await _until(lambda: engine.ready)
         assert (await _collect(engine, _request(prompt(20), 3)))[1] is FinishReason.LENGTH
+
+
+async def test_one_bad_message_hurts_neither_the_engine_nor_the_others(weights: Path) -> None:
+    """A request that cannot be put into a message leaves no stream that the watchdog would wait for."""
+    async with _running(_config(weights)) as engine:
+        with pytest.raises(UnicodeEncodeError):
+            await _collect(engine, EngineRequest("\ud800", (1,), SamplingParams(temperature=0), 4))
+        assert engine.load().queued == 0
+        await engine.stop(drain_s=10_000)  # returns at once: nothing is owed
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_a_step_that_brings_no_numbers_ends_one_stream_and_no_process(tmp_path: Path, ranks: int) -> None:
+    """A model with one spoiled embedding: requests that hold its token fail, all others are answered."""
+    spoiled = engine_models.save_with_nan_embedding(tmp_path, token=7)
+    clean = [token for token in prompt(40) if token != 7]
+    async with _running(_config(spoiled, token_budget=512, tensor_parallel=ranks)) as engine:
+        assert engine.info is not None
+        assert engine.info.devices == ("cpu",) * ranks
+        pids = engine.info.pids
+        expected = await _collect(engine, _request(clean, 8))
+        others = [asyncio.create_task(_collect(engine, _request(clean, 8))) for _ in range(3)]
+        with pytest.raises(RequestFailed, match="not a number"):
+            await _collect(engine, _request([*clean, 7], 8))
+        assert await asyncio.gather(*others) == [expected] * 3
+        with pytest.raises(RequestFailed):
+            await _collect(engine, _request([7], 8))
+        assert await _collect(engine, _request(clean, 8)) == expected
+        assert (engine.restarts, engine.info.pids) == (0, pids)
+        assert engine.load().failed == 2
+
+
+async def test_a_model_that_computes_no_numbers_at_all_is_refused_at_start(tmp_path: Path) -> None:
+    engine = TorchEngine(_config(engine_models.save_with_nan_embedding(tmp_path, token=0)))  # the probe's token
+    with pytest.raises(ReplicaUnreachable, match="numbers that are none in float32"):
+        await engine.start()
+    assert engine.state is EngineState.STOPPED
 
 
 async def test_an_engine_that_cannot_start_says_why(weights: Path, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloud_tier.engine.core import EngineCore
-from cloud_tier.engine.messages import Segment, Tokens
+from cloud_tier.engine.messages import Compute, Segment, Tokens
+from cloud_tier.engine.model import Computed
 from cloud_tier.engine.protocol import EngineConfig, EngineRequest
 from router.base.errors import ConfigError
 from router.values.request import FinishReason, SamplingParams
@@ -75,15 +76,17 @@ class Echo:
     def lengths(self) -> list[int]:
         return [len(segment.tokens) for segment in self.steps[-1]]
 
-    def _compute(self, segments: list[Segment]) -> torch.Tensor | None:
+    def _compute(self, step: Compute) -> Computed:
+        segments = step.segments
+        finite = [True] * len(segments)
         self.steps.append(segments)
         self._clock.time_s += self.seconds_a_token * sum(len(segment.tokens) for segment in segments)
         last = [segment.tokens[-1] for segment in segments if segment.draws]
         if not last:
-            return None
+            return Computed(None, finite)
         logits = torch.zeros(len(last), VOCAB)
         logits[torch.arange(len(last)), (torch.tensor(last) + 1) % VOCAB] = 1.0
-        return logits
+        return Computed(logits, finite)
 
 
 def test_decoding_comes_before_prompts_and_the_budget_holds() -> None:

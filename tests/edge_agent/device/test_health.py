@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edge_agent.config import EdgeConfig
-from edge_agent.device.health import HealthReader
+from edge_agent.device.health import HealthReader, ZoneHeat
 from edge_agent.report import profile_lines
 from hardware_profiles.facts import read_facts
-from hardware_profiles.loader import load_profiles, match_profile
+from hardware_profiles.loader import BUILTIN_DIR, Power, load_profiles, match_profile
 from router.base.config import decode
 
 PROFILES = load_profiles()
@@ -81,14 +83,24 @@ def test_the_profile_is_shown_with_what_the_data_sheet_and_the_sensors_say(orin_
     hardware = PROFILES["jetson-orin-nano-8gb"].hardware
     assert f"figures       {hardware.cpu_cores} cores, " in shown
     assert "25W (25 W) ×" in shown
-    assert "48 °C (throttles at 99, powers off at 104.5), power mode 25W, 15.2 W" in shown
+    assert "cpu-thermal 48 °C (throttles at 99, powers off at 104.5), power mode 25W, 15.2 W (VDD_IN)" in shown
+
+
+def test_an_unknown_board_is_told_what_matched_and_how_to_write_a_profile_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path, "proc/device-tree/model", "Robot 3\0")
+    write(tmp_path, "proc/device-tree/compatible", "acme,robot-3\0nvidia,tegra194\0")
+    config = decode({"agent": {"profile": "auto"}}, EdgeConfig, source="test")
+    shown = "\n".join(profile_lines(config, tmp_path))
+    for told in ("generic-jetson", "nvidia,tegra194", "agent.profiles_dir", str(BUILTIN_DIR / "generic-jetson.toml")):
+        assert told in shown
 
 
 def test_health_of_a_jetson(orin_nano: Path) -> None:
     reader = HealthReader(PROFILES["jetson-orin-nano-8gb"], orin_nano)
     health = reader.read()
     assert health.temperatures_c == {"cpu-thermal": 48.0, "gpu-thermal": 46.5}  # the third zone is off
-    assert (health.hottest_c, health.passive_c, health.hot) == (48.0, 99.0, False)
+    assert (health.hottest_c, health.hot) == (48.0, False)
+    assert health.nearest == ZoneHeat("cpu-thermal", 48.0, 99.0)
     assert health.gpu_load == pytest.approx(0.437)
     assert health.power_mode == "25W"
     assert health.power_w == pytest.approx(15.2)
@@ -108,7 +120,7 @@ def test_heat_sheds_below_the_trip_point_and_resumes_later(orin_nano: Path) -> N
 
     assert [hot_at(t) for t in (88, 89, 86, 85, 83.9, 88)] == [False, True, True, True, False, False]
     hot_at(90)
-    assert reader.read().why_not == "hot: 90 °C, throttles at 99"
+    assert "gpu-thermal" in reader.read().why_not
 
 
 def test_little_free_memory_speaks_against_more_work(orin_nano: Path) -> None:
@@ -122,7 +134,7 @@ def test_a_board_without_any_of_it_still_reads(tmp_path: Path) -> None:
     health = HealthReader(PROFILES["generic-x86-cpu"], tmp_path).read()
     assert health.temperatures_c == {}
     assert (health.hot, health.gpu_load, health.power_mode, health.power_w) == (False, None, None, None)
-    assert health.passive_c == 95.0
+    assert health.nearest is None
     facts = read_facts(tmp_path, architecture="x86_64")
     assert facts.memory_bytes == 0
     assert facts.board is None
@@ -137,3 +149,142 @@ def test_this_machine_reads() -> None:
     facts = read_facts()
     assert facts.memory_bytes > 0
     assert facts.cpu_count > 0
+
+
+# --- heat: every zone against its own trip points --------------------------------------------------------------------
+
+
+def write_zone(root: Path, number: int, kind: str, celsius: float, trips: dict[str, float]) -> None:
+    zone = f"sys/class/thermal/thermal_zone{number}"
+    write(root, f"{zone}/type", f"{kind}\n")
+    write(root, f"{zone}/temp", f"{int(celsius * 1000)}\n")
+    for index, (trip, limit_c) in enumerate(trips.items()):
+        write(root, f"{zone}/trip_point_{index}_type", trip.partition("#")[0] + "\n")
+        write(root, f"{zone}/trip_point_{index}_temp", f"{int(limit_c * 1000)}\n")
+
+
+def test_a_zone_is_compared_with_its_own_trip_point_and_with_no_other(tmp_path: Path) -> None:
+    write_zone(tmp_path, 0, "cpu-thermal", 80, {"passive": 99, "critical": 104.5})
+    write_zone(tmp_path, 1, "tboard-thermal", 50, {"passive": 70})
+    reader = HealthReader(PROFILES["jetson-agx-orin-64gb"], tmp_path)
+    health = reader.read()
+    assert not health.hot, "80 °C is hot for the board, which is at 50, and not for the CPU"
+    assert health.nearest == ZoneHeat("cpu-thermal", 80.0, 99.0)
+    write_zone(tmp_path, 1, "tboard-thermal", 61, {"passive": 70})
+    health = reader.read()
+    assert health.hot, "within 10 °C of its own trip point, while the hottest zone is not"
+    assert health.nearest == ZoneHeat("tboard-thermal", 61.0, 70.0)
+    assert health.hottest_c == 80.0
+    assert "tboard-thermal" in health.why_not
+
+
+@pytest.mark.parametrize(
+    ("trips", "throttles_at_c"),
+    [
+        ({"active": 62, "active#2": 75, "passive": 99, "critical": 104.5}, 99.0),  # fans are no throttling
+        ({"hot": 97, "critical": 105}, 97.0),
+        ({"passive": 95, "passive#2": 90, "hot": 85}, 90.0),
+        ({"critical": 85}, 85.0),
+        ({"critical": 110}, 99.0),  # far above where the profile says that the board slows down
+        ({}, 99.0),
+        ({"passive": -274, "critical": 0}, 99.0),  # not set: what x86 packages show
+    ],
+)
+def test_which_trip_points_throttle(tmp_path: Path, trips: dict[str, float], throttles_at_c: float) -> None:
+    write_zone(tmp_path, 0, "cpu-thermal", 70, trips)
+    health = HealthReader(PROFILES["jetson-agx-orin-64gb"], tmp_path).read()
+    assert health.nearest == ZoneHeat("cpu-thermal", 70.0, throttles_at_c)
+
+
+def test_a_sensor_that_always_says_one_hundred_is_left_out(tmp_path: Path) -> None:
+    """As on Xavier and older boards; and two zones of one name are both read."""
+    write_zone(tmp_path, 0, "PMIC-Die", 100, {"critical": 120})
+    write_zone(tmp_path, 1, "soc-thermal", 95, {"passive": 99})
+    write_zone(tmp_path, 2, "soc-thermal", 40, {"passive": 99})
+    health = HealthReader(PROFILES["jetson-agx-orin-64gb"], tmp_path).read()
+    assert health.temperatures_c == {"soc-thermal": 95.0, "soc-thermal#2": 40.0}
+    assert health.hot
+
+
+# --- power: the board's draw, from the rails that it has --------------------------------------------------------------
+
+
+def write_ina3221(root: Path, number: int, rails: dict[str, tuple[int, int]]) -> None:
+    """One monitor: rail by label, in millivolts and milliamperes; newer kernels add the sum of the shunts as in7."""
+    chip = f"sys/class/hwmon/hwmon{number}"
+    write(root, f"{chip}/name", "ina3221\n")
+    for channel, (label, (millivolts, milliamperes)) in enumerate(rails.items(), start=1):
+        write(root, f"{chip}/in{channel}_label", f"{label}\n")
+        write(root, f"{chip}/in{channel}_input", f"{millivolts}\n")
+        write(root, f"{chip}/curr{channel}_input", f"{milliamperes}\n")
+    write(root, f"{chip}/in7_label", "sum of shunt voltages\n")
+    write(root, f"{chip}/in7_input", "40\n")
+
+
+def orin_nano_rails(root: Path) -> None:
+    write_ina3221(root, 1, {"VDD_IN": (5000, 1600), "VDD_CPU_GPU_CV": (5000, 600), "VDD_SOC": (5000, 300)})
+
+
+def agx_orin_rails(root: Path) -> None:
+    write_ina3221(root, 3, {"VDD_GPU_SOC": (20000, 500), "VDD_CPU_CV": (20000, 200), "VIN_SYS_5V0": (5000, 1000)})
+    write_ina3221(root, 4, {"NC": (0, 0), "VDDQ_VDD2_1V8AO": (5000, 200)})
+
+
+def thor_rails(root: Path, *, input_monitor: bool = True) -> None:
+    write_ina3221(root, 3, {"VDD_GPU": (20000, 1000), "VDD_CPU_SOC_MSS": (20000, 500), "VIN_SYS_5V0": (5000, 1000)})
+    if input_monitor:
+        write(root, "sys/class/hwmon/hwmon5/name", "ina238\n")
+        write(root, "sys/class/hwmon/hwmon5/in1_input", "20000\n")
+        write(root, "sys/class/hwmon/hwmon5/curr1_input", "2500\n")
+        write(root, "sys/class/hwmon/hwmon5/power1_input", "50000000\n")
+
+
+def agx_xavier_rails(root: Path) -> None:
+    write_ina3221(root, 1, {"GPU": (19000, 100), "CPU": (19000, 200), "SOC": (19000, 100)})
+    write_ina3221(root, 2, {"CV": (19000, 0), "VDDRQ": (19000, 100), "SYS5V": (5000, 400)})
+
+
+@pytest.mark.parametrize(
+    ("profile", "rails", "watts", "of"),
+    [
+        ("jetson-orin-nano-8gb", orin_nano_rails, 8.0, ("VDD_IN",)),
+        ("jetson-orin-nx-16gb", orin_nano_rails, 8.0, ("VDD_IN",)),
+        ("jetson-agx-orin-64gb", agx_orin_rails, 10 + 4 + 5, ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")),
+        ("jetson-thor-128gb", thor_rails, 50.0, ("VIN",)),
+        ("generic-jetson", agx_orin_rails, 19.0, ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")),
+        (
+            "generic-jetson",
+            agx_xavier_rails,
+            1.9 + 3.8 + 1.9 + 0 + 1.9 + 2,
+            ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"),
+        ),
+    ],
+    ids=["orin-nano", "orin-nx", "agx-orin", "thor", "generic-agx-orin", "agx-xavier"],
+)
+def test_the_power_of_a_board_is_that_of_its_input_rails(
+    tmp_path: Path, profile: str, rails: Callable[[Path], None], watts: float, of: tuple[str, ...]
+) -> None:
+    rails(tmp_path)
+    health = HealthReader(PROFILES[profile], tmp_path).read()
+    assert health.power_w == pytest.approx(watts)
+    assert health.power_rails == of
+
+
+def test_thor_without_its_input_monitor_sums_the_module_rails(tmp_path: Path) -> None:
+    thor_rails(tmp_path, input_monitor=False)
+    health = HealthReader(PROFILES["jetson-thor-128gb"], tmp_path).read()
+    assert health.power_w == pytest.approx(20 + 10 + 5)
+
+
+def test_rails_that_nobody_knows_are_not_guessed_at(tmp_path: Path) -> None:
+    write_ina3221(tmp_path, 1, {"VCC_12V": (12000, 1000), "VCC_5V": (5000, 1000)})
+    assert HealthReader(PROFILES["generic-jetson"], tmp_path).read().power_w is None
+    own = msgspec.structs.replace(PROFILES["generic-jetson"], power=Power(input_rails=("VCC_12V",)))
+    assert HealthReader(own, tmp_path).read().power_w == pytest.approx(12.0)
+
+
+def test_half_a_sum_is_no_power(tmp_path: Path) -> None:
+    agx_orin_rails(tmp_path)
+    (tmp_path / "sys/class/hwmon/hwmon3/curr1_input").unlink()
+    health = HealthReader(PROFILES["jetson-agx-orin-64gb"], tmp_path).read()
+    assert (health.power_w, health.power_rails) == (None, ())

@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import os
+import shutil
 import types
 from pathlib import Path
 from typing import ClassVar
@@ -22,6 +24,7 @@ from edge_agent.runtime.packed import PackedRuntime
 from edge_agent.runtime.protocol import RuntimeRequest, StepInput
 from edge_agent.runtime.tensorrt.runtime import TensorRtExecutor, find_plan
 from hardware_profiles.loader import RuntimeOptions
+from router.base.cuda import Gpu
 from router.base.errors import ArtifactError
 from tests.support.tiny_llama import Sizes, run_plain, write_artifact
 
@@ -131,6 +134,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name = f"tiny-int8-{number}"
         (engines / f"{name}.plan").write_bytes(raw if number == 0 else b"of another version")
         key = {"variant": "tiny-int8", "onnx": {"model.onnx": onnx}, "runtime": "tensorrt", "version": version}
+        key |= {"target": "sm87", "cuda": 12060}
         key["options"] = {"batch": [1, 1, 4], "new_tokens": [1, 1, 128], "past_tokens": [1, 64, 256]}
         record = {"key": key, "engine": {"plan": f"{name}.plan"}}
         (engines / f"{name}.json").write_text(json.dumps(record))
@@ -195,6 +199,30 @@ def test_an_engine_smaller_than_what_is_served_is_refused_with_the_command(
         f"overspill models build tiny-int8 --runtime tensorrt --batch {request.slots} --chunk {request.chunk_tokens} "
         f"--context {request.context_tokens}"
     )
+
+
+def test_a_newer_plan_for_another_gpu_does_not_hide_the_right_one(artifact: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(artifact.parent, tmp_path / "family")
+    engines = folder / "engines"
+    record = json.loads((engines / "tiny-int8-0.json").read_text())
+    for name, target, cuda in (("a", "sm86", 12060), ("b", "sm110", 12060), ("c", "sm87", 13020)):
+        key = {**record["key"], "target": target, "cuda": cuda}
+        (engines / f"tiny-int8-{name}.plan").write_bytes(b"newer")
+        (engines / f"tiny-int8-{name}.json").write_text(
+            json.dumps({"key": key, "engine": {"plan": f"tiny-int8-{name}.plan"}})
+        )
+        os.utime(engines / f"tiny-int8-{name}.plan", (2e9, 2e9))
+    manifest, request = read_manifest(artifact), asked(folder / artifact.name)
+
+    def found(capability: tuple[int, int], cuda: int) -> str:
+        return find_plan(TRT, manifest, request, Gpu("a GPU", capability, 8 << 30, cuda)).name
+
+    assert found((8, 7), 12060) == "tiny-int8-0.plan"
+    assert found((8, 7), 13020) == "tiny-int8-c.plan"
+    assert found((8, 7), 13000) == "tiny-int8-c.plan", "no plan of this CUDA version: the newest may still load"
+    assert found((11, 0), 13000) == "tiny-int8-b.plan"
+    with pytest.raises(ArtifactError, match=r"is for sm86, this GPU is sm90"):
+        found((9, 0), 13000)
 
 
 def test_the_models_own_window_is_enough(artifact: Path) -> None:

@@ -1,7 +1,8 @@
-"""The few calls of the CUDA runtime that the TensorRT executor needs, by ctypes: no CUDA package to install.
+"""The few calls of CUDA that this project makes itself, by ctypes: no CUDA package to install.
 
-Memory is page-locked and mapped into the GPU's address space. On boards whose GPU shares the CPU's memory (Jetson)
-both read and write it in place and nothing is ever copied; on a discrete GPU it is read over the bus.
+`first_gpu` asks the driver which GPU this is; `Cuda` is a stream and memory, by the CUDA runtime. That memory is
+page-locked and mapped into the GPU's address space: on boards whose GPU shares the CPU's memory (Jetson) both read and
+write it in place and nothing is ever copied; on a discrete GPU it is read over the bus.
 """
 
 from __future__ import annotations
@@ -9,19 +10,66 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import weakref
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from router.base.errors import ConfigError
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 _NAMES = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
 _HOST_ALLOC_MAPPED = 2
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}
 
 
 class CudaError(RuntimeError):
     """A call of the CUDA runtime failed; the message holds CUDA's own words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The first GPU that CUDA shows to this process.
+
+    Attributes:
+        compute_capability: (major, minor), e.g. (8, 7) for Orin.
+        memory_bytes: all of it; on a Jetson that is the memory of the whole board.
+        cuda_version: of the driver, such as 12060.
+    """
+
+    name: str
+    compute_capability: tuple[int, int]
+    memory_bytes: int
+    cuda_version: int
+
+    @property
+    def target(self) -> str:
+        """What an engine is built for, e.g. `sm87`."""
+        major, minor = self.compute_capability
+        return f"sm{major}{minor}"
+
+
+def first_gpu() -> Gpu | None:
+    """Ask the driver for the first GPU; None without a GPU or its driver. Takes no memory of the GPU."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, version = ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    numbers = []
+    for attribute in (_MAJOR, _MINOR):
+        number = ctypes.c_int()
+        if driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, device):
+            return None
+        numbers.append(number.value)
+    name, memory = ctypes.create_string_buffer(256), ctypes.c_size_t()
+    driver.cuDeviceGetName(name, len(name), device)
+    driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    return Gpu(name.value.decode("utf-8", "replace"), (numbers[0], numbers[1]), memory.value, version.value)
 
 
 class Cuda:
@@ -45,6 +93,8 @@ class Cuda:
 
     def empty(self, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
         """Return a zeroed array that the GPU can address too; freed with its last view."""
+        import numpy as np  # noqa: PLC0415 (whoever only asks for the GPU needs no arrays)
+
         count = int(np.prod(shape, dtype=np.int64))
         size_bytes = max(count, 1) * np.dtype(dtype).itemsize
         pointer = ctypes.c_void_p()
