@@ -13,7 +13,7 @@ from router.base.errors import ConfigError
 from router.fleetwire.overrides import lay_over, leaves
 
 KEYS = ("policy", "a", "b", "c")
-needs = st.dictionaries(st.sampled_from(KEYS), st.sampled_from(KEYS))
+needs = st.dictionaries(st.sampled_from(KEYS[1:]), st.sampled_from(KEYS))
 
 
 def tree(router: Mapping[str, Any], models: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,12 +29,12 @@ tables = st.dictionaries(
 async def test_what_can_be_in_force_is_and_the_rest_is_named(
     overrides: dict[str, Any], needed: dict[str, str], bad: set[str]
 ) -> None:
-    """A key of `bad` never applies, one of `needed` only beside another."""
+    """A key of `bad` never applies, one of `needed` only beside another one of its table."""
     wanted = dict(leaves(overrides))
 
     async def attempt(tried: Mapping[str, Any]) -> ConfigError | None:
-        names = {key.split(".")[1] for key, _ in leaves(tried)}
-        wrong = (names & bad) or {name for name in names if needed.get(name, name) not in names}
+        names = {tuple(key.split(".")[:2]) for key, _ in leaves(tried)}
+        wrong = [key for table, key in names if key in bad or (table, needed.get(key, key)) not in names]
         return ConfigError(f"not {', '.join(sorted(wrong))}") if wrong else None
 
     restored = await restore_each(overrides, attempt, {})
