@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
 from router.base import config
-from router.base.credentials import checked_key
+from router.base.credentials import MAX_PRIORITY, key_ceilings
 from router.base.errors import ConfigError
 from router.base.loopback import is_loopback
 from router.policy.registry import load_policy
@@ -115,12 +115,14 @@ class AuthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Where the accepted bearer keys are; the keys themselves never stand in the configuration.
 
     Attributes:
-        keys_file: one key a line; `#` begins a comment.
-        keys_env: an environment variable with keys, separated by commas or blanks.
+        keys_file: one key a line, perhaps followed by `priority=5`, its own `max_priority`; `#` begins a comment.
+        keys_env: an environment variable with keys, separated by commas or blanks; each may have its `priority=5`.
+        max_priority: the highest priority that callers may claim; higher ones are lowered to it, and the reply says so.
     """
 
     keys_file: str | None = None
     keys_env: str = "OVERSPILL_CLOUD_API_KEYS"
+    max_priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -178,8 +180,8 @@ def load(
     return found
 
 
-def read_keys(auth: AuthConfig, environ: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """Collect all accepted keys.
+def read_keys(auth: AuthConfig, environ: Mapping[str, str] = os.environ) -> dict[str, int]:
+    """Collect all accepted keys, and the highest priority that each may claim.
 
     Raises:
         ConfigError: the file cannot be read, or a key is too short to be one; no key is ever in the message.
@@ -192,12 +194,14 @@ def read_keys(auth: AuthConfig, environ: Mapping[str, str] = os.environ) -> froz
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
             raise ConfigError(f"auth.keys_file: cannot read {path}: {reason}", param="auth.keys_file") from None
-        lines += [(f"{path}:{number}", line.split("#")[0].strip()) for number, line in enumerate(text.splitlines(), 1)]
-    lines += [(f"${auth.keys_env}", key) for key in re.split(r"[,\s]+", environ.get(auth.keys_env, ""))]
-    return frozenset(checked_key(key, where, "auth.keys_file") for where, key in lines if key)
+        for number, line in enumerate(text.splitlines(), 1):
+            key, *priority = re.split(r"\s+(?=priority=)", line.split("#")[0].strip())
+            lines += [(f"{path}:{number}", word) for word in (key, *priority)]
+    lines += [(f"${auth.keys_env}", word) for word in re.split(r"[,\s]+", environ.get(auth.keys_env, ""))]
+    return key_ceilings([(where, word) for where, word in lines if word], auth.max_priority, "auth.keys_file")
 
 
-def require_keys(server: ServerConfig, auth: AuthConfig, keys: frozenset[str]) -> None:
+def require_keys(server: ServerConfig, auth: AuthConfig, keys: Collection[str]) -> None:
     """Refuse to open a tier to the network that anyone could use.
 
     Raises:

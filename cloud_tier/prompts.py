@@ -28,8 +28,7 @@ class TierPrompts:
         """
         encoder = self._encoders.get(model)
         if encoder is None:
-            known = ", ".join(sorted(self._encoders)) or "none yet"
-            raise ModelNotFound(f"`model`: `{model}` is not served here; served here: {known}", param="model")
+            raise ModelNotFound.of(model, self._encoders)
         windows = [info.context_tokens for info in self._infos() if model in (info.family, info.variant)]
         encoder.refuse_hopeless(prompt, model, max(windows))
-        return PromptSize(len(encoder.encode(prompt)))
+        return PromptSize.of(encoder.encode(prompt), encoder)

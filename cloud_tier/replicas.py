@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import re
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
@@ -23,6 +24,14 @@ from router.values.request import (
     TokenChunk,
     size_chars,
 )
+
+_MAX_REASON_CHARS = 160
+_INTERNALS = re.compile(r"\s*\([^()]*\)|'[^']*/[^']*'|(?:[\w.~-]*/)+[\w.~-]+")
+
+
+def few_words(reason: str) -> str:
+    """Return why an engine does not serve as callers may read it: without paths, process ids and other internals."""
+    return " ".join(_INTERNALS.sub("", reason).split())[:_MAX_REASON_CHARS].rstrip(" :;,")
 
 
 class SupervisedEngine(Engine, Protocol):
@@ -63,17 +72,17 @@ class EngineReplica:
     def snapshot(self) -> ReplicaSnapshot:
         """Return the load as the engine last reported it."""
         engine = self.engine
-        load = engine.load()
+        load, outage = engine.load(), engine.outage
         return ReplicaSnapshot(
             info=self.info,
-            available=engine.ready,
+            available=outage is None,
             slots=engine.info.max_running if engine.info is not None else 0,
             running=load.running,
             queued=load.queued,
             queued_prefill_tokens=load.queued_prefill_tokens,
             pending_decode_tokens=load.pending_decode_tokens,
-            kv_free_tokens=load.kv_blocks_free * load.kv_block_tokens if load.kv_blocks_total else None,
-            why="" if engine.ready else f"engine is {engine.state.value}",
+            why="" if outage is None else few_words(outage.reason),
+            back_in_s=0.0 if outage is None else outage.ready_in_s or 0.0,
         )
 
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
@@ -123,6 +132,9 @@ class EngineReplica:
         self._info = dataclasses.replace(self.info, prior=prior)
 
     async def _encode(self, request: InferenceRequest) -> list[int]:
+        known = request.token_ids(self._prompts)
+        if known is not None:
+            return known
         if size_chars(request.prompt) < IN_THREAD_CHARS:
             return self._prompts.encode(request.prompt, request.continuation)
         return await asyncio.to_thread(self._prompts.encode, request.prompt, request.continuation)

@@ -40,7 +40,8 @@ from router.base.timers import end
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, GatewayLimits, create_app
-from router.gateway.listener import ConnectionLimits, Listener, allow_open_files, bind
+from router.gateway.connection import ConnectionLimits
+from router.gateway.listener import Listener, allow_open_files, bind
 from router.values.replica import ReplicaInfo
 
 log = structlog.get_logger("cloud_tier")
@@ -66,7 +67,7 @@ class Plan:
 
     config: CloudConfig
     places: tuple[Place, ...]
-    api_keys: frozenset[str] = dataclasses.field(repr=False)
+    api_keys: Mapping[str, int] = dataclasses.field(repr=False)
 
 
 def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> Plan:
@@ -129,7 +130,7 @@ class CloudTier:
         ProcessCollector(registry=self._telemetry.registry)
         self._dispatcher = Dispatcher([], plan.config.router, clock=self._clock, telemetry=self._telemetry)
         self.app = self._gateway(plan, encoders)
-        self._listener = Listener(self.app, _connection_limits(plan.config.limits))
+        self._listener = Listener(self.app, _connection_limits(plan.config.limits), self._telemetry.registry)
 
     @property
     def phase(self) -> Phase:
@@ -244,7 +245,9 @@ class CloudTier:
                 clock=self._clock,
                 models=self._models,
                 api_keys=plan.api_keys,
+                max_priority=plan.config.auth.max_priority,
                 ready=self._ready,
+                back_in_s=self._back_in_s,
                 limits=GatewayLimits(
                     max_body_bytes=limits.max_body_bytes,
                     body_timeout_s=limits.body_timeout_s,
@@ -261,9 +264,14 @@ class CloudTier:
     def _ready(self) -> tuple[bool, str]:
         if self._phase is not Phase.SERVING:
             return False, self._phase.value
-        if not any(replica.engine.ready for replica in self._replicas):
-            return False, "every engine is restarting"
-        return True, ""
+        snapshots = [replica.snapshot() for replica in self._replicas]
+        if any(snapshot.available for snapshot in snapshots):
+            return True, ""
+        return False, "; ".join(dict.fromkeys(snapshot.why for snapshot in snapshots))
+
+    def _back_in_s(self) -> float:
+        """Seconds until the first engine should serve again, 0 where that is not known."""
+        return min((s for replica in self._replicas if (s := replica.snapshot().back_in_s) > 0), default=0.0)
 
 
 async def serve(plan: Plan, make_engine: EngineFactory = torch_engine) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from edge_agent.mqtt.config import FleetConfig
 from router.base.config import Flag, decode, load, overlay
-from router.base.credentials import checked_key, url_fault
+from router.base.credentials import MAX_PRIORITY, key_ceilings, url_fault
 from router.base.errors import ConfigError
 from router.base.loopback import is_loopback
 from router.policy.registry import load_policy
@@ -50,13 +50,16 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         host: an address to listen on. Anything but loopback needs `api_keys`.
         port: 0 picks a free one and logs it.
-        api_keys: accepted bearer tokens of 16 characters or more; a value `env:NAME` is read from the environment.
+        api_keys: accepted bearer tokens of 16 characters or more; a value `env:NAME` is read from the environment;
+            each may be followed by its own `max_priority`: `"env:NAME priority=5"`.
+        max_priority: the highest priority that callers may claim; higher ones are lowered to it, and the reply says so.
         max_requests: requests inside the gateway at once, streams included.
     """
 
     host: str = "127.0.0.1"
     port: Port = 8600
     api_keys: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
+    max_priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     max_requests: Annotated[int, msgspec.Meta(ge=1)] = 1024
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 16 * 1024 * 1024
 
@@ -180,11 +183,16 @@ def _resolved(value: str, key: str, environ: Mapping[str, str]) -> str:
     return found
 
 
-def accepted_keys(gateway: GatewaySettings, environ: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """Collect the keys that open the gateway.
+def accepted_keys(gateway: GatewaySettings, environ: Mapping[str, str] = os.environ) -> dict[str, int]:
+    """Collect the keys that open the gateway, and the highest priority that each may claim.
 
     Raises:
         ConfigError: one is not set, or too short to be one; no key is ever in the message.
     """
-    places = [(f"gateway.api_keys[{index}]", value) for index, value in enumerate(gateway.api_keys)]
-    return frozenset(checked_key(_resolved(value, at, environ), at, "gateway.api_keys") for at, value in places)
+    words: list[tuple[str, str]] = []
+    for index, entry in enumerate(gateway.api_keys):
+        at = f"gateway.api_keys[{index}]"
+        key, _, priority = entry.partition(" priority=")
+        words.append((at, _resolved(key.rstrip(" "), at, environ)))
+        words += [(at, f"priority={priority.strip()}")] if priority else []
+    return key_ceilings(words, gateway.max_priority, "gateway.api_keys")

@@ -37,8 +37,9 @@ from router.dispatch.candidates import Unreached
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import create_app
+from router.gateway.connection import ConnectionLimits
 from router.gateway.deps import GatewayDeps, GatewayLimits
-from router.gateway.listener import ConnectionLimits, Listener, allow_open_files, bind
+from router.gateway.listener import Listener, allow_open_files, bind
 from router.signals.link import Link
 from router.upstream.tier import UpstreamHooks, UpstreamOptions, UpstreamTier
 from router.values.replica import Replica, ReplicaInfo
@@ -126,7 +127,7 @@ class EdgeAgent:
         if self.config.upstream.url:
             self._upstream = await stack.enter_async_context(self._upstream_tier())
             self.dispatcher.expect(self._unreached)
-        self._listener = Listener(create_app(self._gateway_deps()), _CONNECTIONS)
+        self._listener = Listener(create_app(self._gateway_deps()), _CONNECTIONS, self.telemetry.registry)
         listening = await stack.enter_async_context(self._listener.running(bound))
         listening.add_done_callback(lambda _: self.stop())  # one that dies ends the agent, which is started again
         await stack.enter_async_context(self.lineup)  # after the listener: what it ends can still be told to callers
@@ -243,6 +244,7 @@ class EdgeAgent:
                 on_change=self._publish,
                 probe_succeeded=self.dispatcher.probe_succeeded,
                 probe_failed=self.dispatcher.probe_failed,
+                misses_to_be_lost=lambda: self.config.router.breaker.failures,
             ),
         )
 
@@ -256,6 +258,7 @@ class EdgeAgent:
             clock=self.clock,
             models=self.infos,
             api_keys=accepted_keys(settings),
+            max_priority=settings.max_priority,
             ready=lambda: (self.phase == "serving", "" if self.phase == "serving" else self.phase),
             notices=lambda: self._fleet.notices if self._fleet is not None else (),
             limits=GatewayLimits(max_body_bytes=settings.max_body_bytes, max_requests=settings.max_requests),

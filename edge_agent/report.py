@@ -18,7 +18,7 @@ from hardware_profiles.loader import BUILTIN_DIR, Hardware, PowerMode, ProfileMa
 from router.base.errors import ConfigError
 from router.base.tls import client_context
 from router.gateway.listener import bind
-from router.upstream.stream import describe
+from router.upstream.tier import describe
 
 
 def profile_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:

@@ -142,7 +142,6 @@ class EngineCore:
             pending_decode_tokens=sum(sequence.tokens_to_generate for sequence in sequences),
             kv_blocks_total=self.pool.num_blocks,
             kv_blocks_free=self.pool.num_free,
-            kv_block_tokens=self.pool.block_tokens,
             step_s=self._pace.step_s,
             preemptions=self._scheduler.preemptions,
             prefix_hit_tokens=self._scheduler.prefix_hit_tokens,

@@ -119,7 +119,6 @@ class EngineLoad:
         queued_prefill_tokens: prompt tokens accepted and not yet computed, of running and waiting sequences.
         pending_decode_tokens: upper bound on tokens still to generate.
         kv_blocks_total, kv_blocks_free: free ones include those kept for prefix hits, which yield when needed.
-        kv_block_tokens: size of a block.
         step_s: smoothed duration of one step, in seconds; 0 before the first.
         preemptions, prefix_hit_tokens: counted since the engine process started.
         failed: requests that failed alone since then.
@@ -131,7 +130,6 @@ class EngineLoad:
     pending_decode_tokens: int = 0
     kv_blocks_total: int = 0
     kv_blocks_free: int = 0
-    kv_block_tokens: int = 0
     step_s: float = 0.0
     preemptions: int = 0
     prefix_hit_tokens: int = 0

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from models.text.chat import PromptEncoder
 from models.text.tokenizer import TextStream
-from router.base.errors import ModelNotFound
 from router.values.replica import ReplicaInfo
 from router.values.request import ChatPrompt, Prompt, PromptSize, TextPrompt, TokenPrompt
 
@@ -68,23 +67,18 @@ class PromptCounters:
         self._infos = infos
 
     def count(self, model: str, prompt: Prompt) -> PromptSize:
-        """Return the length of the rendered prompt, or an estimate of it.
+        """Return the length of the rendered prompt, or an estimate where no tokenizer is known for `model`.
 
         Raises:
-            ModelNotFound: neither this device nor its upstream knows the model.
             ContextTooLong: it cannot fit any window, here or upstream, whatever it says.
             InvalidRequest: the prompt cannot be encoded.
         """
         codec = self.codecs.get(model)
-        infos = [info for info in self._infos() if model in (info.family, info.variant)]
         if codec is not None:
-            if infos:
-                codec.encoder.refuse_hopeless(prompt, model, max(info.context_tokens for info in infos))
-            return PromptSize(len(codec.encode(prompt)))
-        if not infos:
-            names = {name for info in self._infos() for name in (info.family, info.variant)}
-            known = ", ".join(sorted({*self.codecs, *names})) or "none"
-            raise ModelNotFound(f"model `{model}` is not served here; known: {known}", param="model")
+            windows = [info.context_tokens for info in self._infos() if model in (info.family, info.variant)]
+            if windows:
+                codec.encoder.refuse_hopeless(prompt, model, max(windows))
+            return PromptSize.of(codec.encode(prompt), codec.encoder)
         return estimate_size(prompt)
 
 

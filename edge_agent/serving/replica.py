@@ -163,7 +163,10 @@ class LocalReplica:
 
     async def _encode(self, request: InferenceRequest) -> list[int]:
         codec, prompt = self._model.codec, request.prompt
-        if size_chars(prompt) + len(request.continuation) < IN_THREAD_CHARS:
+        ids = request.token_ids(codec.encoder)
+        if ids is not None:
+            pass  # the gateway has encoded it to count it
+        elif size_chars(prompt) + len(request.continuation) < IN_THREAD_CHARS:
             ids = codec.encode(prompt, request.continuation)
         else:
             ids = await asyncio.to_thread(codec.encode, prompt, request.continuation)

@@ -55,7 +55,7 @@ class Screen:
         detail = reply.reason
         if reply.retry_after_s is not None:
             detail += f" · retry after {reply.retry_after_s:.1f} s"
-        if reply.outcome == "failed":
+        if reply.outcome in {"failed", "invalid"}:
             detail += f" {reply.error}"
         line = COLUMNS.format(
             reply.prompt_tokens or "–",

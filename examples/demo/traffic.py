@@ -91,7 +91,8 @@ async def send(client: openai.AsyncOpenAI, ask: Ask, on_text: Callable[[Reply], 
     except openai.APIStatusError as error:
         reply.status = error.status_code
         reply.error = error.message
-        reply.outcome = {429: "shed", 503: "unavailable"}.get(error.status_code, "failed")
+        other = "invalid" if error.status_code < 500 else "failed"
+        reply.outcome = {429: "shed", 503: "unavailable"}.get(error.status_code, other)
         _read_headers(reply, error.response.headers)
     except openai.APIError as error:  # an error event in the stream, a lost connection
         reply.error = f"{type(error).__name__}: {error}"

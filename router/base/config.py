@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from router.base.errors import ConfigError
+from router.base.shapes import Key, Misfit, misfit
+from router.base.toml_lines import line_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,14 +27,7 @@ else:
     import tomli as tomllib
 
 T = TypeVar("T")
-Key = tuple["str | int", ...]
 
-_UNKNOWN = re.compile(r"unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]+)`)?")
-_AT = re.compile(r" - at (?:`key` in )?`(?P<path>[^`]+)`$")
-_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
-_HEADER = re.compile(r"\s*(?P<array>\[)?\[(?P<key>[^\[\]]+)\]")
-_ASSIGNMENT = re.compile(r"""\s*(?P<key>(?:"[^"]*"|'[^']*'|[\w-]+)(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[\w-]+))*)\s*=""")
-_KEY_PART = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([\w-]+))\s*\.?""")
 _SECRET = re.compile(r"key|secret|token$|password", re.IGNORECASE)
 _MAX_SHOWN_CHARS = 60
 
@@ -129,16 +124,16 @@ def decode(tree: Mapping[str, Any], shape: type[T], *, source: str, text: str | 
     try:
         return msgspec.convert(tree, shape, strict=True)
     except msgspec.ValidationError as error:
-        as_text = _as_text(tree, str(error))
+        found = misfit(tree, shape) or Misfit((), str(error))
+        as_text = _as_text(tree, found)
         if as_text is None:
-            raise _explain(str(error), tree, shape, source, text) from error
+            raise _explain(found, tree, source, text) from error
     return decode(as_text, shape, source=source, text=text)
 
 
-def _as_text(tree: Any, message: str) -> Overlaid | None:
+def _as_text(tree: Any, found: Misfit) -> Overlaid | None:
     """Return the tree with the variable at fault taken literally, None if the fault is another."""
-    at = _AT.search(message)
-    key = _steps(at["path"]) if at and "Expected `str" in message else ()
+    key = found.key if found.wants_text else ()
     name, raw = tree.origins.get(key, ("", None)) if isinstance(tree, Overlaid) else ("", None)
     if raw is None:
         return None
@@ -151,22 +146,15 @@ def _as_text(tree: Any, message: str) -> Overlaid | None:
     return changed
 
 
-def _explain(message: str, tree: Any, shape: type, source: str, text: str | None) -> ConfigError:
-    unknown = _UNKNOWN.search(message)
-    if unknown:
-        above = _steps(unknown["path"] or "")
-        key = (*above, unknown["field"])
-        known = _fields_at(shape, above)
-        close = difflib.get_close_matches(unknown["field"], known, n=1)
-        remedy = f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(known) or 'none'}"
+def _explain(found: Misfit, tree: Any, source: str, text: str | None) -> ConfigError:
+    key, what = found.key, found.what
+    if found.unknown is not None:
+        key = (*key, found.unknown)
+        close = difflib.get_close_matches(found.unknown, found.known, n=1)
+        remedy = f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(found.known) or 'none'}"
         return ConfigError(
             f"{_place(tree, source, text, key)}: unknown key `{_dotted(key)}`; {remedy}", param=_dotted(key)
         )
-    at = _AT.search(message)
-    key = _steps(at["path"]) if at else ()
-    what = _AT.sub("", message)
-    if what.startswith("Invalid enum value"):
-        what = f"expected one of {', '.join(_allowed(shape, key))}"
     place = _place(tree, source, text, key, what)
     if key and what.startswith(f"{_dotted(key)}."):  # a table's own check has named its key
         return ConfigError(f"{place}: {what}", param=_dotted(key))
@@ -205,45 +193,6 @@ def _shown(tree: Any, key: Key) -> str:
     return f" = {text}" if len(text) <= _MAX_SHOWN_CHARS else f" = {text[: _MAX_SHOWN_CHARS - 1]}…"
 
 
-def _fields_at(shape: type, key: Key) -> list[str]:
-    """Return the field names of the struct found at a key, empty if the key leaves the structs."""
-    return [f.encode_name for t in _types_at(shape, key) if isinstance(t, msgspec.inspect.StructType) for f in t.fields]
-
-
-def _allowed(shape: type, key: Key) -> list[str]:
-    """Return the values that may stand at a key."""
-    found: list[object] = []
-    for kind in _types_at(shape, key):
-        if isinstance(kind, msgspec.inspect.LiteralType):
-            found += kind.values
-        elif isinstance(kind, msgspec.inspect.EnumType):
-            found += [member.value for member in kind.cls]
-    return [repr(value) for value in found]
-
-
-def _types_at(shape: type, key: Key) -> list[msgspec.inspect.Type]:
-    types = _alternatives(msgspec.inspect.type_info(shape))
-    for step in key:
-        below: list[msgspec.inspect.Type] = []
-        for kind in types:
-            if isinstance(step, int):
-                below += _alternatives(kind.item_type) if hasattr(kind, "item_type") else []
-            elif isinstance(kind, msgspec.inspect.StructType):
-                below += [t for f in kind.fields if f.encode_name == step for t in _alternatives(f.type)]
-        types = below
-    return types
-
-
-def _alternatives(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
-    return list(kind.types) if isinstance(kind, msgspec.inspect.UnionType) else [kind]
-
-
-def _steps(path: str) -> Key:
-    """Split a path of msgspec (`$.models[1].name`); what it leaves open (`[...]`) is left out."""
-    steps = _STEP.finditer(path.removeprefix("$"))
-    return tuple(m[1] if m[1] is not None else int(m[2]) for m in steps if m[1] is not None or m[2] is not None)
-
-
 def _dotted(key: Key) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in key).removeprefix(".")
 
@@ -257,54 +206,8 @@ def _place(tree: Any, source: str, text: str | None, key: Key, what: str = "") -
     for at, (name, _) in reversed(origins.items()):
         if at[: len(key)] == key and re.search(rf"\b{re.escape(str(at[-1]))}\b", what):
             return name
-    line = _line_of(text, key) if text else None
+    line = line_of(text, key) if text else None
     return f"{source}:{line}" if line else source
-
-
-def _line_of(text: str, key: Key) -> int | None:
-    """Find the line that sets a key, or the nearest table or inline value around it."""
-    best, best_length = None, 0
-    for number, found in _keys_by_line(text):
-        if len(found) > best_length and found == key[: len(found)]:
-            best, best_length = number, len(found)
-    return best
-
-
-def _keys_by_line(text: str) -> Iterator[tuple[int, Key]]:
-    """Yield the full key of every table header and assignment."""
-    counts: dict[Key, int] = {}
-    table: Key = ()
-    quote = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if quote:  # inside of a multi-line string
-            quote = "" if quote in line else quote
-            continue
-        header = _HEADER.match(line)
-        if header:
-            table = _in_arrays(_key_parts(header["key"]), counts)
-            if header["array"]:
-                counts[table] = counts.get(table, -1) + 1
-                table = (*table, counts[table])
-            yield number, table
-            continue
-        assignment = _ASSIGNMENT.match(line)
-        if assignment:
-            yield number, (*table, *_key_parts(assignment["key"]))
-        quote = next((mark for mark in ('"""', "'''") if line.count(mark) % 2), "")
-
-
-def _in_arrays(parts: Sequence[str], counts: Mapping[Key, int]) -> Key:
-    """Turn the parts of a header into a key: below an array of tables, they belong to its last element."""
-    key: Key = ()
-    for index, part in enumerate(parts):
-        key = (*key, part)
-        if key in counts and index + 1 < len(parts):
-            key = (*key, counts[key])
-    return key
-
-
-def _key_parts(text: str) -> list[str]:
-    return [next(group for group in match.groups() if group is not None) for match in _KEY_PART.finditer(text)]
 
 
 def _toml_value(raw: str) -> object:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from router.base.errors import ConfigError
 
 MIN_KEY_CHARS = 16
+MAX_PRIORITY = 2**31 - 1
+_PRIORITY = re.compile(r"priority=(-?[0-9]{1,10})")
 
 
 def checked_key(key: str, where: str, param: str) -> str:
@@ -26,6 +30,34 @@ def checked_key(key: str, where: str, param: str) -> str:
             param=param,
         )
     return key
+
+
+def key_ceilings(words: Iterable[tuple[str, str]], default: int, param: str) -> dict[str, int]:
+    """Read keys, each perhaps with the highest priority that it may claim: `KEY priority=5`.
+
+    A key that is given twice may claim the lower one.
+
+    Args:
+        words: (where it stands, a key or the `priority=` of the key before it).
+        default: of keys that say nothing.
+        param: the configuration key at fault.
+
+    Raises:
+        ConfigError: a key is none, or a priority is no number or follows no key; the message never holds a key.
+    """
+    entries: list[tuple[str, int]] = []
+    for where, word in words:
+        if not word.startswith("priority="):
+            entries.append((checked_key(word, where, param), default))
+            continue
+        given = _PRIORITY.fullmatch(word)
+        if not entries or given is None or abs(int(given[1])) > MAX_PRIORITY:
+            raise ConfigError(f"{where}: expected a key and then, say, `priority=5`: a 32-bit integer", param=param)
+        entries[-1] = (entries[-1][0], int(given[1]))
+    found: dict[str, int] = {}
+    for key, ceiling in entries:
+        found[key] = min(ceiling, found.get(key, ceiling))
+    return found
 
 
 def url_fault(url: str) -> str:

@@ -11,16 +11,26 @@ code. The message names the thing, the value seen and the remedy.
     ├── Unauthenticated       401
     ├── Refused                     healthy, but not now: always says when to come back
     │   ├── Shed              429   a quota or class queue is full
+    │   │   ├── BodyShed      429   bodies of others leave no room for one as large as this
+    │   │   └── Evicted       429   pushed out of a full queue by a request of higher priority
     │   └── Unavailable       503   no capacity
-    │       └── DeadlineLost  503   the promise can no longer be kept; a retry cannot help
+    │       └── RefusedAlone  503   for what this request asks or met; speaks for no other request
+    │           ├── PromiseLost     its TTFT or TPOT cannot be kept now
+    │           ├── ReplicasFailed  every replica that may serve it has failed for it
+    │           └── DeadlineLost    its deadline can no longer be kept; a retry cannot help
     ├── ReplicaError          502   a replica broke; dispatch may continue elsewhere
     │   ├── ReplicaUnreachable      nothing was generated: safe to send again
+    │   │   └── ReplicaFailed       it was reached: it answered with an error, fell silent or crashed
+    │   ├── ReplicaCrashed    500   its own code failed, perhaps on what the request holds: one other may try
     │   ├── ReplicaBroken           the stream ended early: continue from the text emitted so far
     │   └── RequestFailed     500   this request alone failed in a replica that goes on with the others
     └── ArtifactError         500   a model file is missing, damaged or of the wrong kind
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 # What went wrong may be megabytes long, and is quoted in replies, logs and decision records.
 _MAX_MESSAGE_CHARS = 4000
@@ -71,6 +81,15 @@ class ModelNotFound(InvalidRequest):
     status = 404
     code = "model_not_found"
 
+    @classmethod
+    def of(cls, model: str, known: Iterable[str]) -> ModelNotFound:
+        """Return the error for a model that is not among `known`, the names that may be asked for."""
+        names = sorted(known)
+        close = difflib.get_close_matches(model, names, n=1)
+        hint = f"; did you mean `{close[0]}`?" if close else ""
+        served = ", ".join(names) or "none yet"
+        return cls(f"`model`: `{model}` is not served here, these are: {served}{hint}", param="model")
+
 
 class ContextTooLong(InvalidRequest):
     """Prompt and requested answer fit the context window of no candidate."""
@@ -109,6 +128,18 @@ class Shed(Refused):
     kind = "overloaded_error"
 
 
+class BodyShed(Shed):
+    """Bodies of others leave no room for one as large as this: smaller ones may well find room."""
+
+    code = "body_shed"
+
+
+class Evicted(Shed):
+    """Pushed out of a full queue by a request of higher priority."""
+
+    code = "evicted"
+
+
 class Unavailable(Refused):
     """No candidate has capacity, or none is healthy."""
 
@@ -117,7 +148,23 @@ class Unavailable(Refused):
     kind = "unavailable_error"
 
 
-class DeadlineLost(Unavailable):
+class RefusedAlone(Unavailable):
+    """Refused for what this one request asks or met: others may well be served, so nobody else is kept away."""
+
+
+class PromiseLost(RefusedAlone):
+    """No candidate can keep the TTFT or TPOT that the caller asked for, as busy as they are now."""
+
+    code = "promise_lost"
+
+
+class ReplicasFailed(RefusedAlone):
+    """Every replica that may serve this request has failed for it."""
+
+    code = "replicas_failed"
+
+
+class DeadlineLost(RefusedAlone):
     """The deadline has passed or cannot be met by any candidate, however soon it is retried."""
 
     code = "deadline_lost"
@@ -135,6 +182,22 @@ class ReplicaUnreachable(ReplicaError):
     """The replica generated nothing: it is safe to send the request elsewhere."""
 
     code = "replica_unreachable"
+
+
+class ReplicaFailed(ReplicaUnreachable):
+    """The replica was reached and generated nothing: an error of its own, silence, or a crash.
+
+    The request may be what it fails on: this counts once for each prompt (`router.dispatch.blame`).
+    """
+
+    code = "replica_failed"
+
+
+class ReplicaCrashed(ReplicaError):
+    """The replica's own code failed. The request may hold what it fails on, so only one other replica tries it."""
+
+    status = 500
+    code = "replica_crashed"
 
 
 class ReplicaBroken(ReplicaError):

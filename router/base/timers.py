@@ -9,8 +9,8 @@ for. A task that uses it, anywhere below, may therefore outlive one `cancel()`; 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
+import math
 from collections.abc import Callable, Coroutine
 from itertools import count
 from types import TracebackType
@@ -26,11 +26,6 @@ T = TypeVar("T")
 
 _SWEEP_ABOVE = 256
 _CANCEL_AGAIN_S = 1.0
-_GRACE_S = 5.0  # for a cancelled piece of work to end; one that does not is left behind
-
-
-class Elapsed(Exception):
-    """The work was not done in time. Never leaves the router."""
 
 
 class Alarm:
@@ -48,6 +43,49 @@ class Alarm:
             self._keeper.one_cancelled()
 
 
+class Deadline:
+    """A bound on waiting that moves: it rings each time that `due_s` has come, and never while that is infinite.
+
+    Moving it later costs an assignment: the alarm behind it looks at `due_s` when it rings, and is set again.
+    """
+
+    __slots__ = ("_alarm", "_alarms", "_looks_at_s", "_ring", "due_s")
+
+    def __init__(self, alarms: Alarms, ring: Callable[[], None]) -> None:
+        self._alarms = alarms
+        self._ring = ring
+        self._alarm: Alarm | None = None
+        self._looks_at_s = math.inf
+        self.due_s = math.inf
+
+    def move(self, due_s: float) -> None:
+        """Ring at `due_s` of the clock instead; infinity: not for now."""
+        self.due_s = due_s
+        if due_s < self._looks_at_s:
+            self._set()
+
+    def cancel(self) -> None:
+        self.due_s = self._looks_at_s = math.inf
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _set(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._looks_at_s = self.due_s
+        self._alarm = self._alarms.set(self.due_s, self._look)
+
+    def _look(self) -> None:
+        due_s, rang_at_s = self.due_s, self._looks_at_s
+        self._looks_at_s = math.inf
+        if due_s > rang_at_s:
+            if due_s < math.inf:
+                self._set()
+            return
+        self.due_s = math.inf
+        self._ring()
+
+
 class Alarms:
     """All alarms of a dispatcher, rung by one task. Use as `async with`."""
 
@@ -56,8 +94,8 @@ class Alarms:
         self._heap: list[tuple[float, int, Alarm]] = []
         self._order = count()
         self._cancelled = 0
-        self._sleeps_until_s = float("inf")
-        self._nudge = asyncio.Event()
+        self._sleeps_until_s = math.inf
+        self._nudge: asyncio.Future[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Alarms:
@@ -68,67 +106,40 @@ class Alarms:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait({self._keeper})
+            await end(self._keeper)
 
     def set(self, due_s: float, ring: Callable[[], None]) -> Alarm:
         """Call `ring` at `due_s` of the clock. What it raises is logged: the other alarms ring all the same."""
         alarm = Alarm(ring, self)
         heapq.heappush(self._heap, (due_s, next(self._order), alarm))
-        if due_s < self._sleeps_until_s:
-            self._nudge.set()
+        if due_s < self._sleeps_until_s and self._nudge is not None and not self._nudge.done():
+            self._nudge.set_result(None)
         return alarm
 
+    def deadline(self, ring: Callable[[], None]) -> Deadline:
+        """Return a bound that calls `ring`; it waits for its first `move`."""
+        return Deadline(self, ring)
+
     def one_cancelled(self) -> None:
-        """Sweep the cancelled out once they are half of all: each token of an answer sets one and cancels it."""
+        """Sweep the cancelled out once they are half of all."""
         self._cancelled += 1
         if self._cancelled > max(_SWEEP_ABOVE, len(self._heap) // 2):
             self._heap = [entry for entry in self._heap if entry[2].ring is not None]
             heapq.heapify(self._heap)
             self._cancelled = 0
 
-    async def within(self, work: Coroutine[Any, Any, T], due_s: float) -> T:
-        """Return what `work` returns.
-
-        Unlike `asyncio.wait_for` it keeps time on the tier's clock, never swallows the caller's cancellation (Python
-        3.10 and 3.11 do when both happen at once), and does not wait for ever for work that ignores being cancelled.
-
-        Raises:
-            Elapsed: `due_s` came first; the work was cancelled.
-        """
-        task = asyncio.ensure_future(work)
-        bell: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        alarm = self.set(due_s, lambda: None if bell.done() else bell.set_result(None))
-        try:
-            waited: set[asyncio.Future[Any]] = {task, bell}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise Elapsed
-            return task.result()
-        finally:
-            alarm.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task}, timeout=_GRACE_S)
-                if task.done() and not task.cancelled():
-                    task.exception()  # seen: it lost against the bell
-
     async def _keep(self) -> None:
         while True:
-            self._nudge.clear()
+            self._nudge = asyncio.get_running_loop().create_future()
             self._sleeps_until_s = self._ring_due()
-            if self._sleeps_until_s == float("inf"):
-                await self._nudge.wait()
+            if self._sleeps_until_s == math.inf:
+                await self._nudge
                 continue
             sleep = asyncio.ensure_future(self._clock.sleep(max(0.0, self._sleeps_until_s - self._clock.now_s())))
-            nudge = asyncio.ensure_future(self._nudge.wait())
             try:
-                await asyncio.wait({sleep, nudge}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({sleep, self._nudge}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                sleep.cancel()
-                nudge.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.gather(sleep, nudge, return_exceptions=True)
+                await end(sleep)
 
     def _ring_due(self) -> float:
         """Ring what is due; return when the next alarm is, infinity if there is none."""
@@ -146,7 +157,65 @@ class Alarms:
                 ring()
             except Exception:  # one bad alarm must not end every other bound on waiting
                 log.exception("alarm crashed")
-        return float("inf")
+        return math.inf
+
+
+class Interrupted(Exception):
+    """The block was ended by its `Interruptible`. Caught where that stands."""
+
+
+class Interruptible:
+    """A block of the current task that others can end: `with Interruptible() as block`, and `block.interrupt()`.
+
+    Inside it looks like a cancellation; at its end it raises `Interrupted` instead. Work that swallows a cancellation
+    gets another one each second. A cancellation that somebody else asked for goes on from here (from Python 3.11 on
+    also when both came in one turn; before, the block's own task learns of it as an interruption).
+    """
+
+    __slots__ = ("_again", "_cancellations", "_cancelling", "_loop", "_task", "interrupted")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[Any] | None = None
+        self._again: asyncio.TimerHandle | None = None
+        self._cancellations = 0
+        self._cancelling = 0
+        self.interrupted = False
+
+    def __enter__(self) -> Interruptible:
+        task = asyncio.current_task()
+        self._task = task
+        if task is not None and _COUNTS_CANCELLATIONS:
+            self._cancelling = task.cancelling()  # type: ignore[attr-defined,unused-ignore]  # from Python 3.11 on
+        return self
+
+    def interrupt(self, *_: object) -> None:
+        """End the block; nothing once it has ended."""
+        if self._task is None:
+            return
+        self.interrupted = True
+        self._cancellations += 1
+        self._task.cancel()
+        self._again = self._loop.call_later(_CANCEL_AGAIN_S, self.interrupt)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        if not self.interrupted or task is None:
+            return
+        if self._again is not None:
+            self._again.cancel()
+        others = False
+        if _COUNTS_CANCELLATIONS:
+            for _ in range(self._cancellations):
+                left: int = task.uncancel()  # type: ignore[attr-defined,unused-ignore]
+            others = left > self._cancelling
+        if kind is not None and issubclass(kind, asyncio.CancelledError) and not others:
+            raise Interrupted from None
+
+
+_COUNTS_CANCELLATIONS = hasattr(asyncio.Task, "uncancel")
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:

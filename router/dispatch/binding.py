@@ -1,4 +1,4 @@
-"""Late binding: requests wait here, not inside replicas, and are bound to one the moment it can start them.
+"""Late binding: requests wait in the tier's queue and are bound to a replica when it can start them.
 
 Whenever capacity changes, and every now and then because predictions age, everyone who waits is decided again in
 order. A request is bound when the policy's choice is free; else it waits for that choice, and those behind it see that.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from router.base.clock import Clock
-from router.base.errors import DeadlineLost, OverspillError, Shed, Unavailable
+from router.base.errors import DeadlineLost, Evicted, OverspillError, PromiseLost, Shed, Unavailable
 from router.base.timers import Alarms
 from router.dispatch.candidates import (
     PendingRequest,
@@ -41,18 +41,12 @@ from router.values.settings import RouterSettings
 
 log = structlog.get_logger("router")
 
-# How often whoever waits is decided again when nothing else happens: predictions age, deadlines pass.
+# Interval of decisions for waiting requests while no capacity changes.
 _RECHECK_S = 0.1
 _SESSIONS_KEPT = 4096
 _RETRY_AFTER_S = 1.0  # where nothing better is known
-# Callers turned away for want of capacity count as waiting for so long: a tier that refuses at once is overloaded too.
+# Refusals for want of capacity count as waiting requests for so long, in the measure of overload.
 _REFUSALS_COUNT_S = 2.0
-
-
-class Evicted(Shed):
-    """Pushed out of a full queue by a request of higher priority."""
-
-    code = "evicted"
 
 
 class Binder:
@@ -82,7 +76,7 @@ class Binder:
         self.wake()
 
     def wake(self) -> None:
-        """Decide for everyone who waits, soon. Call it on the event loop."""
+        """Schedule a decision for every waiting request. Call it on the event loop."""
         if len(self.queue) and not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -125,19 +119,19 @@ class Binder:
         return None if Locality.LOCAL_ONLY in {self._policy.locality, locality} else self.upstream()
 
     def refuse_all(self, error: OverspillError) -> None:
-        """End the waiting of everyone."""
+        """Refuse every waiting request with `error`."""
         for entry in self.queue.in_order():
             entry.bound.set_exception(error)
 
     def _pump(self) -> None:
-        """Decide for everyone who waits, in order; each sees what those before it have taken or wait for."""
+        """Decide for every waiting request, in order; each sees what those before it have taken or wait for."""
         self._scheduled = False
         ahead: Counter[str] = Counter()
         pool = self._pool(ahead)
         for entry in self.queue.in_order(scarce=self._signals.ladder.overloaded):
             try:
                 taken = self._decide_for(entry, pool)
-            except Exception:  # one bad request must not starve those behind it
+            except Exception:  # its own failure: those behind it are still decided
                 log.exception("decision crashed", request_id=entry.record.request_id)
                 if not entry.bound.done():
                     entry.bound.set_exception(_internal_error(entry.record.request_id))
@@ -161,7 +155,7 @@ class Binder:
             return False
         choice = self._policy.decide(situation)
         if isinstance(choice, Hopeless):
-            kind = DeadlineLost if choice.deadline_lost else Unavailable
+            kind = DeadlineLost if choice.deadline_lost else PromiseLost
             if not choice.deadline_lost:
                 self._refused_at_s.append(pool.now_s)
             message = f"the promise cannot be kept: {choice.why}"
@@ -193,10 +187,10 @@ class Binder:
         demand = Demand(pending.request.prompt_tokens, expected, pending.request.prompt_bytes)
         work = self._signals.latency.sent(view.snapshot, view.link, demand, view.mine)
         self._remember_session(pending.request.objective.session, info.replica_id)
-        if entry.promised is not None:
-            hoped = entry.promised.candidate
+        hoped = entry.promised.candidate if entry.promised is not None else None
+        if hoped is not None and hoped.info.replica_id == info.replica_id:
             waited_s = now_s - entry.entered_s
-            self._signals.latency.observe_wait(hoped.info, hoped.prediction.wait_s, entry.wait_factor, waited_s)
+            self._signals.latency.observe_wait(info, hoped.prediction.wait_s, entry.wait_factor, waited_s)
         if not entry.continuing:
             self._count(choice, now_s - pending.request.accepted_at_s)
         record.happened(now_s, "sent", replica=info.replica_id, reason=choice.reason, max_tokens=choice.max_tokens)
@@ -218,7 +212,7 @@ class Binder:
             self._telemetry.step_downs.labels(choice.candidate.info.variant).inc()
 
     def _turn_away(self, newcomer: QueueEntry | None) -> None:
-        """Keep the queue inside its bounds: the least of a full class is refused, with a time to come back."""
+        """Refuse the last in order of each class that is over its bound, with a time to come back."""
         while (entry := self.queue.crowded_out(self._settings)) is not None:
             kind = Shed if entry is newcomer else Evicted
             waiting = len(self.queue.in_order()) - 1
@@ -227,7 +221,7 @@ class Binder:
             entry.bound.set_exception(kind(f"the queue is full: {waiting} requests wait", retry_after_s=retry_after_s))
 
     def _give_up(self, entry: QueueEntry) -> None:
-        """The bound on a request's waiting has come."""
+        """Refuse a request whose wait has reached its bound."""
         if entry.bound.done():
             return
         waited_s = self._clock.now_s() - entry.pending.request.accepted_at_s
@@ -261,7 +255,7 @@ class Binder:
         return _spread(wait_s, entry.record.request_id)
 
     def _ahead(self, newcomer: QueueEntry) -> Counter[str]:
-        """What everyone else waits for."""
+        """Count, by replica, the waiting requests other than `newcomer`."""
         return Counter(e.target for e in self.queue.in_order() if e is not newcomer and e.target is not None)
 
     def _pool(self, ahead: Counter[str]) -> PoolView:
@@ -281,7 +275,7 @@ class Binder:
         return [self._view(replica) for replica in self.replicas.values()]
 
     def _view(self, replica: Replica) -> ReplicaView:
-        """Look at a replica; one whose load cannot be read can take no request, and the others still can."""
+        """Return a replica's view; one whose load cannot be read is unavailable."""
         health, in_flight, name = self._signals.health, self._signals.in_flight, replica.info.replica_id
         try:
             view = ReplicaView.of(replica, health.of, in_flight.at)
@@ -309,7 +303,7 @@ class Binder:
         if ladder.update(len(self.queue) + len(refused), self._settings):
             log.warning("overload", overloaded=ladder.overloaded, waiting=len(self.queue))
         if ladder.overloaded:
-            self._recheck_later()  # refusals stop to count by time alone: somebody has to look, or it never ends
+            self._recheck_later()  # refusals expire by time alone, without any event
 
     def _recheck_later(self) -> None:
         if not self._rechecking:
@@ -329,7 +323,7 @@ def _nothing() -> None:
 
 
 def _spread(retry_after_s: float, request_id: str) -> float:
-    """Spread over a quarter more by request id: a burst that is turned away must not come back as a burst."""
+    """Return the time stretched by 0 to 25 % by request id, so that a refused burst comes back spread out."""
     return _bounded(retry_after_s * (1 + zlib.crc32(request_id.encode()) / 2**34))
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from router.base.errors import ContextTooLong, InvalidRequest, ModelNotFound, OverspillError, Unavailable
+from router.base.errors import (
+    ContextTooLong,
+    InvalidRequest,
+    ModelNotFound,
+    OverspillError,
+    ReplicasFailed,
+    Unavailable,
+)
 from router.dispatch.record import Rejection
 from router.signals.health import Health
 from router.signals.ladder import Ladder
@@ -132,7 +139,7 @@ def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, t
         prediction = pool.latency.predict(view.snapshot, view.link, demand, view.mine, ahead, beside=pool.beside(info))
         fits, most = _window_cap(pending, info), _most_tokens(pending, info)
         candidates.append(Candidate(info, prediction, fits, session == info.replica_id, most))
-    if any(c.window_cap is None for c in candidates):  # a cut answer is the choice only where nothing holds it whole
+    if any(c.window_cap is None for c in candidates):  # cut only where no window holds it whole
         short = [c.info for c in candidates if c.window_cap is not None]
         rejections += [Rejection(info, "context", _too_long(pending, info)) for info in short]
         candidates = [c for c in candidates if c.window_cap is None]
@@ -174,7 +181,6 @@ def _situation(
         overloaded=pool.ladder.overloaded,
         pinned=all(request.model != info.family for info in eligible),
         only_remote_fits=bool(local) and all(_is(rejected, info, "context") for info in local),
-        local_served=bool(local),
         remote_served=bool(remote),
         local_down=bool(local) and all(_is_down(rejected, info) for info in local),
         remote_down=bool(remote) and all(_is_down(rejected, info) for info in remote),
@@ -183,18 +189,19 @@ def _situation(
 
 
 def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> OverspillError:
-    """The error for a request that every replica was rejected for: what may pass wins over what never will."""
+    """Return the error for a request that every replica was rejected for; a temporary reason comes first."""
     request = pending.request
     of_model = [r for r in rejections if r.code != "other-model"]
     if not of_model:
-        known = sorted({r.info.family for r in rejections} | {r.info.variant for r in rejections})
-        names = f"this tier serves {', '.join(known)}" if known else "this tier serves no model yet"
-        return ModelNotFound(f"model {request.model!r} is not served here; {names}", param="model")
+        known = {r.info.family for r in rejections} | {r.info.variant for r in rejections}
+        return ModelNotFound.of(request.model, known)
     temporary = [r for r in of_model if r.temporary]
     if temporary:
         reasons = "; ".join(f"{r.info.replica_id}: {r.text}" for r in temporary)
         again_s = min((r.again_s for r in temporary if r.again_s > 0), default=_RETRY_AFTER_S)
-        return Unavailable(f"no replica can take the request now ({reasons})", retry_after_s=again_s)
+        # A replica that failed for this request may serve others: the refusal speaks for this request only.
+        kind = ReplicasFailed if any(r.code == "already-failed" for r in temporary) else Unavailable
+        return kind(f"no replica can take the request now ({reasons})", retry_after_s=again_s)
     too_long = [r.info for r in of_model if r.code == "context"]
     if too_long:
         largest = max(too_long, key=lambda info: info.context_tokens)
@@ -230,7 +237,7 @@ def _most_tokens(pending: PendingRequest, info: ReplicaInfo) -> int:
 
 
 def _unreached(pending: PendingRequest, pool: PoolView) -> list[Rejection]:
-    """Let an upstream that was never reached speak up as one replica that may pass, where it may be asked at all."""
+    """Return a temporary rejection for an upstream that was never reached, where locality allows it."""
     upstream = pool.unreached
     if upstream is None or Locality.LOCAL_ONLY in {pool.locality, pending.request.objective.locality}:
         return []
@@ -270,8 +277,9 @@ def _reject_now(pending: PendingRequest, view: ReplicaView) -> Rejection | None:
     if info.replica_id in pending.failed:
         return Rejection(info, "already-failed", "failed for this request", temporary=True)
     if not snapshot.available:
-        return Rejection(info, "unhealthy", snapshot.why or "not available", temporary=True)
-    if health.code:
+        why = snapshot.why or "not available"
+        return Rejection(info, "unhealthy", why, temporary=True, again_s=snapshot.back_in_s)
+    if health.against(pending.request.objective.priority):
         return Rejection(info, health.code, health.text, temporary=True, waits=health.waits, again_s=health.again_s)
     return None
 

@@ -18,9 +18,10 @@ from typing import Any, final
 import structlog
 
 from router.base.clock import Clock, MonotonicClock
-from router.base.errors import InvalidRequest, OverspillError, Refused, ReplicaBroken, Unavailable
+from router.base.errors import OverspillError, Refused, ReplicaBroken, Unavailable
 from router.base.timers import Alarms
 from router.dispatch.binding import Binder
+from router.dispatch.blame import Verdict, source_of, verdict
 from router.dispatch.candidates import Unreached
 from router.dispatch.journey import Journey
 from router.dispatch.record import DecisionLog, DecisionRecord
@@ -39,6 +40,7 @@ log = structlog.get_logger("router")
 
 # No first token in so many times its predicted upper figure, to the end of a deadline: it is broken rather than slow.
 _SILENT = 4.0
+_SILENT_LEAST_S = 1.0  # callers choose deadlines, and a short one says nothing about the replica
 
 
 @final
@@ -105,12 +107,12 @@ class Dispatcher:
         if journey.route is None:
             await chunks.aclose()
             raise ReplicaBroken("the replica ended without an answer")
-        journey.answer = Answer(journey.route, _Opened(first, chunks))
+        journey.answer = Answer(journey.route, _Opened(first, chunks), lambda: journey.ready)
         return journey.answer
 
-    def decision(self, request_id: str) -> DecisionRecord | None:
-        """Return the record of a recent request."""
-        return self._log.get(request_id)
+    def decision(self, request_id: str, caller: str = "") -> DecisionRecord | None:
+        """Return the record of a recent request of this caller: the digest of a key, empty where there are none."""
+        return self._log.get(request_id, caller)
 
     def reconfigure(self, settings: RouterSettings) -> None:
         """Change the settings; requests in flight stay, those that wait are decided by the new ones."""
@@ -202,7 +204,7 @@ class Dispatcher:
         """Whether any other replica may still serve what is left of the request."""
         return self._binder.has_candidate(journey.pending(self.clock.now_s()))
 
-    def arrived(self, attempt: Attempt, journey: Journey, chunk: TokenChunk) -> None:
+    def chunk_arrived(self, attempt: Attempt, journey: Journey, chunk: TokenChunk) -> None:
         """Text came: learn from the first, count the rest."""
         now_s = self.clock.now_s()
         info = attempt.info
@@ -214,7 +216,7 @@ class Dispatcher:
             if journey.record.ttft_s is None:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
         attempt.tokens += chunk.tokens
-        self.telemetry.tokens.labels(info.tier, info.variant).inc(chunk.tokens)
+        self.telemetry.count_tokens(info.tier, info.variant, chunk.tokens)
 
     def _note_ttft(self, attempt: Attempt, journey: Journey, ttft_s: float) -> None:
         record, info = journey.record, attempt.info
@@ -226,7 +228,7 @@ class Dispatcher:
             within = ttft_s <= record.promised_ttft_high_s
             self.telemetry.ttft_predictions.labels("yes" if within else "no").inc()
 
-    def landed(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
+    def attempt_ended(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
         """An attempt ended, whichever way: give the slot back, and learn from a finished answer."""
         in_flight, info = self._signals.in_flight, attempt.info
         beside = in_flight.beside(info)
@@ -235,7 +237,8 @@ class Dispatcher:
         if finished is not None and not attempt.overdue:
             breaker.succeed()
         elif attempt.silent:
-            breaker.fail("silent to the end of a deadline", trial=attempt.trial)
+            source = source_of(journey.request, Verdict.DOWN)
+            breaker.fail("silent to the end of a deadline", source=source, trial=attempt.trial)
         elif attempt.trial:
             breaker.abandon()
         if finished is not None:
@@ -246,13 +249,13 @@ class Dispatcher:
                 info,
                 batch=round((attempt.batch + beside) / 2),
                 tpot_s=pace_s,
-                tokens=None if journey.request.sampling.ignore_eos else journey.tokens,
+                tokens=None if journey.request.sampling.ignore_eos or attempt.overran else journey.tokens,
                 ended=finished is FinishReason.STOP,
                 predicted_tpot_s=attempt.choice.candidate.prediction.tpot_s,
             )
         self.capacity_changed()
 
-    def overdue(self, attempt: Attempt, journey: Journey) -> None:
+    def deadline_passed(self, attempt: Attempt, journey: Journey) -> None:
         """The deadline ends an answer. One that did not even begin would have taken at least so long: learn that."""
         now_s = self.clock.now_s()
         attempt.overdue = True
@@ -261,15 +264,25 @@ class Dispatcher:
         predicted = attempt.choice.candidate.prediction
         if attempt.first_at_s is None and took_s > predicted.ttft_s:
             self._signals.latency.observe_ttft(attempt.info, attempt.work, took_s)
-            attempt.silent = took_s > _SILENT * predicted.ttft_high_s
+            counted = journey.request.prompt_slack == 0  # an estimate may be that far off by itself
+            attempt.silent = counted and took_s > max(_SILENT * predicted.ttft_high_s, _SILENT_LEAST_S)
+
+    def cap_exceeded(self, attempt: Attempt, journey: Journey) -> None:
+        """A replica went on past the cap that it was sent: the answer ends there, and teaches nothing of lengths."""
+        info = attempt.info
+        attempt.overran = True
+        journey.record.happened(self.clock.now_s(), "cap_exceeded", replica=info.replica_id)
+        self.telemetry.replica_failures.labels(info.endpoint, "cap_exceeded").inc()
+        log.warning("replica ignores the cap", request_id=journey.request.request_id, replica=info.replica_id)
 
     def failed(self, attempt: Attempt, journey: Journey, error: OverspillError) -> None:
-        """An attempt failed: tell the breaker, or remember when the replica wants to be asked again."""
-        info = attempt.info
-        if isinstance(error, Refused):
-            self._signals.health.refused(info, error.retry_after_s)
-        elif not isinstance(error, InvalidRequest):
-            self._signals.health.breaker(info).fail(error.message, trial=attempt.trial)
+        """An attempt failed: tell the breaker, or remember when the replica wants to be asked again, if at all."""
+        info, found, health = attempt.info, verdict(error), self._signals.health
+        if found.counts:
+            health.breaker(info).fail(error.message, source=source_of(journey.request, found), trial=attempt.trial)
+        elif isinstance(error, Refused) and found.cools:
+            everyone = found is Verdict.REFUSED_ALL
+            health.refused(info, error.retry_after_s, None if everyone else journey.request.objective.priority)
         began = attempt.first_at_s is not None
         journey.record.happened(
             self.clock.now_s(),
@@ -282,8 +295,13 @@ class Dispatcher:
         )
         self.telemetry.failovers.labels("mid_stream" if began else "before_first_token", info.endpoint).inc()
         self.telemetry.replica_failures.labels(info.endpoint, error.code).inc()
-        log.warning(
-            "attempt failed", request_id=journey.request.request_id, replica=info.replica_id, error=error.message
+        log.log(
+            logging.WARNING if found.counts else logging.INFO,
+            "attempt failed",
+            request_id=journey.request.request_id,
+            replica=info.replica_id,
+            fault=found.value,
+            error=error.message,
         )
 
     def ended(self, journey: Journey, outcome: Outcome, error: str | None) -> None:
@@ -309,7 +327,7 @@ class Dispatcher:
             finish_ms=round(record.finish_s * 1e3, 1),
             error=error,
         )
-        if not journey.callers_fault:
+        if outcome is not Outcome.INVALID:
             last_at_s = journey.last_at_s
             record.judge(None if last_at_s is None else last_at_s - journey.request.accepted_at_s)
         for promise, kept in record.kept.items():

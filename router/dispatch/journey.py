@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Protocol
 
 import structlog
 
 from router.base.clock import Clock
 from router.base.errors import (
     DeadlineLost,
-    InvalidRequest,
     OverspillError,
-    Refused,
     ReplicaBroken,
+    ReplicaCrashed,
     ReplicaError,
+    ReplicaFailed,
+    ReplicasFailed,
     ReplicaUnreachable,
-    Unavailable,
 )
-from router.base.timers import Alarms, Elapsed
+from router.base.timers import Alarms
+from router.dispatch.attempt_stream import AttemptStream, Elapsed
+from router.dispatch.blame import Verdict, outcome_of, verdict
 from router.dispatch.candidates import PendingRequest
 from router.dispatch.record import DecisionRecord
 from router.signals.in_flight import Attempt
@@ -32,6 +34,8 @@ from router.values.settings import RouterSettings
 log = structlog.get_logger("router")
 
 _RETRY_AFTER_S = 1.0
+_MAX_CRASHES = 2  # replicas on which one request may crash: its content may be what does it
+_MAX_TOKEN_CHARS = 256  # no vocabulary holds a longer token
 
 
 class Feedback(Protocol):
@@ -49,15 +53,19 @@ class Feedback(Protocol):
         """Whether any other replica may still serve what is left of the request."""
         ...
 
-    def arrived(self, attempt: Attempt, journey: Journey, chunk: TokenChunk) -> None:
+    def chunk_arrived(self, attempt: Attempt, journey: Journey, chunk: TokenChunk) -> None:
         """Text came."""
         ...
 
-    def overdue(self, attempt: Attempt, journey: Journey) -> None:
+    def deadline_passed(self, attempt: Attempt, journey: Journey) -> None:
         """The deadline ends an answer."""
         ...
 
-    def landed(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
+    def cap_exceeded(self, attempt: Attempt, journey: Journey) -> None:
+        """A replica went on past the cap that it was sent; the answer ends there."""
+        ...
+
+    def attempt_ended(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
         """An attempt ended, whichever way."""
         ...
 
@@ -80,9 +88,9 @@ class Journey:
         answer: what the caller holds, kept like `route`.
         cut: the answer was ended before the caller's own cap and before the model's end, by a cap or by the deadline.
         last_at_s: when the last token came.
-        callers_fault: it was refused as invalid.
         failed: replica ids that may not serve it again.
         attempts: replicas that were tried.
+        crashes: how many of them crashed.
         tokens, chars: what the caller has got.
     """
 
@@ -92,20 +100,26 @@ class Journey:
     route: Route | None = None
     failed: set[str] = field(default_factory=set)
     attempts: int = 0
+    crashes: int = 0
     tokens: int = 0
     chars: int = 0
     degraded: bool = False
     cut: bool = False
     answer: Answer | None = None
     last_at_s: float | None = None
-    callers_fault: bool = False
     _cap: int | None = None
     _room: int = 0
     _text: list[str] = field(default_factory=list)
     _accepted: InferenceRequest = field(init=False)
+    _run: _AttemptRun | None = None
 
     def __post_init__(self) -> None:
         self._accepted = self.request
+
+    @property
+    def ready(self) -> bool:
+        """The next chunk is here already: reading it waits for nothing."""
+        return self._run is not None and self._run.stream.ready
 
     async def chunks(self) -> AsyncGenerator[TokenChunk, None]:
         """Stream the answer; every exit leaves exactly one outcome in the record.
@@ -117,43 +131,37 @@ class Journey:
         """
         outcome, error = Outcome.CANCELLED, None
         last: TokenChunk | None = None
+        clock = self.dispatcher.clock
         try:
-            async with aclosing(self._attempts()) as stream:
-                async for chunk in stream:
-                    if chunk.finish_reason is not None:
-                        last = chunk
-                        self._note_end(chunk.finish_reason)
-                        break
-                    yield chunk
+            while last is None:
+                attempt = await self._bind()
+                self.attempts += 1
+                try:
+                    async with self._running(attempt) as run:
+                        while True:
+                            chunk = await run.next()
+                            if chunk.finish_reason is not None:
+                                last = chunk
+                                break
+                            handed_s = clock.now_s()
+                            yield chunk
+                            attempt.away_s += clock.now_s() - handed_s
+                except OverspillError as failure:
+                    self._give_up_on(attempt, failure)
+                    if self._is_complete():
+                        # It broke after the last token and before saying so: nothing is missing but the reason.
+                        last = TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
+            self._note_end(last)
             outcome = Outcome.DEGRADED if self.degraded else Outcome.COMPLETED
         except OverspillError as refusal:
-            outcome, error = _outcome_of(refusal), refusal.message
-            self.callers_fault = isinstance(refusal, InvalidRequest)
+            outcome, error = outcome_of(refusal), refusal.message
             raise
         except Exception as bug:
             outcome, error = Outcome.FAILED, f"internal error: {type(bug).__name__}"
             raise
         finally:
             self.dispatcher.ended(self, outcome, error)
-        if last is not None:
-            yield last
-
-    async def _attempts(self) -> AsyncGenerator[TokenChunk, None]:
-        while True:
-            attempt = await self._bind()
-            self.attempts += 1
-            try:
-                async with aclosing(self._fly(attempt)) as stream:
-                    async for chunk in stream:
-                        yield chunk
-            except (ReplicaError, Refused, InvalidRequest) as error:
-                self._give_up_on(attempt, error)
-            else:
-                return
-            if self._is_complete():
-                # It broke after the last token and before saying so: nothing is missing but the reason.
-                yield TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
-                return
+        yield last
 
     async def _bind(self) -> Attempt:
         try:
@@ -166,57 +174,22 @@ class Journey:
     def pending(self, wait_until_s: float) -> PendingRequest:
         return PendingRequest(self.request, frozenset(self.failed), wait_until_s)
 
-    async def _fly(self, attempt: Attempt) -> AsyncGenerator[TokenChunk, None]:
-        """One attempt: the chunks of one replica, with a bound on every wait.
+    def _running(self, attempt: Attempt) -> _AttemptRun:
+        self._run = _AttemptRun(self, attempt, self._capped(attempt))
+        return self._run
 
-        Chunks without text (half a character, the beginning of a stop string) are held back and counted with the next
-        one, so that what the caller has got is always whole tokens, and a break loses none of them.
-        """
-        settings = self.dispatcher.settings
-        alarms, clock = self.dispatcher.alarms, self.dispatcher.clock
-        timeout_s, ends_s = settings.first_token_timeout_ms / 1e3, self._ends_s()
-        held_tokens = 0
-        origin: Origin | None = None
-        finished: FinishReason | None = None
-        stream = attempt.replica.generate(self._capped(attempt))
-        try:
-            while finished is None:
-                if clock.now_s() >= ends_s:  # its reader took too long
-                    chunk = self._at_deadline(attempt)
-                else:
-                    due_s = min(clock.now_s() + timeout_s, ends_s)
-                    chunk = await self._next(attempt, alarms.within(_opened(attempt, stream), due_s), ends_s)
-                finished, origin = chunk.finish_reason, chunk.origin or origin
-                if finished is None and not chunk.text:
-                    held_tokens += chunk.tokens
-                    continue
-                if self.request.continuation_tokens > self._accepted.continuation_tokens:
-                    chunk = replace(chunk, prompt_tokens=None)  # it counted our own text as prompt
-                if held_tokens:
-                    chunk, held_tokens = replace(chunk, tokens=chunk.tokens + held_tokens), 0
-                self._hand_over(attempt, chunk, origin)
-                timeout_s = settings.stall_timeout_ms / 1e3
-                handed_s = clock.now_s()
-                yield chunk
-                attempt.away_s += clock.now_s() - handed_s
-        finally:
-            try:
-                await self._close(attempt, stream)
-            finally:
-                self.dispatcher.landed(attempt, self, finished)
-
-    def _ends_s(self) -> float:
+    def ends_s(self) -> float:
         """When the answer has to end; infinity without a deadline, or where it no longer applies."""
         deadline_s = self.request.objective.deadline_s
         return math.inf if deadline_s is None else self.request.accepted_at_s + deadline_s
 
-    def _at_deadline(self, attempt: Attempt) -> TokenChunk:
+    def end_at_deadline(self, attempt: Attempt) -> TokenChunk:
         """End an answer whose time is over with the text so far.
 
         Raises:
             DeadlineLost: there is no text yet.
         """
-        self.dispatcher.overdue(attempt, self)
+        self.dispatcher.deadline_passed(attempt, self)
         if not self._text:
             deadline_s = self.request.objective.deadline_s
             raise DeadlineLost(
@@ -225,35 +198,8 @@ class Journey:
             )
         return TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
 
-    async def _next(self, attempt: Attempt, work: Any, ends_s: float) -> TokenChunk:
-        """Wait for the next chunk, until `ends_s` at most; what a replica does wrong becomes an error of the tree."""
-        kind = ReplicaUnreachable if attempt.first_at_s is None else ReplicaBroken
-        name = attempt.info.replica_id
-        try:
-            chunk: TokenChunk = await work
-        except StopAsyncIteration:
-            raise kind(f"{name}: the stream ended without a finish reason") from None
-        except Elapsed:
-            if self.dispatcher.clock.now_s() >= ends_s:
-                return self._at_deadline(attempt)
-            raise kind(f"{name}: silent for too long") from None
-        except OverspillError:
-            raise
-        except Exception as error:  # the boundary to a replica: its bug is its failure, and another may serve
-            log.exception("replica crashed", replica=name, request_id=self.request.request_id)
-            raise kind(f"{name}: crashed with {type(error).__name__}") from error
-        return chunk
-
-    async def _close(self, attempt: Attempt, stream: AsyncGenerator[TokenChunk, None]) -> None:
-        name, request_id = attempt.info.replica_id, self.request.request_id
-        try:
-            await self.dispatcher.alarms.within(_aclose(stream), self.dispatcher.clock.now_s() + 5.0)
-        except Elapsed:
-            log.exception("replica does not let go of a cancelled request", replica=name, request_id=request_id)
-        except Exception:
-            log.exception("replica crashed while closing", replica=name, request_id=request_id)
-
-    def _hand_over(self, attempt: Attempt, chunk: TokenChunk, origin: Origin | None) -> None:
+    def take(self, attempt: Attempt, chunk: TokenChunk, origin: Origin | None) -> None:
+        """Count a chunk that goes to the caller."""
         self.degraded = self.degraded or attempt.choice.degraded or (origin is not None and origin.degraded)
         if self.route is None:
             self.route = self._route(attempt, origin)
@@ -266,7 +212,12 @@ class Journey:
             self._text.append(chunk.text)
             self.chars += len(chunk.text)
         self.tokens += chunk.tokens
-        self.dispatcher.arrived(attempt, self, chunk)
+        self.dispatcher.chunk_arrived(attempt, self, chunk)
+
+    @property
+    def counts_own_text(self) -> bool:
+        """The prompt of the attempt that runs holds text of the answer, so its count is none of the caller's prompt."""
+        return self.request.continuation_tokens > self._accepted.continuation_tokens
 
     def _route(self, attempt: Attempt, origin: Origin | None) -> Route:
         info, choice = attempt.info, attempt.choice
@@ -283,14 +234,14 @@ class Journey:
             max_tokens=_cap_of(attempt, origin),
         )
 
-    def _note_end(self, finished: FinishReason) -> None:
+    def _note_end(self, last: TokenChunk) -> None:
         """Say of an answer that was cut that it is degraded, wherever that can still be said.
 
         A head that was sent with the first text can not change, so an upstream that keeps the deadline too does not
         tell: an answer under a deadline that ends by length, short of the caller's cap and of the window, was cut.
         """
         accepted, route = self._accepted, self.route
-        if finished is not FinishReason.LENGTH or route is None:
+        if last.finish_reason is not FinishReason.LENGTH or route is None:
             return
         length, asked = self.tokens + accepted.continuation_tokens, accepted.sampling.max_tokens
         if asked is not None and length >= asked:
@@ -317,9 +268,10 @@ class Journey:
 
     def _give_up_on(self, attempt: Attempt, error: OverspillError) -> None:
         """Note the failure, and fold what was emitted into the request; raises if no other replica may try."""
-        if isinstance(error, DeadlineLost) and self.dispatcher.clock.now_s() >= self._ends_s():
+        if isinstance(error, DeadlineLost) and self.dispatcher.clock.now_s() >= self.ends_s():
             raise error
-        if not isinstance(error, Refused) or isinstance(error, DeadlineLost):
+        found = verdict(error)
+        if not found.cools:
             self.failed.add(attempt.info.replica_id)
         if self._text:
             accepted = self._accepted
@@ -332,15 +284,20 @@ class Journey:
                 objective=replace(accepted.objective, ttft_s=None, tpot_s=None, deadline_s=None),
             )
         self.dispatcher.failed(attempt, self, error)
+        if isinstance(error, ReplicaCrashed):
+            self.crashes += 1
+            if self.crashes >= _MAX_CRASHES or not self.dispatcher.has_alternative(self):
+                raise self._final(error) from error
         last = self.attempts >= self.dispatcher.settings.max_attempts
-        if last or (isinstance(error, InvalidRequest) and not self.dispatcher.has_alternative(self)):
+        own = found in {Verdict.REQUEST, Verdict.REFUSED_ONE}
+        if last or (own and not self.dispatcher.has_alternative(self)):
             raise self._final(error) from error
 
     def _final(self, error: OverspillError) -> OverspillError:
         if self._text:
             return self._broken(error)
-        if isinstance(error, ReplicaError):
-            return Unavailable(
+        if isinstance(error, ReplicaError) and not isinstance(error, ReplicaCrashed):
+            return ReplicasFailed(
                 f"{self.attempts} replicas failed, the last: {error.message}", retry_after_s=_RETRY_AFTER_S
             )
         return error
@@ -349,23 +306,111 @@ class Journey:
         return ReplicaBroken(f"the answer broke off after {self.tokens} tokens, nobody can finish it: {error.message}")
 
 
+class _AttemptRun:
+    """One attempt, from the moment its replica gets the request until all that it held is given back.
+
+    Chunks without text (half a character, the beginning of a stop string) are held back and counted with the next one,
+    so that what the caller has got is always whole tokens, and a break loses none of them.
+    """
+
+    def __init__(self, journey: Journey, attempt: Attempt, request: InferenceRequest) -> None:
+        self._journey = journey
+        self._attempt = attempt
+        dispatcher = journey.dispatcher
+        self._dispatcher = dispatcher
+        self._clock = dispatcher.clock
+        self._timeout_s = dispatcher.settings.first_token_timeout_ms / 1e3
+        self._ends_s = journey.ends_s()
+        self._left_tokens = request.most_answer_tokens(attempt.info.context_tokens)
+        self._left_chars = self._left_tokens * _MAX_TOKEN_CHARS
+        self._held_tokens = 0
+        self._origin: Origin | None = None
+        self._finished: FinishReason | None = None
+        self._quiet_since_s = self._clock.now_s()
+        self.stream = AttemptStream(attempt, request, self._clock, dispatcher.alarms)
+
+    async def __aenter__(self) -> _AttemptRun:
+        await self.stream.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.stream.__aexit__(kind, error, trace)
+        finally:
+            self._dispatcher.attempt_ended(self._attempt, self._journey, self._finished)
+
+    async def next(self) -> TokenChunk:
+        """Return the next chunk that has text, or the last one; every wait is bounded.
+
+        Raises:
+            OverspillError: the attempt failed.
+        """
+        journey, attempt = self._journey, self._attempt
+        self._quiet_since_s = self._clock.now_s()
+        while True:
+            chunk = self._within_cap(await self._read())
+            self._origin = chunk.origin or self._origin
+            if chunk.text or chunk.finish_reason is not None:
+                break
+            self._held_tokens += chunk.tokens
+            now_s = self._clock.now_s()
+            if chunk.tokens:
+                self._quiet_since_s = now_s
+            elif now_s > self._quiet_since_s + self._timeout_s:
+                raise self._broken("nothing but empty chunks for too long")
+        if chunk.prompt_tokens is not None and journey.counts_own_text:
+            chunk = replace(chunk, prompt_tokens=None)
+        if self._held_tokens:
+            chunk, self._held_tokens = replace(chunk, tokens=chunk.tokens + self._held_tokens), 0
+        self._finished = chunk.finish_reason
+        self._timeout_s = self._dispatcher.settings.stall_timeout_ms / 1e3
+        journey.take(attempt, chunk, self._origin)
+        return chunk
+
+    async def _read(self) -> TokenChunk:
+        """Wait for the next chunk; what a replica does wrong becomes an error of the tree."""
+        if self._clock.now_s() >= self._ends_s:  # its reader took too long
+            return self._journey.end_at_deadline(self._attempt)
+        name = self._attempt.info.replica_id
+        try:
+            return await self.stream.next(min(self._quiet_since_s + self._timeout_s, self._ends_s))
+        except StopAsyncIteration:
+            raise self._broken("the stream ended without a finish reason") from None
+        except Elapsed:
+            if self._clock.now_s() >= self._ends_s:
+                return self._journey.end_at_deadline(self._attempt)
+            if self._attempt.first_at_s is None:
+                raise ReplicaUnreachable(f"{name}: silent for too long") from None
+            raise self._broken("silent for too long") from None
+        except OverspillError:
+            raise
+        except Exception as error:  # its bug is its failure, or the request's: one other replica may try
+            log.exception("replica crashed", replica=name, request_id=self._journey.request.request_id)
+            raise ReplicaCrashed(f"{name}: crashed with {type(error).__name__}") from error
+
+    def _broken(self, why: str) -> ReplicaError:
+        kind = ReplicaFailed if self._attempt.first_at_s is None else ReplicaBroken
+        return kind(f"{self._attempt.info.replica_id}: {why}")
+
+    def _within_cap(self, chunk: TokenChunk) -> TokenChunk:
+        """Cut off what goes past the cap that the replica was sent; that is the end of the answer."""
+        over = chunk.tokens > self._left_tokens or (self._left_tokens == 0 and chunk.text and not chunk.finish_reason)
+        if not over and len(chunk.text) <= self._left_chars:
+            self._left_tokens -= chunk.tokens
+            self._left_chars -= len(chunk.text)
+            return chunk
+        kept = min(self._left_chars, len(chunk.text) * self._left_tokens // max(chunk.tokens, 1))
+        self._dispatcher.cap_exceeded(self._attempt, self._journey)
+        return replace(
+            chunk,
+            text=chunk.text[:kept],
+            tokens=min(chunk.tokens, self._left_tokens),
+            finish_reason=FinishReason.LENGTH,
+        )
+
+
 def _cap_of(attempt: Attempt, origin: Origin | None) -> int | None:
     """The cap in force: of the upstream that answers if it set one, else of the choice made here."""
     return origin.max_tokens if origin is not None and origin.max_tokens is not None else attempt.choice.max_tokens
-
-
-async def _opened(attempt: Attempt, stream: AsyncGenerator[TokenChunk, None]) -> TokenChunk:
-    attempt.opened = True
-    return await anext(stream)
-
-
-async def _aclose(stream: AsyncGenerator[TokenChunk, None]) -> None:
-    await stream.aclose()
-
-
-def _outcome_of(error: OverspillError) -> Outcome:
-    if error.code == "evicted":
-        return Outcome.EVICTED
-    if error.status == 429:
-        return Outcome.SHED
-    return Outcome.UNAVAILABLE if isinstance(error, Refused) else Outcome.FAILED

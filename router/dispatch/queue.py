@@ -42,7 +42,7 @@ class QueueEntry:
 
     @property
     def continuing(self) -> bool:
-        """It already began to answer, and goes before everything else: its caller is reading."""
+        """Whether its answer has begun; such a request goes before all others."""
         return self.request.continuation_tokens > 0
 
     def order(self, *, scarce: bool) -> tuple[bool, int, float, float]:
@@ -66,7 +66,7 @@ class RequestQueue:
         return len(self._entries)
 
     def in_order(self, *, scarce: bool = False) -> list[QueueEntry]:
-        """Everyone who waits, first come first by `QueueEntry.order`."""
+        """Return the waiting entries, sorted by `QueueEntry.order`."""
         waiting = [entry for entry in self._entries if not entry.bound.done()]
         waiting.sort(key=lambda entry: entry.order(scarce=scarce))
         return waiting
@@ -75,11 +75,11 @@ class RequestQueue:
         self._entries[entry] = None
 
     def leave(self, entry: QueueEntry) -> None:
-        """Take it out of the queue; one that is out already stays so."""
+        """Remove an entry; one that is not in the queue is ignored."""
         self._entries.pop(entry, None)
 
     def crowded_out(self, settings: RouterSettings) -> QueueEntry | None:
-        """Whom to turn away because a class is full: the last in order of the class that is.
+        """Return the entry to refuse because a class is full: the last in order of that class, None if none is.
 
         That need not be the newcomer: one of higher priority pushes out the least. Only priority counts here, and then
         age: the newest of the least goes.

@@ -80,6 +80,7 @@ class DecisionRecord:
     """One request's story. It holds no part of the prompt or the answer.
 
     Attributes:
+        caller: whose request it was; not told.
         promised_ttft_s, promised_ttft_high_s: accepted → first token, as first predicted.
         ttft_s, finish_s: accepted → first text, end.
         kept: `ttft`, `tpot`, `deadline`, where the caller asked for it → whether it was kept.
@@ -92,6 +93,7 @@ class DecisionRecord:
     max_tokens: int | None
     accepted_at_s: float
     policy: str
+    caller: str = field(default="", repr=False)
     situation: Situation | None = None
     rejections: tuple[Rejection, ...] = ()
     choice: Choice | None = None
@@ -115,6 +117,7 @@ class DecisionRecord:
             max_tokens=request.sampling.max_tokens,
             accepted_at_s=request.accepted_at_s,
             policy=policy,
+            caller=request.caller,
         )
 
     def looked(self, situation: Situation | None, rejections: tuple[Rejection, ...]) -> None:
@@ -218,26 +221,37 @@ class DecisionRecord:
 
 
 class DecisionLog:
-    """The most recent records, by request id."""
+    """The most recent records, by caller and request id: ids are the callers' own, and two may choose one id.
+
+    When it is full, the oldest record of the caller who has most goes: nobody pushes out the records of others.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
+        self._records: dict[str, OrderedDict[str, DecisionRecord]] = {}
+        self._size = 0
 
     def __len__(self) -> int:
-        return len(self._records)
+        return self._size
 
     def add(self, record: DecisionRecord) -> None:
-        self._records[record.request_id] = record
-        self._records.move_to_end(record.request_id)
+        own = self._records.setdefault(record.caller, OrderedDict())
+        self._size += record.request_id not in own
+        own[record.request_id] = record
+        own.move_to_end(record.request_id)
         self.trim()
 
     def trim(self) -> None:
-        while len(self._records) > self.capacity:
-            self._records.popitem(last=False)
+        while self._size > self.capacity:
+            caller = max(self._records, key=lambda name: len(self._records[name]))
+            self._records[caller].popitem(last=False)
+            self._size -= 1
+            if not self._records[caller]:
+                del self._records[caller]
 
-    def get(self, request_id: str) -> DecisionRecord | None:
-        return self._records.get(request_id)
+    def get(self, request_id: str, caller: str = "") -> DecisionRecord | None:
+        own = self._records.get(caller)
+        return None if own is None else own.get(request_id)
 
 
 def why_not(candidate: Candidate, chosen: Candidate, situation: Situation) -> tuple[str, str]:

@@ -63,6 +63,7 @@ class Telemetry:
             ["promise", "kept"],
         )
         self.tokens = counter("overspill_generated_tokens", "Tokens streamed to callers.", served_by)
+        self._tokens_by_variant: dict[tuple[str, str], Counter] = {}
         self.step_downs = counter(
             "overspill_step_downs", "Requests sent to a smaller rung to keep an objective.", ["variant"]
         )
@@ -77,6 +78,13 @@ class Telemetry:
         )
         self.breaker_changes = counter("overspill_breaker_changes", "Transitions of a breaker.", ["endpoint", "state"])
         self.reconfigurations = counter("overspill_router_reconfigurations", "Settings applied at run time.")
+
+    def count_tokens(self, tier: str, variant: str, tokens: int) -> None:
+        """Count what was streamed to a caller; called for every chunk, so that its labels are looked up once."""
+        child = self._tokens_by_variant.get((tier, variant))
+        if child is None:
+            child = self._tokens_by_variant[tier, variant] = self.tokens.labels(tier, variant)
+        child.inc(tokens)
 
     def watch(self, name: str, text: str, labels: tuple[str, ...], source: GaugeSource) -> None:
         """Register a gauge whose values are asked for at every scrape: pairs of label values and number."""

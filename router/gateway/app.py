@@ -37,7 +37,7 @@ def create_app(deps: GatewayDeps) -> FastAPI:
     intake = Intake(deps, GatewayMetrics(deps.telemetry.registry, lambda: load_of(deps)))
     for group in (OpenAIRoutes(intake), KServeRoutes(intake), OpsRoutes(intake)):
         app.router.routes.extend(group.routes())
-    app.add_middleware(Authentication, api_keys=deps.api_keys)
+    app.add_middleware(Authentication, api_keys=deps.api_keys, max_priority=deps.max_priority)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _crash)
     return app

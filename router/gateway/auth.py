@@ -1,72 +1,138 @@
-"""Who may come in: bearer keys, or, where none are set, callers on this host only."""
+"""Who may come in: bearer keys, or, where none are set, callers on this host only, and no web page of another host."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import ipaddress
+import re
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.base.errors import Unauthenticated
+from router.base.errors import OverspillError, Unauthenticated
 from router.base.loopback import is_loopback
-from router.gateway.errors import Reply, dialect_of, render_error
+from router.gateway.deps import Caller
+from router.gateway.errors import Misdirected, Reply, dialect_of, render_error
 from router.wire import headers as wire_headers
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
 """Probes carry no credentials; these pages tell nothing but health and load."""
+CALLER = "overspill.caller"
+"""Of a scope: the `Caller` who was let in."""
+ADMITTED = "overspill.admitted"
+"""Of a scope of `router.gateway.listener`: called when a request was let in; its connection has proved itself then."""
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+_FORWARDED = re.compile(r'(?:^|[;,])\s*(?:host|for)\s*=\s*(?:"([^"]*)"|([^;,\s]*))', re.IGNORECASE)
+# Names that a proxy on this host was called by: what it passes on without `x-forwarded-for` looks like this host's own.
+_PROXIED = ("x-forwarded-host", "x-original-host", "x-real-ip")
 
 
 class Authentication:
-    """ASGI middleware in front of everything a tier serves."""
+    """ASGI middleware in front of everything a tier serves.
 
-    def __init__(self, app: ASGIApp, api_keys: frozenset[str]) -> None:
+    Args:
+        api_keys: accepted key → the highest priority that it may claim.
+        max_priority: the same for callers of a tier without keys.
+    """
+
+    def __init__(self, app: ASGIApp, api_keys: Mapping[str, int], max_priority: int = 0) -> None:
         self._app = app
         # Digests: all of one length, so that the comparison tells nothing about a key, not even how long it is.
-        self._digests = tuple(_digest(key.encode()) for key in api_keys)
+        self._callers = {_digest(key.encode()): priority for key, priority in api_keys.items()}
+        self._nobody = Caller("", max_priority)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in {"http", "websocket"} or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(scope)
-        if refusal is None:
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
-        else:
-            await _send(render_error(refusal, dialect_of(scope["path"])), scope, send)
+        headers = wire_headers.lower_case(scope["headers"])
+        try:
+            scope[CALLER] = self._caller(scope, headers)
+        except OverspillError as refusal:
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008, "reason": refusal.message[:100]})
+            else:
+                await _send(render_error(refusal, dialect_of(scope["path"])), headers, send)
+            return
+        if ADMITTED in scope:
+            scope[ADMITTED]()
+        await self._app(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> Unauthenticated | None:
-        if not self._digests:
-            return _refusal_without_keys(scope)
-        given = wire_headers.lower_case(scope["headers"]).get("authorization", "")
-        scheme, _, key = given.partition(" ")
+    def _caller(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
+        """Return who sent the request.
+
+        Raises:
+            Unauthenticated: no key, or none that is known; without keys: not from this host.
+            Misdirected: without keys, and meant for another host.
+        """
+        if not self._callers:
+            _require_this_host(scope, headers)
+            return self._nobody
+        scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
-            return Unauthenticated("an API key is required: send `authorization: Bearer <key>`", param="authorization")
+            raise Unauthenticated("an API key is required: send `authorization: Bearer <key>`", param="authorization")
         digest = _digest(key.strip().encode("latin-1"))  # the bytes as they were sent
         # Every key is compared, whichever matches.
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if any(matches):
-            return None
-        return Unauthenticated("this API key is not known here", param="authorization")
+        found = [known for known in self._callers if hmac.compare_digest(digest, known)]
+        if not found:
+            raise Unauthenticated("this API key is not known here", param="authorization")
+        return Caller(found[0].hex(), self._callers[found[0]])
 
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _refusal_without_keys(scope: Scope) -> Unauthenticated | None:
+def _require_this_host(scope: Scope, headers: Mapping[str, str]) -> None:
+    """Let in what comes from this host and was meant for it.
+
+    Any web page may send requests to loopback through the browser of somebody who visits it; and the owner of a name
+    may let that point to 127.0.0.1, so that its page reads the answers too.
+    """
     if not _on_this_host(scope):
-        return Unauthenticated("this tier has no API keys and therefore answers callers on its own host only")
-    origin = wire_headers.lower_case(scope["headers"]).get("origin")
-    if origin is not None and not _is_local_page(origin):
-        # Any web page may send requests to loopback through the browser of somebody who visits it.
-        return Unauthenticated(
-            "this tier has no API keys and therefore does not answer web pages of other hosts", param="origin"
+        raise Unauthenticated("this tier has no API keys and therefore answers callers on its own host only")
+    if scope.get("client") is None:
+        return  # through a Unix socket, or in this process: no browser does that
+    for name, host in _hosts(headers):
+        if not _names_this_host(host):
+            raise Misdirected(
+                f"`{name}: {wire_headers.header_safe(host[:80])}`: this tier has no API keys and therefore answers "
+                "requests to localhost, 127.0.0.1 or [::1] only; use one of these, or set API keys",
+                param=name,
+            )
+    origin = headers.get("origin")
+    site = headers.get("sec-fetch-site", "")
+    if (origin is None and site.lower() == "cross-site") or (origin is not None and not _is_local_page(origin)):
+        raise Unauthenticated(
+            "this tier has no API keys and therefore does not answer web pages of other hosts",
+            param="sec-fetch-site" if origin is None else "origin",
         )
-    return None
+
+
+def _hosts(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return every host that the request names as its own: a repeated header is joined, and names none."""
+    found = [("host", headers.get("host", ""))]
+    for name in _PROXIED:
+        found += [(name, _bracketed(host.strip())) for host in headers.get(name, "").split(",") if name in headers]
+    for quoted, plain in _FORWARDED.findall(headers.get("forwarded", "")):
+        found.append(("forwarded", _bracketed(quoted or plain)))
+    return found
+
+
+def _bracketed(address: str) -> str:
+    """Write an address of version 6 as `host` has it."""
+    return f"[{address}]" if address.count(":") > 1 and not address.startswith("[") else address
+
+
+def _names_this_host(host: str) -> bool:
+    found = _HOST.fullmatch(host.lower())
+    if found is None:
+        return False
+    name = found[1].removesuffix(".")
+    return is_loopback(name) or name.endswith(".localhost")
 
 
 def _is_local_page(origin: str) -> bool:
@@ -85,12 +151,11 @@ def _on_this_host(scope: Scope) -> bool:
         address = ipaddress.ip_address(client[0].partition("%")[0])
     except ValueError:  # a name, or what a proxy has put there: it may be anybody
         return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
+    return is_loopback(str(address))
 
 
-async def _send(reply: Reply, scope: Scope, send: Send) -> None:
-    given = wire_headers.lower_case(scope["headers"]).get(wire_headers.REQUEST_ID)
+async def _send(reply: Reply, headers: Mapping[str, str], send: Send) -> None:
+    given = headers.get(wire_headers.REQUEST_ID)
     lines = [("content-type", reply.media_type), ("content-length", str(len(reply.body))), *reply.headers]
     if given:
         lines.append((wire_headers.REQUEST_ID, wire_headers.header_safe(given[:128])))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.types import Message, Receive
+from starlette.types import Receive
 
-from router.base.errors import Shed
-from router.base.timers import within
+from router.base.errors import BodyShed
+from router.base.timers import Interrupted, Interruptible
 from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.errors import BodyTimeout, BodyTooLarge
 from router.wire.headers import whole_number
@@ -42,14 +42,14 @@ class BodyShare:
         """Take what a body of so many bytes needs.
 
         Raises:
-            Shed: other bodies take the room.
+            BodyShed: other bodies take the room.
         """
         room = self._room
         more = body_bytes - SMALL_BODY_BYTES - self._held_bytes
         if more <= 0:
             return
         if room.held_bytes + more > room.limit_bytes:
-            raise Shed(
+            raise BodyShed(
                 f"{room.held_bytes} of the {room.limit_bytes} bytes that this tier has for large request bodies are "
                 "taken: send this one again later",
                 retry_after_s=room.retry_after_s,
@@ -69,35 +69,40 @@ async def read_body(receive: Receive, headers: dict[str, str], deps: GatewayDeps
     Raises:
         BodyTooLarge: it is, or says it is, larger than the limit.
         BodyTimeout: it takes longer than the limit.
-        Shed: bodies of others leave no room for it.
+        BodyShed: bodies of others leave no room for it.
         ClientGone: the connection closed first.
     """
     limits = deps.limits
     length = headers.get("content-length", "0")
     if length.isdigit() and whole_number(length, limits.max_body_bytes) is None:
         raise _too_large(limits.max_body_bytes)
-    message = await _receive_within(receive, limits.body_timeout_s, limits)
-    if not message.get("more_body", False) and message["type"] == "http.request":
-        body: bytes = message.get("body", b"")  # the usual case: one message, no copy, no timer left
-        _check(len(body), limits, share)
-        return body
-    return await _read_rest(message, receive, deps, share)
+    timer: asyncio.TimerHandle | None = None
+    try:
+        with Interruptible() as block:
+            timer = asyncio.get_running_loop().call_later(limits.body_timeout_s, block.interrupt)
+            return await _read(receive, limits, share)
+    except Interrupted:
+        raise BodyTimeout(
+            f"the request body did not arrive within {limits.body_timeout_s:g} s: send it faster, or a shorter one"
+        ) from None
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
-async def _read_rest(message: Message, receive: Receive, deps: GatewayDeps, share: BodyShare) -> bytes:
-    limits = deps.limits
-    ends_at_s = deps.clock.now_s() + limits.body_timeout_s
+async def _read(receive: Receive, limits: GatewayLimits, share: BodyShare) -> bytes:
     pieces: list[bytes] = []
     size = 0
     while True:
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        pieces.append(message.get("body", b""))
-        size += len(pieces[-1])
+        piece: bytes = message.get("body", b"")
+        size += len(piece)
         _check(size, limits, share)
         if not message.get("more_body", False):
-            return b"".join(pieces)
-        message = await _receive_within(receive, ends_at_s - deps.clock.now_s(), limits)
+            return b"".join([*pieces, piece]) if pieces else piece  # the usual case: one message, no copy
+        pieces.append(piece)
 
 
 def _check(size: int, limits: GatewayLimits, share: BodyShare) -> None:
@@ -106,20 +111,7 @@ def _check(size: int, limits: GatewayLimits, share: BodyShare) -> None:
     share.grow(size)
 
 
-async def _receive_within(receive: Receive, limit_s: float, limits: GatewayLimits) -> Message:
-    try:
-        return await within(limit_s, _received(receive))
-    except asyncio.TimeoutError:
-        raise BodyTimeout(
-            f"the request body did not arrive within {limits.body_timeout_s:g} s: send it faster, or a shorter one"
-        ) from None
-
-
 def _too_large(limit_bytes: int) -> BodyTooLarge:
     return BodyTooLarge(
         f"the request body is larger than the {limit_bytes} bytes that this tier reads: send a shorter prompt"
     )
-
-
-async def _received(receive: Receive) -> Message:
-    return await receive()

@@ -43,8 +43,8 @@ class Dispatch(Protocol):
         """Return when the first chunk is ready; raises any error of `router.base.errors`."""
         ...
 
-    def decision(self, request_id: str) -> DecisionRecord | None:
-        """Return the record of a recent request."""
+    def decision(self, request_id: str, caller: str) -> DecisionRecord | None:
+        """Return the record of a recent request of this caller."""
         ...
 
     def load(self) -> Sequence[ReplicaSnapshot]:
@@ -97,9 +97,30 @@ class GatewayLimits:
     retry_after_s: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request, as far as its key tells.
+
+    Attributes:
+        digest: of its key, in hexadecimal; empty where the tier has no keys.
+        max_priority: higher priorities that it claims are lowered to this one.
+    """
+
+    digest: str = ""
+    max_priority: int = 0
+
+
+NOBODY = Caller()
+
+
 def always_ready() -> tuple[bool, str]:
     """Readiness of a tier that has nothing to wait for."""
     return True, ""
+
+
+def back_unknown() -> float:
+    """A tier that cannot tell when it will be ready."""
+    return 0.0
 
 
 def kv_usage_unknown() -> float | None:
@@ -114,9 +135,12 @@ class GatewayDeps:
     Attributes:
         tier: what this tier calls itself in `x-overspill-tier` and `/v1/models`.
         models: the replicas that `/v1/models` lists, local and remote.
-        api_keys: accepted bearer keys. Empty means open, and then only callers on loopback are let in.
+        api_keys: accepted bearer key → the highest priority that it may claim. Empty means open, and then only callers
+            on loopback are let in.
+        max_priority: the highest priority that callers may claim where there are no keys.
         ready: whether new requests may come in, and if not, why (`starting`, `draining`).
         notices: what an operator should know although the tier is ready; told on `/health/ready`.
+        back_in_s: seconds until a tier that is not ready should be, 0 where that is not known.
         kv_usage: used share of the tier's KV cache in [0, 1], for autoscalers; None if unknown.
     """
 
@@ -126,8 +150,10 @@ class GatewayDeps:
     telemetry: Telemetry
     clock: Clock
     models: Callable[[], Sequence[ReplicaInfo]]
-    api_keys: frozenset[str] = frozenset()
+    api_keys: Mapping[str, int] = field(default_factory=dict, repr=False)
+    max_priority: int = 0
     ready: Callable[[], tuple[bool, str]] = always_ready
     notices: Callable[[], Sequence[str]] = tuple
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     kv_usage: Callable[[], float | None] = kv_usage_unknown
+    back_in_s: Callable[[], float] = back_unknown

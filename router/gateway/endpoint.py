@@ -1,23 +1,27 @@
 """One HTTP exchange on bare ASGI: read the body, race the work against the client going away, always close the stream.
 
-Starlette's streaming response can abandon a body without closing it. Here the reply is sent by the task that made it,
-and that task is cancelled, and waited for, the moment the client is gone: what runs on a replica ends with it.
+Starlette's streaming response can abandon a body without closing it. Here the task that the server made for the request
+does all of the work, and is cancelled the moment the client is gone: what runs on a replica ends with it. One further
+task waits for the client to go.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Protocol
 
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from router.base.errors import OverspillError, Refused, Unavailable
-from router.base.timers import end
+from router.base.timers import Interrupted, Interruptible, end
+from router.gateway.auth import CALLER
 from router.gateway.bodies import BodyRoom, BodyShare, ClientGone, read_body
-from router.gateway.deps import GatewayDeps
+from router.gateway.deps import NOBODY, Caller, GatewayDeps
 from router.gateway.errors import JSON, Dialect, Reply, dialect_of, render_error
 from router.gateway.metrics import GatewayMetrics
 from router.values.request import TokenChunk
@@ -26,16 +30,28 @@ from router.wire import headers as wire_headers
 log = structlog.get_logger("router.gateway")
 
 
+class Pieces(Protocol):
+    """A body that is made piece by piece."""
+
+    ended: bool
+    """The piece returned last is the last one."""
+
+    async def next(self) -> bytes:
+        """Return the next piece, never empty. Never raises `OverspillError`: errors after the head are pieces."""
+        ...
+
+
 @dataclass(slots=True)
 class StreamReply:
     """A reply that is sent piece by piece.
 
     Attributes:
-        pieces: encoded events. The generator never raises `OverspillError`: errors after the head was sent are events.
+        first: the first piece, which exists before the head is sent.
     """
 
     headers: list[tuple[str, str]]
-    pieces: AsyncGenerator[bytes, None]
+    first: bytes
+    pieces: Pieces
     media_type: str = "text/event-stream; charset=utf-8"
 
 
@@ -45,6 +61,8 @@ class RequestContext:
 
     Attributes:
         headers: lower-case names.
+        query: as it was sent.
+        caller: whose key it came with.
         params: path parameters.
         body, share: what was received, and the room that it takes.
         request_id: set for inference; sent back on every reply, errors included.
@@ -52,6 +70,7 @@ class RequestContext:
         chunks: the running answer; closed on every path out of the context, which cancels its work.
         closers: called once when the exchange is over.
         timings_ms: what goes into `server-timing`.
+        told: headers of the reply, errors included.
     """
 
     method: str
@@ -60,12 +79,15 @@ class RequestContext:
     params: dict[str, Any]
     dialect: Dialect
     share: BodyShare
+    query: bytes = b""
+    caller: Caller = NOBODY
     body: bytes = b""
     request_id: str | None = None
     accepted_at_s: float = 0.0
     chunks: AsyncGenerator[TokenChunk, None] | None = None
     closers: list[Callable[[], None]] = field(default_factory=list)
     timings_ms: list[tuple[str, float]] = field(default_factory=list)
+    told: list[tuple[str, str]] = field(default_factory=list)
 
     def drop_body(self) -> None:
         """Forget what was received: a stream may live for minutes, what it was asked with need not."""
@@ -103,6 +125,8 @@ def context_of(scope: Scope, room: BodyRoom) -> RequestContext:
         params=scope.get("path_params", {}),
         dialect=dialect_of(path),
         share=BodyShare(room),
+        query=scope.get("query_string", b""),
+        caller=scope.get(CALLER, NOBODY),
     )
 
 
@@ -148,21 +172,13 @@ class Endpoint:
 
     async def _race(self, context: RequestContext, receive: Receive, send: Send) -> None:
         """Run the handler and send its reply until it is done, the client is gone, or it has stopped reading."""
-        sender = _Sender(send, self._deps.limits.send_stall_s)
-        work = asyncio.create_task(self._serve(context, sender), name=f"gateway {context.request_id}")
-        gone = asyncio.create_task(_wait_for_disconnect(receive), name=f"gateway {context.request_id} disconnect")
+        client = _Client(receive, send, self._deps.limits.send_stall_s)
         try:
-            await asyncio.wait({work, gone, sender.stalled}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            left_early = not work.done()
-            sender.left = left_early
-            await end(gone, work)
-        if left_early:
+            async with client:
+                await self._serve(context, client)
+        except Interrupted:
             self._metrics.disconnects.inc()
-            why = "stopped reading" if sender.stalled.done() else "went away"
-            log.info("client left", request_id=context.request_id, route=self._name, why=why)
-        elif not work.cancelled() and work.exception() is not None:
-            raise work.exception()  # type: ignore[misc]  # not None, by the line above
+            log.info("client left", request_id=context.request_id, route=self._name, why=client.why)
 
     async def _serve(self, context: RequestContext, send: Send) -> None:
         try:
@@ -171,8 +187,6 @@ class Endpoint:
                 await self._send_reply(reply, context, send)
             else:
                 await self._send_stream(reply, context, send)
-        except ClientGone:
-            pass  # counted by the race that it lost
         except OSError:  # what ASGI servers raise when the connection broke under a send
             self._metrics.disconnects.inc()
         finally:
@@ -193,44 +207,84 @@ class Endpoint:
 
     async def _send_reply(self, reply: Reply, context: RequestContext, send: Send) -> None:
         self._metrics.responses.labels(self._name, reply.status).inc()
-        lines = [*reply.headers, ("content-length", str(len(reply.body)))]
+        lines = [*reply.headers, *context.told, ("content-length", str(len(reply.body)))]
         await send(_head(reply.status, reply.media_type, lines, context.request_id))
         await send({"type": "http.response.body", "body": b"" if context.method == "HEAD" else reply.body})
 
     async def _send_stream(self, reply: StreamReply, context: RequestContext, send: Send) -> None:
         self._metrics.responses.labels(self._name, 200).inc()
-        lines = [*reply.headers, ("cache-control", "no-cache"), ("x-accel-buffering", "no")]
-        try:
-            await send(_head(200, reply.media_type, lines, context.request_id))
-            async for piece in reply.pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
-        finally:
-            await reply.pieces.aclose()
+        lines = [*reply.headers, *context.told, ("cache-control", "no-cache"), ("x-accel-buffering", "no")]
+        await send(_head(200, reply.media_type, lines, context.request_id))
+        pieces, piece = reply.pieces, reply.first
+        while not pieces.ended:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            piece = await pieces.next()
+        await send({"type": "http.response.body", "body": piece})
 
 
-class _Sender:
-    """The server's `send`, with a watch on how long a single call may take."""
+class _Client:
+    """Ends its block when the client is gone, or reads nothing for too long; called, it is the server's `send`.
 
-    def __init__(self, send: Send, stall_s: float) -> None:
+    Use as `async with`, which raises `Interrupted` then.
+
+    Attributes:
+        why: it was ended, in a few words.
+    """
+
+    def __init__(self, receive: Receive, send: Send, stall_s: float) -> None:
+        self._receive = receive
         self._send = send
         self._stall_s = stall_s
         self._loop = asyncio.get_running_loop()
-        self.stalled: asyncio.Future[None] = self._loop.create_future()
-        self.left = False
+        self._block = Interruptible()
+        self._sent_by_s = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._whole = False
+        self.why = ""
+
+    async def __aenter__(self) -> None:
+        self._block.__enter__()
+        self._watch = asyncio.create_task(self._wait_for_disconnect(), name="gateway disconnect")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            self._block.__exit__(kind, error, trace)
+        finally:
+            await end(self._watch)
 
     async def __call__(self, message: Message) -> None:
-        if self.left:
-            raise ClientGone
-        watch = self._loop.call_later(self._stall_s, self._stall)
-        try:
-            await self._send(message)
-        finally:
-            watch.cancel()
+        """Send; a call that takes longer than the client may take to read ends the block."""
+        self._sent_by_s = self._loop.time() + self._stall_s
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._stall_s, self._look)
+        await self._send(message)
+        self._sent_by_s = math.inf
+        self._whole = message["type"] == "http.response.body" and not message.get("more_body", False)
 
-    def _stall(self) -> None:
-        if not self.stalled.done():
-            self.stalled.set_result(None)
+    def _look(self) -> None:
+        """One timer for all calls: it looks when the call that set it would be late, and then again."""
+        now_s = self._loop.time()
+        if now_s >= self._sent_by_s:
+            self._end("stopped reading")
+        elif self._sent_by_s < math.inf:
+            self._timer = self._loop.call_later(self._sent_by_s - now_s, self._look)
+        else:
+            self._timer = None
+
+    async def _wait_for_disconnect(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._end("went away")
+
+    def _end(self, why: str) -> None:
+        if self._whole:
+            return  # servers say of a client with a whole reply too that it is gone
+        self.why = self.why or why
+        self._block.interrupt()
 
 
 def internal_error(request_id: str | None) -> OverspillError:
@@ -242,21 +296,15 @@ def draining_or_starting(deps: GatewayDeps) -> Unavailable | None:
     ready, why = deps.ready()
     if ready:
         return None
-    return Unavailable(
-        f"this tier takes no requests now: {why or 'not ready'}", retry_after_s=deps.limits.retry_after_s
-    )
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    retry_after_s = max(deps.back_in_s(), deps.limits.retry_after_s)
+    return Unavailable(f"this tier takes no requests now: {why or 'not ready'}", retry_after_s=retry_after_s)
 
 
 def _head(status: int, media_type: str, lines: list[tuple[str, str]], request_id: str | None) -> Message:
     raw = [(b"content-type", media_type.encode())]
     if request_id is not None:
         raw.append((b"x-request-id", request_id.encode("latin-1")))
-    raw.extend((name.encode("latin-1"), value.encode("latin-1")) for name, value in lines)
+    raw.extend((name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in lines)
     return {"type": "http.response.start", "status": status, "headers": raw}
 
 

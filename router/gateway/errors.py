@@ -34,6 +34,13 @@ class UnsupportedMedia(InvalidRequest):
     code = "unsupported_media_type"
 
 
+class Misdirected(InvalidRequest):
+    """The request was meant for another host: a web page of somebody else may have sent it."""
+
+    status = 421
+    code = "misdirected_request"
+
+
 class NoSuchPage(InvalidRequest):
     """The path or the record asked for does not exist."""
 

@@ -1,11 +1,10 @@
-"""From a decoded call to an `InferenceRequest`: the same path for OpenAI and KServe V2."""
+"""From a decoded body to an `InferenceRequest`: the same path for OpenAI and KServe V2."""
 
 from __future__ import annotations
 
 import asyncio
-import difflib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, replace
 
 from router.base.errors import ContextTooLong, ModelNotFound, OverspillError, ReplicaBroken, Shed, Unavailable
@@ -16,6 +15,7 @@ from router.gateway.metrics import GatewayMetrics
 from router.values.answer import Answer
 from router.values.request import (
     IN_THREAD_CHARS,
+    ApiRequest,
     ChatPrompt,
     FinishReason,
     InferenceRequest,
@@ -23,34 +23,18 @@ from router.values.request import (
     Objective,
     Prompt,
     PromptSize,
-    SamplingParams,
     TextPrompt,
     TokenChunk,
     size_chars,
 )
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
+from router.wire.names import refuse_query
 from router.wire.openai_reply import Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What any API asks for.
-
-    Attributes:
-        priority, deadline_s: of the body; the header of the same meaning beats them.
-    """
-
-    model: str
-    prompt: Prompt
-    sampling: SamplingParams
-    continuation: str = ""
-    priority: int | None = None
-    deadline_s: float | None = None
-
-
 class Intake:
-    """Lets calls in, and builds the request that the router sees."""
+    """Lets requests in, and builds the request that the router sees."""
 
     def __init__(self, deps: GatewayDeps, metrics: GatewayMetrics) -> None:
         self.deps = deps
@@ -95,35 +79,54 @@ class Intake:
         self._in_flight.discard(request_id)
         self.metrics.in_flight.set(len(self._in_flight))
 
-    async def start(self, context: RequestContext, call: Call) -> tuple[Answer, int]:
+    def require_model(self, context: RequestContext, model: str) -> None:
+        """Look the model up, the only time on its way in; the dispatcher decides who serves it.
+
+        Raises:
+            ModelNotFound: nobody serves it.
+            Unavailable: an upstream that might serve it was never reached, or no model is known yet.
+        """
+        known = self.deps.dispatcher.known_models()
+        if model in known:
+            return
+        if not known and not self._unreached(context):
+            # Nothing was found yet, which says nothing about the model: the caller shall come back.
+            raise Unavailable(
+                "no model is known here yet: none is loaded, and no upstream was reached",
+                retry_after_s=self.deps.limits.retry_after_s,
+            )
+        raise self.not_served(context, model, known)
+
+    async def start(self, context: RequestContext, asked: ApiRequest) -> tuple[Answer, int]:
         """Count, build the request, dispatch it; returns the answer and the prompt's tokens with the first chunk ready.
 
         Raises:
             OverspillError: any of the tree.
         """
-        objective = self._objective(context, call)
+        objective = self._objective(context, asked)
         unreached = self.deps.dispatcher.unreached(objective.locality)
-        self._check_model(call.model, unreached)
         passed_on = wire_headers.passed_on(context.headers)
         began = time.perf_counter()
         try:
-            size = await self._count(call)
+            size = await self._count(asked)
         except ContextTooLong as error:
             raise self._perhaps_later(error, unreached) from error
         counted = time.perf_counter()
         context.timings_ms.append(("tokenize", (counted - began) * 1000))
         request = InferenceRequest(
             request_id=context.request_id or "",
-            model=call.model,
-            prompt=call.prompt,
-            sampling=call.sampling,
+            caller=context.caller.digest,
+            model=asked.model,
+            prompt=asked.prompt,
+            sampling=asked.sampling,
             objective=objective,
             prompt_tokens=size.tokens,
             prompt_slack=size.slack,
             accepted_at_s=context.accepted_at_s,
             prompt_bytes=len(context.body),
-            continuation=call.continuation,
+            continuation=asked.continuation,
             headers=passed_on,
+            encoded=size.encoded,
         )
         context.drop_body()
         answer = await self.deps.dispatcher.start(request)
@@ -131,10 +134,12 @@ class Intake:
         context.timings_ms.append(("first-token", (time.perf_counter() - counted) * 1000))
         return answer, size.tokens
 
-    def not_served(self, context: RequestContext, model: str, known: list[str]) -> OverspillError:
+    def not_served(self, context: RequestContext, model: str, known: Iterable[str]) -> OverspillError:
         """Return the error for a model that nobody serves who is known here."""
-        locality = wire_headers.parse_objective(context.headers, Objective()).locality
-        return self._perhaps_later(unknown_model(model, known), self.deps.dispatcher.unreached(locality))
+        return self._perhaps_later(ModelNotFound.of(model, known), self._unreached(context))
+
+    def _unreached(self, context: RequestContext) -> str:
+        return self.deps.dispatcher.unreached(wire_headers.parse_objective(context.headers, Objective()).locality)
 
     def _perhaps_later(self, error: OverspillError, unreached: str) -> OverspillError:
         """Nothing is final while an upstream that might serve the request was never reached."""
@@ -145,33 +150,30 @@ class Intake:
             f"no replica can take the request now ({unreached}); {error.message}", retry_after_s=retry_after_s
         )
 
-    def _check_model(self, model: str, unreached: str) -> None:
-        known = self.deps.dispatcher.known_models()
-        if not known and not unreached:
-            # Nothing was found yet, which says nothing about the model: the caller shall come back.
-            raise Unavailable(
-                "no model is known here yet: none is loaded, and no upstream was reached",
-                retry_after_s=self.deps.limits.retry_after_s,
-            )
-        if model not in known:
-            raise self._perhaps_later(unknown_model(model, sorted(known)), unreached)
-
-    def _objective(self, context: RequestContext, call: Call) -> Objective:
+    def _objective(self, context: RequestContext, asked: ApiRequest) -> Objective:
+        refuse_query(context.query)
         default = Objective()
-        if call.priority is not None:
-            default = replace(default, priority=call.priority)
-        if call.deadline_s is not None:
-            default = replace(default, deadline_s=call.deadline_s)
-        return wire_headers.parse_objective(context.headers, default)
+        if asked.priority is not None:
+            default = replace(default, priority=asked.priority)
+        if asked.deadline_s is not None:
+            default = replace(default, deadline_s=asked.deadline_s)
+        objective = wire_headers.parse_objective(context.headers, default)
+        ceiling = context.caller.max_priority
+        if objective.priority <= ceiling:
+            return objective
+        context.told.append((wire_headers.PRIORITY, str(ceiling)))
+        self.metrics.priorities_lowered.inc()
+        return replace(objective, priority=ceiling)
 
-    async def _count(self, call: Call) -> PromptSize:
-        prompts = _with_continuation(call.prompt, call.continuation)
+    async def _count(self, asked: ApiRequest) -> PromptSize:
+        prompts = _with_continuation(asked.prompt, asked.continuation)
         if sum(size_chars(prompt) for prompt in prompts) < IN_THREAD_CHARS:
-            return self._count_all(call.model, prompts)
-        return await asyncio.to_thread(self._count_all, call.model, prompts)
+            return self._count_all(asked.model, prompts)
+        return await asyncio.to_thread(self._count_all, asked.model, prompts)
 
     def _count_all(self, model: str, prompts: list[Prompt]) -> PromptSize:
-        return sum((self.deps.prompts.count(model, prompt) for prompt in prompts), start=PromptSize(0))
+        first, *others = (self.deps.prompts.count(model, prompt) for prompt in prompts)
+        return first if not others else sum(others, start=first)
 
     def reply_headers(self, context: RequestContext, answer: Answer) -> list[tuple[str, str]]:
         """Say who answers and why, how long it took, and, to callers that asked for it, the tier's load."""
@@ -186,14 +188,6 @@ def load_of(deps: GatewayDeps) -> wire_load.LoadReport:
     """Return what the tier has to tell about its load."""
     dispatcher = deps.dispatcher
     return wire_load.summarise(dispatcher.load(), kv_usage=deps.kv_usage(), waiting=dispatcher.waiting)
-
-
-def unknown_model(model: str, known: list[str]) -> ModelNotFound:
-    close = difflib.get_close_matches(model, known, n=1)
-    hint = f"; did you mean `{close[0]}`?" if close else ""
-    return ModelNotFound(
-        f"`model`: `{model}` is not served here, these are: {', '.join(known) or 'none yet'}{hint}", param="model"
-    )
 
 
 @dataclass(frozen=True, slots=True)

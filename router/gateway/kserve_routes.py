@@ -11,10 +11,10 @@ from starlette.routing import BaseRoute, Route
 from router.base.errors import ModelNotFound, Unavailable
 from router.gateway.endpoint import Endpoint, RequestContext, draining_or_starting, json_reply
 from router.gateway.errors import Reply, render_error
-from router.gateway.intake import Call, Intake, collect
-from router.gateway.media import plain_body
+from router.gateway.intake import Intake, collect
+from router.gateway.media import plain_body, require_no_form
 from router.values.replica import ReplicaInfo
-from router.values.request import TextPrompt
+from router.values.request import ApiRequest, TextPrompt
 from router.wire import kserve
 
 
@@ -79,23 +79,23 @@ class KServeRoutes:
             Unavailable: no such model here, and an upstream that might serve it was never reached.
         """
         name = context.params["model"]
-        version = context.params.get("version", kserve.VERSION)
         replicas = self._deps.models()
         found = [info for info in replicas if name in {info.family, info.variant}]
         if not found:
-            known = sorted({n for info in replicas for n in (info.family, info.variant)})
+            known = {n for info in replicas for n in (info.family, info.variant)}
             raise self._intake.not_served(context, name, known)
-        if version != kserve.VERSION:
-            raise ModelNotFound(f"`{name}` has version {kserve.VERSION} only, not `{version[:40]}`", param="version")
+        _refuse_other_versions(context)
         return found
 
     async def _infer(self, context: RequestContext) -> Reply:
-        self._replicas(context)
+        self._intake.require_model(context, context.params["model"])
+        _refuse_other_versions(context)
+        require_no_form(context)
         body = plain_body(context, self._deps.limits.max_body_bytes)
         call = kserve.decode_infer(body, context.headers.get(kserve.HEADER_LENGTH))
         answer, prompt_tokens = await self._intake.start(
             context,
-            Call(context.params["model"], TextPrompt(call.text), call.sampling, deadline_s=call.deadline_s),
+            ApiRequest(context.params["model"], TextPrompt(call.text), call.sampling, deadline_s=call.deadline_s),
         )
         whole = await collect(answer.chunks, prompt_tokens)
         reply = kserve.encode_infer(context.params["model"], call, whole.text, whole.finish_reason, whole.usage)
@@ -104,3 +104,9 @@ class KServeRoutes:
             return Reply(reply.body, headers=lines)
         lines.append((kserve.HEADER_LENGTH, str(reply.header_length)))
         return Reply(reply.body, headers=lines, media_type="application/octet-stream")
+
+
+def _refuse_other_versions(context: RequestContext) -> None:
+    name, version = context.params["model"], context.params.get("version", kserve.VERSION)
+    if version != kserve.VERSION:
+        raise ModelNotFound(f"`{name}` has version {kserve.VERSION} only, not `{version[:40]}`", param="version")

@@ -1,7 +1,6 @@
 """uvicorn, embedded: a socket bound before anything is loaded, and connections that cannot be held open for nothing.
 
-uvicorn bounds neither how long nor how large a request head may be, answers too many connections with a bare 503, and
-takes the signals for itself. Those four things are put right here; what comes after the head is the gateway's.
+uvicorn takes the signals for itself, and bounds no connection: the first is put right here, the second in `connection`.
 """
 
 from __future__ import annotations
@@ -11,59 +10,24 @@ import contextlib
 import errno
 import resource
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import structlog
 import uvicorn
+from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from router.base.errors import ConfigError
+from router.gateway.connection import ConnectionLimits, ServerSettings
+from router.gateway.metrics import ConnectionMetrics
 
 log = structlog.get_logger("router.gateway")
 
-_MAX_HEAD_BYTES = 64 * 1024
 _BACKLOG = 2048
-_LINGER_S = 2.0  # and at most this much is then read and dropped:
-_LINGER_BYTES = 64 * 1024 * 1024
 _CLOSE_S = 2  # after the drain: what uvicorn may take to close connections
 _SPARE_FILES = 256  # sockets and pipes of engines, log files, the model store
 _LOOK_S = 0.01
-
-_REFUSALS = {
-    400: b'{"error":{"message":"this is not an HTTP request","type":"invalid_request_error","param":null,'
-    b'"code":"invalid_request"}}',
-    408: b'{"error":{"message":"the request head did not arrive in time","type":"invalid_request_error",'
-    b'"param":null,"code":"request_timeout"}}',
-    431: b'{"error":{"message":"the request head is larger than 65536 bytes","type":"invalid_request_error",'
-    b'"param":null,"code":"headers_too_large"}}',
-    503: b'{"error":{"message":"too many connections are open","type":"unavailable_error","param":null,'
-    b'"code":"unavailable"}}',
-}
-_REASONS = {
-    400: b"Bad Request",
-    408: b"Request Timeout",
-    431: b"Request Header Fields Too Large",
-    503: b"Service Unavailable",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """What a connection may cost before it has brought a whole request head.
-
-    Attributes:
-        header_timeout_s: a request head that takes longer to arrive is refused with 408.
-        keep_alive_s: an idle connection is closed after so long.
-        max_connections: open connections; further ones are told to come back, and closed.
-    """
-
-    header_timeout_s: float = 15.0
-    keep_alive_s: float = 75.0
-    max_connections: int = 8192
 
 
 def bind(host: str, port: int, table: str) -> socket.socket:
@@ -112,9 +76,16 @@ def allow_open_files(limits: ConnectionLimits) -> None:
 class Listener(uvicorn.Server):
     """Serves one application on a bound socket while `running`; its owner handles the signals."""
 
-    def __init__(self, app: ASGIApp, limits: ConnectionLimits) -> None:
-        """Prepare; `running` serves."""
-        super().__init__(_Config(app, limits))
+    def __init__(self, app: ASGIApp, limits: ConnectionLimits, registry: CollectorRegistry | None = None) -> None:
+        """Prepare; `running` serves.
+
+        Args:
+            registry: where to tell of the connections.
+        """
+        self._settings = ServerSettings(app, _within_open_files(limits), backlog=_BACKLOG, close_s=_CLOSE_S)
+        super().__init__(self._settings)
+        if registry is not None:
+            registry.register(ConnectionMetrics(self._settings.table))
 
     @property
     def busy(self) -> int:
@@ -149,181 +120,12 @@ class Listener(uvicorn.Server):
         task.result()
 
 
-class _Config(uvicorn.Config):
-    """uvicorn's settings for a tier, and the limits that our protocol reads."""
-
-    def __init__(self, app: ASGIApp, limits: ConnectionLimits) -> None:
-        super().__init__(
-            app,
-            http=_GuardedProtocol,
-            ws="none",
-            lifespan="off",
-            loop="uvloop",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=_CLOSE_S,
-            backlog=_BACKLOG,
-            # A proxy on this host may name the caller, so that "loopback only" also holds behind it.
-            proxy_headers=True,
-            forwarded_allow_ips=["127.0.0.1", "::1"],
-        )
-        self.limits = limits
-
-
-class _LingeringTransport:
-    """A connection whose `close` first lets the peer finish sending, for a moment, and then read the answer.
-
-    A kernel that closes a connection with unread input resets it, and the peer never sees the 413 that said why.
-    Everything else is the transport's own.
-    """
-
-    def __init__(self, transport: asyncio.Transport, unread: Callable[[], bool]) -> None:
-        self._transport = transport
-        self._unread = unread
-        self._left_bytes = _LINGER_BYTES
-        self.lingers = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def is_closing(self) -> bool:
-        return self.lingers or self._transport.is_closing()
-
-    def close(self) -> None:
-        if self._unread():
-            self.linger()
-        else:
-            self._transport.close()
-
-    def linger(self) -> None:
-        if self.is_closing():
-            return
-        self.lingers = True
-        self._transport.write_eof()
-        self._transport.resume_reading()
-        asyncio.get_running_loop().call_later(_LINGER_S, self._transport.abort)
-
-    def discard(self, data: bytes) -> None:
-        """Drop what still comes; whoever sends for ever is cut off."""
-        self._left_bytes -= len(data)
-        if self._left_bytes < 0:
-            self._transport.abort()
-
-
-class _GuardedProtocol(HttpToolsProtocol):
-    """One connection, with bounds on the request head: its time, its size; and on the number of connections."""
-
-    config: _Config
-
-    def __init__(
-        self,
-        config: _Config,
-        server_state: ServerState,
-        app_state: dict[str, object],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self.timeout_keep_alive = config.limits.keep_alive_s  # type: ignore[assignment]  # a float does
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
-        self._in_head = True
-        self._head_is_new = False
-        self._unread_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        self._lingering = _LingeringTransport(transport, self._has_unread_body)
-        super().connection_made(self._lingering)  # type: ignore[arg-type]  # it passes for one
-        if len(self.connections) > self.config.limits.max_connections:
-            self._refuse(503, b"retry-after: 1\r\nretry-after-ms: 1000\r\n")
-        else:
-            self._arm()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
-        self._body_read()
-        for cycle, _ in self.pipeline:  # uvicorn would answer them into the closed connection
-            cycle.disconnected = True
-        self.pipeline.clear()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        if self._lingering.lingers:
-            self._lingering.discard(data)
-            return
-        if self.transport.is_closing():
-            return
-        self._head_is_new = False
-        super().data_received(data)
-        if not self._in_head or self.transport.is_closing():
-            return
-        # A piece may hold the ends of other requests before this head begins: it counts from the next piece on.
-        self._head_bytes = 0 if self._head_is_new else self._head_bytes + len(data)
-        if self._head_bytes > _MAX_HEAD_BYTES:
-            self._refuse(431)
-        elif self._head_timer is None:
-            self._arm()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._in_head = self._head_is_new = True
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        self._head_bytes = 0
-        self._disarm()
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._body_read()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self._has_unread_body():  # refused before it was read: what is left of it is dropped, but not for ever
-            self._unread_timer = self.loop.call_later(self.config.limits.keep_alive_s, self.transport.close)
-
-    def _body_read(self) -> None:
-        if self._unread_timer is not None:
-            self._unread_timer.cancel()
-            self._unread_timer = None
-
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - what uvicorn says; the refusal says the same
-        self._refuse(400)
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Nothing: the request is answered as if it had not asked, and no caller can fill the log."""
-
-    def _arm(self) -> None:
-        self._head_timer = self.loop.call_later(self.config.limits.header_timeout_s, self._head_too_slow)
-
-    def _disarm(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _head_too_slow(self) -> None:
-        """Close; a pipelined head that waits for an answer still running gets its time again."""
-        self._head_timer = None
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._arm()
-        elif self._head_bytes:
-            self._refuse(408)
-        else:
-            self.transport.close()
-
-    def _has_unread_body(self) -> bool:
-        return self.cycle is not None and self.cycle.response_complete and self.cycle.more_body
-
-    def _refuse(self, status: int, headers: bytes = b"") -> None:
-        if not self.transport.is_closing():
-            body = _REFUSALS[status]
-            head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
-            self.transport.write(head % (status, _REASONS[status], len(body)) + headers + b"\r\n" + body)
-            if status == 503:
-                self.transport.close()  # too many are open as it is
-            else:
-                self._lingering.linger()
+def _within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
+    """Bound the connections by what the system lets open: one that cannot be accepted can make nobody give way."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return limits
+    return replace(limits, max_connections=max(1, min(limits.max_connections, soft - min(_SPARE_FILES, soft // 2))))
 
 
 def _unusable(host: str, port: int, table: str, error: OSError) -> ConfigError:

@@ -8,6 +8,8 @@ from router.base.errors import InvalidRequest
 from router.gateway.endpoint import RequestContext
 from router.gateway.errors import BodyTooLarge, UnsupportedMedia
 
+_FORMS = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
+
 
 def plain_body(context: RequestContext, max_bytes: int) -> bytes:
     """Return the body, decompressed if it came as gzip or deflate.
@@ -38,7 +40,22 @@ def plain_body(context: RequestContext, max_bytes: int) -> bytes:
     if not unpack.eof:
         raise InvalidRequest(f"the request body is no valid {encoding}: it ends early", param="content-encoding")
     context.share.grow(len(context.body) + len(body))
+    context.body = body  # from here on its size is that of the prompt, not of its packing
     return body
+
+
+def require_no_form(context: RequestContext) -> None:
+    """Refuse the content types that a web page may send anywhere without being asked, where tensors are expected.
+
+    Raises:
+        UnsupportedMedia: it is one of them.
+    """
+    given = context.headers.get("content-type", "")
+    if given.partition(";")[0].strip().lower() in _FORMS:
+        raise UnsupportedMedia(
+            f"`content-type: {given[:80]}` is not read here: send application/json or application/octet-stream",
+            param="content-type",
+        )
 
 
 def require_json(context: RequestContext) -> None:

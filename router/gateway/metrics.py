@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from router.base import logs
+from router.gateway.connection_table import ConnectionTable
 from router.wire.load import LoadReport
 
 
@@ -36,10 +38,41 @@ class GatewayMetrics:
             "Requests cancelled because the client went away or stopped reading.",
             registry=registry,
         )
+        self.priorities_lowered = Counter(
+            "overspill_gateway_priorities_lowered",
+            "Requests that claimed a higher priority than their caller may, and were given that one.",
+            registry=registry,
+        )
         self.in_flight = Gauge(
             "overspill_gateway_requests_in_flight", "Inference requests inside the gateway.", registry=registry
         )
         registry.register(_LoadGauges(load))
+        registry.register(_LogLines())
+
+
+class ConnectionMetrics(Collector):
+    """What the table of open connections has to tell."""
+
+    def __init__(self, table: ConnectionTable) -> None:
+        self._table = table
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        yield GaugeMetricFamily("overspill_gateway_connections", "Open connections.", value=len(self._table))
+        yield CounterMetricFamily(
+            "overspill_gateway_connections_closed",
+            "Idle connections that were closed to make room for others.",
+            value=self._table.closed,
+        )
+
+
+class _LogLines(Collector):
+    """Log lines that nobody will read."""
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        lines = CounterMetricFamily("overspill_log_lines_lost", "Log lines that were lost, by reason.", labels=["why"])
+        for why, count in logs.lost().items():
+            lines.add_metric([why], count)
+        yield lines
 
 
 class _LoadGauges(Collector):

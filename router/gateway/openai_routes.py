@@ -13,9 +13,10 @@ from starlette.routing import BaseRoute, Route
 from router.base.errors import ModelNotFound
 from router.gateway.endpoint import Endpoint, RequestContext, StreamReply, json_reply
 from router.gateway.errors import Reply
-from router.gateway.intake import Call, Intake, collect
+from router.gateway.intake import Intake, collect
 from router.gateway.media import plain_body, require_json
 from router.gateway.sse import EventStream
+from router.values.request import ApiRequest, ChatPrompt
 from router.wire import openai, openai_reply
 from router.wire.openai_reply import EventEncoder, ReplyHead
 
@@ -58,25 +59,22 @@ class OpenAIRoutes:
     async def _completions(self, context: RequestContext) -> Reply | StreamReply:
         return await self._generate(context, openai.decode_completion)
 
-    async def _generate(
-        self, context: RequestContext, decode: Callable[[bytes], openai.OpenAICall]
-    ) -> Reply | StreamReply:
+    async def _generate(self, context: RequestContext, decode: Callable[[bytes], ApiRequest]) -> Reply | StreamReply:
         require_json(context)
-        call = decode(plain_body(context, self._deps.limits.max_body_bytes))
-        answer, prompt_tokens = await self._intake.start(
-            context, Call(call.model, call.prompt, call.sampling, call.continuation, call.priority)
-        )
+        asked = decode(plain_body(context, self._deps.limits.max_body_bytes))
+        self._intake.require_model(context, asked.model)
+        answer, prompt_tokens = await self._intake.start(context, asked)
         head = ReplyHead(
-            chat=call.chat,
+            chat=isinstance(asked.prompt, ChatPrompt),
             request_id=context.request_id or "",
             created_s=int(time.time()),
             model=answer.route.variant,
         )
-        if call.stream:
-            encoder = EventEncoder(head, include_usage=call.include_usage, running_usage=call.running_usage)
-            events = EventStream(answer.chunks, encoder, prompt_tokens, context.request_id, self._intake.metrics)
+        if asked.stream:
+            encoder = EventEncoder(head, include_usage=asked.include_usage, running_usage=asked.running_usage)
+            events = EventStream(answer, encoder, prompt_tokens, context.request_id, self._intake.metrics)
             first = await events.first()
-            return StreamReply(self._intake.reply_headers(context, answer), events.pieces(first))
+            return StreamReply(self._intake.reply_headers(context, answer), first, events)
         whole = await collect(answer.chunks, prompt_tokens)
         body = openai_reply.encode_body(head, whole.text, whole.finish_reason, whole.usage)
         return Reply(body, headers=self._intake.reply_headers(context, answer))
@@ -96,7 +94,7 @@ class OpenAIRoutes:
         for card in cards:
             if card["id"] == wanted:
                 return json_reply(orjson.dumps(card))
-        raise self._intake.not_served(context, wanted, sorted(str(card["id"]) for card in cards))
+        raise self._intake.not_served(context, wanted, [str(card["id"]) for card in cards])
 
     def _cards(self) -> list[dict[str, object]]:
         return openai_reply.model_cards(self._deps.models(), self._created_s)

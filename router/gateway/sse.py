@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-
 import structlog
 
 from router.base.errors import OverspillError
 from router.gateway.endpoint import internal_error
 from router.gateway.intake import unfinished
 from router.gateway.metrics import GatewayMetrics
+from router.values.answer import Answer
 from router.values.request import TokenChunk
 from router.wire.openai_reply import EventEncoder, Usage, encode_error_event
 
@@ -17,7 +16,7 @@ log = structlog.get_logger("router.gateway")
 
 
 class EventStream:
-    """Encodes chunks as they come; the first one is pulled before the head is sent, so that it may still be an error.
+    """Encodes chunks as they come; what is there at once goes out in one piece. It is the `Pieces` of a stream.
 
     Args:
         prompt_tokens: as the gateway counted them; a replica that counted itself corrects it with its last chunk.
@@ -25,65 +24,62 @@ class EventStream:
 
     def __init__(
         self,
-        chunks: AsyncGenerator[TokenChunk, None],
+        answer: Answer,
         encoder: EventEncoder,
         prompt_tokens: int,
         request_id: str | None,
         metrics: GatewayMetrics,
     ) -> None:
-        self._chunks = chunks
+        self._answer = answer
         self._encoder = encoder
         self._request_id = request_id
         self._metrics = metrics
         self._prompt_tokens = prompt_tokens
         self._tokens = 0
-        self._ended = False
+        self.ended = False
 
     async def first(self) -> bytes:
         """Return the first events: the role and the first text go out in one piece, at once.
+
+        It is pulled before the head is sent, so that it may still be an error.
 
         Raises:
             OverspillError: the answer broke before it began.
         """
         start = self._encoder.start(Usage(self._prompt_tokens, 0))
-        async for chunk in self._chunks:
+        async for chunk in self._answer.chunks:
             return start + self._encode(chunk)
         raise unfinished()
 
-    async def pieces(self, first: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield `first`, then the rest; an error becomes the last event."""
-        yield first
-        if self._ended:
-            return
+    async def next(self) -> bytes:
+        """Return the next events; an error becomes the last one."""
+        piece = b""
         try:
-            async for chunk in self._chunks:
-                piece = self._encode(chunk)
-                if piece:
-                    yield piece
-                if self._ended:
-                    return
+            while not self.ended and (not piece or self._answer.ready()):
+                piece += self._encode(await anext(self._answer.chunks))
+        except StopAsyncIteration:
+            return piece + self._error(unfinished())
         except OverspillError as error:
-            yield self._error(error)
+            return piece + self._error(error)
         except Exception:  # the task boundary: a bug is logged with its trace and ends the stream visibly
             log.exception("stream crashed", request_id=self._request_id)
-            yield self._error(internal_error(self._request_id))
-        else:
-            yield self._error(unfinished())
+            return piece + self._error(internal_error(self._request_id))
+        return piece
 
     def _encode(self, chunk: TokenChunk) -> bytes:
         self._tokens += chunk.tokens
+        usage = Usage(self._prompt_tokens, self._tokens)
         if chunk.finish_reason is None:
-            return self._encoder.text(chunk.text, self._usage()) if chunk.text else b""
+            return self._encoder.text(chunk.text, usage) if chunk.text else b""
         if chunk.prompt_tokens is not None:
             self._prompt_tokens = chunk.prompt_tokens
-        self._ended = True
-        text = self._encoder.text(chunk.text, self._usage()) if chunk.text else b""
-        return text + self._encoder.end(chunk.finish_reason, self._usage())
-
-    def _usage(self) -> Usage:
-        return Usage(self._prompt_tokens, self._tokens)
+            usage = Usage(self._prompt_tokens, self._tokens)
+        self.ended = True
+        text = self._encoder.text(chunk.text, usage) if chunk.text else b""
+        return text + self._encoder.end(chunk.finish_reason, usage)
 
     def _error(self, error: OverspillError) -> bytes:
+        self.ended = True
         self._metrics.stream_errors.labels(error.code).inc()
         log.warning("stream ended with an error", request_id=self._request_id, code=error.code, error=error.message)
         return encode_error_event(error)

@@ -1,4 +1,4 @@
-"""One circuit breaker an endpoint: `closed`, `open`, `half_open`. An upstream that fails is left alone for a while."""
+"""The circuit breaker of one endpoint: `closed`, `open`, `half_open`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ class Breaker:
     """State of one endpoint.
 
     Failures are unreachable or broken replicas. Refusals and client errors are answers: they open nothing, and close
-    nothing either.
+    nothing either. Each failure has a source (`router.dispatch.blame.source_of`), and each source counts once: among
+    the failures in a row, in the window, and for the trial of half_open. One request that is tried again and again is
+    one failure.
 
-    A health probe proves that the endpoint can be reached, not that it can generate. So a failing probe opens the
-    breaker, and a good one closes it only where a failing probe came before: if probes stayed good while live requests
-    failed, one live request has to succeed.
+    A health probe proves that the endpoint can be reached, not that it can generate. Failing probes count like failures
+    in a row, and good ones close the breaker only where failing ones came before: if probes stayed good while live
+    requests failed, one live request has to succeed. A live request that succeeds proves both.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class Breaker:
         self._clock = clock
         self._on_change = on_change
         self._state = BreakerState.CLOSED
-        self._recent: deque[bool] = deque()
-        self._consecutive = 0
+        self._recent: deque[str] = deque()  # the source of each failure, empty for a success
+        self._in_a_row: dict[str, None] = {}
+        self._anonymous = 0
+        self._missed_probes = 0
         self._times_opened = 0
         self._open_until_s = 0.0
         self._trial_out = False
@@ -54,7 +58,7 @@ class Breaker:
 
     @property
     def unreachable(self) -> bool:
-        """A probe has failed since a good one: whoever probes knows, and has said so."""
+        """Whether a probe has failed since the last good one; the prober has logged that."""
         return self._unreachable
 
     @property
@@ -75,63 +79,79 @@ class Breaker:
         return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not self._trial_out)
 
     def begin(self) -> bool:
-        """A request is on its way; returns whether it is the trial of half_open, which no second one joins."""
+        """Note that a request was sent; returns whether it is the one trial of half_open."""
         trial = self.state is BreakerState.HALF_OPEN and not self._trial_out
         self._trial_out = self._trial_out or trial
         return trial
 
     def abandon(self) -> None:
-        """The trial ended without a verdict (refused, cancelled): the next request may try."""
+        """End the trial without a result (refused, cancelled); the next request becomes the trial."""
         self._trial_out = False
 
     def succeed(self) -> None:
-        """A live request got what it asked for."""
-        self._note(good=True)
-        self._consecutive = 0
-        if self.state is BreakerState.HALF_OPEN:
+        """Note that a live request was answered in full."""
+        self._note("")
+        if self.state is BreakerState.CLOSED:
+            self._in_a_row.clear()
+            self._missed_probes, self._unreachable = 0, False
+        elif self.state is BreakerState.HALF_OPEN:
             self._close()
 
-    def fail(self, why: str, *, trial: bool = False) -> None:
-        """A live request found the endpoint unreachable or broken.
+    def fail(self, why: str, *, source: str = "", trial: bool = False) -> None:
+        """Note that a live request found the endpoint unreachable or broken.
 
         Args:
+            source: what the failure counts under; each source counts once. Empty counts for itself.
             trial: it was the trial of half_open. Late failures of requests sent before say nothing new.
         """
-        self._note(good=False)
-        self._consecutive += 1
-        state = self.state
+        if not source:
+            self._anonymous += 1
+            source = f"#{self._anonymous}"
+        state, known = self.state, source in self._in_a_row
+        if state is BreakerState.HALF_OPEN and trial and known:
+            self.abandon()
+            return
+        if state is BreakerState.OPEN or (state is BreakerState.HALF_OPEN and not trial):
+            return
+        if source not in self._recent:
+            self._note(source)
+        self._in_a_row[source] = None
         settings = self.settings
-        bad = self._recent.count(False)
+        bad = sum(map(bool, self._recent))
         often = len(self._recent) >= settings.window and bad >= settings.failure_ratio * len(self._recent)
-        enough = self._consecutive >= settings.failures or often
-        if (state is BreakerState.CLOSED and enough) or (state is BreakerState.HALF_OPEN and trial):
+        if state is BreakerState.HALF_OPEN or often or self._failures_in_a_row >= settings.failures:
             self._open(why, unreachable=False)
 
+    @property
+    def _failures_in_a_row(self) -> int:
+        return len(self._in_a_row) + self._missed_probes
+
     def probe_succeeded(self) -> None:
-        """A health probe was answered."""
+        """Note that a health probe was answered."""
         state = self.state
         if not self._unreachable:
             return
         if state is BreakerState.CLOSED:
-            self._unreachable, self._consecutive = False, 0
+            self._unreachable, self._missed_probes = False, 0
+            self._in_a_row.clear()
             return
         self._good_probes += 1
         if state is BreakerState.HALF_OPEN or self._good_probes >= _PROBES_TO_CLOSE:
             self._close()
 
     def probe_failed(self, why: str) -> None:
-        """A health probe was not answered."""
+        """Note that a health probe was not answered."""
         self._good_probes = 0
         self._unreachable = True
         state = self.state
         if state is BreakerState.OPEN:
             return
-        self._consecutive += 1
-        if state is BreakerState.HALF_OPEN or self._consecutive >= self.settings.failures:
+        self._missed_probes += 1
+        if state is BreakerState.HALF_OPEN or self._failures_in_a_row >= self.settings.failures:
             self._open(why, unreachable=True)
 
-    def _note(self, *, good: bool) -> None:
-        self._recent.append(good)
+    def _note(self, source: str) -> None:
+        self._recent.append(source)
         while len(self._recent) > self.settings.window:
             self._recent.popleft()
 
@@ -142,12 +162,16 @@ class Breaker:
         self._unreachable = unreachable or self._unreachable
         self._good_probes = 0
         self._trial_out = False
+        self._missed_probes = 0
+        while len(self._in_a_row) > self.settings.window:  # sources of trials that failed while it stays away
+            del self._in_a_row[next(iter(self._in_a_row))]
         self.why = why
         self._move(BreakerState.OPEN)
 
     def _close(self) -> None:
         self._recent.clear()
-        self._consecutive = self._times_opened = self._good_probes = 0
+        self._in_a_row.clear()
+        self._missed_probes = self._times_opened = self._good_probes = 0
         self._trial_out = self._unreachable = False
         self.why = ""
         self._move(BreakerState.CLOSED)

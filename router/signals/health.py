@@ -10,7 +10,7 @@ from router.signals.breaker import Breaker, BreakerState
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.settings import BreakerSettings
 
-# A refusal with a longer time to come back is asked again after this: loads change, and reports tell.
+# Longest cool-down, in seconds, whatever time to come back the refusal gave.
 _MAX_COOLING_S = 30.0
 _MIN_COOLING_S = 0.05
 _TRIAL_WAIT_S = 0.25
@@ -18,21 +18,40 @@ _TRIAL_WAIT_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What speaks against a replica beyond its own word.
+    """What keeps requests from a replica that calls itself available.
 
     Attributes:
         code: a code of `router.dispatch.record.REJECTIONS`, empty when nothing does.
         again_s: seconds until that may have passed.
         waits: it is worth waiting for, rather than refusing a request for which nothing else is left.
+        up_to_priority: it speaks against requests of this priority and below only, None for all.
     """
 
     code: str = ""
     text: str = ""
     again_s: float = 0.0
     waits: bool = False
+    up_to_priority: int | None = None
+
+    def against(self, priority: int) -> bool:
+        """Whether it speaks against a request of that priority."""
+        return bool(self.code) and (self.up_to_priority is None or priority <= self.up_to_priority)
 
 
 FINE = Health()
+
+
+@dataclass(frozen=True, slots=True)
+class _CoolDown:
+    """A replica refused at `refused_s` and is asked again at `until_s`, by priorities up to `up_to_priority`."""
+
+    refused_s: float
+    until_s: float
+    up_to_priority: int | None
+
+    def covers(self, up_to_priority: int | None) -> bool:
+        """Whether it keeps all away that another one up to that priority would."""
+        return self.up_to_priority is None or (up_to_priority is not None and up_to_priority <= self.up_to_priority)
 
 
 class HealthBook:
@@ -45,7 +64,7 @@ class HealthBook:
         self._clock = clock
         self._on_change = on_change
         self._breakers: dict[str, Breaker] = {}
-        self._cooling: dict[str, tuple[float, float]] = {}  # replica id → refused at, until
+        self._cooling: dict[str, _CoolDown] = {}  # by replica id
 
     def breaker(self, info: ReplicaInfo) -> Breaker:
         return self.breaker_of(breaker_key(info))
@@ -55,13 +74,21 @@ class HealthBook:
             self._breakers[key] = Breaker(key, self._settings, self._clock, self._on_change)
         return self._breakers[key]
 
-    def refused(self, info: ReplicaInfo, retry_after_s: float) -> None:
-        """A replica said when to come back."""
+    def refused(self, info: ReplicaInfo, retry_after_s: float, up_to_priority: int | None = None) -> None:
+        """Begin the cool-down of a replica that refused and said when to come back.
+
+        Args:
+            up_to_priority: the refusal speaks for requests of this priority and below, None for all. The widest one in
+                force counts.
+        """
         now_s = self._clock.now_s()
-        self._cooling[info.replica_id] = (now_s, now_s + min(max(retry_after_s, _MIN_COOLING_S), _MAX_COOLING_S))
+        known = self._cooling.get(info.replica_id)
+        if known is None or now_s >= known.until_s or not known.covers(up_to_priority) or up_to_priority is None:
+            until_s = now_s + min(max(retry_after_s, _MIN_COOLING_S), _MAX_COOLING_S)
+            self._cooling[info.replica_id] = _CoolDown(now_s, until_s, up_to_priority)
 
     def of(self, snapshot: ReplicaSnapshot) -> Health:
-        """Judge a replica. A load report younger than its refusal, with room in it, ends a remote one's cool-down."""
+        """Return the health of a replica. A later load report with a free slot ends a remote cool-down."""
         info = snapshot.info
         breaker = self._breakers.get(breaker_key(info))
         if breaker is not None and not breaker.allows():
@@ -73,15 +100,19 @@ class HealthBook:
         if cooling is None:
             return FINE
         now_s = self._clock.now_s()
-        refused_s, until_s = cooling
-        news = (
-            info.remote and now_s - snapshot.age_s > refused_s and snapshot.running + snapshot.queued < snapshot.slots
-        )
-        if now_s >= until_s or news:
+        room = snapshot.running + snapshot.queued < snapshot.slots
+        news = info.remote and now_s - snapshot.age_s > cooling.refused_s and room
+        if now_s >= cooling.until_s or news:
             del self._cooling[info.replica_id]
             return FINE
-        left_s = until_s - now_s
-        return Health("cooling-down", f"refused a request; to be asked again in {left_s:.1f} s", left_s, waits=True)
+        left_s = cooling.until_s - now_s
+        return Health(
+            "cooling-down",
+            f"refused a request; to be asked again in {left_s:.1f} s",
+            left_s,
+            waits=True,
+            up_to_priority=cooling.up_to_priority,
+        )
 
     def states(self) -> dict[str, str]:
         return {key: breaker.state.value for key, breaker in self._breakers.items()}
@@ -92,11 +123,11 @@ class HealthBook:
             breaker.settings = settings
 
     def keep_only(self, infos: Collection[ReplicaInfo]) -> None:
-        """Forget cool-downs of replicas that are gone; breakers stay, an endpoint may come back."""
+        """Forget the cool-downs of all other replicas. Breakers stay: an endpoint may come back."""
         ids = {info.replica_id for info in infos}
         self._cooling = {key: value for key, value in self._cooling.items() if key in ids}
 
 
 def breaker_key(info: ReplicaInfo) -> str:
-    """Remote replicas fail with their endpoint; each local one for itself."""
+    """Return the breaker's key: the endpoint of a remote replica, the id of a local one."""
     return info.endpoint if info.remote else info.replica_id

@@ -1,4 +1,4 @@
-"""What this tier has sent and not seen the end of, by replica: counted at once, before any report shows it."""
+"""Requests that this tier has sent and that have not ended, by replica; known before any load report shows them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from router.values.choice import Choice
 from router.values.prediction import NOTHING_IN_FLIGHT, InFlightLoad, TtftFeatures
 from router.values.replica import Replica, ReplicaInfo
 
-_AWAY_SHARE = 0.25  # a reader that is away for more of an answer tells nothing about the replica
+_AWAY_SHARE = 0.25  # of an answer's time; above it, the pace is the reader's
 
 
 @dataclass(eq=False, slots=True)
 class Attempt:
-    """One request on its way on one replica.
+    """One request on one replica.
 
     Attributes:
         sent_at_s: when it was bound.
@@ -23,6 +23,7 @@ class Attempt:
         first_at_s: when its first text came, None before; tokens: how many came.
         away_s: how long its reader was busy with what had come, while nobody waited for more.
         overdue: the deadline came before its end; silent: and long after its first text should have come.
+        overran: it went on past the cap that it was sent.
         batch: answers that ran at its endpoint at its first token, itself included.
     """
 
@@ -39,6 +40,7 @@ class Attempt:
     away_s: float = 0.0
     overdue: bool = False
     silent: bool = False
+    overran: bool = False
     batch: int = 1
 
     def pace_s(self, now_s: float) -> float | None:
@@ -63,7 +65,7 @@ class Attempt:
 
 
 class InFlight:
-    """All of them; every `begin` has exactly one `end`."""
+    """The attempts that run; every `begin` has exactly one `end`."""
 
     def __init__(self) -> None:
         self._by_replica: dict[str, set[Attempt]] = {}
@@ -81,7 +83,7 @@ class InFlight:
             del self._by_replica[attempt.info.replica_id]
 
     def beside(self, info: ReplicaInfo) -> int:
-        """Requests at an endpoint, on any of its replicas: they share its cores or its GPU."""
+        """Count the requests on all replicas of an endpoint, which share its cores or its GPU."""
         return sum(len(in_flight) for in_flight in self._by_replica.values() if _endpoint(in_flight) == info.endpoint)
 
     def at(self, replica_id: str) -> InFlightLoad:

@@ -1,4 +1,4 @@
-"""Overload, with hysteresis: when the tier steps down, and when it steps up again."""
+"""Overload with hysteresis: decides when the tier steps down the ladder and when it steps up."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from router.values.settings import RouterSettings
 
 
 class Ladder:
-    """Watches how much waits. Between `overload_leave` and `overload_enter` it stays as it was."""
+    """Holds whether the tier is overloaded; between `overload_leave` and `overload_enter` that does not change."""
 
     def __init__(self) -> None:
         self.overloaded = False
 
     def update(self, waiting: int, settings: RouterSettings) -> bool:
-        """Take one look at the queue; returns whether overload began or ended."""
+        """Compare the number of waiting requests with the limits; returns whether overload began or ended."""
         share = waiting / settings.max_queue
         before = self.overloaded
         if share >= settings.overload_enter and waiting > 0:

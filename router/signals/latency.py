@@ -35,10 +35,10 @@ _FORGET = 0.92
 _OUTLIER = 4.0  # one observation moves the line as if it were at most this many times off
 _PRIOR_AT_TOKENS = (16.0, 1024.0)
 _PRIOR_WEIGHT = 0.5
-# Accepting, sampling, detokenising and a wake-up or two, on any replica.
+# Prior of `a`: accepting, sampling and detokenising, on any replica.
 _OVERHEAD_S = 0.005
 _MIN_OVERHEAD_S = 0.0005
-# Remote load figures lose half of their weight in this time; what this tier sent itself never does.
+# Age at which a remote load figure has half of its weight; requests of this tier keep theirs.
 _STALE_HALF_LIFE_S = 5.0
 # Waits shorter than this are scheduling noise.
 _MIN_LEARNT_WAIT_S = 0.02
@@ -225,7 +225,7 @@ class LatencyModel:
             self._answer_tokens[info.family] = known + 0.1 * (tokens - known)
 
     def wait_factor(self, info: ReplicaInfo) -> float:
-        """What was learnt, as a factor on a wait for that replica predicted now."""
+        """Return the factor that was learnt for waits on that replica."""
         return math.exp(self._wait_log + self._of(info).pace_log)
 
     def observe_wait(self, info: ReplicaInfo, predicted_s: float, factor: float, actual_s: float) -> None:
@@ -247,7 +247,7 @@ class LatencyModel:
     def sent(
         self, snapshot: ReplicaSnapshot, link: LinkSnapshot | None, demand: Demand, mine: InFlightLoad
     ) -> TtftFeatures:
-        """What a request that is sent now finds there; for `observe_ttft` later."""
+        """Return what a request that is sent now finds on the replica, for `observe_ttft`."""
         running = min(
             max(snapshot.running + snapshot.queued + mine.unopened, mine.requests), max(snapshot.slots, 1) - 1
         )
@@ -264,7 +264,7 @@ class LatencyModel:
     def _line_tokens(
         self, snapshot: ReplicaSnapshot, demand: Demand, mine: InFlightLoad, fresh: float, running: int
     ) -> float:
-        """Tokens to prefill before the first token is there, those of others included; running answers slow it down."""
+        """Count the tokens to prefill before the first token, queued ones included, scaled by the running batch."""
         backlog = max(snapshot.queued_prefill_tokens * fresh + mine.unopened_prefill_tokens, mine.prefill_tokens)
         return (backlog + demand.prompt_tokens) * (1.0 + snapshot.info.prior.decode_batch_slope * max(running, 0))
 
@@ -281,12 +281,12 @@ class LatencyModel:
 
 
 def occupied_slots(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> int:
-    """Sequences on a replica: as it reports, or as this tier knows by itself."""
+    """Count the sequences on a replica: the larger of its report and of what this tier has sent."""
     return max(round((snapshot.running + snapshot.queued) * _fresh(snapshot)) + mine.unopened, mine.requests)
 
 
 def _fresh(snapshot: ReplicaSnapshot) -> float:
-    """Weight of a report of that age."""
+    """Return the weight of a report, in (0, 1]; it halves every `_STALE_HALF_LIFE_S`."""
     return 1.0 if snapshot.age_s <= 0 else 0.5 ** (snapshot.age_s / _STALE_HALF_LIFE_S)
 
 

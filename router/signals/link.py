@@ -1,4 +1,4 @@
-"""The network between two tiers: round trip and throughput, learned from whatever crosses it anyway."""
+"""Estimates of the network between two tiers: round trip and throughput, learned from probes and requests."""
 
 from __future__ import annotations
 
@@ -73,6 +73,6 @@ class Link:
 
 
 def _smoothed(log_rate: float, bytes_per_s: float) -> float:
-    """Move a quarter of the way, and never by more than a factor of e at once: one lucky buffer is no fast link."""
+    """Return the log rate moved a quarter of the way to a sample, by a factor of e at most."""
     step = max(-1.0, min(1.0, math.log(bytes_per_s) - log_rate))
     return log_rate + step / 4

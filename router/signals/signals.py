@@ -1,4 +1,4 @@
-"""What is known of the replicas, and of the load on them: what every decision is made with."""
+"""All estimates and states that decisions use, in one value."""
 
 from __future__ import annotations
 

@@ -4,30 +4,88 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import orjson
 
 from router.base.errors import (
+    BodyShed,
     ContextTooLong,
     DeadlineLost,
+    Evicted,
     InvalidRequest,
     ModelNotFound,
     OverspillError,
+    PromiseLost,
     Refused,
-    ReplicaUnreachable,
+    ReplicaFailed,
+    ReplicasFailed,
+    RequestFailed,
     Shed,
     Unavailable,
 )
-from router.values.request import ChatPrompt, FinishReason, InferenceRequest, Origin, SamplingParams, TextPrompt
+from router.values.request import (
+    ChatPrompt,
+    FinishReason,
+    InferenceRequest,
+    Objective,
+    Origin,
+    SamplingParams,
+    TextPrompt,
+)
 from router.wire import headers as wire_headers
+from router.wire import load as wire_load
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
 
 _MAX_INT32 = 2**31 - 1
 _MAX_EVENT_BYTES = 4 * 1024 * 1024
+_MAX_NAME_CHARS = 128
 _DEFAULT = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """A request as it goes over the wire; `headers` hold printable ASCII only."""
+
+    path: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+def encode_post(request: InferenceRequest, objective: Objective, model: str, context_tokens: int) -> Post:
+    """Return what asks an upstream for `request` as a stream.
+
+    Args:
+        objective: what is left of the request's own.
+
+    Raises:
+        InvalidRequest: it cannot be written as HTTP or JSON. No upstream has seen it, so none is to blame.
+    """
+    headers = [
+        ("content-type", "application/json"),
+        ("accept", "text/event-stream"),
+        (wire_headers.REQUEST_ID, request.request_id),
+        (wire_load.FORMAT_HEADER, "JSON"),
+    ]
+    try:
+        headers += wire_headers.objective_headers(objective)
+        headers += wire_headers.next_hop(request.headers)
+        body = encode_request(request, model, context_tokens)
+    except (ValueError, TypeError, OverflowError) as error:  # JSON takes no lone surrogate, and no NaN
+        raise InvalidRequest(f"the request cannot be written as JSON: {type(error).__name__}") from error
+    for name, value in headers:
+        if not (_is_ascii_line(name) and _is_ascii_line(value)):
+            safe = wire_headers.header_safe(name[:64])
+            raise InvalidRequest(f"`{safe}` cannot be passed on: it holds more than printable ASCII", param=safe)
+    return Post(path_of(request), headers, body)
+
+
+def _is_ascii_line(text: str) -> bool:
+    return text.isascii() and text.isprintable()
 
 
 def path_of(request: InferenceRequest) -> str:
@@ -96,8 +154,22 @@ class _Choice(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    """Of what type an upstream's figures are is not believed either: a wrong one is a missing one."""
+
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+
+    def told_tokens(self, most: int) -> int | None:
+        """Generated tokens so far; None where the upstream tells nothing that can be true."""
+        return _count(self.completion_tokens, 0, most)
+
+    def told_prompt_tokens(self, most: int) -> int | None:
+        """Tokens of the prompt; None where the upstream tells nothing that can be true."""
+        return _count(self.prompt_tokens, 1, most)
+
+
+def _count(told: Any, least: int, most: int) -> int | None:
+    return told if type(told) is int and least <= told <= most else None
 
 
 class UpstreamError(msgspec.Struct):
@@ -169,18 +241,29 @@ def _event(line: bytes) -> Event | None:
 
 def origin_of(headers: Mapping[str, str]) -> Origin | None:
     """Read who answers from the response headers; None if the upstream does not say."""
-    variant = headers.get(wire_headers.MODEL)
+    variant = _name(headers.get(wire_headers.MODEL, ""))
     rung = wire_headers.whole_number(headers.get(wire_headers.RUNG, ""), _MAX_INT32)
-    if variant is None or rung is None:
+    if not variant or rung is None:
         return None
     return Origin(
-        tier=headers.get(wire_headers.TIER, "cloud"),
+        tier=_name(headers.get(wire_headers.TIER, "")) or "cloud",
         variant=variant,
         rung=rung,
         degraded=headers.get(wire_headers.DEGRADED) == "true",
-        reason=headers.get(wire_headers.REASON, ""),
-        max_tokens=wire_headers.whole_number(headers.get(wire_headers.MAX_TOKENS, ""), _MAX_INT32),
+        reason=_name(headers.get(wire_headers.REASON, "")),
+        max_tokens=wire_headers.whole_number(headers.get(wire_headers.MAX_TOKENS, ""), _MAX_INT32) or None,
     )
+
+
+def _name(told: str) -> str:
+    """Return a name that an upstream tells, as it may stand in our own reply headers, logs and metrics."""
+    return wire_headers.header_safe(told[:_MAX_NAME_CHARS])
+
+
+# What a tier of ours says with its code: whether a refusal speaks for one request, or for more.
+_REFUSALS: dict[tuple[int, str], type[Refused]] = {
+    (kind.status, kind.code): kind for kind in (BodyShed, Evicted, PromiseLost, ReplicasFailed, DeadlineLost)
+}
 
 
 class _ErrorBody(msgspec.Struct):
@@ -192,20 +275,20 @@ def decode_error(status: int, headers: Mapping[str, str], body: bytes, who: str)
     told = _told(body)
     message = f"{who}: {told.message or f'HTTP {status}'}"
     if status in {401, 403}:
-        return ReplicaUnreachable(f"{who} does not accept this tier's API key (HTTP {status}): {told.message}")
+        return ReplicaFailed(f"{who} does not accept this tier's API key (HTTP {status}): {told.message}")
     if status in {429, 503}:
         return _refusal(status, told, headers, message)
     if status == 404 and told.code != ModelNotFound.code:
-        return ReplicaUnreachable(f"{who}: HTTP 404, is the base URL right? {told.message}")
+        return ReplicaFailed(f"{who}: HTTP 404, is the base URL right? {told.message}")
     if 400 <= status < 500 and status not in {408, 409, 425}:
         kinds = {ModelNotFound.code: ModelNotFound, ContextTooLong.code: ContextTooLong}
         return kinds.get(str(told.code), InvalidRequest)(message, param=told.param)
-    return ReplicaUnreachable(message)
+    return (RequestFailed if told.code == RequestFailed.code else ReplicaFailed)(message)
 
 
 def _refusal(status: int, told: UpstreamError, headers: Mapping[str, str], message: str) -> Refused:
-    kind: type[Refused] = Shed if status == 429 else Unavailable
-    if told.code == DeadlineLost.code or headers.get("x-should-retry") == "false":
+    kind = _REFUSALS.get((status, str(told.code)), Shed if status == 429 else Unavailable)
+    if headers.get("x-should-retry") == "false":
         kind = DeadlineLost
     return kind(message, retry_after_s=retry_after_s(headers))
 

@@ -6,12 +6,11 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-import httpx
-
 from router.base.clock import Clock
 from router.base.errors import ReplicaUnreachable
 from router.upstream import openai as openai_client
 from router.upstream.stream import LostNews, TransferSample, UpstreamRequest, open_stream
+from router.upstream.transport import StreamingClient
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import FinishReason, InferenceRequest, TokenChunk
@@ -29,13 +28,15 @@ class Condition:
     """What polling has found out about an upstream, shared by its replicas.
 
     Attributes:
-        reachable: the last probe was answered.
+        reachable: fewer probes in a row have failed than it takes to be lost.
         why: in a few words, when requests should not go there.
+        back_in_s: seconds until it takes requests again, by its own word; 0 where it says nothing.
     """
 
     reachable: bool = False
     ready: bool = False
     why: str = "not reached yet"
+    back_in_s: float = 0.0
 
 
 class UpstreamContext(Protocol):
@@ -43,7 +44,7 @@ class UpstreamContext(Protocol):
 
     condition: Condition
     lost: LostNews
-    client: httpx.AsyncClient
+    client: StreamingClient
     clock: Clock
     link: Link
 
@@ -99,6 +100,7 @@ class UpstreamReplica:
     _tier: UpstreamContext
     _running: set[_Running] = field(default_factory=set)
     _reported: _Reported = field(default_factory=_Reported)
+    chunks_received: int = 0
 
     @property
     def link(self) -> LinkSnapshot:
@@ -133,9 +135,9 @@ class UpstreamReplica:
             queued_prefill_tokens=load.queued_prefill_tokens + sum(r.prompt_tokens for r in unseen),
             pending_decode_tokens=max(0, load.pending_decode_tokens - reported.ended_tokens)
             + sum(r.left_tokens for r in unseen),
-            kv_free_tokens=load.kv_free_tokens,
             age_s=max(0.0, self._tier.clock.now_s() - reported.at_s),
             why=why,
+            back_in_s=condition.back_in_s if why else 0.0,
         )
 
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
@@ -148,15 +150,18 @@ class UpstreamReplica:
         self._running.add(running)
         try:
             tier = self._tier
-            stream = await open_stream(tier.client, tier.call(request, self.info), tier.clock, tier.lost.current())
-            tier.learn(stream.transfer)
-            chunks = stream.chunks()
+            stream = await open_stream(tier.client, tier.call(request, self.info), tier.clock, tier.lost)
             try:
-                async for chunk in chunks:
-                    running.left_tokens = max(0, running.left_tokens - chunk.tokens)
-                    yield chunk
+                tier.learn(stream.transfer)
+                finished = False
+                while not finished:
+                    for chunk in await stream.read():
+                        self.chunks_received += 1
+                        running.left_tokens = max(0, running.left_tokens - chunk.tokens)
+                        finished = chunk.finish_reason is not None
+                        yield chunk
             finally:
-                await chunks.aclose()
+                stream.close()
         except ReplicaUnreachable:
             self._tier.doubt()
             raise

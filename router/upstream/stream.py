@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
-
-import httpx
+from types import TracebackType
 
 from router.base.clock import Clock
 from router.base.errors import (
@@ -17,55 +15,48 @@ from router.base.errors import (
     InvalidRequest,
     OverspillError,
     ReplicaBroken,
+    ReplicaFailed,
     ReplicaUnreachable,
     Unavailable,
 )
-from router.base.timers import within
+from router.base.timers import Interrupted, Interruptible
 from router.upstream import openai as openai_client
 from router.upstream.openai import Event, EventParser
+from router.upstream.transport import (
+    ConnectTrace,
+    NotConnectedError,
+    PoolExhaustedError,
+    Response,
+    StreamingClient,
+    TransportError,
+    UnsendableError,
+)
 from router.values.request import FinishReason, InferenceRequest, Locality, Objective, Origin, TokenChunk
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
 
-R = TypeVar("R")
-
 _MAX_ERROR_BYTES = 64 * 1024
 _ERROR_BODY_S = 5.0
+_END_S = 0.25
 _LEAST_S = 0.001
 _TIMING = re.compile(r"dur=([0-9.]+)")
 
 
-class UpstreamSilentError(Exception):
-    """Nothing came in time. Never leaves this package."""
-
-
 class LostNews:
-    """The news that an upstream has gone silent, shared by every stream to it: who waits for data learns it at once."""
+    """The news that an upstream has gone silent: every exchange with it that still waits hears of it at once."""
 
     def __init__(self) -> None:
-        self._news: asyncio.Future[str] | None = None
-
-    def current(self) -> asyncio.Future[str]:
-        """Return what to wait for; streams that start after a loss wait for the next one."""
-        if self._news is None or self._news.done():
-            self._news = asyncio.get_running_loop().create_future()
-        return self._news
+        self._listeners: set[Callable[[str], None]] = set()
 
     def tell(self, why: str) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(why)
+        for listener in list(self._listeners):
+            listener(why)
 
+    def listen(self, listener: Callable[[str], None]) -> None:
+        self._listeners.add(listener)
 
-async def guarded(work: Coroutine[Any, Any, R], news: asyncio.Future[str], limit_s: float | None = None) -> R:
-    """Return what `work` returns.
-
-    Raises:
-        UpstreamSilentError: the upstream was lost, or `limit_s` passed.
-    """
-    try:
-        return await within(limit_s, work, news)
-    except asyncio.TimeoutError:
-        raise UpstreamSilentError(news.result() if news.done() else f"silent for {limit_s:.3g} s") from None
+    def forget(self, listener: Callable[[str], None]) -> None:
+        self._listeners.discard(listener)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,139 +118,180 @@ def remaining(request: InferenceRequest, now_s: float, rtt_s: float, who: str) -
     return replace(objective, ttft_s=ttft_s, deadline_s=deadline_s)
 
 
-async def open_stream(
-    client: httpx.AsyncClient, call: UpstreamRequest, clock: Clock, news: asyncio.Future[str]
-) -> OpenStream:
+async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clock, lost: LostNews) -> OpenStream:
     """Send the request and wait for the response head.
 
     Raises:
         InvalidRequest, Refused, ReplicaUnreachable: as `Replica.generate` says.
     """
-    request = call.request
-    body = openai_client.encode_request(request, call.model, call.context_tokens)
-    objective = remaining(request, clock.now_s(), call.rtt_s, call.who)
-    lines = [
-        ("content-type", "application/json"),
-        ("accept", "text/event-stream"),
-        (wire_headers.REQUEST_ID, request.request_id),
-        (wire_load.FORMAT_HEADER, "JSON"),
-        *wire_headers.objective_headers(objective),
-        *wire_headers.next_hop(request.headers),
-    ]
+    objective = remaining(call.request, clock.now_s(), call.rtt_s, call.who)
+    post = openai_client.encode_post(call.request, objective, call.model, call.context_tokens)
     trace = ConnectTrace(clock)
-    post = client.build_request(
-        "POST", openai_client.path_of(request), content=body, headers=lines, extensions={"trace": trace}
-    )
     began_s = clock.now_s()
     try:
-        response = await _head(client, post, news, objective.deadline_s)
-    except UpstreamSilentError as error:
+        with _Bound(lost, None):  # the dispatcher keeps the deadline, and says whose fault a silence is
+            response = await client.post(post.path, post.body, post.headers, trace)
+    except _SilentError as error:
         raise ReplicaUnreachable(f"{call.who}: no answer: {error}") from None
-    except httpx.PoolTimeout:
+    except PoolExhaustedError:
         raise Unavailable(f"{call.who}: every connection is in use", retry_after_s=1.0) from None
-    except httpx.HTTPError as error:
-        raise ReplicaUnreachable(f"{call.who}: {describe(error)}") from error
+    except UnsendableError as error:
+        raise InvalidRequest(f"{call.who}: the request cannot be written as HTTP: {error}") from error
+    except NotConnectedError as error:
+        raise ReplicaUnreachable(f"{call.who}: {error}") from error
+    except TransportError as error:
+        raise ReplicaFailed(f"{call.who}: {error}") from error
     elapsed_s = clock.now_s() - began_s - trace.connect_s
-    if response.status_code != 200:
-        raise await _refusal(response, call, news)
-    transfer = TransferSample(
-        transfer_s=max(0.0, elapsed_s - _spent_there_s(response.headers.get("server-timing", ""))),
-        sent_bytes=len(body),
-        load=wire_load.decode_orca(response.headers.get(wire_load.HEADER, "")),
-    )
-    return OpenStream(response, transfer, call, news)
-
-
-async def _head(
-    client: httpx.AsyncClient, post: httpx.Request, news: asyncio.Future[str], limit_s: float | None
-) -> httpx.Response:
-    opened: list[httpx.Response] = []
-
-    async def send() -> None:
-        opened.append(await client.send(post, stream=True))
-
+    if response.status != 200:
+        raise await _refusal(response, call, lost)
     try:
-        await guarded(send(), news, limit_s)
+        transfer = TransferSample(
+            transfer_s=max(0.0, elapsed_s - _spent_there_s(response.headers.get("server-timing", ""))),
+            sent_bytes=len(post.body),
+            load=wire_load.decode_orca(response.headers.get(wire_load.HEADER, "")),
+        )
+        return OpenStream(response, transfer, call, lost)
     except BaseException:
-        # A head that arrives in the same turn as a cancellation would keep its connection for ever.
-        for response in opened:
-            await response.aclose()
+        response.close()
         raise
-    return opened[0]
 
 
-async def _refusal(response: httpx.Response, call: UpstreamRequest, news: asyncio.Future[str]) -> OverspillError:
+class _SilentError(Exception):
+    """Nothing came in time. Never leaves this file."""
+
+
+class _Bound(Interruptible):
+    """A block that the loss of the upstream, or a time limit, ends with a `_SilentError`."""
+
+    __slots__ = ("_limit_s", "_lost", "_timer", "_why")
+
+    def __init__(self, lost: LostNews, limit_s: float | None) -> None:
+        super().__init__()
+        self._lost = lost
+        self._limit_s = limit_s
+        self._why = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> _Bound:
+        super().__enter__()
+        self._lost.listen(self._stop)
+        if self._limit_s is not None:
+            self._timer = self._loop.call_later(self._limit_s, self._stop, f"silent for {self._limit_s:.3g} s")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lost.forget(self._stop)
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            super().__exit__(kind, error, trace)
+        except Interrupted:
+            raise _SilentError(self._why) from None
+
+    def _stop(self, why: str) -> None:
+        self._why = why
+        self.interrupt()
+
+
+async def _refusal(response: Response, call: UpstreamRequest, lost: LostNews) -> OverspillError:
     try:
-        body = await guarded(_read_some(response), news, _ERROR_BODY_S)
-    except (httpx.HTTPError, UpstreamSilentError):
+        with _Bound(lost, _ERROR_BODY_S):
+            body = await _read_some(response)
+    except (TransportError, _SilentError):
         body = b""  # the status says enough
     finally:
-        await response.aclose()
-    return openai_client.decode_error(response.status_code, response.headers, body, call.who)
+        response.close()
+    return openai_client.decode_error(response.status, response.headers, body, call.who)
 
 
 class OpenStream:
-    """A response whose head has arrived."""
+    """A response whose head has arrived. `close` it in any case; early, that cancels the work there."""
 
-    def __init__(
-        self, response: httpx.Response, transfer: TransferSample, call: UpstreamRequest, news: asyncio.Future[str]
-    ) -> None:
+    def __init__(self, response: Response, transfer: TransferSample, call: UpstreamRequest, lost: LostNews) -> None:
         self.transfer = transfer
         self._response = response
         self._call = call
-        self._news = news
+        self._lost = lost
         self._origin: Origin | None = openai_client.origin_of(response.headers)
+        self._parser = EventParser()
+        self._last: Event | None = None
+        self._failure: str | None = None
+        self._done = False
         self._emitted = False
         self._tokens = 0
         self._told_tokens: int | None = None
+        self._prompt_tokens: int | None = None
+        lost.listen(self._lose)
 
-    async def chunks(self) -> AsyncGenerator[TokenChunk, None]:
-        """Yield the answer; leaving early closes the connection, which cancels the work there.
+    def close(self) -> None:
+        self._lost.forget(self._lose)
+        self._response.close()
+
+    def _lose(self, why: str) -> None:
+        self._response.end(TransportError(why))
+
+    async def read(self) -> list[TokenChunk]:
+        """Return the chunks of what arrives next, at least one. The last one of all carries a finish reason.
 
         Raises:
-            ReplicaUnreachable: it broke before the first text.
+            ReplicaFailed: it broke before the first text.
             ReplicaBroken: it broke later.
         """
-        last: Event | None = None
-        prompt_tokens: int | None = None
-        try:
-            async with contextlib.aclosing(self._events()) as events:
-                async for event in events:
-                    if event.usage is not None:
-                        self._told_tokens = event.usage.completion_tokens
-                        prompt_tokens = event.usage.prompt_tokens
-                    if event.finish_reason is not None:
-                        last = event
-                    elif event.text and last is None:
-                        yield self._chunk(event.text, None, None)
-            if last is None:
-                raise self._broken("the stream ended without a finish reason")
-            # A continuation's count holds the text before it: no count of the caller's prompt.
-            yield self._chunk(last.text, last.finish_reason, None if self._call.request.continuation else prompt_tokens)
-        finally:
-            await self._response.aclose()
+        chunks: list[TokenChunk] = []
+        while not chunks:
+            if self._failure is not None:
+                raise self._broken(self._failure)
+            data = await self._next()
+            self._take(data, chunks)
+            if self._done and not self._response.complete:
+                await self._reach_end()
+            if self._done or not data:
+                self._finish(chunks)
+        return chunks
 
-    async def _events(self) -> AsyncGenerator[Event, None]:
-        """Yield events to the end of the stream; what breaks after the finish reason does no harm any more."""
-        parser = EventParser()
-        finished = False
-        source = self._response.aiter_bytes()
-        while True:
-            try:
-                data = await guarded(_next_bytes(source), self._news)
-            except (httpx.HTTPError, UpstreamSilentError) as error:
-                if finished:
-                    return
-                raise self._broken(describe(error)) from error
-            for event in parser.feed(data):
-                if event.error_message is not None:
-                    if finished:
-                        return
-                    raise self._broken(event.error_message)
-                finished = finished or event.finish_reason is not None
-                yield event
-            if not data:
+    async def _next(self) -> bytes:
+        """Return what arrives next, empty at the end; what breaks after the finish reason does no harm any more."""
+        try:
+            return await self._response.read()
+        except TransportError as error:
+            if self._last is None:
+                self._failure = str(error)
+            return b""
+
+    async def _reach_end(self) -> None:
+        """Read up to the end of the body, which comes with the end mark, so that its connection can be used again."""
+        with contextlib.suppress(TransportError, _SilentError), _Bound(self._lost, _END_S):
+            while await self._response.read():
+                pass
+
+    def _take(self, data: bytes, chunks: list[TokenChunk]) -> None:
+        """Turn the events that `data` completes into chunks."""
+        for event in self._parser.feed(data):
+            if event.error_message is not None:
+                if self._last is None:
+                    self._failure = event.error_message
+                self._done = self._last is not None
                 return
+            if event.usage is not None:
+                call = self._call  # an impossible count is none, and pieces of text are counted instead
+                self._told_tokens = event.usage.told_tokens(call.request.most_answer_tokens(call.context_tokens))
+                self._prompt_tokens = event.usage.told_prompt_tokens(call.context_tokens)
+            if event.finish_reason is not None:
+                self._last = event
+            elif event.text and self._last is None:
+                chunks.append(self._chunk(event.text, None, None))
+            self._done = self._done or event.done
+
+    def _finish(self, chunks: list[TokenChunk]) -> None:
+        """Add the last chunk; a stream without one has failed, after what came before."""
+        if self._last is None:
+            self._failure = self._failure or "the stream ended without a finish reason"
+            return
+        # A continuation's count holds the text before it: no count of the caller's prompt.
+        counted = None if self._call.request.continuation else self._prompt_tokens
+        chunks.append(self._chunk(self._last.text, self._last.finish_reason, counted))
 
     def _chunk(self, text: str, finish: FinishReason | None, prompt_tokens: int | None) -> TokenChunk:
         told = self._told_tokens
@@ -272,53 +304,13 @@ class OpenStream:
     def _broken(self, why: str) -> OverspillError:
         if self._emitted:
             return ReplicaBroken(f"{self._call.who}: the stream broke after {self._tokens} tokens: {why}")
-        return ReplicaUnreachable(f"{self._call.who}: the stream broke before the first token: {why}")
+        return ReplicaFailed(f"{self._call.who}: the stream broke before the first token: {why}")
 
 
-class ConnectTrace:
-    """Measures what a new connection costs: an exchange on it says nothing about the link before that is taken off.
-
-    Attributes:
-        connect_s: TCP and TLS together, 0 on a connection that was open already.
-        handshake_s: TCP alone, which is one round trip; None on a connection that was open already.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._began_s = 0.0
-        self.connect_s = 0.0
-        self.handshake_s: float | None = None
-
-    async def __call__(self, event: str, info: dict[str, Any]) -> None:  # noqa: ARG002
-        if event == "connection.connect_tcp.started":
-            self._began_s = self._clock.now_s()
-        elif event == "connection.connect_tcp.complete":
-            self.connect_s = self.handshake_s = self._clock.now_s() - self._began_s
-        elif event == "connection.start_tls.complete":
-            self.connect_s = self._clock.now_s() - self._began_s
-
-
-def describe(error: Exception) -> str:
-    """Name an error in a few words; httpx leaves the text of many empty."""
-    text = str(error).strip()
-    kind = type(error).__name__
-    return f"{kind}: {text}" if text and isinstance(error, httpx.HTTPError) else text or kind
-
-
-async def _next_bytes(source: AsyncIterator[bytes]) -> bytes:
-    """Return the next piece, empty at the end."""
-    async for data in source:
-        if data:
-            return data
-    return b""
-
-
-async def _read_some(response: httpx.Response) -> bytes:
+async def _read_some(response: Response) -> bytes:
     body = b""
-    async for data in response.aiter_bytes():
+    while len(body) < _MAX_ERROR_BYTES and (data := await response.read()):
         body += data
-        if len(body) >= _MAX_ERROR_BYTES:
-            break
     return body
 
 

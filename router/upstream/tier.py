@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import httpx
 import msgspec
@@ -18,11 +18,13 @@ from router.base.credentials import url_fault
 from router.base.errors import ConfigError
 from router.base.timers import end, within
 from router.base.tls import client_context
-from router.upstream.openai import UpstreamError
+from router.upstream.openai import UpstreamError, retry_after_s
 from router.upstream.replica import Condition, UpstreamReplica
-from router.upstream.stream import ConnectTrace, LostNews, TransferSample, UpstreamRequest, describe
+from router.upstream.stream import LostNews, TransferSample, UpstreamRequest
+from router.upstream.transport import PoolOptions, StreamingClient
 from router.values.replica import ReplicaInfo, SpeedPrior
 from router.values.request import InferenceRequest
+from router.values.settings import BreakerSettings
 from router.wire import load as wire_load
 
 if TYPE_CHECKING:
@@ -30,10 +32,11 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("router.gateway")
 
-_LOST_AFTER_SILENT_PROBES = 2
 _REDISCOVER_EVERY_POLLS = 30
 
-_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_Speed = Annotated[float, msgspec.Meta(ge=1e-3, le=1e9)]
+# Names end in our own reply headers, logs and metrics.
+_Name = Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[ -~]*$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,30 +67,31 @@ class UpstreamOptions:
 
 
 class _Prior(msgspec.Struct):
-    prefill_tokens_per_s: _Positive
-    decode_tokens_per_s: _Positive
-    decode_batch_slope: float = 0.2
-    source: str = "upstream"
+    """Within bounds that no arithmetic of predictions can leave the numbers by."""
+
+    prefill_tokens_per_s: _Speed
+    decode_tokens_per_s: _Speed
+    decode_batch_slope: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.2
+    source: Annotated[str, msgspec.Meta(max_length=256)] = "upstream"
 
 
 class _Rung(msgspec.Struct):
     kind: str
-    family: str
-    variant: str = ""
-    rung: Annotated[int, msgspec.Meta(ge=0)] = 0
+    family: _Name
+    variant: _Name = ""
+    rung: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     quality: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    context_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1
-    tier: str = "cloud"
+    context_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] = 1
+    tier: _Name = "cloud"
     prior: _Prior | None = None
 
 
 class _Card(msgspec.Struct):
-    id: str
     overspill: _Rung | None = None
 
 
 class _Cards(msgspec.Struct):
-    data: list[_Card]
+    data: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=1000)]
 
 
 class _NotReady(msgspec.Struct):
@@ -95,6 +99,14 @@ class _NotReady(msgspec.Struct):
 
 
 _cards_decoder = msgspec.json.Decoder(_Cards)
+_card_decoder = msgspec.json.Decoder(_Card)
+
+
+_DEFAULT_MISSES = BreakerSettings().failures
+
+
+def _default_misses() -> int:
+    return _DEFAULT_MISSES
 
 
 def _nobody(*_: object) -> None:
@@ -108,12 +120,15 @@ class UpstreamHooks:
     Attributes:
         on_change: called when `replicas` has changed.
         probe_succeeded, probe_failed: called after each poll with the endpoint, and with the reason of a failure: the
-            breaker's half-open probe that costs no request.
+            breaker's half-open probe that costs no request. A probe that failed while requests got answers is not told.
+        misses_to_be_lost: asked for how many probes in a row have to fail before the upstream counts as unreachable:
+            `router.breaker.failures`.
     """
 
     on_change: Callable[[], None] = _nobody
     probe_succeeded: Callable[[str], None] = _nobody
     probe_failed: Callable[[str, str], None] = _nobody
+    misses_to_be_lost: Callable[[], int] = _default_misses
 
 
 @final
@@ -155,7 +170,10 @@ class UpstreamTier:
         self._replicas: list[UpstreamReplica] = []
         self._told = False
         self._said: set[str] = set()
-        self._silent_probes = 0
+        self._card_told = False
+        self._missed_probes = 0
+        self._refused = False
+        self._answers_seen = 0
         self._polls_since_discovery = _REDISCOVER_EVERY_POLLS
         self._wake = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -176,9 +194,14 @@ class UpstreamTier:
 
     async def __aenter__(self) -> UpstreamTier:
         options = self._options
-        self.client = self._new_client(options.max_connections)
+        self.client = StreamingClient(
+            self.endpoint,
+            self._headers,
+            self.clock,
+            PoolOptions(self._tls, options.connect_timeout_s, options.max_connections, options.keepalive_expiry_s),
+        )
         # Probes have their own connection: a pool full of streams must not look like an outage.
-        self._probe_client = self._new_client(2)
+        self._probe_client = self._new_probe_client()
         self._watcher = asyncio.create_task(self._watch(), name=f"upstream {self.endpoint}")
         return self
 
@@ -188,9 +211,9 @@ class UpstreamTier:
         if self._watcher is not None:
             await end(self._watcher)
         await self._probe_client.aclose()
-        await self.client.aclose()
+        await self.client.close()
 
-    def _new_client(self, connections: int) -> httpx.AsyncClient:
+    def _new_probe_client(self) -> httpx.AsyncClient:
         options = self._options
         return httpx.AsyncClient(
             base_url=self.endpoint,
@@ -198,9 +221,8 @@ class UpstreamTier:
             verify=self._tls,
             trust_env=False,
             follow_redirects=False,
-            # Reads are bounded by the dispatcher, and by the news of a lost upstream.
             timeout=httpx.Timeout(None, connect=options.connect_timeout_s, pool=options.connect_timeout_s),
-            limits=httpx.Limits(max_connections=connections, keepalive_expiry=options.keepalive_expiry_s),
+            limits=httpx.Limits(max_connections=2, keepalive_expiry=options.keepalive_expiry_s),
         )
 
     def call(self, request: InferenceRequest, info: ReplicaInfo) -> UpstreamRequest:
@@ -231,8 +253,14 @@ class UpstreamTier:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait for the next poll; a request that could not reach the upstream brings it forward."""
-        sleep = asyncio.create_task(self.clock.sleep(self._options.poll_interval_s))
+        """Wait for the next poll; a request that could not reach the upstream brings it forward.
+
+        So does a refused connection: nobody listens there. Probes that confirm it follow at a tenth of the interval.
+        """
+        interval_s = self._options.poll_interval_s
+        if self._refused and 0 < self._missed_probes < self._hooks.misses_to_be_lost():
+            interval_s /= 10
+        sleep = asyncio.create_task(self.clock.sleep(interval_s))
         wake = asyncio.create_task(self._wake.wait())
         try:
             await asyncio.wait({sleep, wake}, return_when=asyncio.FIRST_COMPLETED)
@@ -243,21 +271,23 @@ class UpstreamTier:
             await self.clock.sleep(self._options.poll_interval_s / 10)
 
     async def _poll(self) -> None:
+        self._answers_seen = self._answers()
         try:
             await within(self._options.probe_timeout_s, self._probe())
         except (asyncio.TimeoutError, httpx.TimeoutException):
-            self._silent_probes += 1
-            why = f"no answer to a probe within {self._options.probe_timeout_s:g} s"
-            if self._silent_probes >= _LOST_AFTER_SILENT_PROBES:
-                self.lost.tell(why)
-            self._failed(why)
+            self._refused = False
+            self._missed(f"no answer to a probe within {self._options.probe_timeout_s:g} s", silent=True)
         except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._silent_probes = 0
-            self._failed(describe(error))
+            self._refused = isinstance(error, httpx.ConnectError)
+            self._missed(describe(error), silent=False)
+
+    def _answers(self) -> int:
+        """Chunks that requests have got from it so far: live traffic proves that it can be reached."""
+        return sum(replica.chunks_received for replica in self._replicas)
 
     async def _probe(self) -> None:
-        """PoolView at readiness and load, and at the rungs when they are not known or may have changed."""
-        trace = ConnectTrace(self.clock)
+        """Look at readiness and load, and at the rungs when they are not known or may have changed."""
+        trace = HandshakeTrace(self.clock)
         began_s = self.clock.now_s()
         reply = await self._probe_client.get("/health/ready", extensions={"trace": trace})
         ended_s = self.clock.now_s()
@@ -270,7 +300,8 @@ class UpstreamTier:
         if report is not None:
             self._report(report, began_s)
         ready = reply.status_code == 200
-        self._reached(ready, "" if ready else f"upstream: {_reason(reply.content)}")
+        why, back_in_s = ("", 0.0) if ready else (f"upstream: {_reason(reply.content)}", retry_after_s(reply.headers))
+        self._reached(ready, why, back_in_s)
 
     def _wants_discovery(self, report: wire_load.LoadReport | None) -> bool:
         self._polls_since_discovery += 1
@@ -287,8 +318,19 @@ class UpstreamTier:
         if reply.status_code != 200:
             raise httpx.HTTPError(f"GET /v1/models: HTTP {reply.status_code}")
         self._polls_since_discovery = 0
-        infos = [self._info(card.overspill) for card in _cards_decoder.decode(reply.content).data if card.overspill]
+        cards = [self._card(raw) for raw in _cards_decoder.decode(reply.content).data]
+        infos = [self._info(card.overspill) for card in cards if card is not None and card.overspill is not None]
         self._take(list({info.replica_id: info for info in infos if info is not None}.values()))
+
+    def _card(self, raw: msgspec.Raw) -> _Card | None:
+        """Read one card; one that cannot be is left out, and the others serve."""
+        try:
+            return _card_decoder.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if not self._card_told:
+                self._card_told = True
+                log.warning("upstream rung unreadable", endpoint=self.endpoint, why=str(error))
+            return None
 
     def _info(self, rung: _Rung) -> ReplicaInfo | None:
         if rung.kind != "variant" or not rung.variant or rung.prior is None:
@@ -326,21 +368,62 @@ class UpstreamTier:
         for replica in self._replicas:
             replica.report(report, at_s)
 
-    def _reached(self, ready: bool, why: str) -> None:
+    def _reached(self, ready: bool, why: str, back_in_s: float) -> None:
         if not self.condition.reachable:
             log.info("upstream reached", endpoint=self.endpoint, ready=ready)
-        self._silent_probes = 0
+        self._missed_probes = 0
         self._said.clear()
-        self.condition = Condition(reachable=True, ready=ready, why=why)
+        self.condition = Condition(reachable=True, ready=ready, why=why, back_in_s=back_in_s)
         if ready:
             self._hooks.probe_succeeded(self.endpoint)
 
-    def _failed(self, why: str) -> None:
-        if why not in self._said:  # each reason once until it is reached again
-            self._said.add(why)
-            log.warning("upstream unreachable", endpoint=self.endpoint, why=why)
-        self.condition = Condition(reachable=False, ready=False, why=f"unreachable: {why}")
+    def _missed(self, why: str, *, silent: bool) -> None:
+        """A probe failed: no verdict yet, unless enough did in a row and no request got anything meanwhile.
+
+        Args:
+            silent: nothing came back at all, so streams in flight would wait for nothing too.
+        """
+        if self._answers() != self._answers_seen:
+            self._missed_probes = 0
+            log.debug("probe failed while requests are answered", endpoint=self.endpoint, why=why)
+            return
+        self._missed_probes += 1
+        if self.condition.reachable and self._missed_probes < self._hooks.misses_to_be_lost():
+            log.debug("probe failed", endpoint=self.endpoint, why=why, in_a_row=self._missed_probes)
+        else:
+            if why not in self._said:  # each reason once until it is reached again
+                self._said.add(why)
+                log.warning("upstream unreachable", endpoint=self.endpoint, why=why)
+            self.condition = Condition(reachable=False, ready=False, why=f"unreachable: {why}")
+            if silent:
+                self.lost.tell(why)
         self._hooks.probe_failed(self.endpoint, why)
+
+
+class HandshakeTrace:
+    """Measures the TCP handshake of a new connection, which is one round trip.
+
+    Attributes:
+        handshake_s: None on a connection that was open already.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began_s = 0.0
+        self.handshake_s: float | None = None
+
+    async def __call__(self, event: str, info: dict[str, Any]) -> None:  # noqa: ARG002
+        if event == "connection.connect_tcp.started":
+            self._began_s = self._clock.now_s()
+        elif event == "connection.connect_tcp.complete":
+            self.handshake_s = self._clock.now_s() - self._began_s
+
+
+def describe(error: Exception) -> str:
+    """Name an error in a few words; httpx leaves the text of many empty."""
+    text = str(error).strip()
+    kind = type(error).__name__
+    return f"{kind}: {text}" if text and isinstance(error, httpx.HTTPError) else text or kind
 
 
 def _by_rung(info: ReplicaInfo) -> tuple[str, int]:

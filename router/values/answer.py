@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from router.values.request import TokenChunk
@@ -31,6 +31,10 @@ class Route:
     max_tokens: int | None = None
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(slots=True)
 class Answer:
     """A running answer.
@@ -41,7 +45,9 @@ class Answer:
             without a seam.
         chunks: the first chunk is ready when this object exists. The last chunk carries a finish reason; the
             generator raises `ReplicaBroken` when no replica could finish. Closing it cancels the work.
+        ready: whether the next chunk is here already, so that whoever writes chunks out may write several at once.
     """
 
     route: Route
     chunks: AsyncGenerator[TokenChunk, None]
+    ready: Callable[[], bool] = _never

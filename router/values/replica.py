@@ -67,6 +67,7 @@ class ReplicaSnapshot:
         pending_decode_tokens: upper estimate of tokens still to generate for running and queued requests.
         kv_free_tokens: room left in the KV cache, None if the replica does not know.
         age_s: how old the load figures are (remote replicas report now and then).
+        back_in_s: seconds until it is expected to be available again, 0 where it is or nobody knows.
     """
 
     info: ReplicaInfo
@@ -79,6 +80,7 @@ class ReplicaSnapshot:
     kv_free_tokens: int | None = None
     age_s: float = 0.0
     why: str = ""
+    back_in_s: float = 0.0
 
 
 class Replica(Protocol):

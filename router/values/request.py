@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -15,12 +16,13 @@ class Locality(enum.Enum):
 
 
 class Outcome(enum.Enum):
-    """How a request ended (see the glossary in docs/architecture.md)."""
+    """How a request ended (see the glossary in docs/architecture.md); `invalid` is the caller's own 4xx."""
 
     COMPLETED = "completed"
     DEGRADED = "degraded"
     SHED = "shed"
     UNAVAILABLE = "unavailable"
+    INVALID = "invalid"
     EVICTED = "evicted"
     CANCELLED = "cancelled"
     FAILED = "failed"
@@ -77,16 +79,34 @@ def size_chars(prompt: Prompt) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A rendered prompt as token ids, so that what was encoded to be counted is not encoded again to be served.
+
+    Attributes:
+        encoder: what encoded it; only a replica with the very same one takes the ids.
+    """
+
+    token_ids: tuple[int, ...]
+    encoder: object
+
+
+@dataclass(frozen=True, slots=True)
 class PromptSize:
     """How long a rendered prompt is, in tokens.
 
     Attributes:
         tokens: counted with the tokenizer of the model, or else the likeliest figure.
         slack: by how much that figure may be too high; 0 where it was counted.
+        encoded: what was counted, if that was this prompt alone.
     """
 
     tokens: int
     slack: int = 0
+    encoded: EncodedPrompt | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], encoder: object) -> PromptSize:
+        return cls(len(token_ids), encoded=EncodedPrompt(tuple(token_ids), encoder))
 
     def __add__(self, other: PromptSize) -> PromptSize:
         return PromptSize(self.tokens + other.tokens, self.slack + other.slack)
@@ -118,6 +138,29 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """What a caller asks of any API, as its body says it.
+
+    Attributes:
+        stream: the answer is wanted as server-sent events.
+        include_usage: a final event with usage and no choices.
+        running_usage: usage in every event (`continuous_usage_stats`): the exact token count of each.
+        priority, deadline_s: the header of the same meaning beats them.
+        continuation: text of the answer that another replica already emitted.
+    """
+
+    model: str
+    prompt: Prompt
+    sampling: SamplingParams
+    continuation: str = ""
+    stream: bool = False
+    include_usage: bool = False
+    running_usage: bool = False
+    priority: int | None = None
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +197,10 @@ class InferenceRequest:
         continuation: text of the answer already emitted by another replica; the serving replica renders it as the
             beginning of the assistant's turn, continues after it and never repeats it.
         continuation_tokens: how many tokens that text counts for against `sampling.max_tokens`.
+        caller: digest of the key that it came with; empty where the tier has no keys.
         headers: trace context to pass on (`traceparent`), lower-case names.
         prompt_slack: by how much `prompt_tokens` may be too high; 0 unless it was estimated.
+        encoded: the prompt's token ids, where the gateway has them.
     """
 
     request_id: str
@@ -170,11 +215,23 @@ class InferenceRequest:
     continuation_tokens: int = 0
     headers: tuple[tuple[str, str], ...] = ()
     prompt_slack: int = 0
+    caller: str = field(default="", repr=False)
+    encoded: EncodedPrompt | None = field(default=None, compare=False, repr=False)
+
+    def token_ids(self, encoder: object) -> list[int] | None:
+        """Return prompt and continuation as `encoder` would encode them, None where that was not done yet."""
+        encoded = self.encoded
+        return None if encoded is None or encoded.encoder is not encoder or self.continuation else [*encoded.token_ids]
 
     @property
     def least_prompt_tokens(self) -> int:
         """What the prompt surely has: only this may rule out a window. Who serves it counts, and decides."""
         return self.prompt_tokens - self.prompt_slack
+
+    def most_answer_tokens(self, context_tokens: int) -> int:
+        """Longest rest of the answer that the caller's cap and a window allow; at least 1."""
+        room, cap = context_tokens - self.least_prompt_tokens, self.sampling.max_tokens
+        return max(1, room if cap is None else min(room, cap - self.continuation_tokens))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Situation:
         answer_cap: cap forced by overload, None if the caller's own stands.
         pinned: the request names one exact variant.
         only_remote_fits: the device serves this model, but its windows are too short for the request.
-        local_served, remote_served: replicas of that side serve the model, healthy or not.
+        remote_served: replicas of the upstream serve the model, healthy or not.
         local_down, remote_down: none of that side is a candidate, because all failed, refused or are not available.
     """
 
@@ -60,7 +60,6 @@ class Situation:
     overloaded: bool
     pinned: bool
     only_remote_fits: bool
-    local_served: bool
     remote_served: bool
     local_down: bool
     remote_down: bool

@@ -6,7 +6,6 @@ a promise that was asked for and silently dropped is worse than a refusal.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import uuid
@@ -16,19 +15,59 @@ from dataclasses import replace
 from router.base.errors import InvalidRequest
 from router.values.answer import Route
 from router.values.request import Locality, Objective
+from router.wire.names import (
+    DEADLINE,
+    HOPS,
+    LOCALITY,
+    MIN_QUALITY,
+    PRIORITY,
+    REQUEST_ID,
+    REQUEST_NAMES,
+    SESSION,
+    TPOT,
+    TPOT_NAMES,
+    TTFT,
+    TTFT_NAMES,
+    header_safe,
+    refuse_headers,
+)
 
-REQUEST_ID = "x-request-id"
-DEADLINE = "x-overspill-deadline-ms"
-TTFT = "x-overspill-ttft-slo-ms"
-TPOT = "x-overspill-tpot-slo-ms"
-PRIORITY = "x-overspill-priority"
-LOCALITY = "x-overspill-locality"
-MIN_QUALITY = "x-overspill-min-quality"
-SESSION = "x-overspill-session"
-HOPS = "x-overspill-hops"
-
-PREFIX = "x-overspill-"
-REQUEST_NAMES = (TTFT, TPOT, DEADLINE, PRIORITY, LOCALITY, MIN_QUALITY, SESSION, HOPS)
+__all__ = [
+    "CONFLICT",
+    "DEADLINE",
+    "DEGRADED",
+    "HOPS",
+    "LOCALITY",
+    "MAX_HOPS",
+    "MAX_REQUEST_ID_CHARS",
+    "MAX_TOKENS",
+    "MIN_QUALITY",
+    "MODEL",
+    "PREDICTED_TTFT",
+    "PRIORITY",
+    "REASON",
+    "REPLY_NAMES",
+    "REQUEST_ID",
+    "REQUEST_NAMES",
+    "RUNG",
+    "SESSION",
+    "TIER",
+    "TPOT",
+    "TPOT_NAMES",
+    "TRACE_NAMES",
+    "TTFT",
+    "TTFT_NAMES",
+    "header_safe",
+    "lower_case",
+    "next_hop",
+    "objective_headers",
+    "parse_objective",
+    "passed_on",
+    "request_id",
+    "retry_headers",
+    "route_headers",
+    "whole_number",
+]
 
 TIER = "x-overspill-tier"
 MODEL = "x-overspill-model"
@@ -40,11 +79,13 @@ MAX_TOKENS = "x-overspill-max-tokens"
 
 REPLY_NAMES = (TIER, MODEL, RUNG, REASON, DEGRADED, PREDICTED_TTFT, MAX_TOKENS)
 
-# Names other routers use for the same promise; the first one present wins.
-TTFT_NAMES = (TTFT, "x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
-TPOT_NAMES = (TPOT, "x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 TRACE_NAMES = ("traceparent", "tracestate")
 
+CONFLICT = "\n"
+"""Stands between the values of a header that was sent more than once with different ones."""
+
+_SINGLE = frozenset({*REQUEST_NAMES, *TTFT_NAMES, *TPOT_NAMES, REQUEST_ID})
+_SERVED = frozenset({*_SINGLE, *REPLY_NAMES})  # reply headers: proxies carry them from one exchange over to the next
 MAX_HOPS = 8
 _MAX_MS = 7 * 24 * 3600 * 1000.0
 _MAX_PRIORITY = 2**31 - 1
@@ -52,12 +93,28 @@ MAX_REQUEST_ID_CHARS = 128
 _REQUEST_ID = re.compile(rf"[\w.:~/+=@-]{{1,{MAX_REQUEST_ID_CHARS}}}", re.ASCII)
 _NUMBER = re.compile(r"([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 _SESSION = re.compile(r"[\x20-\x7e]{1,256}")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[\x20-\x7e]{0,256})?")
+_TRACE_VALUE = re.compile(r"[\x20-\x7e]{1,1024}")
 
 
 def lower_case(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Turn ASGI headers into a mapping; of a repeated header the last one counts."""
-    return {name.decode("latin-1").lower(): value.decode("latin-1").strip() for name, value in raw}
+    """Turn ASGI headers into a mapping.
+
+    Different values of a repeated header are joined, as HTTP has it, by `, `: no header of which there can be one only
+    reads as anything then. Those of Overspill are joined by a line feed, which no value can hold: see `CONFLICT`.
+    """
+    found = {name.decode("latin-1").lower(): value.decode("latin-1").strip() for name, value in raw}
+    return found if len(found) == len(raw) else _joined(raw)
+
+
+def _joined(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    found: dict[str, list[str]] = {}
+    for raw_name, raw_value in raw:
+        values = found.setdefault(raw_name.decode("latin-1").lower(), [])
+        value = raw_value.decode("latin-1").strip()
+        if value not in values:
+            values.append(value)
+    return {name: (CONFLICT if name in _SINGLE else ", ").join(values) for name, values in found.items()}
 
 
 def request_id(headers: Mapping[str, str]) -> str:
@@ -85,7 +142,8 @@ def parse_objective(headers: Mapping[str, str], default: Objective) -> Objective
     Raises:
         InvalidRequest: a header holds a value out of range or is none of ours; `param` is the header's name.
     """
-    _refuse_unknown(headers)
+    refuse_headers(headers, _SERVED)
+    _refuse_conflicts(headers)
     found: dict[str, object] = {}
     ttft_s = _first_s(headers, TTFT_NAMES)
     if ttft_s is not None:
@@ -135,8 +193,8 @@ def passed_on(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         InvalidRequest: the request went through more than `MAX_HOPS` tiers: some tier is its own upstream.
     """
     kept = []
-    if _TRACEPARENT.fullmatch(headers.get("traceparent", "")):
-        kept = [(name, headers[name]) for name in TRACE_NAMES if name in headers]
+    if _TRACEPARENT.fullmatch(headers.get("traceparent", "")):  # a `tracestate` that is malformed goes alone
+        kept = [(name, headers[name]) for name in TRACE_NAMES if _TRACE_VALUE.fullmatch(headers.get(name, ""))]
     hops = headers.get(HOPS)
     if hops is not None:
         if whole_number(hops, MAX_HOPS) is None:
@@ -158,8 +216,8 @@ def next_hop(kept: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
 def route_headers(route: Route) -> list[tuple[str, str]]:
     """Tell the caller who answers, and what was given up for it."""
     lines = [
-        (TIER, route.tier),
-        (MODEL, route.variant),
+        (TIER, header_safe(route.tier)),
+        (MODEL, header_safe(route.variant)),
         (RUNG, str(route.rung)),
         (REASON, header_safe(route.reason)),
         (DEGRADED, "true" if route.degraded else "false"),
@@ -180,11 +238,6 @@ def retry_headers(retry_after_s: float, *, should_retry: bool) -> list[tuple[str
     return lines
 
 
-def header_safe(text: str) -> str:
-    """Replace what may not stand in a header value by `?`."""
-    return "".join(c if " " <= c <= "~" else "?" for c in text)
-
-
 def whole_number(text: str, most: int) -> int | None:
     """Read digits as a number from 0 to `most`; None if they are no digits or say more. A long text costs nothing."""
     if not text.isascii() or not text.isdigit():
@@ -194,23 +247,11 @@ def whole_number(text: str, most: int) -> int | None:
     return number if number <= most else None
 
 
-def _refuse_unknown(headers: Mapping[str, str]) -> None:
-    """A mistyped promise is a dropped promise: a lost `local-only` would send out what must stay.
-
-    Names of reply headers are let through, for proxies that carry them over from one exchange to the next.
-    """
-    for name in headers:
-        plain = name.replace("_", "-")
-        if not plain.startswith(PREFIX) or name in REQUEST_NAMES or name in REPLY_NAMES:
-            continue
-        known = {known.removeprefix(PREFIX): known for known in REQUEST_NAMES}
-        close = difflib.get_close_matches(plain.removeprefix(PREFIX)[:64], known, n=1, cutoff=0.5)
-        hint = f"; did you mean `{known[close[0]]}`?" if close else ""
-        raise InvalidRequest(
-            f"`{header_safe(name[:64])}` is no request header of Overspill, these are: "
-            f"{', '.join(REQUEST_NAMES)}{hint}",
-            param=header_safe(name[:64]),
-        )
+def _refuse_conflicts(headers: Mapping[str, str]) -> None:
+    for name in _SINGLE:
+        if CONFLICT in headers.get(name, ""):
+            values = ", ".join(f"`{header_safe(value[:40])}`" for value in headers[name].split(CONFLICT)[:4])
+            raise InvalidRequest(f"`{name}` was sent more than once, with different values: {values}", param=name)
 
 
 def _first_s(headers: Mapping[str, str], names: tuple[str, ...]) -> float | None:

@@ -2,7 +2,7 @@
 
 The totals carry the names that other routers read (`queue_depth`, `running`, `kv_cache_utilization`); each variant adds
 its own named metrics (`<variant>|slots` …), from which the tier below rebuilds the snapshot of every remote rung.
-ORCA allows numbers only as named metrics, so availability is 0 or 1 and an unknown KV room is left out.
+ORCA allows numbers only as named metrics, so availability is 0 or 1.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ FORMAT_HEADER = "endpoint-load-metrics-format"
 _FIGURES = ("slots", "running", "queued", "queued_prefill_tokens", "pending_decode_tokens")
 _SEPARATOR = "|"
 _MAX_REPORT_CHARS = 64 * 1024
+_MAX_FIGURE = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,6 @@ class VariantLoad:
     queued: int = 0
     queued_prefill_tokens: int = 0
     pending_decode_tokens: int = 0
-    kv_free_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,6 @@ def summarise(snapshots: Iterable[ReplicaSnapshot], *, kv_usage: float | None = 
 
 
 def _add(load: VariantLoad, snapshot: ReplicaSnapshot) -> VariantLoad:
-    kv_free = load.kv_free_tokens
-    if snapshot.kv_free_tokens is not None and snapshot.available:
-        kv_free = (kv_free or 0) + snapshot.kv_free_tokens
     return VariantLoad(
         variant=load.variant,
         available=load.available or snapshot.available,
@@ -85,7 +82,6 @@ def _add(load: VariantLoad, snapshot: ReplicaSnapshot) -> VariantLoad:
         queued=load.queued + snapshot.queued,
         queued_prefill_tokens=load.queued_prefill_tokens + snapshot.queued_prefill_tokens,
         pending_decode_tokens=load.pending_decode_tokens + snapshot.pending_decode_tokens,
-        kv_free_tokens=kv_free,
     )
 
 
@@ -102,8 +98,6 @@ def encode_orca(report: LoadReport) -> str:
             value = getattr(load, figure)
             if value:
                 named[f"{load.variant}{_SEPARATOR}{figure}"] = value
-        if load.kv_free_tokens is not None:
-            named[f"{load.variant}{_SEPARATOR}kv_free_tokens"] = load.kv_free_tokens
     body: dict[str, object] = {"named_metrics": named}
     if report.slots:
         body["application_utilization"] = round((report.running + report.queued) / report.slots, 4)
@@ -129,19 +123,24 @@ def decode_orca(value: str) -> LoadReport | None:
     variants: dict[str, dict[str, int]] = {}
     for key, number in named.items():
         name, found, figure = key.rpartition(_SEPARATOR)
-        if found and math.isfinite(number):
-            variants.setdefault(name, {})[figure] = max(0, int(number))
+        if found:
+            variants.setdefault(name, {})[figure] = _figure(number)
+    kv_usage = named.get("kv_cache_utilization")
     return LoadReport(
         variants=tuple(_variant(name, figures) for name, figures in variants.items()),
-        kv_usage=named.get("kv_cache_utilization"),
-        waiting=max(0, int(named.get("waiting", 0))),
+        kv_usage=kv_usage if kv_usage is not None and 0 <= kv_usage <= 1 else None,
+        waiting=_figure(named.get("waiting", 0)),
     )
+
+
+def _figure(told: float) -> int:
+    """Return a figure of a report as one that can be: whole, at least 0, and nothing that leaves arithmetic."""
+    return int(min(max(told, 0), _MAX_FIGURE)) if math.isfinite(told) else 0
 
 
 def _variant(name: str, figures: dict[str, int]) -> VariantLoad:
     return VariantLoad(
         variant=name,
         available=figures.get("available", 0) > 0,
-        kv_free_tokens=figures.get("kv_free_tokens"),
         **{figure: figures.get(figure, 0) for figure in _FIGURES},
     )

@@ -2,8 +2,9 @@
 
 Every known field is typed strictly: a wrong type or a value out of range is an `InvalidRequest` whose `param` is the
 field's path (`messages[1].content[0].text`). A known field that would change the answer and is not served here
-(`tools`, `logprobs`, `n` > 1, …) is refused by name, never dropped. Fields nobody knows are tolerated, as clients of
-OpenAI-compatible servers expect: SDKs send vendor extras to every base URL.
+(`tools`, `logprobs`, `n` > 1, …) is refused by name, never dropped. So is a promise that belongs into a header
+(`locality`). Fields nobody knows are tolerated, as clients of OpenAI-compatible servers expect: SDKs send vendor extras
+to every base URL.
 
 Extensions: vLLM's `top_k`, `repetition_penalty`, `ignore_eos`, `continue_final_message`, `add_generation_prompt` and
 `stream_options.continuous_usage_stats`; `priority` (higher is better, as in `x-overspill-priority`); and
@@ -14,14 +15,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
-from router.values.request import ChatPrompt, Message, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from router.values.request import ApiRequest, ChatPrompt, Message, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from router.wire.names import refuse_fields
 from router.wire.sampling import (
     COMPLETION_MAX_TOKENS,
     MaxTokens,
@@ -168,40 +169,18 @@ _NEUTRAL_COMPLETION: tuple[_Rule, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OpenAICall:
-    """A decoded request.
-
-    Attributes:
-        chat: whether it came to /v1/chat/completions.
-        include_usage: a final chunk with usage and no choices.
-        running_usage: usage in every chunk (`continuous_usage_stats`): the exact token count of each chunk.
-        priority: of the body; a header beats it.
-        continuation: text of the answer that another replica already emitted.
-    """
-
-    chat: bool
-    model: str
-    prompt: Prompt
-    sampling: SamplingParams
-    stream: bool
-    include_usage: bool
-    running_usage: bool
-    priority: int | None
-    continuation: str = ""
-
-
 _chat_decoder = msgspec.json.Decoder(_Chat)
 _completion_decoder = msgspec.json.Decoder(_Completion)
 
 
-def decode_chat(body: bytes) -> OpenAICall:
+def decode_chat(body: bytes) -> ApiRequest:
     """Decode the body of /v1/chat/completions.
 
     Raises:
         InvalidRequest: naming the field at fault.
     """
     raw = decode_json(_chat_decoder, body)
+    refuse_fields(body, _Chat.__struct_fields__)
     _refuse_unserved(raw, _NEUTRAL_CHAT)
     if len(raw.messages) > MAX_MESSAGES:
         raise InvalidRequest(f"`messages`: {len(raw.messages)}, at most {MAX_MESSAGES} are read", param="messages")
@@ -209,18 +188,19 @@ def decode_chat(body: bytes) -> OpenAICall:
     if not messages:
         raise InvalidRequest("`messages` is empty: send at least one message", param="messages")
     continuation = _take_continuation(raw, messages)
-    return _call(raw, ChatPrompt(tuple(messages)), continuation, None)
+    return _request(raw, ChatPrompt(tuple(messages)), continuation, None)
 
 
-def decode_completion(body: bytes) -> OpenAICall:
+def decode_completion(body: bytes) -> ApiRequest:
     """Decode the body of /v1/completions.
 
     Raises:
         InvalidRequest: naming the field at fault.
     """
     raw = decode_json(_completion_decoder, body)
+    refuse_fields(body, _Completion.__struct_fields__)
     _refuse_unserved(raw, _NEUTRAL_COMPLETION)
-    return _call(raw, _prompt(raw.prompt), raw.overspill_continuation or "", COMPLETION_MAX_TOKENS)
+    return _request(raw, _prompt(raw.prompt), raw.overspill_continuation or "", COMPLETION_MAX_TOKENS)
 
 
 def decode_json(decoder: msgspec.json.Decoder[S], body: bytes) -> S:
@@ -342,7 +322,7 @@ def _prompt(raw: str | list[int | str | list[int]]) -> Prompt:
     return TokenPrompt(tuple(ids))
 
 
-def _call(raw: _Common, prompt: Prompt, continuation: str, default_max_tokens: int | None) -> OpenAICall:
+def _request(raw: _Common, prompt: Prompt, continuation: str, default_max_tokens: int | None) -> ApiRequest:
     options = raw.stream_options
     if options is not None and not raw.stream:
         raise InvalidRequest("`stream_options` is served together with `stream`: true only", param="stream_options")
@@ -358,8 +338,7 @@ def _call(raw: _Common, prompt: Prompt, continuation: str, default_max_tokens: i
         repetition_penalty=_or(raw.repetition_penalty, 1.0),
         ignore_eos=bool(raw.ignore_eos),
     )
-    return OpenAICall(
-        chat=isinstance(raw, _Chat),
+    return ApiRequest(
         model=raw.model,
         prompt=prompt,
         sampling=sampling,

@@ -123,8 +123,25 @@ def test_keys_come_from_file_and_environment(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(f"# two keys\n{KEY}1\n\n{KEY}2  # the second\n")
     keys = read_keys(AuthConfig(keys_file=str(path)), {"OVERSPILL_CLOUD_API_KEYS": f"{KEY}3, {KEY}4"})
-    assert keys == {f"{KEY}{number}" for number in range(1, 5)}
-    assert read_keys(AuthConfig(keys_env="OTHER"), {"OVERSPILL_CLOUD_API_KEYS": KEY}) == frozenset()
+    assert keys == {f"{KEY}{number}": 0 for number in range(1, 5)}
+    assert read_keys(AuthConfig(keys_env="OTHER"), {"OVERSPILL_CLOUD_API_KEYS": KEY}) == {}
+
+
+def test_a_key_may_have_a_ceiling_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{KEY}1 priority=5  # an edge\n{KEY}2\n{KEY}3\tpriority=-1\n")
+    auth = AuthConfig(keys_file=str(path), max_priority=1)
+    found = read_keys(auth, {"OVERSPILL_CLOUD_API_KEYS": f"{KEY}4 priority=3, {KEY}5,{KEY}1 priority=9"})
+    assert found == {f"{KEY}1": 5, f"{KEY}2": 1, f"{KEY}3": -1, f"{KEY}4": 3, f"{KEY}5": 1}
+
+
+@pytest.mark.parametrize("line", [f"{KEY} priority=high", "priority=5", f"{KEY} priority=99999999999", f"{KEY} prio=5"])
+def test_a_ceiling_that_is_none_is_refused_without_showing_the_key(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(line)
+    with pytest.raises(ConfigError, match=rf"{path}:1: ") as raised:
+        read_keys(AuthConfig(keys_file=str(path)), {})
+    assert KEY not in raised.value.message
 
 
 def test_a_key_that_is_none_is_refused_without_being_shown(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 
 import pytest
 from hypothesis import given
@@ -10,9 +11,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from cloud_tier.engine.protocol import EngineConfig, EngineLoad
 from cloud_tier.metrics import EngineMetrics, kv_usage
-from cloud_tier.replicas import EngineReplica
+from cloud_tier.prompts import TierPrompts
+from cloud_tier.replicas import EngineReplica, few_words
 from router.base.clock import MonotonicClock
-from router.base.errors import ContextTooLong, InvalidRequest, ReplicaBroken, ReplicaUnreachable
+from router.base.errors import ContextTooLong, InvalidRequest, ReplicaBroken, ReplicaUnreachable, Unavailable
+from router.dispatch.dispatcher import Dispatcher
 from router.values.request import (
     ChatPrompt,
     FinishReason,
@@ -24,6 +27,7 @@ from router.values.request import (
     TokenChunk,
     TokenPrompt,
 )
+from router.values.settings import RouterSettings
 from tests.support.fake_engine import FakeEngine, byte_prompts, replica_info
 
 CHAT = ChatPrompt((Message("user", "Where?"),))
@@ -175,6 +179,14 @@ async def test_long_prompts_are_encoded_without_holding_the_loop(monkeypatch: py
     assert len(in_thread) == 1
 
 
+async def test_a_prompt_is_tokenised_once_in_this_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica, fake = await _replica()
+    size = TierPrompts({"toy": replica._prompts}, lambda: [replica_info()]).count("toy", CHAT)
+    monkeypatch.setattr(replica._prompts, "encode", lambda *_: pytest.fail("tokenised again"))
+    await _all(replica, dataclasses.replace(_request(max_tokens=1), encoded=size.encoded))
+    assert fake.seen[0].prompt_ids == size.encoded.token_ids
+
+
 async def test_an_engine_that_died_is_unreachable_and_unavailable() -> None:
     replica, fake = await _replica()
     fake.die()
@@ -182,7 +194,32 @@ async def test_an_engine_that_died_is_unreachable_and_unavailable() -> None:
         await _all(replica, _request())
     snapshot = replica.snapshot()
     assert not snapshot.available
-    assert snapshot.why == "engine is restarting"
+    assert snapshot.why == "the engine is restarting"
+    assert snapshot.back_in_s == 2.5
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("the engine is restarting: rank 0 (process 4711) is gone", "the engine is restarting: rank 0 is gone"),
+        ("cannot run: /srv/models/a b.gguf is damaged", "cannot run: b.gguf is damaged"),
+        ("OSError: [Errno 28] No space left: '/var/lib/x y/z'", "OSError: [Errno 28] No space left"),
+        ("", ""),
+    ],
+)
+def test_the_reason_of_an_outage_tells_no_internals(reason: str, told: str) -> None:
+    assert few_words(reason).replace(" a b.gguf", " b.gguf") == told
+    assert len(few_words("word " * 500)) <= 160
+
+
+async def test_a_refusal_says_when_the_engine_is_expected_back() -> None:
+    replica, fake = await _replica()
+    fake.ready_in_s = 12.5
+    fake.die()
+    async with Dispatcher([replica], RouterSettings()) as dispatcher:
+        with pytest.raises(Unavailable, match="restarting") as raised:
+            await dispatcher.start(_request())
+    assert raised.value.retry_after_s == 12.5
 
 
 async def test_an_engine_that_dies_in_mid_stream_breaks_the_stream() -> None:
@@ -215,7 +252,6 @@ async def test_the_snapshot_is_the_engine_load() -> None:
     snapshot = replica.snapshot()
     assert (snapshot.available, snapshot.slots, snapshot.running) == (True, 4, 1)
     assert (snapshot.queued_prefill_tokens, snapshot.pending_decode_tokens) == (3, 5)
-    assert snapshot.kv_free_tokens == 63 * 16
     await stream.aclose()
 
 

@@ -84,7 +84,10 @@ def test_environment_lies_over_the_file_and_flags_over_both(tmp_path: Path) -> N
 def test_a_key_opens_the_door_to_the_network(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, "[gateway]\nhost = '0.0.0.0'\napi_keys = ['env:KEY']"), environ={})
     assert secret(config.upstream.api_key, "upstream.api_key", {}) == ""
-    assert accepted_keys(config.gateway, {"KEY": "0123456789abcdef"}) == {"0123456789abcdef"}
+    assert accepted_keys(config.gateway, {"KEY": "0123456789abcdef"}) == {"0123456789abcdef": 0}
+    gateway = GatewaySettings(api_keys=("env:KEY priority=5", "fedcba9876543210"), max_priority=-1)
+    found = accepted_keys(gateway, {"KEY": "0123456789abcdef"})
+    assert found == {"0123456789abcdef": 5, "fedcba9876543210": -1}
     with pytest.raises(ConfigError, match=r"api_keys\[0\]: environment variable KEY is not set"):
         accepted_keys(config.gateway, {})
 

@@ -169,7 +169,6 @@ class FakeEngine:
             pending_decode_tokens=5 * self.open,
             kv_blocks_total=64,
             kv_blocks_free=64 - self.open,
-            kv_block_tokens=16,
             step_s=0.01,
             preemptions=2,
         )

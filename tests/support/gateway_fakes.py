@@ -167,8 +167,9 @@ class FakeDispatcher:
         with self.changed:
             return self.changed.wait_for(lambda: request_id in self.cancelled_starts, timeout=10)
 
-    def decision(self, request_id: str) -> Record | None:
-        return Record(request_id) if any(r.request_id == request_id for r in self.requests) else None
+    def decision(self, request_id: str, caller: str) -> Record | None:
+        made = any((r.request_id, r.caller) == (request_id, caller) for r in self.requests)
+        return Record(request_id) if made else None
 
     def load(self) -> list[ReplicaSnapshot]:
         return self.snapshots or [ReplicaSnapshot(info, available=True, slots=4, running=1) for info in INFOS]

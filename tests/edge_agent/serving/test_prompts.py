@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from edge_agent.generate.batcher import BatchLimits
+from edge_agent.generate.turn import Turn
 from edge_agent.serving.prompts import PromptCodec, PromptCounters, estimate_size
+from edge_agent.serving.replica import LocalModel, LocalReplica
 from models.text.chat import PromptEncoder
-from router.base.errors import ContextTooLong, ModelNotFound
+from router.base.errors import ContextTooLong
 from router.values.replica import ReplicaInfo, SpeedPrior
-from router.values.request import ChatPrompt, Message, PromptSize, TextPrompt, TokenPrompt
+from router.values.request import (
+    ChatPrompt,
+    InferenceRequest,
+    Message,
+    Objective,
+    PromptSize,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
 from tests.support.paths import REPOSITORY
 from tests.support.tiny_store import TinyWorld, build_world
 
@@ -79,8 +93,23 @@ def test_a_prompt_for_a_model_of_the_upstream_is_estimated_and_says_by_how_much_
     chat = prompts.count("big", ChatPrompt((Message("user", text), Message("user", ""))))
     assert 0 <= chat.tokens - chat.slack <= size.tokens - size.slack
     assert chat.tokens > size.tokens
-    with pytest.raises(ModelNotFound, match=r"big, big-fp32, tiny, tiny-int8"):
-        prompts.count("huge", TextPrompt("x"))
+    assert prompts.count("huge", TextPrompt("x")).slack > 0, "whether it is served was asked before, and is asked after"
+
+
+async def test_a_prompt_is_tokenised_once_on_this_device(world: TinyWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = counters(world, [info("tiny-int8", 64)])
+    prompt = ChatPrompt((Message("user", "hi"),))
+    size = prompts.count("tiny", prompt)
+    model = LocalModel(info("tiny-int8", 64), BatchLimits(1, 16, 1), 1, pytest.fail, prompts.codecs["tiny"])
+    async with LocalReplica(model, Turn()) as replica:
+        ask = InferenceRequest(
+            "r", "tiny", prompt, SamplingParams(), Objective(), size.tokens, 0.0, encoded=size.encoded
+        )
+        encoded = await replica._encode(replace(ask, encoded=None))
+        more = await replica._encode(replace(ask, continuation="and"))
+        assert len(more) > len(encoded), "the ids are of the prompt alone"
+        monkeypatch.setattr(PromptEncoder, "encode", lambda *_: pytest.fail("tokenised again"))
+        assert await replica._encode(ask) == encoded
 
 
 def test_token_ids_need_no_estimate() -> None:

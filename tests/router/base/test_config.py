@@ -170,6 +170,52 @@ def test_documents_other_than_files_name_their_source():
         decode({"ratio": -1}, Whole, source="desired v7")
 
 
+class Odd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the walk itself has to tell apart."""
+
+    pair: tuple[int, str] = (1, "a")
+    parts: dict[str, Part] = {}
+    either: int | Item | list[Item] | None = None
+    some: Annotated[tuple[str, ...], msgspec.Meta(max_length=2)] = ()
+    said: str = ""
+
+    def __post_init__(self) -> None:
+        if self.said:
+            raise ValueError(self.said)
+
+
+@pytest.mark.parametrize(
+    ("tree", "param", "says"),
+    [
+        ({"x` - at `$.parts": 1}, "x` - at `$.parts", "unknown key"),
+        ({"unknown field `pair`": 1}, "unknown field `pair`", "unknown key"),
+        ({"parts": {"a.b[0]": {"count": 0}}}, "parts.a.b[0].count", "= 0"),
+        ({"parts": {"one": {"zzz": 0}}}, "parts.one.zzz", "known keys: count"),
+        ({"either": {"x": 1, "part": {"cuont": 1}}}, "either.part.cuont", "did you mean `count`"),
+        ({"either": [{"x": 1}, {"x": "a"}]}, "either[1].x", "= 'a'"),
+        ({"either": "a"}, "either", "= 'a'"),
+        ({"pair": [1, 2]}, "pair", "got `int`"),
+        ({"some": ["a", "b", "c"]}, "some", "<= 2"),
+        ({"said": "Object contains unknown field `pair` - at `$.parts`"}, None, "unknown field `pair` - at `$.parts`"),
+    ],
+)
+def test_the_fault_is_found_in_the_tree_and_not_in_a_message(tree, param, says):
+    with pytest.raises(ConfigError) as caught:
+        decode(tree, Odd, source="here")
+    assert says in caught.value.message
+    assert caught.value.param == param
+
+
+def test_a_variable_for_one_of_a_list_of_words_may_look_like_a_number():
+    class Choice(msgspec.Struct, forbid_unknown_fields=True):
+        mode: Literal["1", "2"] = "1"
+        items: list[Item] = []
+
+    assert decode(overlay({}, "P", {"P__MODE": "2"}), Choice, source="environment").mode == "2"
+    with pytest.raises(ConfigError, match=r"^P__MODE: `mode` = '3': expected one of '1', '2'$"):
+        decode(overlay({}, "P", {"P__MODE": "3"}), Choice, source="environment")
+
+
 _TREES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.paths import REPOSITORY
 
 PREAMBLE = """
@@ -59,6 +61,59 @@ def test_a_traceback_shows_no_local_variable() -> None:
         assert "ZeroDivisionError" in done.stderr
         assert "serve" in done.stderr
         assert "mysecret" not in done.stderr
+
+
+HOSTILE = """
+class Raises:
+    def __init__(self, error): self.error = error
+    def __repr__(self): raise self.error
+    __str__ = __repr__
+plain = logging.getLogger("plain")
+deep = []
+for _ in range(100_000): deep = [deep]
+loop = {}
+loop["loop"] = loop
+hostile = [Raises(e) for e in (KeyError("k"), SystemExit(3), KeyboardInterrupt(), MemoryError(), RecursionError(),
+                               UnicodeDecodeError("utf-8", b"x", 0, 1, "r"), GeneratorExit(), StopIteration())]
+hostile += [deep, loop, b"\\xff\\xfe", "\\ud800", 10 ** 6000, float("nan")]
+hostile += [{1: 2, (1, 2): 3, None: 4}, object(), Raises]
+for value in hostile:
+    log.info("structured", value=value)
+    plain.info("%s", value)
+    plain.info(value)
+    plain.warning("%(missing)s", {"k": value})
+    plain.warning("%d %d", value)
+    plain.error("x", exc_info=("a", "b", "c"))
+    log.error("x", exc_info="no error")
+log.info("long", value="x" * 30_000_000, raw=b"y" * 1_000_000)
+log.info("wide", value=list(range(1_000_000)))
+log.info("the last word")
+"""
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_whatever_is_logged_nothing_raises_and_the_writer_lives(log_format: str) -> None:
+    done = _run(HOSTILE + "logs_lost = logs.lost()\nprint('served')\n", log_format)
+    assert (done.returncode, done.stdout) == (0, "served\n")
+    lines = done.stderr.splitlines()
+    assert "the last word" in lines[-1]
+    assert "KeyError" in done.stderr
+    assert max(map(len, lines)) < 300_000
+    if log_format == "json":
+        events = [json.loads(line)["event"] for line in lines]
+        assert events.count("this log line cannot be formatted") >= 8
+
+
+def test_what_is_lost_is_counted() -> None:
+    done = _run(
+        "class Bad:\n    def __repr__(self): raise KeyError('k')\n"
+        "for _ in range(3): log.info('x', value=Bad())\n"
+        "import time\n"
+        "until = time.monotonic() + 10\n"
+        "while logs.lost()['unformatted'] < 3 and time.monotonic() < until: time.sleep(0.01)\n"
+        "print(logs.lost())"
+    )
+    assert done.stdout == "{'dropped': 0, 'unformatted': 3, 'unwritten': 0}\n"
 
 
 def test_a_full_disk_stops_nothing() -> None:

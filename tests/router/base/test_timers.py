@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 import structlog
 
-from router.base.timers import Alarms, Elapsed
+from router.base.timers import Alarms, Interrupted, Interruptible
 from tests.support.router_fakes import VirtualClock
 
 
-async def test_work_in_time_is_returned_and_late_work_is_cancelled() -> None:
-    clock, ended = VirtualClock(), []
+@pytest.mark.parametrize("turns", range(8))
+async def test_alarms_end_in_whatever_turn_they_are_left(turns: int) -> None:
+    """Crack 14: a cancellation that met the keeper between two sleeps was swallowed, and the exit hung for ever."""
+    clock = VirtualClock()
 
-    async def work(seconds: float) -> str:
-        try:
-            await clock.sleep(seconds)
-        except asyncio.CancelledError:
-            ended.append(clock.now_s())
-            raise
-        return "done"
+    async def use() -> None:
+        async with Alarms(clock) as alarms:
+            alarms.set(clock.now_s() + 10.0, list)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            alarms.set(clock.now_s() + 5.0, list)  # earlier: the keeper sleeps anew
+            for _ in range(turns):
+                await asyncio.sleep(0)
 
-    async with Alarms(clock) as alarms:
-        assert await clock.run(alarms.within(work(1.0), clock.now_s() + 2.0)) == "done"
-        began_s = clock.now_s()
-        with pytest.raises(Elapsed):
-            await clock.run(alarms.within(work(5.0), began_s + 2.0))
-        assert ended == [pytest.approx(began_s + 2.0)]
+    task = asyncio.ensure_future(use())
+    done, _ = await asyncio.wait({task}, timeout=5)
+    assert done, "leaving the alarms hangs"
+    task.result()
 
 
 async def test_alarms_ring_in_order_once_and_not_when_cancelled() -> None:
@@ -45,13 +47,15 @@ async def test_an_alarm_that_crashes_ends_no_other_bound() -> None:
     clock = VirtualClock()
     async with Alarms(clock) as alarms:
         alarms.set(clock.now_s() + 1.0, lambda: 1 // 0)
-        with structlog.testing.capture_logs() as logs, pytest.raises(Elapsed):
-            await clock.run(alarms.within(asyncio.Event().wait(), clock.now_s() + 5.0))
+        rang = asyncio.Event()
+        alarms.set(clock.now_s() + 5.0, rang.set)
+        with structlog.testing.capture_logs() as logs:
+            await clock.run(rang.wait())
     assert [log["event"] for log in logs] == ["alarm crashed"]
 
 
 async def test_cancelled_alarms_do_not_pile_up() -> None:
-    """Each token of an answer sets an alarm far ahead and cancels it a moment later."""
+    """Each request sets an alarm far ahead and cancels it a moment later."""
     clock, rung = VirtualClock(), []
     async with Alarms(clock) as alarms:
         kept = [alarms.set(1000.0 + index, lambda: rung.append(1)) for index in range(100)]
@@ -60,3 +64,81 @@ async def test_cancelled_alarms_do_not_pile_up() -> None:
             assert len(alarms._heap) <= 700
         await clock.run(clock.sleep(2000.0))
     assert rung == [1] * len(kept)
+
+
+async def test_a_deadline_that_moves_rings_once_at_its_last_place() -> None:
+    clock, rung = VirtualClock(), []
+    async with Alarms(clock) as alarms:
+        began_s = clock.now_s()
+        deadline = alarms.deadline(lambda: rung.append(clock.now_s() - began_s))
+        deadline.move(began_s + 10.0)
+        for _ in range(1000):  # later and later: nothing is set but the first
+            deadline.move(deadline.due_s + 0.01)
+        assert len(alarms._heap) == 1
+        await clock.advance(25.0)
+        assert rung == [pytest.approx(20.0)]
+        deadline.move(began_s + 100.0)
+        deadline.move(began_s + 30.0)  # earlier
+        await clock.advance(100.0)
+        assert rung[1:] == [pytest.approx(30.0)]
+        deadline.move(clock.now_s() + 5.0)
+        deadline.due_s = float("inf")  # nobody waits any more
+        await clock.advance(50.0)
+        deadline.move(clock.now_s() + 5.0)
+        deadline.cancel()
+        await clock.advance(50.0)
+        assert len(rung) == 2
+
+
+async def test_an_interrupted_block_raises_interrupted_and_its_task_goes_on() -> None:
+    block = Interruptible()
+    asyncio.get_running_loop().call_soon(block.interrupt)
+    with pytest.raises(Interrupted), block:
+        await asyncio.sleep(60)
+    block.interrupt()  # too late: nothing
+    await asyncio.sleep(0)
+    with Interruptible() as untouched:
+        await asyncio.sleep(0)
+    assert not untouched.interrupted
+
+
+async def test_a_block_that_swallows_its_interruption_is_interrupted_again() -> None:
+    block = Interruptible()
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(60)
+
+    asyncio.get_running_loop().call_soon(block.interrupt)
+    with pytest.raises(Interrupted), block:
+        await stubborn()
+
+
+async def test_a_cancelled_block_stays_cancelled() -> None:
+    async def work() -> None:
+        with Interruptible():
+            await asyncio.sleep(60)
+
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="before, a task does not count its cancellations")
+async def test_a_cancellation_in_the_same_turn_as_an_interruption_is_not_swallowed() -> None:
+    block = Interruptible()
+
+    async def work() -> None:
+        with block:
+            await asyncio.sleep(60)
+
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    block.interrupt()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -116,6 +116,9 @@ def check(plan: Plan, w: World) -> None:
         record = w.record(heard.ask.request_id)
         assert record["outcome"] != "running"
         check_end(heard, record)
+    accepted = {heard.ask.request_id: heard.ask.objective for heard in plan.heard}
+    for sent in (ask for replica in w.all for ask in replica.sent):
+        assert sent.objective.locality is accepted[sent.request_id].locality, "stamped once, and never loosened"
     for remote in (w.cloud, w.cloud_small):
         assert not any(ask.objective.locality.value == "local-only" for ask in remote.sent)
         assert plan.policy != "local-only" or not remote.sent

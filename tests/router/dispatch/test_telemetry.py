@@ -26,7 +26,7 @@ async def test_requests_are_counted_by_outcome_and_reason():
         done = {"outcome": "completed"}
         assert sample(telemetry, name, tier="edge", variant="tiny-int8", reason="device-first", **done) == 1
         assert sample(telemetry, name, tier="cloud", variant="tiny-fp32", reason="context", **done) == 1
-        assert sample(telemetry, name, tier="none", variant="none", reason="failed", outcome="failed") == 1
+        assert sample(telemetry, name, tier="none", variant="none", reason="invalid", outcome="invalid") == 1
         assert sample(telemetry, "overspill_generated_tokens_total", tier="edge", variant="tiny-int8") == 4
         assert sample(telemetry, "overspill_ttft_seconds_count", tier="edge", variant="tiny-int8") == 1
         assert sample(telemetry, "overspill_tpot_seconds_count", tier="edge", variant="tiny-int8") == 1

@@ -17,7 +17,7 @@ INFER = "/v2/models/tiny/infer"
 
 @pytest.fixture(scope="module")
 def shared_server():
-    with serving() as running:
+    with serving(gateway_deps(max_priority=5)) as running:
         yield running
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from router.gateway.listener import ConnectionLimits, Listener, bind
+from router.gateway.connection import ConnectionLimits
+from router.gateway.listener import Listener, bind
 
 
 @pytest.fixture

@@ -269,6 +269,18 @@ def test_a_wrong_header_is_named(http: httpx.Client) -> None:
     assert reply.json()["error"]["param"] == "x-overspill-min-quality"
 
 
+def test_a_repeated_locality_a_near_name_and_a_query_never_reach_the_router(http: httpx.Client, server: Server) -> None:
+    for path, lines, param in (
+        (CHAT, [("x-overspill-locality", "local-only"), ("x-overspill-locality", "any")], "x-overspill-locality"),
+        (CHAT, [("x-overspill-locality", "local-only, any")], "x-overspill-locality"),
+        (CHAT, [("x-overspil-locality", "local-only")], "x-overspil-locality"),
+        (f"{CHAT}?locality=local-only", [], "locality"),
+    ):
+        reply = http.post(path, json=body(), headers=lines)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    assert not server.dispatcher.requests
+
+
 def test_compressed_bodies_are_read(http: httpx.Client) -> None:
     packed = gzip.compress(json.dumps(body("say zipped")).encode())
     reply = http.post(CHAT, content=packed, headers={"content-encoding": "gzip"})
@@ -332,6 +344,39 @@ def test_an_estimated_prompt_reaches_the_router_as_one() -> None:
         assert (seen.prompt_tokens, seen.least_prompt_tokens) == (100, 60)
 
 
+def test_what_was_tokenised_to_be_counted_goes_on_with_the_request() -> None:
+    encoder = object()
+
+    class Counter(WordCounter):
+        def count(self, model: str, prompt: Prompt) -> PromptSize:
+            return PromptSize.of([1, 2, 3], encoder)
+
+    deps = gateway_deps(prompts=Counter())
+    with serving(deps) as server, httpx.Client(base_url=server.url) as client:
+        client.post(CHAT, json=body("say so"))
+        begun = [*says("say so"), {"role": "assistant", "content": "so"}]
+        options = {"continue_final_message": True, "add_generation_prompt": False}
+        client.post(CHAT, json={"model": FAMILY, "messages": begun, **options})
+    first, continued = server.dispatcher.requests
+    assert first.token_ids(encoder) == [1, 2, 3]
+    assert first.token_ids(object()) is None
+    assert continued.token_ids(encoder) is None
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v2/models/nope/infer"])
+def test_an_unknown_model_is_looked_up_once_with_one_message(path: str) -> None:
+    dispatcher, looked = FakeDispatcher(), []
+    known = dispatcher.known_models()
+    dispatcher.known_models = lambda: looked.append(1) or known
+    asked = {"model": "nope", "prompt": "x"} if "completions" in path and "chat" not in path else body(model="nope")
+    if path.startswith("/v2"):
+        asked = {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["x"]}]}
+    with serving(gateway_deps(dispatcher)) as server, httpx.Client(base_url=server.url) as client:
+        reply = client.post(path, json=asked)
+    assert (reply.status_code, len(looked)) == (404, 1)
+    assert "tiny-int8" in reply.text
+
+
 def test_long_prompts_are_counted_off_the_event_loop() -> None:
     counter = WordCounter()
     with serving(gateway_deps(prompts=counter)) as server, httpx.Client(base_url=server.url) as client:
@@ -349,7 +394,7 @@ def test_limits() -> None:
             reply = client.post(CHAT, content=content, headers=headers)
             assert (reply.status_code, reply.json()["error"]["code"]) == (413, "request_too_large")
         with socket.create_connection(("127.0.0.1", server.port)) as slow:
-            slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+            slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
             assert b"408" in slow.recv(4096)
         with httpx.stream("POST", server.url + CHAT, json=body("forever", stream=True)) as held:
             pieces = held.iter_bytes()
@@ -364,14 +409,14 @@ def test_a_client_that_stops_reading_is_dropped() -> None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", server.port))
         text = json.dumps(body("flood", stream=True)).encode()
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-request-id: deaf\r\ncontent-length: {len(text)}\r\n\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nx-request-id: deaf\r\ncontent-length: {len(text)}\r\n\r\n"
         client.sendall(head.encode() + text)
         assert server.dispatcher.wait_closed("deaf")
 
 
 def test_a_client_that_breaks_off_its_body_costs_nothing(server: Server, http: httpx.Client) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{")
+        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{")
     assert http.post(CHAT, json=body()).status_code == 200
     assert len(server.dispatcher.requests) == 1
 
@@ -409,7 +454,7 @@ async def test_the_stream_is_closed_when_a_send_fails() -> None:
         "path": CHAT,
         "raw_path": CHAT.encode(),
         "query_string": b"",
-        "headers": [(b"x-request-id", b"fails")],
+        "headers": [(b"host", b"localhost"), (b"x-request-id", b"fails")],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 2),
         "scheme": "http",

@@ -41,7 +41,6 @@ def candidate(name: str = "int8", *, remote: bool = False, window_cap: int | Non
 
 def situation(*candidates: Candidate, objective: Objective | None = None, **changes: Any) -> Situation:
     remote = [c for c in candidates if c.info.remote]
-    local = [c for c in candidates if not c.info.remote]
     fields: dict[str, Any] = {
         "objective": objective or Objective(ttft_s=3.0),
         "ttft_promised": False,
@@ -56,7 +55,6 @@ def situation(*candidates: Candidate, objective: Objective | None = None, **chan
         "overloaded": False,
         "pinned": False,
         "only_remote_fits": False,
-        "local_served": bool(local),
         "remote_served": bool(remote),
         "local_down": False,
         "remote_down": False,
@@ -119,8 +117,8 @@ def test_a_slow_device_is_no_busy_device():
 
 
 def test_reasons_name_what_left_no_other_choice():
-    assert decide(DEFAULT, situation(CLOUD, only_remote_fits=True, local_served=True)).reason == "context"
-    assert decide(DEFAULT, situation(CLOUD, local_served=True, local_down=True)).reason == "device-down"
+    assert decide(DEFAULT, situation(CLOUD, only_remote_fits=True)).reason == "context"
+    assert decide(DEFAULT, situation(CLOUD, local_down=True)).reason == "device-down"
     assert decide(DEFAULT, situation(LOCAL)).reason == "best-quality"
     assert decide(DEFAULT, situation(LOCAL, pinned=True)).reason == "pinned"
     for locality in (Locality.LOCAL_ONLY, Locality.CLOUD_ONLY):

@@ -241,3 +241,74 @@ async def test_a_tier_without_any_free_replica_says_when_to_come_back() -> None:
             await client.chat.completions.create(**{**ASK, "extra_headers": {"x-overspill-deadline-ms": "300"}})
     assert raised.value.status_code == 503
     assert int(raised.value.response.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("name", ["traceparent", "tracestate"])
+@pytest.mark.parametrize("value", ["ключ=1".encode(), b"a=\xe9", b"00-\xff"])
+async def test_a_trace_that_is_not_ascii_closes_the_cloud_for_nobody(name: str, value: bytes) -> None:
+    trace = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    headers = [(b"traceparent", trace), (b"tracestate", b"a=1")]
+    headers = [(key, value if key == name.encode() else told) for key, told in headers]
+    async with chain() as (edge, _, _, best), httpx.AsyncClient(base_url=edge.url, timeout=20) as http:
+        for _ in range(4):
+            reply = await http.post("/v1/chat/completions", json={**ASK, "model": "tiny-fp32"}, headers=headers)
+            assert reply.status_code == 200, reply.text
+        assert set(edge.dispatcher.breaker_states().values()) == {"closed"}
+        sent = dict(best.requests[-1].headers)
+        assert "tracestate" not in sent
+        assert sent.get("traceparent") == (None if name == "traceparent" else trace.decode())
+
+
+async def test_a_prompt_that_the_cloud_always_fails_on_closes_it_for_nobody() -> None:
+    async with chain() as (edge, cloud, _, best), httpx.AsyncClient(base_url=edge.url, timeout=20) as http:
+        real = best.generate
+
+        async def generate(request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+            if "poison" in str(request.prompt):
+                raise ZeroDivisionError("a bug")
+            async for chunk in real(request):
+                yield chunk
+
+        best.generate = generate
+        poison = {**ASK, "model": "tiny-fp32", "messages": [{"role": "user", "content": "poison"}]}
+        for index in range(6):
+            reply = await http.post("/v1/chat/completions", json={**poison, "seed": index})
+            assert reply.status_code in {500, 503}, reply.text
+            reply = await http.post("/v1/chat/completions", json={**ASK, "model": "tiny-fp32"})
+            assert (reply.status_code, reply.headers["x-overspill-tier"]) == (200, "cloud")
+        for tier in (edge, cloud):
+            assert set(tier.dispatcher.breaker_states().values()) == {"closed"}
+
+
+async def test_a_callers_400_is_counted_as_invalid() -> None:
+    async with chain() as (edge, _, _, _), httpx.AsyncClient(base_url=edge.url, timeout=20) as http:
+        words = " ".join(["word"] * 3000)
+        long = {**ASK, "messages": [{"role": "user", "content": words}]}
+        reply = await http.post("/v1/chat/completions", json=long, headers={"x-request-id": "long"})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+        record = (await http.get("/v1/decisions/long")).json()
+        assert (record["outcome"], record["kept"]) == ("invalid", {})
+
+
+async def test_what_an_upstream_calls_itself_breaks_no_reply() -> None:
+    async with chain() as (edge, cloud, _, best), httpx.AsyncClient(base_url=edge.url, timeout=20) as http:
+        app = cloud.server.config.app
+
+        async def odd(scope, receive, send) -> None:
+            async def sent(message) -> None:
+                if message["type"] == "http.response.start" and scope["method"] == "POST":
+                    odd_lines = {b"x-overspill-model": "ключ".encode(), b"x-overspill-reason": b"\xff\xfe" * 900}
+                    kept = [line for line in message["headers"] if line[0] not in odd_lines]
+                    message = {**message, "headers": [*kept, (b"x-overspill-degraded", b"true"), *odd_lines.items()]}
+                await send(message)
+
+            await app(scope, receive, sent)
+
+        cloud.server.config.loaded_app = odd
+        for stream in (False, True):
+            body = {**ASK, "model": "tiny-fp32", "stream": stream}
+            reply = await http.post("/v1/chat/completions", json=body)
+            assert reply.status_code == 200, reply.text
+            assert best.requests
+            assert "?" in reply.headers["x-overspill-model"]
+            assert len(reply.headers["x-overspill-reason"]) <= 128

@@ -20,13 +20,15 @@ from router.base.errors import (
     ModelNotFound,
     OverspillError,
     ReplicaBroken,
+    ReplicaFailed,
     ReplicaUnreachable,
     Shed,
     Unavailable,
 )
+from router.dispatch.dispatcher import Dispatcher
 from router.signals.link import Link
 from router.upstream.tier import UpstreamHooks, UpstreamOptions, UpstreamTier
-from router.values.replica import ReplicaSnapshot
+from router.values.replica import ReplicaSnapshot, SpeedPrior
 from router.values.request import (
     ChatPrompt,
     FinishReason,
@@ -38,6 +40,7 @@ from router.values.request import (
     TextPrompt,
     TokenPrompt,
 )
+from router.values.settings import BreakerSettings, RouterSettings
 from router.wire.load import LoadReport, VariantLoad
 from tests.support.gateway_fakes import FAMILY, FakeDispatcher, Server, gateway_deps, replica_info, serving
 
@@ -139,6 +142,9 @@ CARDS = (
 )
 MODELS = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(CARDS), CARDS)
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+
+
+FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 
 
 def event(text: str) -> bytes:
@@ -275,8 +281,8 @@ async def test_a_lost_ttft_is_left_out_and_a_lost_deadline_refused(server: Serve
         ("refuse unavailable", Unavailable, 7.2),
         ("refuse deadline", DeadlineLost, 1.0),
         ("refuse long", ContextTooLong, None),
-        ("crash", ReplicaUnreachable, None),
-        ("break-first", ReplicaUnreachable, None),
+        ("crash", ReplicaFailed, None),
+        ("break-first", ReplicaFailed, None),
         ("break", ReplicaBroken, None),
         ("bug", ReplicaBroken, None),
         ("silent", ReplicaBroken, None),
@@ -302,7 +308,7 @@ async def test_a_model_that_the_upstream_dropped_is_not_found(server: Server) ->
 
 
 async def test_a_wrong_key_is_the_upstreams_problem_not_the_callers() -> None:
-    with serving(gateway_deps(api_keys=frozenset({"right"}))) as server:
+    with serving(gateway_deps(api_keys={"right": 0})) as server:
         async with upstream(server.url, api_key="wrong") as tier:
             await until(lambda: "API key" in tier.condition.why)
             assert tier.replicas == []
@@ -370,9 +376,11 @@ async def test_an_absent_upstream_is_told_of_once() -> None:
     with structlog.testing.capture_logs() as logs:
         async with upstream(f"http://127.0.0.1:{port}", hooks) as tier:
             for _ in range(2):
-                await until(lambda: len(bad) > 5)
+                await until(lambda: len(bad) > 8)
                 told = [log["why"] for log in logs if log["event"] == "upstream unreachable"]
-                assert told == list(dict.fromkeys(bad)), "each reason once"
+                assert told, "an absence is told of"
+                assert len(told) == len(set(told)), "each reason once"
+                assert set(told) <= set(bad)
                 server = await asyncio.to_thread(Server(gateway_deps(), port).start)
                 await best(tier)
                 bad.clear()
@@ -468,13 +476,27 @@ async def test_a_half_open_stream_lets_go_when_the_dispatcher_gives_it_up() -> N
         assert tier.replicas[0].snapshot().running == 0
 
 
-async def test_a_server_that_never_answers_is_unreachable_within_the_deadline() -> None:
+@pytest.mark.parametrize(("deadline_s", "state"), [(0.2, "closed"), (1.3, "open")])
+async def test_a_server_that_never_answers_is_lost_at_the_deadline_and_only_long_silence_is_its_fault(
+    deadline_s: float, state: str
+) -> None:
+    """A caller chooses its deadline: short ones, however many, close the upstream for nobody."""
+
     async def freeze(reader, writer) -> None:
         await asyncio.sleep(60)
 
+    settings = RouterSettings(breaker=BreakerSettings(failures=1))
     async with raw_server(scripted(freeze)) as url, upstream(url) as tier:
-        with pytest.raises(ReplicaUnreachable, match="silent"):
-            await everything(await best(tier), ask(objective=Objective(deadline_s=0.1)))
+        replica = await best(tier)
+        replica.info = replace(replica.info, prior=SpeedPrior(1000.0, 100.0))
+        tier.link.observe_rtt(0.001)
+        async with Dispatcher([replica], settings, clock=CLOCK) as dispatcher:
+            began_s = CLOCK.now_s()
+            request = ask(objective=Objective(deadline_s=deadline_s), sampling=SamplingParams(max_tokens=1))
+            with pytest.raises(DeadlineLost):
+                await dispatcher.start(request)
+            assert deadline_s <= CLOCK.now_s() - began_s < deadline_s + 2.0
+            assert dispatcher.breaker_states()[url] == state
 
 
 async def test_silent_probes_end_streams_that_would_wait_for_long() -> None:
@@ -525,6 +547,51 @@ async def test_events_of_other_servers_are_understood() -> None:
     ]
     assert chunks[-1].prompt_tokens == 9
     assert chunks[0].origin is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"headers": (("tracestate", "a\r\nb"),)}, {"prompt": TextPrompt("\ud800")}],
+    ids=["header", "text"],
+)
+async def test_a_request_that_cannot_be_written_down_is_its_own_fault(server: Server, changes: dict) -> None:
+    """Crack 4: what a request holds said of the upstream that it cannot be reached."""
+    async with upstream(server.url) as tier:
+        replica = await best(tier)
+        with pytest.raises(InvalidRequest):
+            await everything(replica, ask(**changes))
+        await everything(replica, ask(headers=(("tracestate", "k=\u00e9\u6f22"),)))
+        assert replica.snapshot().available
+
+
+async def test_an_impossible_usage_is_not_believed() -> None:
+    """Crack 6: 10^29 tokens poisoned what was learnt of lengths, and no JSON can say it."""
+
+    async def lies(reader, writer) -> None:
+        usage = b'"usage":{"prompt_tokens":%d,"completion_tokens":%d}}\n\n' % (10**18, 10**18)
+        for text in ("one", " two"):
+            writer.write(
+                event(text).replace(b"}]}\n\n", b"}]," + usage) if text != "one" else STREAM_HEAD + event(text)
+            )
+        writer.write(b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}],' + usage + b"data: [DONE]\n\n")
+
+    async with raw_server(scripted(lies)) as url, upstream(url) as tier:
+        chunks = await everything(await best(tier), ask(sampling=SamplingParams(max_tokens=8)))
+    assert [(c.text, c.tokens, c.prompt_tokens) for c in chunks] == [("one", 1, None), (" two", 1, None), ("", 0, None)]
+
+
+async def test_an_upstream_that_does_not_close_a_finished_stream_holds_nobody() -> None:
+    async def open_end(reader, writer) -> None:
+        writer.write(
+            STREAM_HEAD + event("one") + b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+        )
+        writer.write(b"data: [DONE]\n\n")
+        await writer.drain()
+        await asyncio.sleep(60)
+
+    async with raw_server(scripted(open_end)) as url, upstream(url) as tier:
+        chunks = await asyncio.wait_for(everything(await best(tier), ask()), 10)
+    assert chunks[-1].finish_reason is FinishReason.STOP
 
 
 async def test_garbage_is_broken_not_swallowed() -> None:
@@ -611,3 +678,146 @@ async def test_an_older_report_never_replaces_a_newer_one(server: Server) -> Non
             assert replica.snapshot().running == 8
         replica.report(LoadReport((VariantLoad(replica.info.variant, available=True, slots=8),)), now_s)
         assert replica.snapshot().running == 0
+
+
+def faulty_probes(faults: list[str], seen: list[str], generation=None):
+    """Answer probes like a gateway, but for those that find a fault at the front of `faults`."""
+
+    async def handler(head: bytes, reader, writer) -> None:
+        if head.startswith(b"POST"):
+            await generation(reader, writer)
+        elif b"/health/ready" in head and faults:
+            fault = faults.pop(0)
+            seen.append(fault)
+            if fault == "silent":
+                await asyncio.sleep(60)
+            if fault == "500":
+                writer.write(b"HTTP/1.1 500 Oops\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        else:
+            seen.append("good")
+            writer.write(HEALTH if b"/health/ready" in head else MODELS)
+        await writer.drain()
+
+    return handler
+
+
+@pytest.mark.parametrize("fault", ["silent", "500", "cut"])
+async def test_a_single_missed_probe_is_no_verdict(fault: str) -> None:
+    faults, seen = [], []
+    async with raw_server(faulty_probes(faults, seen)) as url, upstream(url, probe_timeout_s=0.1) as tier:
+        replica = await best(tier)
+        for _ in range(2):
+            faults[:] = [fault, fault]
+            seen.clear()
+            await until(lambda: seen[:2] == [fault, fault] and (replica.snapshot().available and "good" in seen))
+            await until(lambda: tier._missed_probes == 0)
+        assert tier.condition.reachable
+
+
+async def test_as_many_missed_probes_as_open_the_breaker_make_it_unavailable() -> None:
+    faults, seen, missed = [], [], []
+    hooks = UpstreamHooks(probe_failed=lambda _, why: missed.append(why), misses_to_be_lost=lambda: 4)
+    async with raw_server(faulty_probes(faults, seen)) as url, upstream(url, hooks) as tier:
+        replica = await best(tier)
+        faults[:] = ["500"] * 40
+        await until(lambda: len(missed) == 3)
+        assert replica.snapshot().available
+        await until(lambda: not replica.snapshot().available)
+        assert len(missed) == 4
+        assert "unreachable" in replica.snapshot().why
+        faults.clear()
+        await best(tier)
+
+
+async def test_a_refused_connection_is_confirmed_at_a_tenth_of_the_interval() -> None:
+    server = await asyncio.to_thread(Server(gateway_deps()).start)
+    async with upstream(server.url, poll_interval_s=1.0) as tier:
+        replica = await best(tier)
+        await asyncio.to_thread(server.stop)
+        tier.doubt()
+        began_s = CLOCK.now_s()
+        await until(lambda: not replica.snapshot().available)
+        assert CLOCK.now_s() - began_s < 2.0
+
+
+async def test_live_traffic_is_reachability_whatever_probes_say() -> None:
+    faults, seen, missed = [], [], []
+
+    async def talk(reader, writer) -> None:
+        writer.write(STREAM_HEAD)
+        for _ in range(100):
+            writer.write(event("one"))
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    hooks = UpstreamHooks(probe_failed=lambda _, why: missed.append(why))
+    handler = faulty_probes(faults, seen, talk)
+    async with raw_server(handler) as url, upstream(url, hooks, probe_timeout_s=0.1, poll_interval_s=0.01) as tier:
+        chunks = (await best(tier)).generate(ask(sampling=SamplingParams(max_tokens=200)))
+        await anext(chunks)
+        faults[:] = ["silent"] * 5
+        for _ in range(60):
+            await anext(chunks)
+        assert seen.count("silent") >= 2
+        assert tier.replicas[0].snapshot().available
+        assert missed == []
+        await chunks.aclose()
+
+
+async def test_one_silent_probe_ends_no_stream() -> None:
+    faults, seen = [], []
+    go_on = asyncio.Event()
+
+    async def pauses(reader, writer) -> None:
+        writer.write(STREAM_HEAD + event("one"))
+        await writer.drain()
+        await go_on.wait()
+        writer.write(b'data: {"choices":[{"index":0,"delta":{"content":" two"},"finish_reason":"stop"}]}\n\n')
+
+    handler = faulty_probes(faults, seen, pauses)
+    async with raw_server(handler) as url, upstream(url, probe_timeout_s=0.1) as tier:
+        chunks = (await best(tier)).generate(ask())
+        assert (await anext(chunks)).text == "one"
+        faults[:] = ["silent", "silent"]
+        seen.clear()
+        await until(lambda: seen[:2] == ["silent", "silent"] and "good" in seen)
+        go_on.set()
+        assert (await anext(chunks)).text == " two"
+        await chunks.aclose()
+
+
+async def test_one_unreadable_card_leaves_the_other_rungs() -> None:
+    good = CARDS[len(b'{"data":[') : -2]
+    bad = [
+        good.replace(b'"quality":1', b'"quality":7'),
+        good.replace(b'"prefill_tokens_per_s":1', b'"prefill_tokens_per_s":1e999'),
+        good.replace(b'"decode_tokens_per_s":1', b'"decode_tokens_per_s":1,"decode_batch_slope":-5'),
+        good.replace(b"tiny-fp32", "winzig-\u00fc".encode()),
+        good.replace(b"tiny-fp32", b"x" * 100_000),
+        b"7",
+    ]
+    body = b'{"data":[%s]}' % b",".join([*bad, good])
+
+    async def handler(head: bytes, reader, writer) -> None:
+        models = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+        writer.write(HEALTH if head.startswith(b"GET /health/ready") else models)
+        await writer.drain()
+
+    async with raw_server(handler) as url, upstream(url) as tier:
+        assert (await best(tier)).info.variant == "tiny-fp32"
+        assert len(tier.replicas) == 1
+
+
+async def test_the_time_until_an_upstream_is_back_is_its_own_word() -> None:
+    async def handler(head: bytes, reader, writer) -> None:
+        if head.startswith(b"GET /health/ready"):
+            writer.write(
+                b"HTTP/1.1 503 No\r\nretry-after-ms: 12500\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
+            )
+        else:
+            writer.write(MODELS)
+        await writer.drain()
+
+    async with raw_server(handler) as url, upstream(url) as tier:
+        await until(lambda: tier.replicas and tier.condition.reachable)
+        assert tier.replicas[0].snapshot().back_in_s == 12.5

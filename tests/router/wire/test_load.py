@@ -25,7 +25,6 @@ variant_load = st.builds(
     queued=count,
     queued_prefill_tokens=count,
     pending_decode_tokens=count,
-    kv_free_tokens=st.none() | count,
 )
 reports = st.builds(
     LoadReport,
@@ -58,14 +57,23 @@ def test_foreign_reports_are_read_without_variants() -> None:
     assert report == LoadReport(kv_usage=0.5)
 
 
+@pytest.mark.parametrize("told", ["1e999", "-1e999", "1e300", "-5", "0.5", "1" + "0" * 29])
+def test_a_figure_that_cannot_be_is_bounded(told: str) -> None:
+    named = f'"waiting":{told},"kv_cache_utilization":{told},"v|slots":{told},"v|available":1'
+    report = decode_orca(f'JSON {{"named_metrics":{{{named}}}}}')
+    if report is None:
+        return  # JSON knows no such number
+    assert 0 <= report.waiting <= 10**9
+    assert 0 <= report.variants[0].slots <= 10**9
+    assert report.kv_usage is None or 0 <= report.kv_usage <= 1
+
+
 def test_replicas_of_one_variant_are_summed() -> None:
     info = replica_info()
-    up = ReplicaSnapshot(info, available=True, slots=4, running=2, queued=1, kv_free_tokens=100)
-    down = ReplicaSnapshot(info, available=False, slots=4, running=1, kv_free_tokens=900, why="restarting")
+    up = ReplicaSnapshot(info, available=True, slots=4, running=2, queued=1)
+    down = ReplicaSnapshot(info, available=False, slots=4, running=1, why="restarting")
     report = summarise([up, down], kv_usage=0.25, waiting=2)
-    assert report.variants == (
-        VariantLoad(info.variant, available=True, slots=4, running=3, queued=1, kv_free_tokens=100),
-    )
+    assert report.variants == (VariantLoad(info.variant, available=True, slots=4, running=3, queued=1),)
     assert (report.running, report.queued, report.slots, report.kv_usage) == (3, 3, 4, 0.25)
 
 

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.errors import InvalidRequest
-from router.values.request import ChatPrompt, FinishReason, Message, SamplingParams, TextPrompt, TokenPrompt
-from router.wire.openai import OpenAICall, decode_chat, decode_completion
+from router.values.request import ApiRequest, ChatPrompt, FinishReason, Message, SamplingParams, TextPrompt, TokenPrompt
+from router.wire.openai import decode_chat, decode_completion
 from router.wire.openai_reply import DONE, EventEncoder, ReplyHead, Usage, encode_body
 
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-def chat(**fields) -> OpenAICall:
+def chat(**fields) -> ApiRequest:
     return decode_chat(orjson.dumps({"model": "m", "messages": HELLO, **fields}))
 
 
-def completion(**fields) -> OpenAICall:
+def completion(**fields) -> ApiRequest:
     return decode_completion(orjson.dumps({"model": "m", "prompt": "hello", **fields}))
 
 
@@ -277,7 +277,7 @@ def test_any_json_is_decoded_or_refused(fields: dict) -> None:
 
 def decoded_or_refused(decode, body: bytes) -> bool:
     try:
-        return isinstance(decode(body), OpenAICall)
+        return isinstance(decode(body), ApiRequest)
     except InvalidRequest as error:
         return bool(error.message)
 

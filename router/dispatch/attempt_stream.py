@@ -1,0 +1,129 @@
+"""The chunks of one attempt: a task of its own reads the replica, and no reader ever waits for longer than it said."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+
+import structlog
+
+from router.base.clock import Clock
+from router.base.timers import Alarms
+from router.signals.in_flight import Attempt
+from router.values.request import InferenceRequest, TokenChunk
+
+log = structlog.get_logger("router")
+
+_AHEAD_CHUNKS = 64  # read before anybody asks for them; a replica with a slow reader then waits
+_LET_GO_S = 5.0  # for a cancelled replica to end; one that does not is left behind
+
+
+class Elapsed(Exception):
+    """Nothing came in time. Never leaves this package."""
+
+
+class AttemptStream:
+    """Use as `async with`: it begins at once, and its end cancels what still runs on the replica.
+
+    The reader waits on a future, the replica is read by a task. So a replica that ignores being cancelled can not hold
+    its reader, a cancelled reader never loses its cancellation to a result, and a chunk costs no task and no timer.
+    """
+
+    def __init__(self, attempt: Attempt, request: InferenceRequest, clock: Clock, alarms: Alarms) -> None:
+        self._attempt = attempt
+        self._request = request
+        self._clock = clock
+        self._alarms = alarms
+        self._deadline = alarms.deadline(self._wake_reader)
+        self._chunks: deque[TokenChunk] = deque()
+        self._error: Exception | None = None
+        self._ended = False
+        self._reader: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> AttemptStream:
+        name = f"attempt {self._request.request_id} on {self._attempt.info.replica_id}"
+        self._task = asyncio.create_task(self._read_replica(), name=name)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._deadline.cancel()
+        if not self._task.done():
+            await self._end_task()
+
+    @property
+    def ready(self) -> bool:
+        """Text, or the end with everything given back, is here already: handing it on waits for nothing."""
+        return any(self._task.done() if chunk.finish_reason else chunk.text for chunk in self._chunks)
+
+    async def next(self, due_s: float) -> TokenChunk:
+        """Return the next chunk.
+
+        Args:
+            due_s: on the tier's clock; infinity for no bound.
+
+        Raises:
+            Elapsed: none came by then.
+            StopAsyncIteration: the replica ended its stream.
+            Exception: what the replica raised, after the chunks that came before it.
+        """
+        if not self._chunks and not self._ended:
+            self._reader = asyncio.get_running_loop().create_future()
+            self._deadline.move(due_s)
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+                self._deadline.due_s = float("inf")
+        if self._chunks:
+            if self._room is not None and not self._room.done():
+                self._room.set_result(None)
+            return self._chunks.popleft()
+        if self._error is not None:
+            raise self._error
+        if self._ended:
+            raise StopAsyncIteration
+        raise Elapsed
+
+    async def _read_replica(self) -> None:
+        self._attempt.opened = True
+        try:
+            async with contextlib.aclosing(self._attempt.replica.generate(self._request)) as chunks:
+                async for chunk in chunks:
+                    self._chunks.append(chunk)
+                    self._wake_reader()
+                    if chunk.finish_reason is not None:
+                        break
+                    while len(self._chunks) >= _AHEAD_CHUNKS:
+                        self._room = asyncio.get_running_loop().create_future()
+                        await self._room
+        except Exception as error:  # the boundary to a replica: handed to the reader, who knows what it means
+            if self._chunks and self._chunks[-1].finish_reason is not None:
+                log.exception("replica crashed while closing", replica=self._attempt.info.replica_id)
+            self._error = error
+        finally:
+            self._ended = True
+            self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def _end_task(self) -> None:
+        """Cancel the work on the replica and wait until it has let go, within bounds."""
+        names = {"replica": self._attempt.info.replica_id, "request_id": self._request.request_id}
+        bell: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        alarm = self._alarms.set(
+            self._clock.now_s() + _LET_GO_S, lambda: None if bell.done() else bell.set_result(None)
+        )
+        self._task.cancel()
+        try:
+            await asyncio.wait({self._task, bell}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            alarm.cancel()
+        if not self._task.done():
+            self._task.cancel()
+            log.error("replica does not let go of a cancelled request", **names)
+        elif self._error is not None and not self._task.cancelled():
+            log.warning("replica crashed while closing", error=repr(self._error), **names)

@@ -1,0 +1,99 @@
+"""Whose fault is it that an attempt ended in an error? The one place where that is decided.
+
+| verdict         | errors                                         | breaker          | cools down  | this request |
+|-----------------|------------------------------------------------|------------------|-------------|--------------|
+| `REQUEST`       | `InvalidRequest`: HTTP 4xx but those below; it | -                | -           | elsewhere,   |
+|                 | cannot be written as HTTP or JSON              |                  |             | else fails   |
+| `REFUSED_ONE`   | `RefusedAlone`: deadline, TTFT or TPOT lost,   | -                | -           | elsewhere,   |
+|                 | all replicas there failed for it;              |                  |             | else refused |
+|                 | `BodyShed`: no room for one so large;          |                  |             |              |
+|                 | `RequestFailed`: the replica says it goes on   |                  |             |              |
+| `REFUSED_CLASS` | `Shed`: HTTP 429, queue full, evicted, quota   | -                | its         | waits, or    |
+|                 |                                                |                  | priority    | elsewhere    |
+|                 |                                                |                  | and below   |              |
+| `REFUSED_ALL`   | other `Refused`: HTTP 503, no capacity,        | -                | all         | waits, or    |
+|                 | starting, draining                             |                  |             | elsewhere    |
+| `DOWN`          | `ReplicaUnreachable`: no connection, its       | counts once      | -           | elsewhere    |
+|                 | process is gone; silence to a time limit       | a request        |             |              |
+| `FAILED`        | all else, unknown exceptions too: HTTP 401,    | counts once      | -           | elsewhere    |
+|                 | 403, 408, 5xx, garbage, crash, broken off      | a prompt         |             |              |
+
+Nothing that a request holds can keep a connection from being made, so `DOWN` is the replica's fault for certain. An
+answer with an error or a crash may be either's. It counts once for each prompt: a prompt that some replica
+always fails on, retried for ever, is one failure, and opens no breaker that wants two. A key that the upstream refuses
+(401, 403) is the tier's configuration, but a filter in front of an upstream answers 403 to single prompts too; probes
+meet a wrong key as well and say so.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+
+from router.base.errors import (
+    BodyShed,
+    InvalidRequest,
+    Refused,
+    RefusedAlone,
+    ReplicaFailed,
+    ReplicaUnreachable,
+    RequestFailed,
+    Shed,
+)
+from router.values.request import InferenceRequest, Outcome
+
+
+class Verdict(enum.Enum):
+    """Whose fault an error is; see the table above."""
+
+    REQUEST = "request"
+    REFUSED_ONE = "refused_one"
+    REFUSED_CLASS = "refused_class"
+    REFUSED_ALL = "refused_all"
+    DOWN = "down"
+    FAILED = "failed"
+
+    @property
+    def cools(self) -> bool:
+        """The replica is to be asked again later, by this request too."""
+        return self in {Verdict.REFUSED_CLASS, Verdict.REFUSED_ALL}
+
+    @property
+    def counts(self) -> bool:
+        """The breaker hears of it."""
+        return self in {Verdict.DOWN, Verdict.FAILED}
+
+
+def verdict(error: BaseException) -> Verdict:
+    """Say whose fault `error` is, which ended an attempt on a replica."""
+    if isinstance(error, InvalidRequest):
+        return Verdict.REQUEST
+    if isinstance(error, (RefusedAlone, RequestFailed, BodyShed)):
+        return Verdict.REFUSED_ONE
+    if isinstance(error, Shed):
+        return Verdict.REFUSED_CLASS
+    if isinstance(error, Refused):
+        return Verdict.REFUSED_ALL
+    if isinstance(error, ReplicaUnreachable) and not isinstance(error, ReplicaFailed):
+        return Verdict.DOWN
+    return Verdict.FAILED
+
+
+def source_of(request: InferenceRequest, found: Verdict) -> str:
+    """Return what a failure counts under: the request itself where it is surely the replica's, else its prompt.
+
+    A breaker counts each source once.
+    """
+    if found is Verdict.DOWN:
+        return f"request {request.request_id} {request.accepted_at_s!r}"
+    prompt = repr(request.prompt).encode("utf-8", "backslashreplace")
+    return f"prompt {hashlib.blake2b(prompt, digest_size=16).hexdigest()}"
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """Return how a request ended that got `error` for an answer."""
+    if isinstance(error, InvalidRequest):
+        return Outcome.INVALID
+    if isinstance(error, Shed):
+        return Outcome.EVICTED if error.code == "evicted" else Outcome.SHED
+    return Outcome.UNAVAILABLE if isinstance(error, Refused) else Outcome.FAILED

@@ -1,0 +1,320 @@
+"""One HTTP connection, which nobody can hold open for nothing.
+
+uvicorn bounds neither how long nor how large a request head may be, answers too many connections with a bare 503, and
+loses the body of a request that asks for another protocol. That is put right here; what comes after the head is the
+gateway's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from router.gateway.auth import ADMITTED
+from router.gateway.connection_table import ConnectionTable
+
+_MAX_HEAD_BYTES = 64 * 1024
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+_COME_BACK = b"retry-after: 1\r\nretry-after-ms: 1000\r\n"
+_LINGER_S = 2.0  # and at most this much is then read and dropped:
+_LINGER_BYTES = 64 * 1024 * 1024
+
+_REFUSALS = {
+    400: b'{"error":{"message":"this is not an HTTP request","type":"invalid_request_error","param":null,'
+    b'"code":"invalid_request"}}',
+    408: b'{"error":{"message":"the request head did not arrive in time","type":"invalid_request_error",'
+    b'"param":null,"code":"request_timeout"}}',
+    431: b'{"error":{"message":"the request head is larger than 65536 bytes","type":"invalid_request_error",'
+    b'"param":null,"code":"headers_too_large"}}',
+    503: b'{"error":{"message":"too many connections are open","type":"unavailable_error","param":null,'
+    b'"code":"unavailable"}}',
+}
+_REASONS = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What a connection may cost before it has brought a whole request head.
+
+    Attributes:
+        header_timeout_s: a request head that takes longer to arrive is answered with 408, and its connection closed.
+        keep_alive_s: an idle connection is closed after so long.
+        max_connections: open connections. A further one takes the place of an idle one, strangers first: see
+            `router.gateway.connection_table`; where all are busy it is told to come back, and closed.
+    """
+
+    header_timeout_s: float = 15.0
+    keep_alive_s: float = 75.0
+    max_connections: int = 8192
+
+
+class ServerSettings(uvicorn.Config):
+    """uvicorn's settings for a tier, and what its connections share: their limits and their table."""
+
+    def __init__(self, app: ASGIApp, limits: ConnectionLimits, *, backlog: int, close_s: int) -> None:
+        super().__init__(
+            app,
+            http=GuardedProtocol,
+            ws="none",
+            lifespan="off",
+            loop="uvloop",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=close_s,
+            backlog=backlog,
+            # A proxy on this host may name the caller, so that "loopback only" also holds behind it.
+            proxy_headers=True,
+            forwarded_allow_ips=["127.0.0.1", "::1"],
+        )
+        self.limits = limits
+        self.table = ConnectionTable(limits.max_connections)
+
+
+class _LingeringTransport:
+    """A connection whose `close` first lets the peer finish sending, for a moment, and then read the answer.
+
+    A kernel that closes a connection with unread input resets it, and the peer never sees the 413 that said why.
+    Everything else is the transport's own.
+    """
+
+    def __init__(self, transport: asyncio.Transport, unread: Callable[[], bool]) -> None:
+        self._transport = transport
+        self._unread = unread
+        self._left_bytes = _LINGER_BYTES
+        self.lingers = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self.lingers or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self._unread():
+            self.linger()
+        else:
+            self._transport.close()
+
+    def close_now(self) -> None:
+        """Close as soon as what was written is sent."""
+        self._transport.close()
+
+    def linger(self) -> None:
+        if self.is_closing():
+            return
+        self.lingers = True
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        asyncio.get_running_loop().call_later(_LINGER_S, self._transport.abort)
+
+    def discard(self, data: bytes) -> None:
+        """Drop what still comes; whoever sends for ever is cut off."""
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            self._transport.abort()
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection, with bounds on the request head: its time, its size; and its place among all connections."""
+
+    config: ServerSettings
+
+    def __init__(
+        self,
+        config: ServerSettings,
+        server_state: ServerState,
+        app_state: dict[str, object],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.timeout_keep_alive = config.limits.keep_alive_s  # type: ignore[assignment]  # a float does
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._in_head = True
+        self._head_begun = False
+        self._head_is_new = False
+        self._unread_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        self._lingering = _LingeringTransport(transport, self._has_unread_body)
+        super().connection_made(self._lingering)  # type: ignore[arg-type]  # it passes for one
+        if not self.config.table.opened(self):
+            self._refuse(503, _COME_BACK)
+        else:
+            self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.config.table.lost(self)
+        self._disarm()
+        self._body_read()
+        for cycle, _ in self.pipeline:  # uvicorn would answer them into the closed connection
+            cycle.disconnected = True
+        self.pipeline.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering.lingers:
+            self._lingering.discard(data)
+            return
+        if self.transport.is_closing():
+            return
+        self._head_is_new = False
+        self._unset_keepalive_if_required()
+        self._feed(data)
+        if not self._in_head or self.transport.is_closing():
+            return
+        # A piece may hold the ends of other requests before this head begins: it counts from the next piece on.
+        self._head_bytes = 0 if self._head_is_new else self._head_bytes + len(data)
+        if self._head_bytes > _MAX_HEAD_BYTES:
+            self._refuse(431)
+        elif self._head_timer is None:
+            self._arm()
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Read what follows a head that asked for another protocol as what HTTP/1.1 says it is: its body.
+
+        The parser takes it for the other protocol. Another one is told how long the body is, and goes on.
+        """
+        framing = [b"%s: %s\r\n" % line for line in self.scope["headers"] if line[0] in _FRAMING]
+        method = self.scope["method"].encode()
+        self.parser = httptools.HttpRequestParser(_RestOfMessage(self))
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._feed(b"%s / HTTP/1.1\r\n%s\r\n" % (method, b"".join(framing)))
+        if rest and not self.transport.is_closing():
+            self._feed(rest)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = self._head_begun = self._head_is_new = True
+
+    def on_headers_complete(self) -> None:
+        self._in_head = self._head_begun = False
+        self._head_bytes = 0
+        self._disarm()
+        if not self.url.startswith(b"/"):
+            self._take_absolute_target()
+        self.scope[ADMITTED] = self._admitted  # type: ignore[literal-required]
+        self.config.table.busy(self)
+        super().on_headers_complete()
+        self.headers = []  # fields that follow a body go nowhere: they cannot add to a head that was judged already
+
+    def _take_absolute_target(self) -> None:
+        """`GET http://host/path`: that host stands for the `host` header, as RFC 9112 has it."""
+        target = httptools.parse_url(self.url)
+        if target.host is not None:
+            host = target.host if target.port is None else b"%s:%d" % (target.host, target.port)
+            # In place: the scope has this list.
+            self.headers[:] = [line for line in self.headers if line[0] != b"host"] + [(b"host", host)]
+            self.url = (target.path or b"/") + (b"?" + target.query if target.query else b"")
+
+    def _admitted(self) -> None:
+        self.config.table.proved(self)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # the body is still to come: `_go_on_without_upgrade`
+        super().on_message_complete()
+        self._body_read()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle is None or self.cycle.response_complete:
+            self.config.table.rests(self)
+        if self._has_unread_body():  # refused before it was read: what is left of it is dropped, but not for ever
+            self._unread_timer = self.loop.call_later(self.config.limits.keep_alive_s, self.transport.close)
+
+    def _body_read(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - what uvicorn says; the refusal says the same
+        self._refuse(400)
+
+    def _arm(self) -> None:
+        self._head_timer = self.loop.call_later(self.config.limits.header_timeout_s, self._head_too_slow)
+
+    def _disarm(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_too_slow(self) -> None:
+        """Close; a pipelined head that waits for an answer still running gets its time again."""
+        self._head_timer = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._arm()
+        elif self._head_begun:
+            self._refuse(408)
+        else:
+            self.transport.close()
+
+    def make_room(self) -> None:
+        """Close for others: a caller in the middle of a head hears why, an idle one finds the connection closed."""
+        if self._head_begun:
+            self._refuse(503, _COME_BACK)
+        else:
+            self._lingering.close_now()
+
+    def _has_unread_body(self) -> bool:
+        return self.cycle is not None and self.cycle.response_complete and self.cycle.more_body
+
+    def _refuse(self, status: int, headers: bytes = b"") -> None:
+        if not self.transport.is_closing():
+            body = _REFUSALS[status]
+            head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
+            self.transport.write(head % (status, _REASONS[status], len(body)) + headers + b"\r\n" + body)
+            if status == 503:
+                self._lingering.close_now()  # too many are open as it is
+            else:
+                self._lingering.linger()
+
+
+class _RestOfMessage:
+    """Callbacks of a parser that is told the head of a request once more: the request itself is under way."""
+
+    def __init__(self, protocol: GuardedProtocol) -> None:
+        self._protocol = protocol
+        self._again = True
+        self.on_body = protocol.on_body
+        self.on_message_complete = protocol.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if not self._again:
+            self._protocol.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._again:
+            self._protocol.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._again:
+            self._protocol.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._again:
+            self._again = False
+        else:
+            self._protocol.on_headers_complete()

@@ -1,0 +1,211 @@
+"""The HTTP client under every streamed request to an upstream: a pool of connections, and one exchange over them.
+
+aiohttp carries it, because its cost scales with the bytes of an answer; probes and discovery use httpx.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Protocol
+
+import aiohttp
+
+from router.base.clock import Clock
+
+_READ_BUFFER_BYTES = 64 * 1024
+_MAX_HEADER_BYTES = 64 * 1024  # a load report of many variants is one long line
+
+
+class TransportError(Exception):
+    """The exchange broke, or never came about. Never leaves this package."""
+
+
+class NotConnectedError(TransportError):
+    """No connection could be made: nothing of the request was sent."""
+
+
+class PoolExhaustedError(TransportError):
+    """Every connection of the pool stayed in use."""
+
+
+class UnsendableError(Exception):
+    """The request can not be written as HTTP, to no upstream. Never leaves this package."""
+
+
+class Response(Protocol):
+    """A response whose head has arrived."""
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """By name, whatever its case."""
+        ...
+
+    async def read(self) -> bytes:
+        """Return all that has arrived, as soon as there is something; empty at the end of the body.
+
+        Raises:
+            TransportError: the connection broke.
+        """
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole body was read: its connection serves the next request."""
+        ...
+
+    def end(self, why: Exception) -> None:
+        """Make `read` raise `why`, also where it waits already."""
+        ...
+
+    def close(self) -> None:
+        """Let go: the connection of a body that is not complete is closed, which cancels the work behind it."""
+        ...
+
+
+@dataclass(slots=True)
+class ConnectTrace:
+    """What a new connection cost: an exchange on it says nothing about the link before that is taken off.
+
+    Attributes:
+        connect_s: TCP and TLS together, 0 on a connection that was open already.
+        queued: it waited for a connection of the pool.
+    """
+
+    clock: Clock
+    connect_s: float = 0.0
+    queued: bool = False
+    began_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """Attributes as in `router.upstream.tier.UpstreamOptions`; `tls` is False for plain HTTP."""
+
+    tls: ssl.SSLContext | bool
+    connect_timeout_s: float
+    max_connections: int
+    keepalive_expiry_s: float
+
+
+class StreamingClient:
+    """A pool of connections to one upstream. Create it on the event loop, `close` it there.
+
+    Redirects are not followed, and the environment's proxies and passwords are not used. How long an answer may take
+    is not bounded here.
+    """
+
+    def __init__(self, base_url: str, headers: Mapping[str, str], clock: Clock, options: PoolOptions) -> None:
+        self._base_url = base_url
+        self._clock = clock
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=options.max_connections,
+                keepalive_timeout=options.keepalive_expiry_s,
+                ssl=options.tls,
+            ),
+            headers={**headers, "accept-encoding": "identity"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, connect=options.connect_timeout_s),
+            trust_env=False,
+            read_bufsize=_READ_BUFFER_BYTES,
+            max_line_size=_MAX_HEADER_BYTES,
+            max_field_size=_MAX_HEADER_BYTES,
+            skip_auto_headers=("user-agent",),
+            trace_configs=[_tracing()],
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def post(self, path: str, body: bytes, headers: Sequence[tuple[str, str]], trace: ConnectTrace) -> Response:
+        """Send a request and return when the head of its response is there. Cancelling it closes its connection.
+
+        Raises:
+            PoolExhaustedError: no connection became free in time.
+            UnsendableError: the request is at fault.
+            NotConnectedError: the upstream cannot be reached.
+            TransportError: it broke the exchange.
+        """
+        try:
+            response = await self._session.post(
+                self._base_url + path,
+                data=body,
+                headers=headers,
+                allow_redirects=False,
+                trace_request_ctx=trace,
+            )
+        except aiohttp.ConnectionTimeoutError as error:
+            if trace.queued:
+                raise PoolExhaustedError from error
+            raise NotConnectedError("no connection within the time limit") from error
+        except aiohttp.ClientConnectorError as error:
+            raise NotConnectedError(_describe(error)) from error
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            raise TransportError(_describe(error)) from error
+        except ValueError as error:  # a line break in a header, text that no encoding holds
+            raise UnsendableError(str(error)) from error
+        return _AiohttpResponse(response)
+
+
+class _AiohttpResponse:
+    """`Response` over aiohttp's."""
+
+    __slots__ = ("_content", "_response", "headers", "status")
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self._content = response.content
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+
+    async def read(self) -> bytes:
+        try:
+            return await self._content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise TransportError(_describe(error)) from error
+
+    @property
+    def complete(self) -> bool:
+        return self._content.at_eof()
+
+    def end(self, why: Exception) -> None:
+        if not self._content.is_eof():
+            self._content.set_exception(why)
+
+    def close(self) -> None:
+        self._response.close()
+
+
+def _tracing() -> aiohttp.TraceConfig:
+    """Note in the `ConnectTrace` of each request what its connection cost."""
+
+    async def queued(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:  # noqa: ARG001
+        context.trace_request_ctx.queued = True
+
+    async def began(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:  # noqa: ARG001
+        trace: ConnectTrace = context.trace_request_ctx
+        trace.queued, trace.began_s = False, trace.clock.now_s()
+
+    async def ended(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:  # noqa: ARG001
+        trace: ConnectTrace = context.trace_request_ctx
+        trace.connect_s = trace.clock.now_s() - trace.began_s
+
+    config = aiohttp.TraceConfig()
+    config.on_connection_queued_start.append(queued)
+    config.on_connection_create_start.append(began)
+    config.on_connection_create_end.append(ended)
+    return config
+
+
+def _describe(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

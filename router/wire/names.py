@@ -1,0 +1,165 @@
+"""The names of our headers, and what is nearly one: a promise under a mistyped name is refused and never dropped.
+
+A lost `local-only` would send out what must stay. Headers, fields and parameters of everybody else pass.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from router.base.errors import InvalidRequest
+
+REQUEST_ID = "x-request-id"
+DEADLINE = "x-overspill-deadline-ms"
+TTFT = "x-overspill-ttft-slo-ms"
+TPOT = "x-overspill-tpot-slo-ms"
+PRIORITY = "x-overspill-priority"
+LOCALITY = "x-overspill-locality"
+MIN_QUALITY = "x-overspill-min-quality"
+SESSION = "x-overspill-session"
+HOPS = "x-overspill-hops"
+
+PREFIX = "x-overspill-"
+REQUEST_NAMES = (TTFT, TPOT, DEADLINE, PRIORITY, LOCALITY, MIN_QUALITY, SESSION, HOPS)
+
+# Names other routers use for the same promise; the first one present wins.
+TTFT_NAMES = (TTFT, "x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+TPOT_NAMES = (TPOT, "x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+
+MAX_FIELDS = 256
+"""Headers, parameters or fields of one request: each name that is not ours is compared with those that are."""
+
+_OWN = "overspill"
+_NEAR = 0.85  # of difflib's ratio: one letter in six, two in sixteen
+_HINT = 0.5
+_MAX_NAME_CHARS = 80
+
+
+def _letters(name: str) -> str:
+    """Leave out what spellings differ in: case, `-`, `_`, blanks."""
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+_HEADERS = {_letters(name).removeprefix("x"): name for name in {*REQUEST_NAMES, *TTFT_NAMES, *TPOT_NAMES}}
+_SUFFIXES = {name.removeprefix(PREFIX): name for name in REQUEST_NAMES}
+# Without our prefix, as fields of a body or a query. `session` and `hops` are everybody's words, and promise nothing.
+_FIELDS = {_letters(n.removeprefix(PREFIX)): n for n in (DEADLINE, TTFT, TPOT, PRIORITY, LOCALITY, MIN_QUALITY)}
+_FIELDS |= {_letters(n.removeprefix("x-")): n for n in (*TTFT_NAMES, *TPOT_NAMES)}
+_LOCALITIES = {"localonly", "cloudonly"}
+
+
+@lru_cache(maxsize=4096)
+def _header_meant(name: str) -> str | None:
+    """Return the header that `name` resembles: `x-overspill-` if only the prefix says so, None if it is not ours."""
+    plain = name.lower().replace("_", "-").strip("- .")
+    first, _, rest = plain.removeprefix("x-").partition("-")
+    if rest and _is_own(first):
+        close = difflib.get_close_matches(rest, _SUFFIXES, n=1, cutoff=_HINT)
+        return _SUFFIXES[close[0]] if close else PREFIX
+    letters = _letters(plain).removeprefix("x")
+    close = difflib.get_close_matches(letters, _HEADERS, n=1, cutoff=_NEAR)
+    if not close or (close[0].startswith(_OWN) and not _is_own(letters[: len(_OWN) - len(close[0])])):
+        return None  # `x-override-priority` ends like ours
+    return _HEADERS[close[0]]
+
+
+def _is_own(word: str) -> bool:
+    return word == _OWN or difflib.SequenceMatcher(None, word, _OWN).ratio() >= _NEAR
+
+
+@lru_cache(maxsize=4096)
+def _field_meant(name: str) -> str | None:
+    close = difflib.get_close_matches(_letters(name), _FIELDS, n=1, cutoff=_NEAR)
+    return _FIELDS[close[0]] if close else _header_meant(name)
+
+
+def _says_where(name: str, value: str) -> bool:
+    """Whether it is a locality under whatever name: `data_locality=local-only`."""
+    return _letters(value[:_MAX_NAME_CHARS]) in _LOCALITIES and _letters(name).endswith("locality")
+
+
+def refuse_headers(names: Mapping[str, str], served: Iterable[str]) -> None:
+    """Refuse headers that are nearly ours.
+
+    Args:
+        names: lower-case name → value.
+        served: names that are ours, or let through.
+
+    Raises:
+        InvalidRequest: naming the header, and the one that was meant.
+    """
+    if len(names) > MAX_FIELDS:
+        raise InvalidRequest(f"{len(names)} request headers, at most {MAX_FIELDS} are read")
+    for name, value in names.items():
+        if name in served:
+            continue
+        shown = header_safe(name[:_MAX_NAME_CHARS])
+        meant = LOCALITY if _says_where(name, value) else _header_meant(name[:_MAX_NAME_CHARS])
+        if meant is not None:
+            hint = f"; did you mean `{meant}`?" if meant != PREFIX else ""
+            raise InvalidRequest(
+                f"`{shown}` is no request header of Overspill, these are: {', '.join(REQUEST_NAMES)}{hint}",
+                param=shown,
+            )
+
+
+def refuse_query(query: bytes) -> None:
+    """Refuse a query that names a promise: promises are read from headers.
+
+    Raises:
+        InvalidRequest: naming the parameter and the header to send.
+    """
+    if not query:
+        return
+    try:
+        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise InvalidRequest(f"the query has more than {MAX_FIELDS} parameters") from None
+    for name, value in pairs:
+        _refuse_field(name, value, "the query parameter ")
+
+
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def refuse_fields(body: bytes, known: Iterable[str]) -> None:
+    """Refuse a JSON object, decoded before, whose fields nobody reads name a promise; so does its `extra_body`.
+
+    Args:
+        known: fields that are read.
+
+    Raises:
+        InvalidRequest: naming the field and the header to send.
+    """
+    for at in ("", "extra_body."):
+        try:
+            found = _fields_decoder.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+        if len(found) > MAX_FIELDS:
+            raise InvalidRequest(f"the body has {len(found)} fields, at most {MAX_FIELDS} are read")
+        for name, raw in found.items():
+            if at or name not in known:
+                value = bytes(raw) if len(bytes(raw)) <= _MAX_NAME_CHARS else b""
+                _refuse_field(name, value.decode("utf-8", "replace"), "", at)
+        body = bytes(found.get("extra_body", b""))
+        if not body:
+            return
+
+
+def _refuse_field(name: str, value: str, kind: str, at: str = "") -> None:
+    meant = LOCALITY if _says_where(name, value) else _field_meant(name[:_MAX_NAME_CHARS])
+    if meant is not None:
+        where = f"{at}{header_safe(name[:_MAX_NAME_CHARS])}"
+        remedy = f"send the header `{meant}`" if meant != PREFIX else f"headers are: {', '.join(REQUEST_NAMES)}"
+        raise InvalidRequest(f"{kind}`{where}` is not read here: {remedy} instead", param=where)
+
+
+def header_safe(text: str) -> str:
+    """Replace what may not stand in a header value by `?`."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text)

@@ -1,0 +1,289 @@
+"""No crowd of idle or slow strangers keeps anybody out, and what is odd in a head costs nobody a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.gateway.app import create_app
+from router.gateway.connection import ConnectionLimits
+from router.gateway.connection_table import ConnectionTable, address_of
+from router.gateway.listener import Listener, allow_open_files, bind
+from tests.support.gateway_fakes import FAMILY, FakeDispatcher, gateway_deps
+
+KEY = {"authorization": "Bearer k"}
+CHAT = {"model": FAMILY, "messages": [{"role": "user", "content": "say hi"}]}
+
+
+@contextlib.asynccontextmanager
+async def gateway(limits: ConnectionLimits, **changes) -> AsyncIterator[int]:
+    with bind("127.0.0.1", 0, "gateway") as bound:
+        async with Listener(create_app(gateway_deps(**changes)), limits).running(bound):
+            yield bound.getsockname()[1]
+
+
+async def idle(port: int, count: int, held: contextlib.ExitStack, sent: bytes = b"") -> list[socket.socket]:
+    """Connections that send no request."""
+    loop, found = asyncio.get_running_loop(), []
+    for _ in range(count):
+        one = held.enter_context(socket.socket())
+        one.setblocking(False)
+        await loop.sock_connect(one, ("127.0.0.1", port))
+        if sent:
+            await loop.sock_sendall(one, sent)
+        found.append(one)
+    return found
+
+
+async def raw(port: int, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    try:
+        return await asyncio.wait_for(reader.read(), 20)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n"], ids=["idle", "slow head"])
+async def test_thousands_of_idle_connections_shut_nobody_out(sent: bytes) -> None:
+    limits = ConnectionLimits(max_connections=4096)
+    allow_open_files(limits)
+    crowd = min(4500, resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2 - 600)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    async with gateway(limits, api_keys={"k": 0}) as port, httpx.AsyncClient() as kept:
+        url = f"http://127.0.0.1:{port}/v1/models"
+        assert (await kept.get(url, headers=KEY)).status_code == 200
+        with contextlib.ExitStack() as held:
+            await idle(port, crowd, held, sent)
+            began = time.perf_counter()
+            assert (await kept.get(url, headers=KEY)).status_code == 200  # on the connection that it had
+            for _ in range(5):
+                async with httpx.AsyncClient() as fresh:
+                    assert (await fresh.get(url, headers=KEY)).status_code == 200
+            assert time.perf_counter() - began < 10, "not until somebody's timeout"
+
+
+async def test_connections_and_lost_log_lines_are_told() -> None:
+    deps = gateway_deps()
+    with bind("127.0.0.1", 0, "gateway") as bound:
+        limits = ConnectionLimits(max_connections=4)
+        async with Listener(create_app(deps), limits, deps.telemetry.registry).running(bound):
+            port = bound.getsockname()[1]
+            with contextlib.ExitStack() as held:
+                await idle(port, 4, held)
+                async with httpx.AsyncClient() as client:
+                    metrics = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+    assert "overspill_gateway_connections 2.0" in metrics
+    assert "overspill_gateway_connections_closed_total 3.0" in metrics
+    assert 'overspill_log_lines_lost_total{why="unformatted"}' in metrics
+
+
+async def test_a_newcomer_closes_the_oldest_stranger_and_no_proven_connection() -> None:
+    async with gateway(ConnectionLimits(max_connections=8)) as port:
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as held:
+            proven = (await idle(port, 1, held))[0]
+            await loop.sock_sendall(proven, b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert (await loop.sock_recv(proven, 65536)).startswith(b"HTTP/1.1 200")
+            strangers = await idle(port, 6, held)
+            for number in range(2):
+                assert await asyncio.wait_for(loop.sock_recv(strangers[number], 10), 10) == b""
+            await loop.sock_sendall(proven, b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert (await loop.sock_recv(proven, 65536)).startswith(b"HTTP/1.1 200")
+
+
+async def test_where_all_are_busy_one_too_many_is_told_when_to_come_back() -> None:
+    async with gateway(ConnectionLimits(max_connections=2)) as port:
+        body = json.dumps({**CHAT, "messages": [{"role": "user", "content": "hang"}]}).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+        with contextlib.ExitStack() as held:
+            for _ in range(2):
+                await idle(port, 1, held, head + body)
+                await asyncio.sleep(0.1)
+            refused = await raw(port, b"")
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in refused
+
+
+class Peer:
+    """A connection as the table sees it."""
+
+    def __init__(self, address: str) -> None:
+        self.client = (address, 1)
+        self.left = False
+
+    def make_room(self) -> None:
+        self.left = True
+
+
+def test_the_address_with_most_strangers_gives_way_first() -> None:
+    table = ConnectionTable(8)
+    honest = Peer("10.0.0.1")
+    assert table.opened(honest)
+    crowd = [Peer("10.0.0.2") for _ in range(50)]
+    assert all(table.opened(peer) for peer in crowd)
+    assert not honest.left
+    assert [peer.left for peer in crowd] == [True] * 47 + [False] * 3
+    assert len(table) == 4
+
+
+def test_a_network_of_version_6_counts_as_one_address() -> None:
+    assert address_of(("2001:db8::1", 1)) == address_of(("2001:db8::ffff:1", 2)) != address_of(("2001:db8:1::1", 1))
+    assert address_of(("::ffff:10.0.0.1", 1)) == address_of(("10.0.0.1", 9)) == "10.0.0.1"
+    assert address_of(None) == address_of(("", 0)) == ""
+    assert address_of(("fe80::1%eth0", 1)).startswith("fe80::")
+
+
+@given(st.lists(st.tuples(st.sampled_from("oplbr"), st.integers(0, 11)), max_size=80), st.integers(1, 8))
+def test_the_table_never_holds_more_than_it_may_and_forgets_nobody(steps: list[tuple[str, int]], most: int) -> None:
+    table = ConnectionTable(most)
+    peers = [Peer(f"10.0.0.{number % 3}") for number in range(12)]
+    inside: set[int] = set()
+    for step, number in steps:
+        peer = peers[number]
+        if step == "o" and number not in inside:
+            peer.left = False
+            if table.opened(peer):
+                inside.add(number)
+        elif step == "l":
+            table.lost(peer)
+            inside.discard(number)
+        elif step != "o":
+            {"p": table.proved, "b": table.busy, "r": table.rests}[step](peer)
+        inside -= {n for n in inside if peers[n].left}
+        assert len(table) == len(inside) <= most
+    for number in inside:
+        table.lost(peers[number])
+    assert len(table) == 0
+
+
+async def test_a_limit_on_open_files_bounds_the_connections() -> None:
+    """A connection that cannot even be accepted can make nobody give way."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
+    try:
+        async with gateway(ConnectionLimits(max_connections=100_000)) as port:
+            listener = Listener(create_app(gateway_deps()), ConnectionLimits(max_connections=100_000))
+            assert listener._settings.limits.max_connections < 400
+            assert port
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# ── heads ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("head", [b"G", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nhost: localhost\r\nx: "])
+async def test_a_slow_head_is_answered_with_408_before_its_connection_closes(head: bytes) -> None:
+    async with gateway(ConnectionLimits(header_timeout_s=0.2)) as port:
+        assert (await raw(port, head)).startswith(b"HTTP/1.1 408 ")
+        assert await raw(port, b"") == b"", "who says nothing hears nothing"
+        whole = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        replies = await raw(port, whole + head)
+        assert replies.count(b"HTTP/1.1 ") == 2
+        assert b"HTTP/1.1 408 " in replies
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 40], ids=["one piece", "head and body", "byte by byte"])
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"TLS/1.0, h2c"])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_request_that_asks_for_another_protocol_is_answered_over_this_one(
+    pieces: int, protocol: bytes, chunked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = json.dumps(CHAT).encode()
+    framing = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % len(body)
+    payload = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if chunked else body
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade, HTTP2-Settings\r\n"
+        b"upgrade: %s\r\nhttp2-settings: AAMAAABkAARAAAAAAAIAAAAA\r\n%s\r\n\r\n" % (protocol, framing)
+    )
+    second = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    cut = len(head) + len(payload)
+    data = head + payload + second
+    async with gateway(ConnectionLimits()) as port:
+        with caplog.at_level(logging.WARNING):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for piece in {
+                1: [data],
+                2: [head, payload, second],
+                40: [*(data[n : n + 1] for n in range(cut)), second],
+            }[pieces]:
+                writer.write(piece)
+                await asyncio.sleep(0)
+            replies = await asyncio.wait_for(reader.read(), 20)
+            writer.close()
+    assert replies.count(b"HTTP/1.1 200 ") == 2
+    assert b"hi" in replies
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        (b"http://evil.example/v1/models", b"localhost", 421),
+        (b"http://evil.example", b"localhost", 421),
+        (b"http://localhost:8600/v1/models?a=1", b"evil.example", 200),
+        (b"/v1/models", b"localhost", 200),
+        (b"//evil.example/v1/models", b"localhost", 404),
+    ],
+)
+async def test_the_host_of_an_absolute_target_is_the_one_that_counts(target: bytes, host: bytes, status: int) -> None:
+    async with gateway(ConnectionLimits()) as port:
+        request = b"GET %s HTTP/1.1\r\nhost: %s\r\nconnection: close\r\n\r\n" % (target, host)
+        assert (await raw(port, request)).startswith(b"HTTP/1.1 %d " % status)
+
+
+async def test_a_request_without_any_host_is_not_answered_without_keys() -> None:
+    async with gateway(ConnectionLimits()) as port:
+        for version in (b"1.0", b"1.1"):
+            reply = await raw(port, b"GET /v1/models HTTP/%s\r\nconnection: close\r\n\r\n" % version)
+            assert reply.startswith(b"HTTP/1.1 421 ")
+        assert (await raw(port, b"GET /health/live HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_field_after_the_body_adds_nothing_to_the_head() -> None:
+    dispatcher = FakeDispatcher()
+    body = json.dumps(CHAT).encode()
+    async with gateway(ConnectionLimits(), dispatcher=dispatcher, api_keys={"k": 0}) as port:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        sent = head + b"%x\r\n%s\r\n0\r\nauthorization: Bearer k\r\n\r\n" % (len(body), body)
+        assert (await raw(port, sent)).startswith(b"HTTP/1.1 401 ")
+    assert not dispatcher.requests
+
+
+ODD = [
+    b"CONNECT evil.example:443 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    b"OPTIONS * HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+    b"GET /\xff\xfe HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+    b"GET /%ff%00 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+    b"GET /v1/decisions/%00%ff%0d%0a HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+    b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nX-Overspill-Locality : local-only\r\nconnection: close\r\n\r\n",
+    *(
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        b"%s: %s\r\ncontent-length: 2\r\n\r\n{}" % (name, value)
+        for name in (b"x-request-id", b"traceparent", b"x-overspill-session", b"authorization", b"content-type")
+        for value in (b"\xff\xfe\x80", b"a\tb", b"\xc3\xa4", b"a" * 9000, b"", b"a\x7fb")
+    ),
+]
+
+
+@pytest.mark.parametrize("request_", ODD, ids=range(len(ODD)))
+@pytest.mark.parametrize("keys", [{}, {"k": 0}], ids=["no keys", "keys"])
+async def test_odd_bytes_are_a_callers_fault_and_no_crash(
+    request_: bytes, keys: dict, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway(ConnectionLimits(header_timeout_s=1.0), api_keys=keys) as port:
+        reply = await raw(port, request_)
+    assert reply.startswith(b"HTTP/1.1 4"), reply[:200]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -1,0 +1,228 @@
+"""The HTTP client under streamed requests, against sockets that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from router.base.clock import MonotonicClock
+from router.upstream.transport import (
+    ConnectTrace,
+    PoolExhaustedError,
+    PoolOptions,
+    Response,
+    StreamingClient,
+    TransportError,
+)
+
+CLOCK = MonotonicClock()
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+WHOLE = HEAD + b"content-length: 2\r\n\r\nok"
+
+
+class Peer:
+    """A server; notes each connection and request, and answers with `reply`."""
+
+    def __init__(self, reply: Callable[[asyncio.StreamWriter], Coroutine[Any, Any, None]]) -> None:
+        self.reply = reply
+        self.connections = 0
+        self.requests: list[bytes] = []
+        self.asked = asyncio.Event()
+        self.lost = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._tasks.add(asyncio.current_task())
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+                self.requests.append(head)
+                self.asked.set()
+                await self.reply(writer)
+        self.lost.set()
+        writer.close()
+
+    @contextlib.asynccontextmanager
+    async def client(self, **options) -> AsyncIterator[StreamingClient]:
+        pool = {"tls": False, "connect_timeout_s": 0.5, "max_connections": 8, "keepalive_expiry_s": 5.0, **options}
+        listening = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        client = StreamingClient(url, {"authorization": "Bearer key"}, CLOCK, PoolOptions(**pool))
+        try:
+            yield client
+        finally:
+            await client.close()
+            listening.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def whole(writer: asyncio.StreamWriter) -> None:
+    writer.write(WHOLE)
+
+
+async def nothing(_: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(60)
+
+
+async def begun(writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
+
+
+async def post(client: StreamingClient, trace: ConnectTrace | None = None) -> Response:
+    return await client.post("/v1/x", b"{}", [("x-one", "1")], trace or ConnectTrace(CLOCK))
+
+
+async def read_all(response: Response) -> bytes:
+    body = b""
+    while data := await response.read():
+        body += data
+    return body
+
+
+async def test_a_connection_is_used_again_and_its_cost_is_told_once() -> None:
+    peer = Peer(whole)
+    async with peer.client() as client:
+        costs = []
+        for _ in range(3):
+            trace = ConnectTrace(CLOCK)
+            response = await post(client, trace)
+            assert await read_all(response) == b"ok"
+            assert response.complete
+            response.close()
+            costs.append(trace.connect_s)
+    assert peer.connections == 1
+    assert costs[0] > 0
+    assert costs[1:] == [0.0, 0.0]
+    head = peer.requests[0].lower()
+    assert b"authorization: bearer key" in head
+    assert b"x-one: 1" in head
+    assert b"accept-encoding: identity" in head
+
+
+async def test_requests_of_one_turn_never_share_a_connection() -> None:
+    """Crack 28: the pool handed one idle connection to every request of a turn, and all but one had to try again."""
+    peer = Peer(whole)
+    async with peer.client(max_connections=4) as client:
+
+        async def one() -> bytes:
+            response = await post(client)
+            try:
+                return await read_all(response)
+            finally:
+                response.close()
+
+        for _ in range(5):
+            assert await asyncio.gather(*(one() for _ in range(4))) == [b"ok"] * 4
+    assert peer.connections <= 4
+    assert len(peer.requests) == 20
+
+
+async def test_an_idle_connection_expires() -> None:
+    peer = Peer(whole)
+    async with peer.client(keepalive_expiry_s=0.05) as client:
+        for _ in range(2):
+            await read_all(await post(client))
+            await asyncio.sleep(0.2)
+    assert peer.connections == 2
+
+
+async def test_a_full_pool_is_told_from_an_absent_upstream() -> None:
+    peer = Peer(begun)
+    async with peer.client(max_connections=1, connect_timeout_s=0.1) as client:
+        held = await post(client)
+        with pytest.raises(PoolExhaustedError):
+            await post(client)
+        held.close()
+    nowhere = PoolOptions(tls=False, connect_timeout_s=1.0, max_connections=1, keepalive_expiry_s=1.0)
+    absent = StreamingClient("http://127.0.0.1:1", {}, CLOCK, nowhere)
+    with pytest.raises(TransportError) as raised:
+        await post(absent)
+    await absent.close()
+    assert not isinstance(raised.value, PoolExhaustedError)
+
+
+async def test_closing_early_and_cancelling_close_the_connection() -> None:
+    peer = Peer(begun)
+    async with peer.client() as client:
+        response = await post(client)
+        assert await response.read() == b"hello"
+        response.close()
+        await asyncio.wait_for(peer.lost.wait(), 5)
+    peer = Peer(nothing)
+    async with peer.client() as client:
+        task = asyncio.ensure_future(post(client))
+        await asyncio.wait_for(peer.asked.wait(), 5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        peer.reply = whole
+        assert await read_all(await post(client)) == b"ok"
+        assert peer.connections == 2, "the one that was left is not used again"
+
+
+async def test_a_head_that_arrives_in_the_turn_of_its_cancellation_keeps_no_connection() -> None:
+    for turns in range(30):
+        peer = Peer(begun)
+        async with peer.client(max_connections=1, connect_timeout_s=2.0) as client:
+            task = asyncio.ensure_future(post(client))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                (await task).close()
+            again = await post(client)  # the only place of the pool is free
+            again.close()
+
+
+async def test_who_waits_for_data_can_be_told_that_none_will_come() -> None:
+    async with Peer(begun).client() as client:
+        response = await post(client)
+        await response.read()
+        reader = asyncio.ensure_future(response.read())
+        await asyncio.sleep(0)
+        response.end(TransportError("lost"))
+        with pytest.raises(TransportError, match="lost"):
+            await reader
+        with pytest.raises(TransportError, match="lost"):
+            await response.read()
+        response.close()
+
+
+async def test_a_cut_connection_is_a_transport_error() -> None:
+    async def cut(writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        await writer.drain()
+        writer.transport.abort()
+
+    async with Peer(cut).client() as client:
+        response = await post(client)
+        with pytest.raises(TransportError):
+            await read_all(response)
+        response.close()
+
+    async def garbage(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-x\r\n\r\n")
+
+    async with Peer(garbage).client() as client:
+        with pytest.raises(TransportError):
+            await post(client)
+
+
+async def test_redirects_and_the_environments_proxies_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+
+    async def elsewhere(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 307 x\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n")
+
+    async with Peer(elsewhere).client() as client:
+        response = await post(client)
+        assert response.status == 307
+        response.close()
