@@ -226,7 +226,7 @@ async def measure_commands(port: int, count: int, apply_s: float, codes: dict[st
         one = few.addresses[0].device
         timed: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for turn in range(COMMAND_ROUNDS):
-            for name, code in codes.items():
+            for name, code in list(codes.items())[:: 1 if turn % 2 == 0 else -1]:
                 for command in (("get", one), ("list",), ("set", one, f"router.max_queue={turn + 10}")):
                     timed.setdefault((name, command[0]), []).append(await command_s(port, code, *command))
         for (name, word), took_s in timed.items():

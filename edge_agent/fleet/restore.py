@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,40 +26,55 @@ class Restored:
 
 
 async def restore_each(overrides: Mapping[str, Any], attempt: Attempt, skip: Mapping[str, ConfigError]) -> Restored:
-    """Put each override into force that can be, beside those that are already; the policy is the first.
+    """Put each override into force that can be, beside those that are already: the policy, the router, the models.
 
-    Tables of `skip` are left out for the error given. A key may need another one (a preload its variant), so those that
-    failed are tried again as long as another one succeeded.
+    A table is tried as a whole, for its keys may need each other (a preload its variant), and key by key if that
+    fails, again and again as long as one more succeeds. Tables of `skip` are left out for the error given.
     """
     restored = Restored()
-    waiting: list[tuple[str, dict[str, Any]]] = []
-    for key, piece in _pieces(overrides):
-        error = skip.get(key.partition(".")[0])
+    policy = {key: value for key, value in _keys(overrides, "router").items() if key == "router.policy"}
+    router = {key: value for key, value in _keys(overrides, "router").items() if key != "router.policy"}
+    for keys in (policy, router, _keys(overrides, "models")):
+        error = next((skip[key.split(".")[0]] for key in keys if key.split(".")[0] in skip), None)
         if error is not None:
-            restored.failed[key] = error
-        else:
-            waiting.append((key, piece))
-    progress = True
-    while waiting and progress:
-        progress, again = False, []
-        for key, piece in waiting:
-            wanted = lay_over(restored.overrides, piece)
-            error = await attempt(wanted)
-            if error is None:
-                restored.overrides, progress = wanted, True
-                restored.failed.pop(key, None)
-            else:
-                restored.failed[key] = error
-                again.append((key, piece))
-        waiting = again
+            restored.failed.update(dict.fromkeys(keys, error))
+        elif keys:
+            await _restore_table(restored, keys, attempt)
     return restored
 
 
-def _pieces(overrides: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every override as a tree of its own: the policy first, the router before the models."""
-    found = [(key, value) for key, value in leaves(overrides) if value is not None]
-    for key, value in sorted(found, key=lambda item: (item[0] != "router.policy", not item[0].startswith("router."))):
-        piece: Any = value
-        for part in reversed(key.split(".")):
-            piece = {part: piece}
-        yield key, piece
+async def _restore_table(restored: Restored, keys: Mapping[str, Any], attempt: Attempt) -> None:
+    whole = restored.overrides
+    for key, value in keys.items():
+        whole = lay_over(whole, _tree(key, value))
+    error = await attempt(whole)
+    if error is None:
+        restored.overrides = whole
+        return
+    if len(keys) == 1:
+        restored.failed.update(dict.fromkeys(keys, error))
+        return
+    waiting, progress = dict(keys), True
+    while waiting and progress:
+        progress = False
+        for key, value in list(waiting.items()):
+            wanted = lay_over(restored.overrides, _tree(key, value))
+            error = await attempt(wanted)
+            if error is None:
+                restored.overrides, progress = wanted, True
+                del waiting[key]
+                restored.failed.pop(key, None)
+            else:
+                restored.failed[key] = error
+
+
+def _keys(overrides: Mapping[str, Any], table: str) -> dict[str, Any]:
+    """Return the overrides of a table by dotted key; null is none."""
+    return {key: value for key, value in leaves({table: overrides.get(table, {})}) if value is not None}
+
+
+def _tree(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    tree: dict[str, Any] = value
+    return tree

@@ -73,6 +73,7 @@ async def test_reported_goes_out_once_a_reconnect(broker: Broker, tmp_path: Path
                 await asyncio.sleep(0.3)
                 reports = [body for topic, body, retained in spy.seen if topic == TOPIC + "reported" and not retained]
                 assert len(reports) == connection + 1, "birth, applied, then one each time"
+                assert fleet._reports == connection + 1, "nor does a second one merely replace the first in the outbox"
                 assert live is not None
                 live._abort()
                 await until(lambda live=live: fleet._connection is not live)

@@ -99,6 +99,21 @@ async def test_a_key_this_agent_no_longer_knows_drops_only_itself(tmp_path: Path
         assert life.configurator.standing.key == "router.no_such_key"
 
 
+async def test_overrides_that_need_each_other_are_restored_together(tmp_path: Path) -> None:
+    """Neither of the two applies without the other, and a third one no longer applies at all."""
+    first, other = ["smollm2-135m-int8"], ["smollm2-135m-pruned-int8"]
+    file = {"variants": first, "preload": first}
+    async with Life(tmp_path, ModelessAgent(models=file)) as life:
+        await life.configurator.obey(encode(want(1, {"variants": other, "preload": other}, **PRIVATE)))
+    content = (tmp_path / "desired.json").read_bytes()
+    (tmp_path / "desired.json").write_bytes(content.replace(b'"max_queue"', b'"no_such_key"'))
+    async with Life(tmp_path, ModelessAgent(models=file)) as life:
+        models = life.agent.config.models
+        assert (models.variants, models.preload) == (tuple(other), tuple(other))
+        assert life.policy == "local-only"
+        assert life.configurator.standing.key == "router.no_such_key"
+
+
 KILLED = textwrap.dedent(
     """
     import asyncio, sys
