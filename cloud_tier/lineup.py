@@ -12,7 +12,7 @@ import msgspec
 from cloud_tier.config import ModelConfig
 from cloud_tier.engine.protocol import EngineConfig
 from cloud_tier.gpus import GPU_WORKING_BYTES, GpuFinder, Wanted, assign_gpus, find_gpus
-from models.catalogue.catalogue import Catalog, Family, Variant, family_of_directory
+from models.catalogue.families import Catalogue, Family, Variant, family_of_directory
 from models.formats.weights import open_weights
 from models.store.store import ModelStore
 from models.text.chat import PromptEncoder
@@ -53,7 +53,7 @@ class Place:
 
 def line_up(
     entries: Sequence[ModelConfig],
-    catalog: Catalog,
+    catalogue: Catalogue,
     store: ModelStore,
     gpus: GpuFinder = find_gpus,
 ) -> tuple[Place, ...]:
@@ -72,7 +72,7 @@ def line_up(
     threads = max(1, (usable_cores() - 1) // sum(entry.tensor_parallel for entry in entries))
     devices = {entry.device for entry in entries}
     found = gpus(expected="cuda" in devices) if devices != {"cpu"} else ()
-    places = [_place(_with_threads(entry, threads), catalog, store, len(found)) for entry in entries]
+    places = [_place(_with_threads(entry, threads), catalogue, store, len(found)) for entry in entries]
     placed = assign_gpus([_wanted(place, entry) for place, entry in zip(places, entries, strict=True)], found)
     places = [
         dataclasses.replace(place, engine=msgspec.structs.replace(place.engine, gpus=ids))
@@ -103,7 +103,7 @@ def _with_threads(entry: ModelConfig, threads: int) -> ModelConfig:
     return entry if entry.threads is not None else msgspec.structs.replace(entry, threads=min(threads, _MAX_THREADS))
 
 
-def _place(entry: ModelConfig, catalog: Catalog, store: ModelStore, gpus: int) -> Place:
+def _place(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, gpus: int) -> Place:
     if entry.path is not None:
         directory = Path(entry.path).expanduser()
         family = family_of_directory(directory)
@@ -111,7 +111,7 @@ def _place(entry: ModelConfig, catalog: Catalog, store: ModelStore, gpus: int) -
         name, family_name = entry.served_name, entry.family or entry.served_name
         rung, quality = entry.rung, entry.quality
     else:
-        variant, family = _variant(str(entry.variant), catalog)
+        variant, family = _variant(str(entry.variant), catalogue)
         source, layers = store.source_path(family.name), variant.layers
         name, family_name = variant.name, family.name
         rung, quality = variant.rung, variant.quality
@@ -132,14 +132,14 @@ def _place(entry: ModelConfig, catalog: Catalog, store: ModelStore, gpus: int) -
     return Place(info, source, family.prepend_bos, engine)
 
 
-def _variant(name: str, catalog: Catalog) -> tuple[Variant, Family]:
+def _variant(name: str, catalogue: Catalogue) -> tuple[Variant, Family]:
     """Find a variant that an engine can run; a family's name means its best one.
 
     Raises:
         ModelNotFound: nothing is called that.
         ConfigError: the variant is an ONNX artifact.
     """
-    families = {family.name: family for family in catalog}
+    families = {family.name: family for family in catalogue}
     if name in families:
         family = families[name]
         best = min((v for v in family.variants if v.format == "weights"), key=lambda v: v.rung, default=None)
@@ -147,7 +147,7 @@ def _variant(name: str, catalog: Catalog) -> tuple[Variant, Family]:
             raise ConfigError(f"family `{name}` has no variant with weights for an engine", param="models.variant")
         return best, family
     try:
-        variant = catalog.variant(name)
+        variant = catalogue.variant(name)
     except ModelNotFound as error:
         known = sorted([*families, *(v.name for f in families.values() for v in f.variants if v.format == "weights")])
         raise ModelNotFound(

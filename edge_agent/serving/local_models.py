@@ -22,7 +22,7 @@ from edge_agent.serving.memory_plan import KvPromises, need_of, reduced, slots_t
 from edge_agent.serving.prompts import PromptCodec
 from edge_agent.serving.replica import LocalModel
 from hardware_profiles.loader import Profile, RuntimeOptions
-from models.catalogue.catalogue import Catalog, Family, Variant, load_catalog
+from models.catalogue.families import Catalogue, Family, Variant, load_catalogue
 from models.store.store import ModelStore, default_root
 from router.base.errors import ArtifactError, ConfigError, ModelNotFound, OverspillError
 from router.values.replica import ReplicaInfo, SpeedPrior
@@ -43,7 +43,7 @@ class Shelf:
         codecs: tokenizers by family and digest; each is read once.
     """
 
-    catalog: Catalog
+    catalogue: Catalogue
     store: ModelStore
     copies: PrivateCopies | None = None
     promises: KvPromises = field(default_factory=KvPromises)
@@ -59,10 +59,10 @@ class Shelf:
         Raises:
             ConfigError: the catalogue is broken.
         """
-        extra = Path(settings.catalog).expanduser() if settings.catalog else None
+        extra = Path(settings.catalogue).expanduser() if settings.catalogue else None
         root = Path(settings.store).expanduser() if settings.store else default_root()
-        catalog = load_catalog(extra)
-        return cls(catalog, ModelStore(root, catalog), PrivateCopies(cache_dir) if cache_dir else None)
+        catalogue = load_catalogue(extra)
+        return cls(catalogue, ModelStore(root, catalogue), PrivateCopies(cache_dir) if cache_dir else None)
 
 
 def effective_settings(settings: LocalModels, profile: Profile) -> LocalModels:
@@ -111,9 +111,9 @@ class _Terms:
 
 def _described(name: str, terms: _Terms) -> LocalModel:
     """Describe one variant, whole or broken."""
-    catalog, settings = terms.shelf.catalog, terms.settings
-    variant = catalog.variant(name)
-    family = catalog.family(variant.family)
+    catalogue, settings = terms.shelf.catalogue, terms.settings
+    variant = catalogue.variant(name)
+    family = catalogue.family(variant.family)
     if variant.format != "onnx":
         edge = [item.name for item in family.variants if item.format == "onnx"]
         raise ConfigError(

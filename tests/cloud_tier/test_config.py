@@ -23,7 +23,7 @@ from cloud_tier.config import (
 )
 from cloud_tier.gpus import GPU_WORKING_BYTES, Gpu, Wanted, assign_gpus, find_gpus
 from cloud_tier.lineup import line_up
-from models.catalogue.catalogue import load_catalog
+from models.catalogue.families import load_catalogue
 from models.formats.weights import open_weights
 from models.store.store import ModelStore
 from router.base.config import Flag
@@ -176,8 +176,8 @@ def test_a_wrong_flag_is_named() -> None:
 
 
 def _line_up(tmp_path: Path, *entries: ModelConfig):
-    catalog = load_catalog()
-    return line_up(entries, catalog, ModelStore(tmp_path / "store", catalog), lambda **_: ())
+    catalogue = load_catalogue()
+    return line_up(entries, catalogue, ModelStore(tmp_path / "store", catalogue), lambda **_: ())
 
 
 def test_a_directory_is_served_under_its_name(tmp_path: Path) -> None:
@@ -233,9 +233,9 @@ def test_the_automatic_device_is_asked_for_once_and_sets_the_dtype(tmp_path: Pat
         asked.append(expected)
         return (GPU,)
 
-    catalog = load_catalog()
+    catalogue = load_catalogue()
     entries = [ModelConfig(path=folder), ModelConfig(path=folder), ModelConfig(path=folder, device="cpu")]
-    places = line_up(entries, catalog, ModelStore(tmp_path, catalog), gpus)
+    places = line_up(entries, catalogue, ModelStore(tmp_path, catalogue), gpus)
     assert [(p.engine.device, p.engine.dtype) for p in places] == [
         ("cuda", "bfloat16"),
         ("cuda", "bfloat16"),
@@ -271,15 +271,17 @@ def test_the_gpus_of_this_machine_are_those_of_torch() -> None:
 def test_fewer_gpus_than_ranks_are_found_out_before_an_engine_starts(
     tmp_path: Path, entry: dict[str, Any], gpus: int, named: str
 ) -> None:
-    folder, catalog = str(toy_model_directory(tmp_path / "toy")), load_catalog()
+    folder, catalogue = str(toy_model_directory(tmp_path / "toy")), load_catalogue()
     with pytest.raises(ConfigError, match=named):
-        line_up([ModelConfig(path=folder, **entry)], catalog, ModelStore(tmp_path, catalog), lambda **_: (GPU,) * gpus)
+        line_up(
+            [ModelConfig(path=folder, **entry)], catalogue, ModelStore(tmp_path, catalogue), lambda **_: (GPU,) * gpus
+        )
 
 
 def test_gpus_by_name_are_left_to_the_ranks(tmp_path: Path) -> None:
-    folder, catalog = str(toy_model_directory(tmp_path / "toy")), load_catalog()
+    folder, catalogue = str(toy_model_directory(tmp_path / "toy")), load_catalogue()
     entry = ModelConfig(path=folder, device="cuda", tensor_parallel=2, gpus=("2", "3"))
-    (place,) = line_up([entry], catalog, ModelStore(tmp_path, catalog), lambda **_: (GPU,))
+    (place,) = line_up([entry], catalogue, ModelStore(tmp_path, catalogue), lambda **_: (GPU,))
     assert (place.engine.device, place.engine.gpus) == ("cuda", ("2", "3"))
 
 
@@ -298,9 +300,9 @@ def _gpus(*free_gib: float) -> list[Gpu]:
 
 
 def test_two_models_on_two_gpus_do_not_share_the_first(tmp_path: Path) -> None:
-    folder, catalog = str(toy_model_directory(tmp_path / "toy")), load_catalog()
+    folder, catalogue = str(toy_model_directory(tmp_path / "toy")), load_catalogue()
     entries = [ModelConfig(path=folder), ModelConfig(path=folder)]
-    places = line_up(entries, catalog, ModelStore(tmp_path, catalog), lambda **_: tuple(_gpus(40, 40)))
+    places = line_up(entries, catalogue, ModelStore(tmp_path, catalogue), lambda **_: tuple(_gpus(40, 40)))
     assert [place.engine.gpus for place in places] == [("0",), ("1",)]
 
 
@@ -340,17 +342,17 @@ def test_what_fits_no_gpu_is_refused_with_what_is_free(free: tuple[int, ...], wa
 
 
 def test_a_model_larger_than_the_gpu_is_refused_before_an_engine_starts(tmp_path: Path) -> None:
-    folder, catalog = str(toy_model_directory(tmp_path / "toy")), load_catalog()
+    folder, catalogue = str(toy_model_directory(tmp_path / "toy")), load_catalogue()
     entry = ModelConfig(path=folder, device="cuda")
     with pytest.raises(ConfigError) as raised:
-        line_up([entry], catalog, ModelStore(tmp_path, catalog), lambda **_: tuple(_gpus(0.5)))
+        line_up([entry], catalogue, ModelStore(tmp_path, catalogue), lambda **_: tuple(_gpus(0.5)))
     assert raised.value.param == "models.gpus"
 
 
 def test_the_memory_an_engine_wants_is_its_weights_its_cache_and_room_to_work(tmp_path: Path) -> None:
-    folder, catalog = toy_model_directory(tmp_path / "toy"), load_catalog()
+    folder, catalogue = toy_model_directory(tmp_path / "toy"), load_catalogue()
     entry = ModelConfig(path=str(folder), device="cuda", kv_cache_tokens=16_384)
-    (place,) = line_up([entry], catalog, ModelStore(tmp_path, catalog), lambda **_: (GPU,))
+    (place,) = line_up([entry], catalogue, ModelStore(tmp_path, catalogue), lambda **_: (GPU,))
     model = open_weights(folder).config
     cache_bytes = 2 * 2 * model.num_layers * model.num_kv_heads * model.head_dim * 16_384
     in_file_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))  # float32, a little header

@@ -18,7 +18,7 @@ from cloud_tier.engine.protocol import EngineChunk, EngineConfig, EngineInfo, En
 from cloud_tier.engine.torch_engine import TorchEngine
 from cloud_tier.engine_check import EngineReport, check_engines
 from cloud_tier.lineup import Place, line_up
-from models.catalogue.catalogue import load_catalog
+from models.catalogue.families import load_catalogue
 from models.store.store import ModelStore
 from router.base.clock import MonotonicClock
 from router.base.errors import ArtifactError, ConfigError
@@ -40,8 +40,8 @@ class _Toys:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setattr(Place, "prompts", lambda _: _Toys())
-    folder, catalog = engine_models.save("llama", tmp_path), load_catalog()
-    (found,) = line_up([ModelConfig(path=str(folder), device="cpu")], catalog, ModelStore(tmp_path / "s", catalog))
+    folder, catalogue = engine_models.save("llama", tmp_path), load_catalogue()
+    (found,) = line_up([ModelConfig(path=str(folder), device="cpu")], catalogue, ModelStore(tmp_path / "s", catalogue))
     return found
 
 
