@@ -62,7 +62,7 @@ def main() -> None:
 
 def measure(name: str, seeds: range, note: Note) -> dict[str, Any]:
     store = ModelStore()
-    variant = store.catalog.variant(name)
+    variant = store.catalogue.variant(name)
     quantizer = Quantizer(variant, store, note)
     encoder, eos_ids = quantizer.encoder, quantizer.encoder.tokenizer.eos_ids
     text = HeldOut(corpus.chunks("selection", encoder), (), spoken=0)

@@ -14,7 +14,7 @@ import structlog
 
 from cloud_tier.config import ModelConfig
 from cloud_tier.engine.protocol import EngineConfig
-from models.catalogue.catalogue import Catalog, Family, Variant, family_of_directory
+from models.catalogue.families import Catalogue, Family, Variant, family_of_directory
 from models.formats.weights import open_weights
 from models.store.store import ModelStore
 from models.text.chat import PromptEncoder
@@ -86,7 +86,7 @@ def count_gpus(*, expected: bool) -> int:
 
 def line_up(
     entries: Sequence[ModelConfig],
-    catalog: Catalog,
+    catalogue: Catalogue,
     store: ModelStore,
     gpus: GpuCounter = count_gpus,
 ) -> tuple[Place, ...]:
@@ -105,7 +105,7 @@ def line_up(
     threads = max(1, (usable_cores() - 1) // sum(entry.tensor_parallel for entry in entries))
     devices = {entry.device for entry in entries}
     found = gpus(expected="cuda" in devices) if devices != {"cpu"} else 0
-    places = [_place(_with_threads(entry, threads), catalog, store, found) for entry in entries]
+    places = [_place(_with_threads(entry, threads), catalogue, store, found) for entry in entries]
     return tuple(_with_own_ids(places))
 
 
@@ -113,7 +113,7 @@ def _with_threads(entry: ModelConfig, threads: int) -> ModelConfig:
     return entry if entry.threads is not None else msgspec.structs.replace(entry, threads=min(threads, _MAX_THREADS))
 
 
-def _place(entry: ModelConfig, catalog: Catalog, store: ModelStore, gpus: int) -> Place:
+def _place(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, gpus: int) -> Place:
     if entry.path is not None:
         directory = Path(entry.path).expanduser()
         family = family_of_directory(directory)
@@ -121,7 +121,7 @@ def _place(entry: ModelConfig, catalog: Catalog, store: ModelStore, gpus: int) -
         name, family_name = entry.served_name, entry.family or entry.served_name
         rung, quality = entry.rung, entry.quality
     else:
-        variant, family = _variant(str(entry.variant), catalog)
+        variant, family = _variant(str(entry.variant), catalogue)
         source, layers = store.source_path(family.name), variant.layers
         name, family_name = variant.name, family.name
         rung, quality = variant.rung, variant.quality
@@ -142,14 +142,14 @@ def _place(entry: ModelConfig, catalog: Catalog, store: ModelStore, gpus: int) -
     return Place(info, source, family.prepend_bos, engine)
 
 
-def _variant(name: str, catalog: Catalog) -> tuple[Variant, Family]:
+def _variant(name: str, catalogue: Catalogue) -> tuple[Variant, Family]:
     """Find a variant that an engine can run; a family's name means its best one.
 
     Raises:
         ModelNotFound: nothing is called that.
         ConfigError: the variant is an ONNX artifact.
     """
-    families = {family.name: family for family in catalog}
+    families = {family.name: family for family in catalogue}
     if name in families:
         family = families[name]
         best = min((v for v in family.variants if v.format == "weights"), key=lambda v: v.rung, default=None)
@@ -157,7 +157,7 @@ def _variant(name: str, catalog: Catalog) -> tuple[Variant, Family]:
             raise ConfigError(f"family `{name}` has no variant with weights for an engine", param="models.variant")
         return best, family
     try:
-        variant = catalog.variant(name)
+        variant = catalogue.variant(name)
     except ModelNotFound as error:
         known = sorted([*families, *(v.name for f in families.values() for v in f.variants if v.format == "weights")])
         raise ModelNotFound(

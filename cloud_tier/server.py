@@ -29,7 +29,7 @@ from cloud_tier.lineup import Place, line_up
 from cloud_tier.metrics import EngineMetrics, kv_usage
 from cloud_tier.prompts import TierPrompts
 from cloud_tier.replicas import EngineReplica, SupervisedEngine
-from models.catalogue.catalogue import load_catalog
+from models.catalogue.families import load_catalogue
 from models.store.store import ModelStore, default_root
 from models.text.chat import PromptEncoder
 from router.base import systemd
@@ -80,9 +80,9 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
     keys = read_keys(config.auth, environ)
     require_keys(config.server, config.auth, keys)
     folder = config.server.models_dir
-    catalog = load_catalog()
-    store = ModelStore(Path(folder).expanduser() if folder else default_root(), catalog)
-    return Plan(config, line_up(config.models, catalog, store), keys)
+    catalogue = load_catalogue()
+    store = ModelStore(Path(folder).expanduser() if folder else default_root(), catalogue)
+    return Plan(config, line_up(config.models, catalogue, store), keys)
 
 
 def _require_engine() -> None:

@@ -75,7 +75,7 @@ class LocalModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: str = ""
     variants: tuple[str, ...] = ("smollm2-135m-int8", "smollm2-135m-pruned-int8")
     preload: tuple[str, ...] = ("smollm2-135m-int8",)
-    catalog: str = ""
+    catalogue: str = ""
     kv_slots: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
     context_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     intra_op_threads: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import choose_profile
-from models.catalogue.catalogue import Catalog, Family, Variant, family_of_directory, load_catalog
+from models.catalogue.families import Catalogue, Family, Variant, family_of_directory, load_catalogue
 from models.progress import noting, watching
 from models.show import (
     families_as_json,
@@ -44,11 +44,11 @@ class TensorRt(str, enum.Enum):
 
 
 def _families(incomplete: str) -> list[str]:
-    return [family.name for family in load_catalog() if family.name.startswith(incomplete)]
+    return [family.name for family in load_catalogue() if family.name.startswith(incomplete)]
 
 
 def _variants(incomplete: str) -> list[str]:
-    return [v.name for family in load_catalog() for v in family.variants if v.name.startswith(incomplete)]
+    return [v.name for family in load_catalogue() for v in family.variants if v.name.startswith(incomplete)]
 
 
 FamilyName = Annotated[
@@ -88,7 +88,7 @@ def pull(
 ) -> None:
     """Bring a family's weights into the store, verified. What is there already is used again."""
     opened = _open(store, catalogue)
-    known = opened.catalog.family(family)
+    known = opened.catalogue.family(family)
     wanted = [known.variant(name) for name in variant] if variant else _edge_variants(known)
     if variant and not prepare:
         raise typer.BadParameter("--variant names artifacts to make; add --prepare")
@@ -124,7 +124,7 @@ def show(
 ) -> None:
     """Show a family or a variant: size, licence, sources, ladder, and what was measured. A path works too."""
     opened = _open(store, catalogue)
-    family = _family_or_variant(opened.catalog, name)
+    family = _family_or_variant(opened.catalogue, name)
     asked = [variant for variant in family.variants if variant.name == name] or family.variants
     if as_json:
         shown = variant_as_json(opened, family, asked[0]) if asked[0].name == name else family_as_json(opened, family)
@@ -167,7 +167,7 @@ def quantize(
 
     opened = _open(store, catalogue)
     _write("quantized", lambda note: run(variant, opened, seeds=range(1, seeds + 1), force=force, note=note))
-    record = record_of(opened, opened.catalog.variant(variant)) if seeds else None
+    record = record_of(opened, opened.catalogue.variant(variant)) if seeds else None
     if record is not None and record.rotation is not None:
         typer.echo(f"rotation_seed = {record.rotation.seed}")
 
@@ -217,7 +217,7 @@ def prune(
     from models.prune.prune import prune as run  # noqa: PLC0415
 
     opened = _open(store, catalogue)
-    known = opened.catalog.family(family)
+    known = opened.catalogue.family(family)
     console = Console()
     sample = chats_of("calibration", encoder_of(opened, known.name))[:chats]
     sequences = [chat.prompt_ids + chat.answer_ids for chat in sample]
@@ -300,16 +300,16 @@ def _print_json(tree: dict[str, Any]) -> None:
 
 def _open(store: Path | None, catalogue: Path | None) -> ModelStore:
     root = store.expanduser() if store else default_root()
-    return ModelStore(root, load_catalog(catalogue.expanduser() if catalogue else None))
+    return ModelStore(root, load_catalogue(catalogue.expanduser() if catalogue else None))
 
 
-def _family_or_variant(catalog: Catalog, name: str) -> Family:
+def _family_or_variant(catalogue: Catalogue, name: str) -> Family:
     try:
-        return catalog.family_of(name)
+        return catalogue.family_of(name)
     except ModelNotFound:
         if "/" not in name and Path(name, "config.json").is_file():
             return family_of_directory(Path(name))
-        return catalog.family(name)
+        return catalogue.family(name)
 
 
 def _edge_variants(family: Family) -> list[Variant]:

@@ -10,7 +10,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from models.catalogue.catalogue import Family, Source, Variant
+from models.catalogue.families import Family, Source, Variant
 from models.store.store import ModelStore
 from router.base.errors import ArtifactError
 
@@ -46,7 +46,7 @@ def stored(store: ModelStore, family: Family, variant: Variant) -> Stored:
 
 def families_as_json(store: ModelStore) -> dict[str, Any]:
     """Return all that `list` shows."""
-    return {"store": str(store.root), "families": [family_as_json(store, family) for family in store.catalog]}
+    return {"store": str(store.root), "families": [family_as_json(store, family) for family in store.catalogue]}
 
 
 def family_as_json(store: ModelStore, family: Family) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def families_as_table(store: ModelStore) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("rung", "variant", "quality", "form", "layers", "in the store"):
         table.add_column(heading, no_wrap=True)
-    for family in store.catalog:
+    for family in store.catalogue:
         table.add_row("", f"[bold]{family.name}[/]", "", "", "", "")
         for variant in family.variants:
             table.add_row(

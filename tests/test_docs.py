@@ -19,7 +19,7 @@ import typer.main
 from cloud_tier.config import CloudConfig
 from edge_agent.config import EdgeConfig
 from hardware_profiles.loader import Profile
-from models.catalogue.catalogue import Family
+from models.catalogue.families import Family
 from overspill import PARTS
 from tests.support.paths import REPOSITORY
 from tests.test_import_arrows import FLOORS

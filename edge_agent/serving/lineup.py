@@ -109,7 +109,7 @@ class Lineup:
 def _how_loaded(settings: LocalModels) -> tuple[object, ...]:
     return (
         settings.store,
-        settings.catalog,
+        settings.catalogue,
         settings.intra_op_threads,
         settings.allow_provider_fallback,
         settings.unload_idle_s,

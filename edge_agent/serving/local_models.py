@@ -18,7 +18,7 @@ from edge_agent.runtime.registry import open_runtime
 from edge_agent.serving.prompts import PromptCodec
 from edge_agent.serving.replica import LocalModel
 from hardware_profiles.loader import Profile, RuntimeOptions
-from models.catalogue.catalogue import Catalog, Family, Variant, load_catalog
+from models.catalogue.families import Catalogue, Family, Variant, load_catalogue
 from models.store.store import ModelStore, default_root
 from router.base.errors import ArtifactError, ConfigError, ReplicaUnreachable
 from router.values.replica import ReplicaInfo, SpeedPrior
@@ -30,7 +30,7 @@ _WORKING_BYTES = 64 << 20
 class Shelf:
     """Where models and their descriptions are found."""
 
-    catalog: Catalog
+    catalogue: Catalogue
     store: ModelStore
 
     @classmethod
@@ -40,10 +40,10 @@ class Shelf:
         Raises:
             ConfigError: the catalogue is broken.
         """
-        extra = Path(settings.catalog).expanduser() if settings.catalog else None
+        extra = Path(settings.catalogue).expanduser() if settings.catalogue else None
         root = Path(settings.store).expanduser() if settings.store else default_root()
-        catalog = load_catalog(extra)
-        return cls(catalog, ModelStore(root, catalog))
+        catalogue = load_catalogue(extra)
+        return cls(catalogue, ModelStore(root, catalogue))
 
 
 def effective_settings(settings: LocalModels, profile: Profile) -> LocalModels:
@@ -74,15 +74,15 @@ def local_models(settings: LocalModels, profile: Profile, shelf: Shelf, speed: f
     codecs: dict[str, PromptCodec] = {}
     found = []
     for name in settings.variants:
-        variant = shelf.catalog.variant(name)
+        variant = shelf.catalogue.variant(name)
         if variant.format != "onnx":
-            edge = [item.name for item in shelf.catalog.family(variant.family).variants if item.format == "onnx"]
+            edge = [item.name for item in shelf.catalogue.family(variant.family).variants if item.format == "onnx"]
             raise ConfigError(
                 f"models.variants: `{name}` is of format `{variant.format}`, which this agent cannot run; "
                 f"of family `{variant.family}` it runs: {', '.join(edge) or 'none'}",
                 param="models.variants",
             )
-        family = shelf.catalog.family(variant.family)
+        family = shelf.catalogue.family(variant.family)
         directory = shelf.store.artifact_dir(name)
         manifest = read_manifest(directory)
         codec = codecs.setdefault(family.name, PromptCodec(directory))

@@ -1,7 +1,7 @@
 """GGUF files: header, metadata and tensors, read through a memory map.
 
 The header is parsed here, so that a tokenizer can be had from a GGUF file in a fraction of a second and a few
-megabytes; the `gguf` library is loaded only to dequantise. Format: ggml's `docs/gguf.md`, versions 2 and 3.
+megabytes; the `gguf` library is loaded only to dequantize. Format: ggml's `docs/gguf.md`, versions 2 and 3.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ class GgufFile:
         return MappingProxyType(metadata), MappingProxyType(tensors)
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
-        """Return a tensor dequantised to float32, in its row-major shape.
+        """Return a tensor dequantized to float32, in its row-major shape.
 
         Raises:
-            ArtifactError: there is no such tensor, its type cannot be dequantised, or the file ends inside it.
+            ArtifactError: there is no such tensor, its type cannot be dequantized, or the file ends inside it.
         """
         info = self.tensors.get(name)
         if info is None:
@@ -117,9 +117,9 @@ class GgufFile:
             halves = self._raw(info, np.dtype("<u2")).astype(np.uint32)
             widened: npt.NDArray[np.float32] = (halves << np.uint32(16)).view(np.float32)
             return widened
-        return self._dequantise(info)
+        return self._dequantize(info)
 
-    def _dequantise(self, info: TensorInfo) -> npt.NDArray[np.float32]:
+    def _dequantize(self, info: TensorInfo) -> npt.NDArray[np.float32]:
         from gguf import constants, quants  # noqa: PLC0415 — offline machines that only run ONNX go without it
 
         try:
@@ -135,7 +135,7 @@ class GgufFile:
         try:
             values = quants.dequantize(packed, kind)
         except NotImplementedError as error:
-            raise ArtifactError(f"{self.path}: `{info.name}` is {kind.name}, which cannot be dequantised") from error
+            raise ArtifactError(f"{self.path}: `{info.name}` is {kind.name}, which cannot be dequantized") from error
         return np.ascontiguousarray(values, dtype=np.float32).reshape(info.shape)
 
     def _raw(self, info: TensorInfo, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

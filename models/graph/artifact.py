@@ -21,7 +21,7 @@ from models.text.chat import PromptEncoder
 from router.base.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from models.catalogue.catalogue import Variant
+    from models.catalogue.families import Variant
     from models.formats.weights import ModelConfig
     from models.graph.fused import Array
     from models.store.store import ModelStore
@@ -105,7 +105,7 @@ def present(store: ModelStore, variant: Variant, recipe: Recipe) -> Path | None:
 
 def encoder_of(store: ModelStore, family_name: str) -> PromptEncoder:
     """The family's prompt encoder, read from its source."""
-    family = store.catalog.family(family_name)
+    family = store.catalogue.family(family_name)
     return PromptEncoder.load(store.source_path(family), prepend_bos=family.prepend_bos)
 
 

@@ -1,6 +1,6 @@
 """Export a variant's float32 weights to ONNX, as an edge artifact of its own: `<variant>-onnx`.
 
-It is not on the ladder. It is what quantised rungs are verified and timed against, in the same runtime, and a way to
+It is not on the ladder. It is what quantized rungs are verified and timed against, in the same runtime, and a way to
 run a model on an edge device whose accelerator prefers float.
 
 An edge artifact (format `overspill-onnx`, version 1) is a folder in the store, root/<family>/<variant>/:
@@ -24,7 +24,7 @@ from models.graph.graph import artifact_bytes, write_graph
 from router.base.errors import ArtifactError, InvalidRequest
 
 if TYPE_CHECKING:
-    from models.catalogue.catalogue import Variant
+    from models.catalogue.families import Variant
     from models.store.store import ModelStore
 
 _STEPS = ("export-fp32-2",)
@@ -37,7 +37,7 @@ def onnx_variant(store: ModelStore, variant_name: str) -> Variant:
         ModelNotFound: the weights variant is unknown.
         InvalidRequest: it is no weights variant.
     """
-    source = store.catalog.variant(variant_name.removesuffix("-onnx"))
+    source = store.catalogue.variant(variant_name.removesuffix("-onnx"))
     if source.format != "weights":
         raise InvalidRequest(
             f"`{source.name}` is an {source.format} variant; export takes float32 weights, such as "

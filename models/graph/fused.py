@@ -1,7 +1,7 @@
 """The llama family as the toolchain computes it: few, wide matrices in (in, out) order.
 
 Every offline step (gain folding, rotation, smoothing) maps one `FusedModel` to an equivalent one, and three readers
-consume it: the torch reference decoder, the ONNX graph builder and the quantiser. Sizes: H hidden, I intermediate,
+consume it: the torch reference decoder, the ONNX graph builder and the quantizer. Sizes: H hidden, I intermediate,
 D head_dim, G kv heads, n query heads per kv head, V vocabulary.
 
 The fused qkv columns are all q heads, then k, then v, with 1/√D folded into q. The n query heads that share a kv

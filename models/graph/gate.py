@@ -1,6 +1,6 @@
 """What an INT8 graph must be before anyone may load it: the form that TensorRT fuses and that loses nothing silently.
 
-Checked: every zero point is int8 and 0, nothing is quantised to uint8, no bias hides behind an int32
+Checked: every zero point is int8 and 0, nothing is quantized to uint8, no bias hides behind an int32
 DequantizeLinear, every scale is a finite positive constant, activations are scaled per tensor, weights per output
 channel, and every weight matrix is INT8.
 """
@@ -17,7 +17,7 @@ from onnx import TensorProto, numpy_helper
 
 from router.base.errors import ArtifactError
 
-_FLOAT_BY_DESIGN = ("half_turn", "hadamard_")  # small, shared by all layers, and in front of a quantiser
+_FLOAT_BY_DESIGN = ("half_turn", "hadamard_")  # small, shared by all layers, and in front of a quantizer
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class _Graph:
 
 
 def inspect(path: Path) -> GraphFacts:
-    """Count what is quantised.
+    """Count what is quantized.
 
     Args:
         path: `model.onnx`, with its data file beside it.
@@ -67,8 +67,8 @@ def inspect(path: Path) -> GraphFacts:
             continue
         matrices += 1
         source = graph.maker.get(node.input[0])
-        quantised = source is not None and source.op_type == "DequantizeLinear"
-        if weight.data_type == TensorProto.INT8 and quantised:
+        quantized = source is not None and source.op_type == "DequantizeLinear"
+        if weight.data_type == TensorProto.INT8 and quantized:
             int8 += 1
         elif weight.data_type != TensorProto.INT8:
             floats += int(np.prod(weight.dims)) * 4
@@ -110,7 +110,7 @@ def _problems_of(graph: _Graph, node: onnx.NodeProto) -> list[str]:
     zero = graph.constants[node.input[2]]
     kind = TensorProto.DataType.Name(zero.data_type)
     if zero.data_type != TensorProto.INT8:
-        found.append(f"{node.name}: quantised type is {kind}, expected INT8")
+        found.append(f"{node.name}: quantized type is {kind}, expected INT8")
     elif np.any(graph.value(node.input[2])):
         found.append(f"{node.name}: a zero point is not 0")
     if node.input[1] not in graph.constants:
@@ -121,7 +121,7 @@ def _problems_of(graph: _Graph, node: onnx.NodeProto) -> list[str]:
     constant = node.op_type == "DequantizeLinear" and node.input[0] in graph.constants
     if constant and graph.constants[node.input[0]].data_type != TensorProto.INT8:
         stored = TensorProto.DataType.Name(graph.constants[node.input[0]].data_type)
-        found.append(f"{node.name}: a {stored} constant is dequantised, expected INT8")
+        found.append(f"{node.name}: a {stored} constant is dequantized, expected INT8")
     if constant and scale.ndim != 1:
         found.append(f"{node.name}: weights are scaled per tensor, expected per output channel")
     if not constant and scale.ndim != 0:

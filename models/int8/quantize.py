@@ -27,7 +27,7 @@ from router.base.errors import ArtifactError, InvalidRequest
 from router.base.host import usable_cores
 
 if TYPE_CHECKING:
-    from models.catalogue.catalogue import Variant
+    from models.catalogue.families import Variant
     from models.store.store import ModelStore
 
 _RECIPE = "int8-qdq-6"
@@ -119,7 +119,7 @@ def quantize(
         ArtifactError: the source was not pulled, the graph breaks a rule of `models.graph.gate`, no rotation keeps
             what float32 says, or the disk is full: nothing is placed then.
     """
-    variant = store.catalog.variant(variant_name)
+    variant = store.catalogue.variant(variant_name)
     if variant.precision != "int8" or variant.format != "onnx":
         raise InvalidRequest(
             f"`{variant.name}` is {variant.precision} {variant.format}; quantize makes int8 onnx variants",

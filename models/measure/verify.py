@@ -11,7 +11,7 @@ import msgspec
 from rich import box
 from rich.table import Table
 
-from models.catalogue.catalogue import Budget
+from models.catalogue.families import Budget
 from models.graph.artifact import Note, encoder_of, silent
 from models.graph.export import export
 from models.graph.gate import GraphFacts, problems
@@ -25,7 +25,7 @@ from router.base.errors import InvalidRequest
 from router.base.host import usable_cores
 
 if TYPE_CHECKING:
-    from models.catalogue.catalogue import Variant
+    from models.catalogue.families import Variant
     from models.store.store import ModelStore
     from models.text.chat import PromptEncoder
 
@@ -102,10 +102,10 @@ def verify(
 
     Raises:
         ModelNotFound, InvalidRequest: the variant is unknown or no INT8 artifact.
-        ArtifactError: it was not quantised yet, or is damaged.
+        ArtifactError: it was not quantized yet, or is damaged.
     """
     chosen = options or VerifyOptions()
-    variant = store.catalog.variant(variant_name)
+    variant = store.catalogue.variant(variant_name)
     if variant.format != "onnx" or variant.derived_from is None:
         raise InvalidRequest(
             f"`{variant.name}` is a {variant.format} variant; verify compares INT8 artifacts with float32",
@@ -162,7 +162,7 @@ def _best_perplexity(
     note: Note,
 ) -> float:
     """Perplexity of the family's rung 0, which may be better than the reference's: that may be a pruned one."""
-    top = store.catalog.family(variant.family).variants[0]
+    top = store.catalogue.family(variant.family).variants[0]
     if top.name == variant.derived_from:
         return reference.perplexity
     folder = export(top.name, store, note=note)

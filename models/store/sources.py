@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from models.catalogue.catalogue import Source
+from models.catalogue.families import Source
 from models.store import fetch, wheel
 from router.base.errors import ArtifactError
 

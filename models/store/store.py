@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from models.catalogue.catalogue import Catalog, Family, Source, Variant, load_catalog
+from models.catalogue.families import Catalogue, Family, Source, Variant, load_catalogue
 from models.store import disk, fetch
 from models.store.fetch import Progress, Silence
 from models.store.sources import Trusted, bring
@@ -117,12 +117,12 @@ class ModelStore:
 
     Attributes:
         root: its folder; made when something is placed.
-        catalog: says what belongs into it.
+        catalogue: says what belongs into it.
     """
 
-    def __init__(self, root: Path | None = None, catalog: Catalog | None = None) -> None:
+    def __init__(self, root: Path | None = None, catalogue: Catalogue | None = None) -> None:
         self.root = root or default_root()
-        self.catalog = catalog if catalog is not None else load_catalog()
+        self.catalogue = catalogue if catalogue is not None else load_catalogue()
 
     def source_path(self, family: str | Family) -> Path:
         """Return a family's GGUF file or Hugging Face directory. Files that changed since are digested again.
@@ -191,7 +191,7 @@ class ModelStore:
         """
         from models.formats.weights import open_weights  # noqa: PLC0415 — edge devices run artifacts and skip this
 
-        chosen = self.catalog.variant(variant)
+        chosen = self.catalogue.variant(variant)
         weights = open_weights(self.source_path(chosen.family))
         return weights if chosen.layers is None else weights.keep_layers(chosen.layers)
 
@@ -302,10 +302,10 @@ class ModelStore:
         shutil.rmtree(home / ".partial", ignore_errors=True)
 
     def _family(self, family: str | Family) -> Family:
-        return self.catalog.family(family) if isinstance(family, str) else family
+        return self.catalogue.family(family) if isinstance(family, str) else family
 
     def _variant(self, variant: str | Variant) -> Variant:
-        return self.catalog.variant(variant) if isinstance(variant, str) else variant
+        return self.catalogue.variant(variant) if isinstance(variant, str) else variant
 
     def _folder(self, family: Family) -> Path:
         return self.root / family.name

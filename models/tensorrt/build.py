@@ -34,7 +34,7 @@ from router.base.errors import ArtifactError, InvalidRequest
 from router.base.extras import install
 
 if TYPE_CHECKING:
-    from models.catalogue.catalogue import Variant
+    from models.catalogue.families import Variant
     from models.store.store import ModelStore
 
 RuntimeName = Literal["tensorrt", "tensorrt_rtx"]
@@ -121,7 +121,7 @@ def build(
             this runtime can build for, the engine came out without INT8, or the disk is full: no plan is left then.
     """
     chosen = options or BuildOptions()
-    variant = store.catalog.variant(variant_name) if not variant_name.endswith("-onnx") else None
+    variant = store.catalogue.variant(variant_name) if not variant_name.endswith("-onnx") else None
     if variant is None or variant.format != "onnx":
         variant, folder = onnx_variant(store, variant_name), exported(variant_name, store)
     else:
@@ -386,5 +386,5 @@ def _check_int8(trt: Any, logger: Any, plan: bytes, network: Any) -> str:
             return "engine"
     quantizers = sum(network.get_layer(i).type == trt.LayerType.QUANTIZE for i in range(network.num_layers))
     if not quantizers:
-        raise ArtifactError("the network holds no quantisation; TensorRT dropped it while parsing")
+        raise ArtifactError("the network holds no quantization; TensorRT dropped it while parsing")
     return "network"

@@ -21,7 +21,7 @@ from cloud_tier.config import (
     require_keys,
 )
 from cloud_tier.lineup import count_gpus, line_up
-from models.catalogue.catalogue import load_catalog
+from models.catalogue.families import load_catalogue
 from models.store.store import ModelStore
 from router.base.config import Flag
 from router.base.errors import ArtifactError, ConfigError, ModelNotFound
@@ -155,8 +155,8 @@ def test_a_wrong_flag_is_named() -> None:
 
 
 def _line_up(tmp_path: Path, *entries: ModelConfig):
-    catalog = load_catalog()
-    return line_up(entries, catalog, ModelStore(tmp_path / "store", catalog), lambda **_: 0)
+    catalogue = load_catalogue()
+    return line_up(entries, catalogue, ModelStore(tmp_path / "store", catalogue), lambda **_: 0)
 
 
 def test_a_directory_is_served_under_its_name(tmp_path: Path) -> None:
@@ -212,9 +212,9 @@ def test_the_automatic_device_is_asked_for_once_and_sets_the_dtype(tmp_path: Pat
         asked.append(expected)
         return 1
 
-    catalog = load_catalog()
+    catalogue = load_catalogue()
     entries = [ModelConfig(path=folder), ModelConfig(path=folder), ModelConfig(path=folder, device="cpu")]
-    places = line_up(entries, catalog, ModelStore(tmp_path, catalog), gpus)
+    places = line_up(entries, catalogue, ModelStore(tmp_path, catalogue), gpus)
     assert [(p.engine.device, p.engine.dtype) for p in places] == [
         ("cuda", "bfloat16"),
         ("cuda", "bfloat16"),
@@ -250,15 +250,15 @@ def test_the_gpus_of_this_machine_are_those_of_torch() -> None:
 def test_fewer_gpus_than_ranks_are_found_out_before_an_engine_starts(
     tmp_path: Path, entry: dict[str, Any], gpus: int, named: str
 ) -> None:
-    folder, catalog = str(toy_model_directory(tmp_path / "toy")), load_catalog()
+    folder, catalogue = str(toy_model_directory(tmp_path / "toy")), load_catalogue()
     with pytest.raises(ConfigError, match=named):
-        line_up([ModelConfig(path=folder, **entry)], catalog, ModelStore(tmp_path, catalog), lambda **_: gpus)
+        line_up([ModelConfig(path=folder, **entry)], catalogue, ModelStore(tmp_path, catalogue), lambda **_: gpus)
 
 
 def test_gpus_by_name_are_left_to_the_ranks(tmp_path: Path) -> None:
-    folder, catalog = str(toy_model_directory(tmp_path / "toy")), load_catalog()
+    folder, catalogue = str(toy_model_directory(tmp_path / "toy")), load_catalogue()
     entry = ModelConfig(path=folder, device="cuda", tensor_parallel=2, gpus=("2", "3"))
-    (place,) = line_up([entry], catalog, ModelStore(tmp_path, catalog), lambda **_: 1)
+    (place,) = line_up([entry], catalogue, ModelStore(tmp_path, catalogue), lambda **_: 1)
     assert (place.engine.device, place.engine.gpus) == ("cuda", ("2", "3"))
 
 

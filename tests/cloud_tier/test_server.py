@@ -15,7 +15,7 @@ import pytest
 from cloud_tier.config import CloudConfig, LimitsConfig, ModelConfig, ServerConfig
 from cloud_tier.lineup import line_up
 from cloud_tier.server import CloudTier, Phase, Plan, make_plan
-from models.catalogue.catalogue import load_catalog
+from models.catalogue.families import load_catalogue
 from models.store.store import ModelStore
 from router.base.errors import ConfigError
 from router.gateway import listener
@@ -46,8 +46,8 @@ def _plan(
         router=RouterSettings(max_wait_ms=3000.0),
         limits=limits or LimitsConfig(),
     )
-    catalog = load_catalog()
-    return Plan(config, line_up(entries, catalog, ModelStore(toy, catalog)), keys)
+    catalogue = load_catalogue()
+    return Plan(config, line_up(entries, catalogue, ModelStore(toy, catalogue)), keys)
 
 
 async def _until(condition: Callable[[], bool]) -> None:

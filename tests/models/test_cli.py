@@ -19,7 +19,7 @@ import models.graph.export
 import models.int8.quantize
 import models.measure.verify
 import models.tensorrt.build
-from models.catalogue.catalogue import load_catalog
+from models.catalogue.families import load_catalogue
 from models.cli import app
 from models.store.store import ModelStore
 from router.base.errors import ArtifactError, InvalidRequest, ModelNotFound
@@ -284,7 +284,7 @@ def test_a_store_that_nobody_chose_is_explained(place: Path, monkeypatch: pytest
     monkeypatch.delenv("OVERSPILL_MODELS")
     monkeypatch.setenv("HOME", str(place))
     monkeypatch.chdir(place)
-    store = ModelStore(catalog=load_catalog(place / "catalogue"))
+    store = ModelStore(catalogue=load_catalogue(place / "catalogue"))
     for ask in (store.artifact_dir, store.weights):
         with pytest.raises(ArtifactError, match=r"\.cache/overspill/models \(OVERSPILL_MODELS is not set") as raised:
             ask("toy-int8")
@@ -325,6 +325,6 @@ def test_an_interrupted_pull_leaves_nothing_visible(place: Path, monkeypatch: py
 
 @pytest.mark.real_model
 def test_the_prepared_store_is_whole() -> None:
-    store = ModelStore(Path(os.environ["OVERSPILL_MODELS"]), load_catalog())
+    store = ModelStore(Path(os.environ["OVERSPILL_MODELS"]), load_catalogue())
     for name in ("smollm2-135m-int8", "smollm2-135m-pruned-int8"):
         store.check_artifact(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from models.catalogue.catalogue import Budget, Catalog, Family, Source, Variant
+from models.catalogue.families import Budget, Catalogue, Family, Source, Variant
 from models.graph.fused import FusedModel, fuse
 from models.graph.graph import QuantPlan, write_graph
 from models.int8.rounding import prepare
@@ -40,14 +40,14 @@ def tiny_store(root: Path) -> ModelStore:
         sources=(Source(uri="file:/nowhere"),),
         variants=(fp32, int8),
     )
-    store = ModelStore(root, Catalog([family]))
+    store = ModelStore(root, Catalogue([family]))
     ready = prepare(fuse(TinyWeights(tiny_config())), SEQUENCES, seed=7)
     _place(store, "tiny-int8", ready.model, ready.plan)
     return store
 
 
 def _place(store: ModelStore, name: str, model: FusedModel, plan: QuantPlan | None) -> None:
-    with store.placing(store.catalog.variant(name)) as folder:
+    with store.placing(store.catalogue.variant(name)) as folder:
         write_graph(model, folder, plan)
         files = {
             path.name: {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size}

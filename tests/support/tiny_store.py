@@ -61,7 +61,7 @@ layers = [0]
 @dataclass(frozen=True)
 class TinyWorld:
     store: Path
-    catalog: Path
+    catalogue: Path
 
     def config(self, **tables: object) -> EdgeConfig:
         """A configuration on a free port with both tiny rungs; `tables` lie over it."""
@@ -70,7 +70,7 @@ class TinyWorld:
             "agent": {"drain_deadline_s": 10.0},
             "models": {
                 "store": str(self.store),
-                "catalog": str(self.catalog),
+                "catalogue": str(self.catalogue),
                 "variants": ["tiny-int8", "tiny-pruned-int8"],
                 "preload": ["tiny-int8"],
                 "context_tokens": 256,
@@ -96,10 +96,10 @@ def build_world(root: Path) -> TinyWorld:
         backend.save(str(directory / "tokenizer.json"))
         (directory / "chat_template.jinja").write_text(TEMPLATE)
         _finish(directory, variant)
-    catalog = root / "catalog"
-    catalog.mkdir()
-    (catalog / "tiny.toml").write_text(CATALOGUE)
-    return TinyWorld(root / "store", catalog)
+    catalogue = root / "catalogue"
+    catalogue.mkdir()
+    (catalogue / "tiny.toml").write_text(CATALOGUE)
+    return TinyWorld(root / "store", catalogue)
 
 
 def _finish(directory: Path, variant: str) -> None:

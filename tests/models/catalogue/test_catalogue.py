@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from models.catalogue.catalogue import BUILT_IN, Catalog, Source, load_catalog
+from models.catalogue.families import BUILT_IN, Catalogue, Source, load_catalogue
 from router.base.errors import ArtifactError, ConfigError, ModelNotFound
 from tests.support.toy_family import TOY
 
@@ -18,9 +18,9 @@ def write(folder: Path, text: str, name: str = "toy.toml") -> Path:
 
 
 def test_built_in_families_are_sound() -> None:
-    catalog = load_catalog()
-    assert len(catalog) == len(list(BUILT_IN.glob("*.toml")))
-    for family in catalog:
+    catalogue = load_catalogue()
+    assert len(catalogue) == len(list(BUILT_IN.glob("*.toml")))
+    for family in catalogue:
         qualities = [variant.quality for variant in family.variants]
         assert qualities == sorted(qualities, reverse=True), "a lower rung cannot be better"
         assert family.variants[0].quality == 1.0
@@ -28,12 +28,12 @@ def test_built_in_families_are_sound() -> None:
         for variant in family.variants:
             assert variant.name.startswith(family.name)
             assert variant.precision == "fp32" or variant.budget is not None
-            assert catalog.variant(variant.name) == variant
-            assert catalog.family_of(variant.name) == family
+            assert catalogue.variant(variant.name) == variant
+            assert catalogue.family_of(variant.name) == family
 
 
 def test_smollm2_has_the_promised_rungs() -> None:
-    family = load_catalog().family("smollm2-135m")
+    family = load_catalogue().family("smollm2-135m")
     assert [variant.name for variant in family.variants] == [
         "smollm2-135m-fp32",
         "smollm2-135m-int8",
@@ -41,26 +41,26 @@ def test_smollm2_has_the_promised_rungs() -> None:
         "smollm2-135m-pruned-int8",
     ]
     assert [variant.format for variant in family.variants] == ["weights", "onnx", "weights", "onnx"]
-    pruned, quantised = family.variants[2:]
+    pruned, quantized = family.variants[2:]
     assert pruned.layers is not None
-    assert pruned.layers == quantised.layers
+    assert pruned.layers == quantized.layers
     assert len(pruned.layers) < 30
 
 
 def test_families_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    catalog = load_catalog(write(tmp_path, TOY))
-    assert [family.name for family in catalog] == ["smollm2-135m", "toy"]
-    variant = catalog.variant("toy-int8")
+    catalogue = load_catalogue(write(tmp_path, TOY))
+    assert [family.name for family in catalogue] == ["smollm2-135m", "toy"]
+    variant = catalogue.variant("toy-int8")
     assert (variant.family, variant.layers, variant.budget) == ("toy", (0, 2), None)
     monkeypatch.setenv("OVERSPILL_CATALOGUE", str(tmp_path))
-    assert load_catalog().family("toy") == catalog.family("toy")
+    assert load_catalogue().family("toy") == catalogue.family("toy")
     replacement = tmp_path / "more"
     replacement.mkdir()
     write(replacement, TOY.replace('"Toy"', '"Mine"'))
-    assert load_catalog(replacement).family("toy").title == "Mine"
+    assert load_catalogue(replacement).family("toy").title == "Mine"
     monkeypatch.setenv("OVERSPILL_CATALOGUE", str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match="absent does not exist; see OVERSPILL_CATALOGUE"):
-        load_catalog()
+        load_catalogue()
 
 
 @pytest.mark.parametrize(
@@ -94,38 +94,38 @@ def test_families_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_wrong_files_are_refused_by_name(tmp_path: Path, before: str, after: str, message: str) -> None:
     assert before in TOY
     with pytest.raises(ConfigError, match=message):
-        load_catalog(write(tmp_path, TOY.replace(before, after, 1)))
+        load_catalogue(write(tmp_path, TOY.replace(before, after, 1)))
 
 
 def test_a_family_without_sources_or_variants_is_refused(tmp_path: Path) -> None:
     head, sources, *variants = TOY.split("[[")
     with pytest.raises(ConfigError, match="rungs must be"):
-        load_catalog(write(tmp_path, f"variants = []\n{head}[[{sources}"))
+        load_catalogue(write(tmp_path, f"variants = []\n{head}[[{sources}"))
     with pytest.raises(ConfigError, match="at least one source"):
-        load_catalog(write(tmp_path, f"sources = []\n{head}[[" + "[[".join(variants)))
+        load_catalogue(write(tmp_path, f"sources = []\n{head}[[" + "[[".join(variants)))
 
 
 def test_two_families_cannot_claim_one_variant(tmp_path: Path) -> None:
     write(tmp_path, TOY)
     write(tmp_path, TOY.replace('name = "toy"', 'name = "other"'), "other.toml")
     with pytest.raises(ConfigError, match="variant `toy-fp32` of `toy` is already a variant of `other`; rename it"):
-        load_catalog(tmp_path)
+        load_catalogue(tmp_path)
     write(tmp_path, TOY.replace('"toy-int8"', '"smollm2-135m"').replace("toy-fp32", "toy-fp"), "other.toml")
     with pytest.raises(ConfigError, match="is already a family"):
-        Catalog([*load_catalog(), *(load_catalog(write(tmp_path, TOY.replace('"toy-int8"', '"smollm2-135m"'))))])
+        Catalogue([*load_catalogue(), *(load_catalogue(write(tmp_path, TOY.replace('"toy-int8"', '"smollm2-135m"'))))])
 
 
 def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
-    catalog = load_catalog(write(tmp_path, TOY))
+    catalogue = load_catalogue(write(tmp_path, TOY))
     with pytest.raises(ModelNotFound, match="known families: smollm2-135m, toy; a path needs a slash") as caught:
-        catalog.family("tiny")
+        catalogue.family("tiny")
     assert caught.value.param == "model"
     with pytest.raises(ModelNotFound, match="`toy-int8` is a variant of `toy`"):
-        catalog.family("toy-int8")
+        catalogue.family("toy-int8")
     with pytest.raises(ModelNotFound, match=r"known variants: toy-fp32, toy-int8$"):
-        catalog.variant("toy")
+        catalogue.variant("toy")
     with pytest.raises(ModelNotFound, match="has no variant `toy-int4`; it has: toy-fp32, toy-int8"):
-        catalog.family("toy").variant("toy-int4")
+        catalogue.family("toy").variant("toy-int4")
 
 
 def test_a_directory_is_a_family(tmp_path: Path) -> None:
@@ -136,10 +136,10 @@ def test_a_directory_is_a_family(tmp_path: Path) -> None:
     model = transformers.Qwen3ForCausalLM(config)
     folder = tmp_path / "My Model_v1"
     model.save_pretrained(folder)
-    family = load_catalog().family(str(folder))
+    family = load_catalogue().family(str(folder))
     assert (family.name, family.context_tokens) == ("my-model_v1", 128)
     assert family.parameters == model.num_parameters()
     assert family.sources == (Source(uri=f"dir:{folder}"),)
     assert [variant.name for variant in family.variants] == ["my-model_v1-fp32"]
     with pytest.raises(ArtifactError, match="no model at"):
-        load_catalog().family("./not-here")
+        load_catalogue().family("./not-here")

@@ -308,12 +308,12 @@ def test_odd_head_dim_is_refused() -> None:
 
 @pytest.mark.real_model
 def test_smollm2_answers_paris_in_transformers(models_root: Path) -> None:
-    from models.catalogue.catalogue import load_catalog
+    from models.catalogue.families import load_catalogue
     from models.store.store import ModelStore
     from models.text.chat import PromptEncoder
     from router.values.request import ChatPrompt, Message
 
-    source = ModelStore(models_root, load_catalog()).source_path("smollm2-135m")
+    source = ModelStore(models_root, load_catalogue()).source_path("smollm2-135m")
     weights = open_weights(source)
     config = weights.config
     model = transformers.LlamaForCausalLM(

@@ -9,7 +9,7 @@ import onnx
 import pytest
 import torch
 
-from models.catalogue.catalogue import load_catalog
+from models.catalogue.families import load_catalogue
 from models.graph.decoder import Decoder, prefix_kv
 from models.graph.export import export, exported, onnx_variant
 from models.graph.fused import fuse
@@ -103,7 +103,7 @@ def test_packed_rows_unpack_exactly() -> None:
 
 
 def test_only_weights_are_exported() -> None:
-    store = ModelStore(Path("unused"), load_catalog())
+    store = ModelStore(Path("unused"), load_catalogue())
     assert onnx_variant(store, "smollm2-135m-fp32").name == "smollm2-135m-fp32-onnx"
     assert onnx_variant(store, "smollm2-135m-fp32-onnx").name == "smollm2-135m-fp32-onnx"
     with pytest.raises(InvalidRequest, match="overspill models quantize"):
@@ -112,7 +112,7 @@ def test_only_weights_are_exported() -> None:
 
 def test_a_missing_export_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="overspill models export smollm2-135m-fp32"):
-        exported("smollm2-135m-fp32", ModelStore(tmp_path, load_catalog()))
+        exported("smollm2-135m-fp32", ModelStore(tmp_path, load_catalogue()))
 
 
 @pytest.mark.real_model

@@ -137,7 +137,7 @@ def _broken_scale(model: onnx.ModelProto) -> None:
     tensor.CopyFrom(numpy_helper.from_array(np.array(np.nan, np.float32), tensor.name))
 
 
-def _dynamic_quantisation(model: onnx.ModelProto) -> None:
+def _dynamic_quantization(model: onnx.ModelProto) -> None:
     model.graph.node.append(
         onnx.helper.make_node("DynamicQuantizeLinear", ["attention_bias"], ["a", "b", "c"], name="dynamic")
     )
@@ -147,11 +147,11 @@ def _dynamic_quantisation(model: onnx.ModelProto) -> None:
     ("damage", "complaint"),
     [
         (_zero_point_of_one, "a zero point is not 0"),
-        (_unsigned_activations, "quantised type is UINT8"),
+        (_unsigned_activations, "quantized type is UINT8"),
         (_no_zero_point, "its zero point is not a constant"),
-        (_int32_bias, "a INT32 constant is dequantised"),
+        (_int32_bias, "a INT32 constant is dequantized"),
         (_broken_scale, "a scale is not finite"),
-        (_dynamic_quantisation, "is not Q/DQ form"),
+        (_dynamic_quantization, "is not Q/DQ form"),
     ],
 )
 def test_the_gate_refuses(damage: Callable[[onnx.ModelProto], None], complaint: str, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_the_seed_that_was_used_is_recorded_also_where_the_first_loses_a_fact(
     speaking_store: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Crack 30: the manifest and the recipe named the first seed, whichever one was used."""
-    own = speaking_store.catalog.variant("smollm2-135m-int8").rotation_seed
+    own = speaking_store.catalogue.variant("smollm2-135m-int8").rotation_seed
     other = next(seed for seed in quantize_module._SEEDS if seed != own)
     verdicts = iter([["lost 'Paris'"], []])
     monkeypatch.setattr(Quantizer, "lost_in_speech", lambda *_: next(verdicts))
@@ -223,10 +223,10 @@ def test_another_seed_is_another_recipe(speaking_store: ModelStore, monkeypatch:
     monkeypatch.setattr(Quantizer, "lost_in_speech", lambda *_: [])
     folder = quantize("smollm2-135m-int8", speaking_store)
     before = _made(folder)
-    variant = speaking_store.catalog.variant("smollm2-135m-int8")
+    variant = speaking_store.catalogue.variant("smollm2-135m-int8")
     assert before["rotation"] == {"seed": variant.rotation_seed, "refused": []}
     pinned = msgspec.structs.replace(variant, rotation_seed=11)
-    monkeypatch.setattr(speaking_store.catalog, "variant", lambda _: pinned)
+    monkeypatch.setattr(speaking_store.catalogue, "variant", lambda _: pinned)
     after = _made(quantize("smollm2-135m-int8", speaking_store))
     assert after["rotation"] == {"seed": 11, "refused": []}
     assert after["recipe"] != before["recipe"]
@@ -250,7 +250,7 @@ def test_a_trial_measures_the_selection_set(
     speaking_store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "trial").mkdir()
-    quantizer = Quantizer(speaking_store.catalog.variant("smollm2-135m-int8"), speaking_store)
+    quantizer = Quantizer(speaking_store.catalogue.variant("smollm2-135m-int8"), speaking_store)
     asked: list[str] = []
 
     def some_chunks(name: str, _encoder: object) -> list[list[int]]:
@@ -273,7 +273,7 @@ def test_an_artifact_that_cannot_speak_is_never_placed(
     assert not (speaking_store.root / "smollm2-135m" / "smollm2-135m-int8").exists()
 
 
-def test_only_int8_variants_are_quantised(tmp_path: Path) -> None:
+def test_only_int8_variants_are_quantized(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="quantize makes int8 onnx variants"):
         quantize("smollm2-135m-fp32", ModelStore(tmp_path))
 
@@ -285,7 +285,7 @@ def test_the_placed_artifact_passes_the_gate_and_knows_paris(name: str, models_r
     folder = store.artifact_dir(name)
     facts = inspect(folder / "model.onnx")
     assert problems(folder / "model.onnx") == []
-    layers = store.catalog.variant(name).layers
+    layers = store.catalogue.variant(name).layers
     assert facts.int8_matrices == facts.matrices == 4 * (30 if layers is None else len(layers)) + 1
     encoder = encoder_of(store, "smollm2-135m")
     chat = next(chat for chat in chats("selection", encoder) if "capital of France" in chat.question)

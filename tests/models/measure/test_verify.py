@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.catalogue.catalogue import Budget
+from models.catalogue.families import Budget
 from models.graph.decoder import Decoder, greedy
 from models.graph.fused import fuse
 from models.graph.gate import GraphFacts

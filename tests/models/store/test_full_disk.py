@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 
-from models.catalogue.catalogue import Catalog, Family, Source, Variant
+from models.catalogue.families import Catalogue, Family, Source, Variant
 from models.graph.export import export
 from models.int8 import quantize as quantize_module
 from models.int8.quantize import Quantizer, quantize
@@ -93,7 +93,7 @@ def toy_store(root: Path, source: Path) -> ModelStore:
         sources=(Source(uri=f"dir:{source}"),),
         variants=(fp32, int8),
     )
-    return ModelStore(root, Catalog([family]))
+    return ModelStore(root, Catalogue([family]))
 
 
 class SmallDisk:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from models.catalogue.catalogue import Catalog, Family, Source, Variant
+from models.catalogue.families import Catalogue, Family, Source, Variant
 from models.store import fetch, wheel
 from models.store.store import ModelStore, default_root
 from router.base.errors import ArtifactError, ModelNotFound
@@ -54,7 +54,7 @@ def family(*sources: Source) -> Family:
 
 
 def store(root: Path, *sources: Source) -> ModelStore:
-    return ModelStore(root, Catalog([family(*sources)]))
+    return ModelStore(root, Catalogue([family(*sources)]))
 
 
 def visible(root: Path) -> list[str]:
@@ -504,4 +504,4 @@ def test_the_root_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch, t
 def test_pruned_weights_open_from_the_family_source() -> None:
     models = ModelStore(Path(os.environ["OVERSPILL_MODELS"]))
     weights = models.weights("smollm2-135m-pruned-fp32")
-    assert weights.layers == models.catalog.variant("smollm2-135m-pruned-fp32").layers
+    assert weights.layers == models.catalogue.variant("smollm2-135m-pruned-fp32").layers

@@ -258,7 +258,7 @@ def test_smollm2_from_gguf() -> None:
 
 def test_the_online_modules_stay_light() -> None:
     code = (
-        "import sys, models.text.tokenizer, models.text.chat, models.catalogue.catalogue, models.store.store;"
+        "import sys, models.text.tokenizer, models.text.chat, models.catalogue.families, models.store.store;"
         "light = set(sys.modules);"
         "import models.formats.weights; heavy = {'torch', 'onnx', 'onnxruntime', 'gguf', 'httpx', 'transformers'};"
         "print(sorted(heavy & set(sys.modules)), 'numpy' in light)"

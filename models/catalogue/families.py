@@ -42,7 +42,7 @@ _FORMS = {
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a quantised rung may cost and must gain against fp32 on the same runtime; `models verify` gates on it.
+    """What a quantized rung may cost and must gain against fp32 on the same runtime; `models verify` gates on it.
 
     Attributes:
         max_perplexity_increase_pct: on the test set's text, in percent.
@@ -202,7 +202,7 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         )
 
 
-class Catalog:
+class Catalogue:
     """All known families. Iterates over them by name."""
 
     def __init__(self, families: Iterable[Family]) -> None:
@@ -270,7 +270,7 @@ class Catalog:
         return self.family(self.variant(variant_name).family)
 
 
-def load_catalog(extra: Path | None = None) -> Catalog:
+def load_catalogue(extra: Path | None = None) -> Catalogue:
     """Read the built-in families, then those of $OVERSPILL_CATALOGUE, then those in `extra`.
 
     Raises:
@@ -286,7 +286,7 @@ def load_catalog(extra: Path | None = None) -> Catalog:
         if not directory.is_dir():
             raise ConfigError(f"the catalogue directory {directory} does not exist; see {CATALOGUE_VARIABLE}")
         families += [load(path, Family) for path in sorted(directory.glob("*.toml"))]
-    return Catalog(families)
+    return Catalogue(families)
 
 
 def family_of_directory(directory: Path) -> Family:
