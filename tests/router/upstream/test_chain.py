@@ -23,6 +23,7 @@ from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import FinishReason, InferenceRequest, TokenChunk
 from router.values.settings import RouterSettings
 from tests.support.gateway_fakes import FAMILY, WordCounter, gateway_deps, replica_info
+from tests.support.waiting import until
 
 CLOCK = MonotonicClock()
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -98,14 +99,6 @@ class Tier:
             listening.close()
         for connection in list(self.server.server_state.connections):
             connection.transport.abort()
-
-
-async def until(condition) -> None:
-    async def poll() -> None:
-        while not condition():  # noqa: ASYNC110 - uvicorn tells nobody
-            await asyncio.sleep(0.005)
-
-    await asyncio.wait_for(poll(), 10)
 
 
 @contextlib.asynccontextmanager

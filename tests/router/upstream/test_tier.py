@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -43,6 +42,8 @@ from router.values.request import (
 from router.values.settings import BreakerSettings, RouterSettings
 from router.wire.load import LoadReport, VariantLoad
 from tests.support.gateway_fakes import FAMILY, FakeDispatcher, Server, gateway_deps, replica_info, serving
+from tests.support.ports import unused_port
+from tests.support.waiting import until
 
 CLOCK = MonotonicClock()
 FAST = UpstreamOptions(poll_interval_s=0.03, connect_timeout_s=1.0, probe_timeout_s=2.0)
@@ -80,14 +81,6 @@ async def upstream(
     link = link or Link(url)
     async with UpstreamTier(url, link=link, clock=CLOCK, options=replace(FAST, **options), hooks=hooks) as tier:
         yield tier
-
-
-async def until(condition) -> None:
-    async def poll() -> None:
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in another thread
-            await asyncio.sleep(0.005)
-
-    await asyncio.wait_for(poll(), 10)
 
 
 async def best(tier: UpstreamTier):
@@ -339,9 +332,7 @@ async def test_cancelling_before_the_first_token_ends_the_work_upstream(server: 
 
 
 async def test_an_upstream_may_come_later_go_and_come_back() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = unused_port()
     good, bad = [], []
     hooks = UpstreamHooks(probe_succeeded=good.append, probe_failed=lambda endpoint, why: bad.append((endpoint, why)))
     async with upstream(f"http://127.0.0.1:{port}", hooks) as tier:
@@ -368,9 +359,7 @@ async def test_an_upstream_may_come_later_go_and_come_back() -> None:
 
 
 async def test_an_absent_upstream_is_told_of_once() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = unused_port()
     bad: list[str] = []
     hooks = UpstreamHooks(probe_failed=lambda _, why: bad.append(why))
     with structlog.testing.capture_logs() as logs:
