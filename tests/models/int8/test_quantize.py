@@ -177,7 +177,7 @@ def speaking_store(tmp_path: Path, models_root: Path, monkeypatch: pytest.Monkey
     return ModelStore(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.real_model
 def test_a_refused_graph_is_not_placed(speaking_store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.int8.quantize.write_graph", lambda model, folder, _: write_graph(model, folder))
     with pytest.raises(ArtifactError, match="no matrix is INT8"):
@@ -192,7 +192,7 @@ def _made(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-@pytest.mark.slow
+@pytest.mark.real_model
 def test_the_seed_that_was_used_is_recorded_also_where_the_first_loses_a_fact(
     speaking_store: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +214,7 @@ def test_the_seed_that_was_used_is_recorded_also_where_the_first_loses_a_fact(
     assert "already" in notes[0]
 
 
-@pytest.mark.slow
+@pytest.mark.real_model
 def test_another_seed_is_another_recipe(speaking_store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Crack 30: an artifact of another seed than the catalogue's was taken for the one asked for."""
     monkeypatch.setattr(Quantizer, "lost_in_speech", lambda *_: [])
@@ -229,7 +229,7 @@ def test_another_seed_is_another_recipe(speaking_store: ModelStore, monkeypatch:
     assert after["recipe"] != before["recipe"]
 
 
-@pytest.mark.slow
+@pytest.mark.real_model
 def test_of_several_seeds_the_selection_set_chooses(
     speaking_store: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +244,7 @@ def test_of_several_seeds_the_selection_set_chooses(
     assert _made(folder)["rotation"]["seed"] == 23, "what was there stays"
 
 
-@pytest.mark.slow
+@pytest.mark.real_model
 def test_a_trial_measures_the_selection_set(
     speaking_store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +263,7 @@ def test_a_trial_measures_the_selection_set(
     assert 10 < found.perplexity < 1000, "about the vocabulary of 96 random tokens"
 
 
-@pytest.mark.slow
+@pytest.mark.real_model
 def test_an_artifact_that_cannot_speak_is_never_placed(
     speaking_store: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
