@@ -22,7 +22,7 @@ test: $(STAMPS)/dev broker models
 
 # Everything that needs no model, broker or process of its own, in under a minute.
 test-fast: $(STAMPS)/dev
-	$(BIN)/python -m pytest --fast $(ARGS)
+	$(BIN)/python -m pytest --fast -n 2 $(ARGS)
 
 check: $(STAMPS)/dev
 	$(BIN)/ruff check .

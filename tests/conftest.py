@@ -35,7 +35,7 @@ structlog.configure(
 
 # How long an example takes says something of the machine, nothing of the code.
 settings.register_profile("overspill", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("fast", settings.get_profile("overspill"), max_examples=25)
+settings.register_profile("fast", settings.get_profile("overspill"), max_examples=15)
 settings.load_profile("overspill")
 
 NOT_FAST = ("real_model", "broker", "process", "slow")

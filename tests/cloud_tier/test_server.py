@@ -410,6 +410,7 @@ async def test_what_is_no_http_is_answered_in_the_shape_of_every_error(toy: Path
         assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_request"
 
 
+@pytest.mark.slow
 async def test_many_requests_in_one_piece_are_not_one_large_head(toy: Path) -> None:
     async with running(_plan(toy)) as run:
         request = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"

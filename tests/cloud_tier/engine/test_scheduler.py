@@ -188,6 +188,7 @@ def test_a_budget_that_decoding_alone_would_eat_is_refused() -> None:
         EngineConfig(weights="none", token_budget=4, max_running=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_random_lives_end_with_every_block_free_and_every_answer_right(seed: int) -> None:

@@ -113,7 +113,7 @@ def device(broker: Deployed, certs: Path, folder: Path, name: str, certificate_o
 
 def operator(port: int, certs: Path, name: str) -> FleetOperator:
     pems = (certs / "ca.pem", certs / f"{name}.pem", certs / f"{name}.key")
-    return FleetOperator(BrokerAddress("localhost", port, True, *pems, connect_timeout_s=3))
+    return FleetOperator(BrokerAddress("localhost", port, True, *pems, connect_timeout_s=10))
 
 
 async def test_a_device_and_an_operator_work_through_the_deployed_broker(

@@ -461,7 +461,7 @@ async def test_a_half_open_stream_lets_go_when_the_dispatcher_gives_it_up() -> N
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(anext(chunks), 0.1)
         await chunks.aclose()
-        await asyncio.wait_for(gone.wait(), 5)
+        await asyncio.wait_for(gone.wait(), 30)
         assert tier.replicas[0].snapshot().running == 0
 
 
@@ -721,13 +721,13 @@ async def test_as_many_missed_probes_as_open_the_breaker_make_it_unavailable() -
 
 async def test_a_refused_connection_is_confirmed_at_a_tenth_of_the_interval() -> None:
     server = await asyncio.to_thread(Server(gateway_deps()).start)
-    async with upstream(server.url, poll_interval_s=1.0) as tier:
+    async with upstream(server.url, poll_interval_s=4.0) as tier:
         replica = await best(tier)
         await asyncio.to_thread(server.stop)
         tier.doubt()
         began_s = CLOCK.now_s()
         await until(lambda: not replica.snapshot().available)
-        assert CLOCK.now_s() - began_s < 2.0
+        assert CLOCK.now_s() - began_s < 4.0
 
 
 async def test_live_traffic_is_reachability_whatever_probes_say() -> None:

@@ -274,7 +274,7 @@ def test_queries_of_others_pass() -> None:
 def test_thousands_of_names_cost_no_time() -> None:
     """Each name is compared with ours: their number is bounded before that."""
     many = {f"overspxill{n}": "1" for n in range(20_000)}
-    began = time.perf_counter()
+    began_s = time.process_time()
     for refuse in (
         lambda: headers.parse_objective(many, Objective()),
         lambda: decode_chat(json.dumps({**CHAT, **many}).encode()),
@@ -282,4 +282,4 @@ def test_thousands_of_names_cost_no_time() -> None:
     ):
         with pytest.raises(InvalidRequest):
             refuse()
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began_s < 2
