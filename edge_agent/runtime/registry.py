@@ -49,7 +49,7 @@ def open_runtime(request: RuntimeRequest) -> Runtime:
 def engine_bytes(request: RuntimeRequest, manifest: Manifest) -> int | None:
     """Return the size of the TensorRT engine that `open_runtime` would load, None where it would load none."""
     options = request.options
-    if options.name == "onnx" and "tensorrt" not in options.providers:
+    if options.name != "tensorrt" and not (options.name == "onnx" and "tensorrt" in options.providers):
         return None
     tensorrt = importlib.import_module("edge_agent.runtime.tensorrt.runtime")
     try:
