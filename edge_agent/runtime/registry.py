@@ -16,6 +16,7 @@ import msgspec
 
 from edge_agent.runtime.manifest import Manifest
 from edge_agent.runtime.protocol import Runtime, RuntimeFactory, RuntimeRequest
+from router.base.cuda import first_gpu
 from router.base.errors import ArtifactError, ConfigError
 from router.base.extras import install
 
@@ -53,7 +54,7 @@ def engine_bytes(request: RuntimeRequest, manifest: Manifest) -> int | None:
         return None
     tensorrt = importlib.import_module("edge_agent.runtime.tensorrt.runtime")
     try:
-        return int(tensorrt.find_plan(tensorrt.tensorrt_module(), manifest, request).stat().st_size)
+        return int(tensorrt.find_plan(tensorrt.tensorrt_module(), manifest, request, first_gpu()).stat().st_size)
     except (ConfigError, ArtifactError, OSError):
         return None
 
