@@ -135,9 +135,12 @@ def decode_infer(body: bytes, header_length: str | None) -> InferCall:
     head, binary = _split(body, header_length)
     raw = decode_json(_decoder, head)
     refuse_fields(head, _Infer.__struct_fields__)
-    for kind, listed in (("inputs", raw.inputs), ("outputs", raw.outputs)):
-        for index, tensor in enumerate(listed):
-            refuse_names(tensor.parameters, f"{kind}[{index}].parameters")
+    for kind, listed in (
+        ("inputs", [t.parameters for t in raw.inputs]),
+        ("outputs", [t.parameters for t in raw.outputs]),
+    ):
+        for index, parameters in enumerate(listed):
+            refuse_names(parameters, f"{kind}[{index}].parameters")
     tensors = {tensor.name: tensor for tensor in _tensors(raw.inputs, binary)}
     if len(tensors) < len(raw.inputs):
         raise InvalidRequest("`inputs`: two tensors have one name", param="inputs")
