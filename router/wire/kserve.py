@@ -139,8 +139,8 @@ def decode_infer(body: bytes, header_length: str | None) -> InferCall:
         ("inputs", [t.parameters for t in raw.inputs]),
         ("outputs", [t.parameters for t in raw.outputs]),
     ):
-        for index, parameters in enumerate(listed):
-            refuse_names(parameters, f"{kind}[{index}].parameters")
+        for index, read in enumerate(listed):
+            refuse_names(read, f"{kind}[{index}].parameters")
     tensors = {tensor.name: tensor for tensor in _tensors(raw.inputs, binary)}
     if len(tensors) < len(raw.inputs):
         raise InvalidRequest("`inputs`: two tensors have one name", param="inputs")
