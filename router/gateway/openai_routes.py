@@ -18,6 +18,7 @@ from router.gateway.media import plain_body, require_json
 from router.gateway.sse import EventStream
 from router.values.request import ApiRequest, ChatPrompt
 from router.wire import openai, openai_reply
+from router.wire.body import decode_json
 from router.wire.openai_reply import EventEncoder, ReplyHead
 
 
@@ -82,7 +83,7 @@ class OpenAIRoutes:
     async def _embeddings(self, context: RequestContext) -> Reply:
         require_json(context)
         body = plain_body(context, self._deps.limits.max_body_bytes)
-        call = openai.decode_json(_embedding_decoder, body)
+        call = decode_json(_embedding_decoder, body)
         raise ModelNotFound(f"`model`: `{call.model[:80]}` is no embedding model; none is served here", param="model")
 
     async def _list_models(self, context: RequestContext) -> Reply:  # noqa: ARG002
