@@ -25,6 +25,7 @@ code. The message names the thing, the value seen and the remedy.
     │   ├── ReplicaBroken           the stream ended early: continue from the text emitted so far
     │   └── RequestFailed     500   this request alone failed in a replica that goes on with the others
     └── ArtifactError         500   a model file is missing, damaged or of the wrong kind
+        └── ArtifactMissing         it was never made or pulled here
 """
 
 from __future__ import annotations
@@ -217,3 +218,7 @@ class ArtifactError(OverspillError):
     """A model file is missing, damaged, or of a kind this runtime cannot load."""
 
     code = "artifact_error"
+
+
+class ArtifactMissing(ArtifactError):
+    """The store holds nothing of it: it was never made, or never pulled."""
