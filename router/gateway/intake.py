@@ -46,7 +46,7 @@ class Intake:
         return load_of(self.deps)
 
     def admit(self, context: RequestContext) -> None:
-        """Take a place for this exchange before anything of its body is read, decoded or tokenised.
+        """Take a place for this exchange before anything of its body is read, decoded or tokenized.
 
         Two requests may carry one id (a retry, a continuation while the broken stream is still being torn down): the
         later one gets a suffix, so that everything behind the gateway may rely on ids in flight being unique.
