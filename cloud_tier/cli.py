@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ import typer
 from cloud_tier.config import CloudConfig, load, replace_models
 from router.base.clock import MonotonicClock
 from router.base.config import Flag
+from router.base.json_output import print_json
 
 if TYPE_CHECKING:
     from cloud_tier.engine_check import EngineReport
@@ -95,7 +95,7 @@ def check(
         told = plan_as_json(plan)
         if engine:
             told["engines"] = [asdict(report) for report in reports]
-        typer.echo(json.dumps(told, ensure_ascii=False, indent=2))
+        print_json(told)
 
 
 def _settings(
