@@ -184,7 +184,7 @@ class GenerationLoop:
             log.warning("a model is still being loaded and is left to end by itself", model=self.name)
 
     def _check_worker(self) -> None:
-        """Replace a thread that is gone, whatever ended it: nobody may wait for it."""
+        """Start the worker thread again if it has ended: its callers would wait for ever."""
         if self._thread.is_alive() or self._stopping:
             return
         log.error("worker gone", model=self.name)
@@ -232,7 +232,7 @@ class GenerationLoop:
         self._flush()
 
     def _recovered(self, error: BaseException) -> bool:
-        """Begin anew after a failure of the worker itself; False if that failed too: memory may be what is short."""
+        """Reset after a failure of the worker itself; False if the reset failed too, for want of memory say."""
         try:
             self._flush()
             self._give_up(f"its worker failed ({type(error).__name__}: {error})")
@@ -296,7 +296,7 @@ class GenerationLoop:
         trim_heap()
 
     def _close(self, runtime: Runtime) -> None:
-        """Close a runtime that is not used afterwards, whether it agrees or not."""
+        """Close a runtime that is not used afterwards; an error of its `close` is logged."""
         try:
             runtime.close()
         except Exception:

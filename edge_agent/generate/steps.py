@@ -37,7 +37,7 @@ class Steps:
         self._told_at_s = -_TELL_EVERY_S
 
     def __bool__(self) -> bool:
-        """Whether anybody waits or runs."""
+        """Whether any request waits or runs."""
         return bool(self._by_sequence)
 
     @property
@@ -53,14 +53,14 @@ class Steps:
         self._batcher.add(generation.sequence)
 
     def clear(self) -> None:
-        """Forget everybody, and what was not handed out."""
+        """Drop every request, and the results that were not delivered."""
         self._by_sequence.clear()
         self._batcher = Batcher(self._batcher.limits)
         self.results = []
         self.failures = 0
 
     def step(self, runtime: Runtime) -> None:
-        """Take in cancellations, admit whom there is room for, and compute the next step."""
+        """Apply cancellations, admit requests while slots are free, and compute the next step."""
         for generation in [item for item in self._by_sequence.values() if item.cancelled]:
             self._forget(generation, runtime)
         while self._batcher.running < runtime.facts.slots and (sequence := self._batcher.admit()) is not None:
@@ -73,7 +73,7 @@ class Steps:
             self._find_culprit(step, failure, runtime)
 
     def fail_all(self, kind: type[ReplicaError], why: str) -> None:
-        """End everybody; the runtime is gone or about to go, so no slot is given back."""
+        """End every request; the runtime is gone or about to go, so no slot is given back."""
         for generation in list(self._by_sequence.values()):
             self._fail(generation, kind, why, None)
 

@@ -28,7 +28,7 @@ log = structlog.get_logger("edge_agent")
 _RETIRE_AFTER_S = 600.0
 _RETIRE_LOOK_S = 0.2
 _TEND_S = 2.0
-_DESCRIBE_PAUSE_S = (5.0, 60.0)  # between two looks at an artifact that could not be read: at first, and at most
+_DESCRIBE_PAUSE_S = (5.0, 60.0)  # between two attempts to read a broken artifact: at first, and at most
 
 Describe = Callable[[LocalModels], list[LocalModel]]
 
@@ -217,7 +217,7 @@ async def _loaded(replica: LocalReplica) -> None:
 
 
 async def _guarded(work: Awaitable[None]) -> None:
-    """Await what must not end the watch over the other models: the next look may succeed."""
+    """Await `work` and log its failure: the watch over the other models goes on, and the next check may succeed."""
     try:
         await work
     except Exception:

@@ -1,4 +1,4 @@
-"""One request from its place in the queue to its last chunk, over as many replicas as that takes."""
+"""One request from the queue to its last chunk, over as many replicas as that takes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MAX_CRASHES = 2  # replicas on which one request may crash: its content may be 
 
 
 class Feedback(Protocol):
-    """What a journey asks of its dispatcher, and what it tells it."""
+    """The part of the dispatcher that a journey calls: binding, and what happened to each attempt."""
 
     settings: RouterSettings
     clock: Clock
@@ -54,11 +54,11 @@ class Feedback(Protocol):
         ...
 
     def chunk_arrived(self, attempt: Attempt, journey: Journey, chunk: TokenChunk) -> None:
-        """Text came."""
+        """A chunk arrived that goes to the caller."""
         ...
 
     def deadline_passed(self, attempt: Attempt, journey: Journey) -> None:
-        """The deadline ends an answer."""
+        """The deadline of the request ended the attempt."""
         ...
 
     def cap_exceeded(self, attempt: Attempt, journey: Journey) -> None:
@@ -66,11 +66,11 @@ class Feedback(Protocol):
         ...
 
     def attempt_ended(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
-        """An attempt ended, whichever way."""
+        """An attempt ended: completed, failed or cancelled."""
         ...
 
     def failed(self, attempt: Attempt, journey: Journey, error: OverspillError) -> None:
-        """An attempt failed."""
+        """An attempt failed with `error`; `attempt_ended` was called before."""
         ...
 
     def ended(self, journey: Journey, outcome: Outcome, error: str | None) -> None:

@@ -42,7 +42,7 @@ class UpstreamOptions:
 
     Attributes:
         api_key: sent as bearer key.
-        poll_interval_s: between two looks at the upstream's load.
+        poll_interval_s: between two polls of the upstream's load.
         ca_file: PEM bundle to trust instead of the system's.
         client_cert, client_key: PEM files for mutual TLS, both or neither.
         connect_timeout_s: TCP and TLS handshake.
@@ -251,7 +251,7 @@ class UpstreamTier:
         return sum(replica.chunks_received for replica in self._replicas)
 
     async def _probe(self) -> None:
-        """Look at readiness and load, and at the rungs when they are not known or may have changed."""
+        """Read readiness and load, and the rungs when they are not known or may have changed."""
         trace = HandshakeTrace(self.clock)
         began_s = self.clock.now_s()
         reply = await self._probe_client.get("/health/ready", extensions={"trace": trace})

@@ -1,4 +1,4 @@
-"""The HTTP client under every streamed request to an upstream: a pool of connections, and one exchange over them.
+"""The HTTP client under every streamed request to an upstream: a pool of connections, and one HTTP request over them.
 
 aiohttp carries it, because its cost scales with the bytes of an answer; probes and discovery use httpx.
 """
@@ -33,7 +33,7 @@ class PoolExhaustedError(TransportError):
 
 
 class UnsendableError(Exception):
-    """The request can not be written as HTTP, to no upstream. Never leaves this package."""
+    """The HTTP library refused to write the request: what `encode_post` let through. Never leaves this package."""
 
 
 class Response(Protocol):
