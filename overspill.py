@@ -17,7 +17,7 @@ from router.base.extras import EXTRA_OF, install
 PARTS = {
     "edge": ("edge_agent.cli", "The agent on the device: run it, check its configuration, ask which board it is."),
     "cloud": ("cloud_tier.cli", "The cloud tier: serve models tensor-parallel and continuously batched."),
-    "fleet": ("cloud_tier.fleet.cli", "Configure devices over MQTT: set, get, list, watch, forget."),
+    "fleet": ("cloud_tier.fleet.cli", "Configure devices over MQTT: set, republish, get, list, watch, forget."),
     "models": (
         "models.cli",
         "The catalogue and the toolchain: pull, list, show, export, quantize, verify, build, prune.",

@@ -16,6 +16,7 @@ import msgspec
 
 from edge_agent.runtime.manifest import Manifest
 from edge_agent.runtime.protocol import Runtime, RuntimeFactory, RuntimeRequest
+from router.base.cuda import first_gpu
 from router.base.errors import ArtifactError, ConfigError
 from router.base.extras import install
 
@@ -49,11 +50,11 @@ def open_runtime(request: RuntimeRequest) -> Runtime:
 def engine_bytes(request: RuntimeRequest, manifest: Manifest) -> int | None:
     """Return the size of the TensorRT engine that `open_runtime` would load, None where it would load none."""
     options = request.options
-    if options.name == "onnx" and "tensorrt" not in options.providers:
+    if options.name != "tensorrt" and not (options.name == "onnx" and "tensorrt" in options.providers):
         return None
     tensorrt = importlib.import_module("edge_agent.runtime.tensorrt.runtime")
     try:
-        return int(tensorrt.find_plan(tensorrt.tensorrt_module(), manifest, request).stat().st_size)
+        return int(tensorrt.find_plan(tensorrt.tensorrt_module(), manifest, request, first_gpu()).stat().st_size)
     except (ConfigError, ArtifactError, OSError):
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import msgspec
 import pytest
 
 from cloud_tier.fleet.view import DeviceView, draft
-from edge_agent.config import EdgeConfig
+from edge_agent.config import EdgeConfig, LocalModels
 from edge_agent.fleet.bounds import BOUNDS
 from edge_agent.fleet.steering import Steering
 from router.base.errors import ConfigError
-from router.fleetwire.documents import MAX_VERSION, DesiredConfig, encode
+from router.fleetwire.documents import MAX_VERSION, OVERRIDABLE, DesiredConfig, encode
 from router.fleetwire.overrides import leaves
 from router.fleetwire.topics import Address
+from router.values.settings import RouterSettings
 from tests.support.steered_agent import Life, ModelessAgent
 
 
@@ -99,3 +101,31 @@ async def test_a_refused_document_of_a_huge_version_locks_nobody_out_either(tmp_
         proposal = draft(view, {"router": {"max_queue": 10}})
         await life.configurator.obey(encode(proposal.desired))
         assert life.agent.config.router.max_queue == 10
+
+
+BOUNDED_BY_TYPE = {
+    "router.device_first_quality_slack",
+    "router.overload_leave",
+    "router.breaker.window",
+    "models.kv_slots",
+    "models.intra_op_threads",
+    "models.queue_limit",
+}
+"""Numbers whose whole range leaves a device in service."""
+
+
+def test_every_number_that_the_fleet_may_set_is_bounded() -> None:
+    """A new key is thought about: its range stands in BOUNDS, or its type leaves nothing that could hurt."""
+    numbers = {*_numbers(RouterSettings, "router"), *_numbers(LocalModels, "models")}
+    settable = {key for key in numbers if not key.startswith("models.") or key.split(".")[1] in OVERRIDABLE["models"]}
+    assert settable == BOUNDS.keys() | BOUNDED_BY_TYPE
+    assert not BOUNDS.keys() & BOUNDED_BY_TYPE
+
+
+def _numbers(shape: type, above: str) -> Iterator[str]:
+    for field in msgspec.inspect.type_info(shape).fields:
+        key = f"{above}.{field.name}"
+        if isinstance(field.type, msgspec.inspect.StructType):
+            yield from _numbers(field.type.cls, key)
+        elif isinstance(field.type, (msgspec.inspect.IntType, msgspec.inspect.FloatType)):
+            yield key
