@@ -125,14 +125,16 @@ def show(
     """Show a family or a variant: size, licence, sources, ladder, and what was measured. A path works too."""
     opened = _open(store, catalogue)
     family = _family_or_variant(opened.catalogue, name)
-    asked = [variant for variant in family.variants if variant.name == name] or family.variants
+    variants = [variant for variant in family.variants if variant.name == name] or family.variants
     if as_json:
-        shown = variant_as_json(opened, family, asked[0]) if asked[0].name == name else family_as_json(opened, family)
+        shown = (
+            variant_as_json(opened, family, variants[0]) if variants[0].name == name else family_as_json(opened, family)
+        )
         print_json(shown)
         return
     console = Console()
     console.print(family_as_table(opened, family))
-    for variant in asked:
+    for variant in variants:
         console.print()
         console.print(variant_as_table(opened, family, variant))
 

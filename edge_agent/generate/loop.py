@@ -24,7 +24,7 @@ from edge_agent.generate.request import Generation, LoopCounters
 from edge_agent.generate.steps import Result, Steps
 from edge_agent.generate.turn import Turn
 from edge_agent.runtime.protocol import Runtime
-from router.base.errors import OverspillError, ReplicaBroken, ReplicaUnreachable
+from router.base.errors import OverspillError, ReplicaBroken, ReplicaUnreachable, in_words
 from router.base.host import trim_heap
 from router.base.timers import within
 
@@ -235,7 +235,7 @@ class GenerationLoop:
         """Reset after a failure of the worker itself; False if the reset failed too, for want of memory say."""
         try:
             self._flush()
-            self._give_up(f"its worker failed ({type(error).__name__}: {error})")
+            self._give_up(f"its worker failed ({in_words(error)})")
             self._call(functools.partial(self._lose_all, self.problem))
             self._call(self._loaded.set)
             log.error("worker failed", model=self.name, pause_s=self.rest_s, exc_info=error)

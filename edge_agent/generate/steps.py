@@ -9,7 +9,7 @@ import structlog
 from edge_agent.generate.batcher import Batcher, BatchLimits, DecodeStep, PrefillStep, Sequence
 from edge_agent.generate.request import Generation, LoopCounters
 from edge_agent.runtime.protocol import Logits, Runtime, StepInput
-from router.base.errors import OverspillError, ReplicaBroken, ReplicaError, ReplicaFailed, ReplicaUnreachable
+from router.base.errors import OverspillError, ReplicaBroken, ReplicaError, ReplicaFailed, ReplicaUnreachable, in_words
 from router.values.request import FinishReason, TokenChunk
 
 log = structlog.get_logger("edge_agent")
@@ -87,7 +87,7 @@ class Steps:
             sequence.handle, sequence.fed = runtime.open(sequence.prompt_ids)
         except Exception as error:
             log.exception("sequence not opened", model=self._name)
-            self._fail_alone(self._by_sequence[id(sequence)], f"no slot: {_told(error)}", runtime)
+            self._fail_alone(self._by_sequence[id(sequence)], f"no slot: {in_words(error)}", runtime)
 
     def _compute(self, step: PrefillStep | DecodeStep, runtime: Runtime) -> Exception | None:
         """Compute a step and draw its tokens; return what the runtime raised instead."""
@@ -116,7 +116,7 @@ class Steps:
             alone = self._compute(DecodeStep((sequence,)), runtime) if len(sequences) > 1 else failure
             if alone is not None:
                 generation = self._by_sequence[id(sequence)]
-                self._fail_alone(generation, f"the runtime failed: {_told(alone)}", runtime)
+                self._fail_alone(generation, f"the runtime failed: {in_words(alone)}", runtime)
 
     def _take_logits(self, step: PrefillStep | DecodeStep, logits: Logits, runtime: Runtime) -> None:
         if isinstance(step, DecodeStep):
@@ -130,7 +130,7 @@ class Steps:
                 ended = self._draw(generation, logits, index)
             except Exception as error:
                 log.exception("request failed", model=self._name, request_id=generation.request_id)
-                self._fail_alone(generation, f"failed while drawing a token: {_told(error)}", runtime)
+                self._fail_alone(generation, f"failed while drawing a token: {in_words(error)}", runtime)
             else:
                 if ended:
                     self._forget(generation, runtime)
@@ -188,8 +188,3 @@ def _handle(sequence: Sequence) -> int:
     if sequence.handle is None:
         raise RuntimeError("a sequence is computed before it was admitted")
     return sequence.handle
-
-
-def _told(error: BaseException) -> str:
-    """What an exception says, its kind where it says nothing."""
-    return str(error) or type(error).__name__

@@ -42,6 +42,12 @@ def _clipped(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def in_words(error: BaseException) -> str:
+    """Return the type of an exception and what it says; the type alone where it says nothing."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 class OverspillError(Exception):
     """Base of the tree.
 

@@ -62,17 +62,19 @@ class OpenAIRoutes:
 
     async def _generate(self, context: RequestContext, decode: Callable[[bytes], ApiRequest]) -> Reply | StreamReply:
         require_json(context)
-        asked = decode(plain_body(context, self._deps.limits.max_body_bytes))
-        self._intake.require_model(context, asked.model)
-        answer, prompt_tokens = await self._intake.start(context, asked)
+        api_request = decode(plain_body(context, self._deps.limits.max_body_bytes))
+        self._intake.require_model(context, api_request.model)
+        answer, prompt_tokens = await self._intake.start(context, api_request)
         head = ReplyHead(
-            chat=isinstance(asked.prompt, ChatPrompt),
+            chat=isinstance(api_request.prompt, ChatPrompt),
             request_id=context.request_id or "",
             created_s=int(time.time()),
             model=answer.route.variant,
         )
-        if asked.stream:
-            encoder = EventEncoder(head, include_usage=asked.include_usage, running_usage=asked.running_usage)
+        if api_request.stream:
+            encoder = EventEncoder(
+                head, include_usage=api_request.include_usage, running_usage=api_request.running_usage
+            )
             events = EventStream(answer, encoder, prompt_tokens, context.request_id, self._intake.metrics)
             first = await events.first()
             return StreamReply(self._intake.reply_headers(context, answer), first, events)

@@ -15,7 +15,7 @@ import structlog
 
 from router.base.clock import Clock
 from router.base.credentials import url_fault
-from router.base.errors import ConfigError
+from router.base.errors import ConfigError, in_words
 from router.base.timers import end, within
 from router.base.tls import client_context
 from router.upstream.openai import UpstreamError, retry_after_s
@@ -244,7 +244,7 @@ class UpstreamTier:
             self._missed(f"no answer to a probe within {self._options.probe_timeout_s:g} s", silent=True)
         except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
             self._refused = isinstance(error, httpx.ConnectError)
-            self._missed(describe(error), silent=False)
+            self._missed(in_words(error), silent=False)
 
     def _answers(self) -> int:
         """Chunks that requests have got from it so far: live traffic proves that it can be reached."""
@@ -353,13 +353,6 @@ class HandshakeTrace:
             self._began_s = self._clock.now_s()
         elif event == "connection.connect_tcp.complete":
             self.handshake_s = self._clock.now_s() - self._began_s
-
-
-def describe(error: Exception) -> str:
-    """Name an error in a few words; httpx leaves the text of many empty."""
-    text = str(error).strip()
-    kind = type(error).__name__
-    return f"{kind}: {text}" if text and isinstance(error, httpx.HTTPError) else text or kind
 
 
 def _by_rung(info: ReplicaInfo) -> tuple[str, int]:
