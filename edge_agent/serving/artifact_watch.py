@@ -7,10 +7,8 @@ import threading
 from pathlib import Path
 
 from edge_agent.runtime.manifest import Manifest, verify_files
-from models.store.store import read_regular
+from models.store.store import MANIFEST_FILE, read_regular
 from router.base.errors import ArtifactError
-
-MANIFEST_FILE = "manifest.json"
 
 _Mark = tuple[int, int, int, int]
 

@@ -27,7 +27,7 @@ from models.catalogue.families import Catalogue, Family, Source, Variant, load_c
 from models.store import disk, fetch
 from models.store.fetch import Progress, Silence
 from models.store.sources import Trusted, bring
-from router.base.errors import ArtifactError
+from router.base.errors import ArtifactError, ArtifactMissing
 
 if TYPE_CHECKING:
     from models.formats.weights import Weights
@@ -175,7 +175,7 @@ class ModelStore:
         try:
             return msgspec.json.decode(path.read_bytes(), type=SourceRecord)
         except OSError as error:
-            raise ArtifactError(
+            raise ArtifactMissing(
                 f"`{family.name}` is not in {where(self.root)}; run: overspill models pull {family.name}"
             ) from error
         except msgspec.DecodeError as error:
@@ -232,7 +232,7 @@ class ModelStore:
         try:
             listing = msgspec.json.decode(read_regular(folder / MANIFEST_FILE), type=_Listing)
         except OSError as error:
-            raise ArtifactError(f"no artifact of `{variant.name}` in {where(self.root)}; {remedy}") from error
+            raise ArtifactMissing(f"no artifact of `{variant.name}` in {where(self.root)}; {remedy}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ArtifactError(f"{folder / MANIFEST_FILE}: damaged ({error}); {remedy} --force") from error
         verify_files(folder, listing.files, f"{remedy} --force", digest=digest)

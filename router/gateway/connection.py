@@ -1,4 +1,4 @@
-"""One HTTP connection, which nobody can hold open for nothing.
+"""One HTTP connection, with bounds on its idle time and on the time and size of a request head.
 
 uvicorn bounds neither how long nor how large a request head may be, answers too many connections with a bare 503, and
 loses the body of a request that asks for another protocol. That is put right here; what comes after the head is the

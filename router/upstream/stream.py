@@ -44,7 +44,7 @@ _TIMING = re.compile(r"dur=([0-9.]+)")
 
 
 class LostNews:
-    """The news that an upstream has gone silent: every exchange with it that still waits hears of it at once."""
+    """The news that an upstream has gone silent: every request to it that still waits hears of it at once."""
 
     def __init__(self) -> None:
         self._listeners: set[Callable[[str], None]] = set()
@@ -80,7 +80,7 @@ class UpstreamRequest:
 
 @dataclass(frozen=True, slots=True)
 class TransferSample:
-    """What the head of a real exchange tells about the link.
+    """What the head of a real response tells about the link.
 
     Attributes:
         transfer_s: request sent → response head, without the time to connect and without what the upstream says it
