@@ -68,6 +68,7 @@ class Binder:
         self._refused_at_s: deque[float] = deque()
         self._unreadable: set[str] = set()
         self._scheduled = False
+        self._everyone = False
         self._rechecking = False
 
     def reconfigure(self, settings: RouterSettings) -> None:
@@ -75,8 +76,14 @@ class Binder:
         self._settings = settings
         self.wake()
 
-    def wake(self) -> None:
-        """Schedule a decision for every waiting request. Call it on the event loop."""
+    def wake(self, *, everyone: bool = True) -> None:
+        """Schedule decisions for the waiting requests. Call it on the event loop.
+
+        Args:
+            everyone: False where all that happened is that an attempt ended: then only as many are decided, in order, as
+                find a replica with room. The others would wait as before, and are looked at every `_RECHECK_S` anyway.
+        """
+        self._everyone = self._everyone or everyone
         if len(self.queue) and not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -124,11 +131,13 @@ class Binder:
             entry.bound.set_exception(error)
 
     def _pump(self) -> None:
-        """Decide for every waiting request, in order; each sees what those before it have taken or wait for."""
-        self._scheduled = False
+        """Decide for the waiting requests, in order; each sees what those before it have taken or wait for."""
+        everyone, self._everyone, self._scheduled = self._everyone, False, False
         ahead: Counter[str] = Counter()
         pool = self._pool(ahead)
         for entry in self.queue.in_order(scarce=self._signals.ladder.overloaded):
+            if not everyone and not any(view.has_room for view in pool.replicas):
+                break
             try:
                 taken = self._decide_for(entry, pool)
             except Exception:  # its own failure: those behind it are still decided

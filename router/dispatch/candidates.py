@@ -38,6 +38,15 @@ class ReplicaView:
     health: Health
     mine: InFlightLoad
 
+    @property
+    def has_room(self) -> bool:
+        """A request that is sent to it now would start at once."""
+        return (
+            self.snapshot.available
+            and not self.health.code
+            and occupied_slots(self.snapshot, self.mine) < self.snapshot.slots
+        )
+
     @classmethod
     def of(
         cls, replica: Replica, health: Callable[[ReplicaSnapshot], Health], in_flight: Callable[[str], InFlightLoad]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _UNBOUNDED_ANSWER_TOKENS = 512
 """What an answer without `max_tokens` is taken for in the estimate of pending work."""
+_UNREPORTED_SLOTS = 64
+"""Requests at once for an upstream that reports no load: its own queue and its refusals say when that is too many."""
 
 
 @dataclass(slots=True)
@@ -119,7 +121,7 @@ class UpstreamReplica:
 
     def snapshot(self) -> ReplicaSnapshot:
         condition, reported = self._tier.condition, self._reported
-        load = reported.load or VariantLoad(self.info.variant, available=True, slots=1)
+        load = reported.load or VariantLoad(self.info.variant, available=True, slots=_UNREPORTED_SLOTS)
         unseen = [running for running in self._running if running.at_report_tokens is None]
         running = max(0, load.running - reported.ended) + len(unseen)
         overflow = min(max(0, running - load.slots), len(unseen)) if load.slots else 0
