@@ -80,8 +80,8 @@ class Binder:
         """Schedule decisions for the waiting requests. Call it on the event loop.
 
         Args:
-            everyone: False where all that happened is that an attempt ended: then only as many are decided, in order, as
-                find a replica with room. The others would wait as before, and are looked at every `_RECHECK_S` anyway.
+            everyone: False where all that happened is that an attempt ended: then only as many are decided, in order,
+                as find a replica with room. The others would wait as before, and are decided every `_RECHECK_S` anyway.
         """
         self._everyone = self._everyone or everyone
         if len(self.queue) and not self._scheduled:
