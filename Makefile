@@ -12,13 +12,17 @@ TORCH  := torch>=2.11,<2.14
 export OVERSPILL_MODELS ?= $(CURDIR)/.overspill/models
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test check bench models clean broker
+.PHONY: demo test test-fast check bench models clean broker
 
 demo: $(STAMPS)/run broker models
 	$(BIN)/python -m examples.demo $(if $(KEEP),--keep)
 
 test: $(STAMPS)/dev broker models
 	$(BIN)/python -m pytest $(ARGS)
+
+# Everything that needs no model, broker or process of its own, in under a minute.
+test-fast: $(STAMPS)/dev
+	$(BIN)/python -m pytest --fast -n 2 $(ARGS)
 
 check: $(STAMPS)/dev
 	$(BIN)/ruff check .

@@ -34,17 +34,20 @@ def completed(line: str) -> list[str]:
     return overspill(**variables).stdout.split()
 
 
+@pytest.mark.process
 def test_the_version_is_told() -> None:
     done = overspill("--version")
     assert done.stdout.strip() == f"overspill {metadata.version('overspill')}"
 
 
+@pytest.mark.process
 def test_completion_can_be_installed(tmp_path: Path) -> None:
     done = overspill("--install-completion", "bash", home=tmp_path, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert done.returncode == 0, done.stderr
     assert "_OVERSPILL_COMPLETE" in (tmp_path / ".bash_completions" / "overspill.sh").read_text()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("line", "offered"),
     [

@@ -27,9 +27,10 @@ from router.gateway.metrics import GatewayMetrics
 from router.values.choice import Choice
 from router.values.settings import RouterSettings
 from tests.router.policy.test_policies import candidate, situation
+from tests.support.clocks import VirtualClock
 from tests.support.gateway_fakes import gateway_deps
 from tests.support.paths import REPOSITORY
-from tests.support.router_fakes import VirtualClock, info, request
+from tests.support.router_fakes import info, request
 from tests.support.tiny_llama import Sizes, run_plain, write_artifact
 
 PAGE = (REPOSITORY / "docs/extending.md").read_text(encoding="utf-8")

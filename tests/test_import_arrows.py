@@ -175,6 +175,7 @@ def test_a_package_root_holds_few_files(package: str) -> None:
     assert len(files) <= MOST_FILES_IN_A_ROOT, files
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("module", "unloaded"),
     [

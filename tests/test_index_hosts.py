@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+import pytest
+
 from tests.support.paths import REPOSITORY
 
 # Whatever serves Python packages: the public index and its file host, wheel folders, mirrors, and any index option with
@@ -41,6 +43,7 @@ def test_no_index_host_stands_in_the_tree() -> None:
     assert found == []
 
 
+@pytest.mark.process
 def test_no_host_of_this_machines_pip_configuration_stands_in_the_tree() -> None:
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False, timeout=60

@@ -65,7 +65,7 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST_FILE
     try:
-        text = path.read_bytes()
+        text = store.read_regular(path)
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error.strerror}; {_remedy(directory)}") from error
     try:

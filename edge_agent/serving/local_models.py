@@ -23,7 +23,7 @@ from edge_agent.serving.prompts import PromptCodec
 from edge_agent.serving.replica import LocalModel
 from hardware_profiles.loader import Profile, RuntimeOptions
 from models.catalogue.families import Catalogue, Family, Variant, load_catalogue
-from models.store.store import MANIFEST_FILE, ModelStore, default_root
+from models.store.store import MANIFEST_FILE, ModelStore, default_root, read_regular
 from router.base.errors import ArtifactError, ConfigError, ModelNotFound, OverspillError, in_words
 from router.values.replica import ReplicaInfo, SpeedPrior
 
@@ -150,7 +150,7 @@ def _whole(model: LocalModel, family: Family, variant: Variant, terms: _Terms) -
     """
     settings, shelf = terms.settings, terms.shelf
     directory = shelf.store.artifact_dir(variant.name)
-    raw = (directory / MANIFEST_FILE).read_bytes()
+    raw = read_regular(directory / MANIFEST_FILE)
     manifest = read_manifest(directory)
     if manifest.variant != variant.name:
         raise ArtifactError(

@@ -10,9 +10,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -69,6 +71,18 @@ class SourceRecord(msgspec.Struct, frozen=True):
     files: dict[str, StoredFile]
     revision: str = ""
     pinned: bool = False
+
+
+def read_regular(path: Path) -> bytes:
+    """Read a file that has to be one: a pipe would be waited for, for ever.
+
+    Raises:
+        OSError: it is missing, cannot be read, or is no regular file.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        return file.read()
 
 
 def verify_files(folder: Path, files: Mapping[str, FileDigest], remedy: str, *, digest: bool = True) -> None:
@@ -216,7 +230,7 @@ class ModelStore:
         folder = self.root / variant.family / variant.name
         remedy = f"run: overspill models pull {variant.family} --prepare"
         try:
-            listing = msgspec.json.decode((folder / MANIFEST_FILE).read_bytes(), type=_Listing)
+            listing = msgspec.json.decode(read_regular(folder / MANIFEST_FILE), type=_Listing)
         except OSError as error:
             raise ArtifactMissing(f"no artifact of `{variant.name}` in {where(self.root)}; {remedy}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

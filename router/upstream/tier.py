@@ -242,7 +242,7 @@ class UpstreamTier:
         except (asyncio.TimeoutError, httpx.TimeoutException):
             self._refused = False
             self._missed(f"no answer to a probe within {self._options.probe_timeout_s:g} s", silent=True)
-        except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._refused = isinstance(error, httpx.ConnectError)
             self._missed(in_words(error), silent=False)
 

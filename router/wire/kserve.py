@@ -21,7 +21,7 @@ from router.values.replica import ReplicaInfo
 from router.values.request import FinishReason, SamplingParams
 from router.wire.body import decode_json, shown
 from router.wire.headers import whole_number
-from router.wire.names import refuse_fields
+from router.wire.names import refuse_fields, refuse_names
 from router.wire.openai_reply import Usage
 from router.wire.sampling import (
     COMPLETION_MAX_TOKENS,
@@ -135,6 +135,12 @@ def decode_infer(body: bytes, header_length: str | None) -> InferCall:
     head, binary = _split(body, header_length)
     raw = decode_json(_decoder, head)
     refuse_fields(head, _Infer.__struct_fields__)
+    for kind, listed in (
+        ("inputs", [t.parameters for t in raw.inputs]),
+        ("outputs", [t.parameters for t in raw.outputs]),
+    ):
+        for index, read in enumerate(listed):
+            refuse_names(read, f"{kind}[{index}].parameters")
     tensors = {tensor.name: tensor for tensor in _tensors(raw.inputs, binary)}
     if len(tensors) < len(raw.inputs):
         raise InvalidRequest("`inputs`: two tensors have one name", param="inputs")

@@ -23,6 +23,7 @@ def _overspill(*arguments: str, env: dict[str, str] | None = None) -> subprocess
     )
 
 
+@pytest.mark.process
 def test_check_says_what_would_be_served(tmp_path: Path) -> None:
     folder = toy_model_directory(tmp_path / "toy")
     key = "s3cret-s3cret-s3cret"
@@ -36,6 +37,7 @@ def test_check_says_what_would_be_served(tmp_path: Path) -> None:
     assert key not in done.stdout + done.stderr
 
 
+@pytest.mark.process
 def test_check_prints_json(tmp_path: Path) -> None:
     folder = toy_model_directory(tmp_path / "toy")
     key = "s3cret-s3cret-s3cret"
@@ -50,6 +52,7 @@ def test_check_prints_json(tmp_path: Path) -> None:
     assert key not in done.stdout
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -68,6 +71,7 @@ def test_what_cannot_be_served_ends_with_2_and_one_line(arguments: list[str], na
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.process
 def test_help_is_there_and_names_every_flag() -> None:
     done = _overspill("serve", "--help", env={"COLUMNS": "200", "TERM": "dumb"})
     assert done.returncode == 0
@@ -75,6 +79,7 @@ def test_help_is_there_and_names_every_flag() -> None:
         assert flag in done.stdout
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", ["serve", "check"])
 def test_without_torch_the_extra_is_named_before_anything_starts(tmp_path: Path, command: str) -> None:
     folder = toy_model_directory(tmp_path / "toy")

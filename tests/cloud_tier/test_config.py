@@ -256,6 +256,7 @@ def test_threads_share_the_cores_but_one(tmp_path: Path, monkeypatch: pytest.Mon
         assert [place.engine.threads for place in _line_up(tmp_path, *entries)] == [threads, threads, 5]
 
 
+@pytest.mark.process
 def test_the_gpus_of_this_machine_are_those_of_torch() -> None:
     assert len(find_gpus(expected=True)) == torch.cuda.device_count()
     assert len(find_gpus(expected=False)) in {0, torch.cuda.device_count()}

@@ -49,6 +49,7 @@ async def _reports(place: EngineSpec, engine: type[TorchEngine] = TorchEngine) -
     return [report async for report in check_engines([place], engine, MonotonicClock())]
 
 
+@pytest.mark.process
 async def test_a_sound_engine_passes_and_names_its_device(place: EngineSpec) -> None:
     (report,) = await _reports(place)
     assert report.devices == ("cpu",)
@@ -57,6 +58,7 @@ async def test_a_sound_engine_passes_and_names_its_device(place: EngineSpec) -> 
     assert report.gap <= 0.01
 
 
+@pytest.mark.process
 async def test_an_engine_that_should_be_on_a_gpu_and_is_not_fails_loudly(place: EngineSpec) -> None:
     class OnTheCpu(TorchEngine):
         def __init__(self, config: EngineConfig, *rest: Any) -> None:
@@ -67,6 +69,7 @@ async def test_an_engine_that_should_be_on_a_gpu_and_is_not_fails_loudly(place: 
         await _reports(wanted, OnTheCpu)
 
 
+@pytest.mark.process
 async def test_an_engine_that_computes_something_else_is_found_out(place: EngineSpec) -> None:
     class Wrong(TorchEngine):
         async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
@@ -77,6 +80,7 @@ async def test_an_engine_that_computes_something_else_is_found_out(place: Engine
         await _reports(place, Wrong)
 
 
+@pytest.mark.process
 async def test_without_memory_for_the_reference_the_engine_is_still_run(
     place: EngineSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import pytest
 
 from tests.support.fake_engine import toy_model_directory
 from tests.support.paths import REPOSITORY
+from tests.support.waiting import until, until_true
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(120)]
 FAMILY, BEST, SMALL = "smollm2-135m", "smollm2-135m-fp32", "smollm2-135m-pruned-fp32"
@@ -71,15 +71,12 @@ class Tier:
         self.port = 0
 
     def wait_serving(self) -> None:
-        ends_at_s = time.monotonic() + 90
-        while time.monotonic() < ends_at_s:
+        def serving() -> re.Match[str] | None:
             found = re.search(r'"port": (\d+).*"event": "serving"', self.log.read_text())
-            if found:
-                self.port = int(found[1])
-                return
-            assert self.process.poll() is None, self.log.read_text()
-            time.sleep(0.05)
-        pytest.fail(f"not serving after 90 s:\n{self.log.read_text()}")
+            assert found or self.process.poll() is None, self.log.read_text()
+            return found
+
+        self.port = int(until_true(serving, 90, every_s=0.05)[1])
 
     @property
     def url(self) -> str:
@@ -129,8 +126,10 @@ class Tier:
         await self.until("overspill_kv_cache_usage_perc", lambda used: used == 0)
 
     async def until(self, pattern: str, holds: Callable[[float], bool]) -> None:
-        while not holds(await self.metric(pattern)):  # noqa: ASYNC110 - the event is in another process
-            await asyncio.sleep(0.05)
+        async def held() -> bool:
+            return holds(await self.metric(pattern))
+
+        await until(held, 100, every_s=0.05)
 
     def end(self) -> None:
         if self.process.poll() is None:

@@ -22,6 +22,8 @@ from router.gateway import connection
 from router.gateway.listener import bind
 from router.values.settings import RouterSettings
 from tests.support.fake_engine import FakeEngine, broken_config, toy_model_directory
+from tests.support.ports import taken_port
+from tests.support.waiting import until
 
 CHAT = {"model": "toy", "messages": [{"role": "user", "content": "Where?"}], "temperature": 0}
 KEY = "k" * 24
@@ -50,11 +52,6 @@ def _plan(
     return Plan(config, line_up(entries, catalogue, ModelStore(toy, catalogue)), keys or {})
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is waited for has no event; pytest's timeout bounds it
-        await asyncio.sleep(0.005)
-
-
 class Running:
     """A tier, the task that runs it, its engines and a client to it."""
 
@@ -73,7 +70,7 @@ class Running:
         self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=10)
 
     async def until(self, phase: Phase) -> None:
-        await _until(lambda: self.tier.phase is phase or self.task.done())
+        await until(lambda: self.tier.phase is phase or self.task.done())
 
     async def ended(self) -> None:
         await asyncio.wait_for(self.task, 15)
@@ -314,7 +311,7 @@ async def test_a_caller_that_goes_away_frees_the_engine(toy: Path) -> None:
             await Events(response).until_text()
             engine.may_go_on.clear()
             assert engine.open == 1
-        await _until(lambda: engine.open == 0)
+        await until(lambda: engine.open == 0)
 
 
 async def test_keys_are_asked_for_and_never_shown(toy: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -342,12 +339,8 @@ def test_a_plan_beyond_loopback_needs_a_key(toy: Path) -> None:
 
 
 def test_a_taken_port_is_named_with_a_remedy() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"127.0.0.1:{port} .*choose another --port"):
-            bind("127.0.0.1", port, "server")
+    with taken_port() as port, pytest.raises(ConfigError, match=rf"127.0.0.1:{port} .*choose another --port"):
+        bind("127.0.0.1", port, "server")
     with pytest.raises(ConfigError, match="another host"):
         bind("192.0.2.1", 0, "server")
 
@@ -417,6 +410,7 @@ async def test_what_is_no_http_is_answered_in_the_shape_of_every_error(toy: Path
         assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_request"
 
 
+@pytest.mark.slow
 async def test_many_requests_in_one_piece_are_not_one_large_head(toy: Path) -> None:
     async with running(_plan(toy)) as run:
         request = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"

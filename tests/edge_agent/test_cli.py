@@ -21,6 +21,7 @@ from edge_agent.config import EdgeConfig
 from edge_agent.report import check_as_json, check_lines
 from router.base.errors import ConfigError
 from tests.support.paths import REPOSITORY
+from tests.support.ports import refused_port
 from tests.support.tiny_store import TinyWorld, build_world
 
 
@@ -82,9 +83,8 @@ def test_what_the_upstream_answers_is_told(world: TinyWorld, status: int, body: 
 
 
 def test_an_upstream_that_is_away_is_a_warning(world: TinyWorld) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        lines = checked(world.config(upstream={"url": f"http://127.0.0.1:{nobody.getsockname()[1]}"}))
+    with refused_port() as port:
+        lines = checked(world.config(upstream={"url": f"http://127.0.0.1:{port}"}))
     assert re.search(r"^warning   the upstream cannot be reached now \(ConnectError: ", lines, re.MULTILINE)
     assert lines.endswith("\nok")
 
@@ -95,9 +95,8 @@ def test_check_and_profile_as_json(world: TinyWorld) -> None:
     assert tree["warning"] == []
     assert any("tiny-int8" in line for line in tree["model"])
     assert tree["upstream"][0].startswith("none")
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        away = check_as_json(world.config(upstream={"url": f"http://127.0.0.1:{nobody.getsockname()[1]}"}))
+    with refused_port() as port:
+        away = check_as_json(world.config(upstream={"url": f"http://127.0.0.1:{port}"}))
     assert len(away["warning"]) == 1
     done = CliRunner().invoke(app, ["profile", "--json"])
     told = json.loads(done.stdout)
@@ -125,6 +124,7 @@ def test_the_flag_at_fault_is_named(command: str, flags: list[str], says: str) -
     assert result.exception.message.startswith(says)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("part", ["edge", "cloud", "fleet", "models"])
 def test_completion_is_the_business_of_the_whole_command(part: str) -> None:
     done = subprocess.run(

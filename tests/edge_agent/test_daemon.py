@@ -29,8 +29,9 @@ from edge_agent.runtime.protocol import Logits, Runtime, RuntimeRequest, StepInp
 from router.base.errors import ConfigError, OverspillError
 from router.fleetwire.documents import DesiredConfig
 from router.values.request import Locality
-from tests.support.fleet_rig import until
+from tests.support.ports import refused_port, taken_port
 from tests.support.tiny_store import TinyWorld, build_world
+from tests.support.waiting import until
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "temperature": 0}
 
@@ -111,9 +112,8 @@ async def test_bad_requests_are_told_what_is_wrong(world: TinyWorld) -> None:
     ids=["too-long-here", "hopeless-here", "unknown-here"],
 )
 async def test_a_cloud_that_was_never_reached_makes_nothing_final(world: TinyWorld, body: dict[str, object]) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and does not listen
-        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    with refused_port() as port:
+        url = f"http://127.0.0.1:{port}"
         async with served(world.config(upstream={"url": url})) as (agent, client):
             await until(lambda: "ConnectError" in agent.dispatcher.unreached(Locality.ANY))
             ask = {"model": "tiny", "max_tokens": 4, **body}
@@ -137,8 +137,7 @@ async def test_draining_finishes_streams_and_refuses_newcomers(world: TinyWorld)
             lines = stream.aiter_lines()
             await anext(lines)
             agent.stop()
-            while agent.phase != "draining":  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until(lambda: agent.phase == "draining", every_s=0.001)
             refused = await client.post("/v1/chat/completions", json=CHAT)
             assert refused.status_code == 503
             assert "retry-after" in refused.headers
@@ -208,6 +207,7 @@ async def test_whoever_streams_from_the_upstream_is_told_too(
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.slow
 async def test_more_requests_than_fit_all_end_well(world: TinyWorld) -> None:
     async with served(world.config()) as (agent, client):
 
@@ -391,11 +391,8 @@ async def test_the_fleet_sees_the_agent_without_its_secrets(world: TinyWorld) ->
 
 
 async def test_a_taken_port_and_an_unknown_variant_end_the_start(world: TinyWorld) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(ConfigError, match="another process has it"):
-            await EdgeAgent(world.config(gateway={"port": taken.getsockname()[1]})).run()
+    with taken_port() as port, pytest.raises(ConfigError, match="another process has it"):
+        await EdgeAgent(world.config(gateway={"port": port})).run()
     with pytest.raises(OverspillError, match="nothing"):
         await EdgeAgent(world.config(models={"variants": ["nothing"], "preload": []})).run()
 
@@ -418,6 +415,7 @@ async def test_an_agent_without_models_is_a_router(world: TinyWorld) -> None:
         assert refused.json()["error"]["message"]
 
 
+@pytest.mark.process
 def test_the_daemon_imports_neither_torch_nor_a_runtime() -> None:
     code = "import sys, edge_agent.daemon; print([m for m in ('torch', 'onnxruntime', 'onnx') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
 from examples.demo.stack import API_KEY, Stack
+from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.real_model
 
@@ -82,14 +83,14 @@ def test_cancel_in_mid_stream_frees_the_slot(stack: Stack, client: openai.OpenAI
     for _, _chunk in zip(range(5), stream, strict=False):
         pass
     stream.close()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
+
+    def ended() -> dict[str, Any] | None:
         record = httpx.get(
             f"{url}/v1/decisions/cancelled-{tier}", headers={"authorization": f"Bearer {API_KEY}"}, timeout=5
         ).json()
-        if record["outcome"] != "running":
-            break
-        time.sleep(0.05)
+        return None if record["outcome"] == "running" else record
+
+    record = until_true(ended, every_s=0.05)
     assert record["outcome"] == "cancelled"
     assert record["tokens"] < 1500
     assert _running(url) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from examples.demo.processes import overspill
 from examples.demo.stack import API_KEY, DEVICE, FLEET, Stack, StackOptions
 from examples.demo.traffic import Ask, Reply, send
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(240)]
 
@@ -46,13 +46,12 @@ async def test_killed_engine_is_restarted_and_no_request_waits_forever(stack: St
         for reply in replies:
             told = reply.outcome == "failed" and reply.error.startswith("APIError:")  # an error event in the stream
             assert reply.served or reply.refused_properly or told, reply
-        deadline = time.monotonic() + 90
-        back = Reply(Ask(LONG))
-        while time.monotonic() < deadline and not back.served:
+
+        async def is_back() -> bool:
             pinned = Ask("What is the capital of France?", max_tokens=8, model="smollm2-135m-fp32")
-            back = await asyncio.wait_for(send(cloud, pinned), 60)
-            await asyncio.sleep(0.2)
-    assert back.served, f"the engine did not come back: {back.error}"
+            return (await asyncio.wait_for(send(cloud, pinned), 60)).served
+
+        await until(is_back, 90, every_s=0.2)
     assert killed[0] in before
     assert not psutil.pid_exists(killed[0]) or psutil.Process(killed[0]).status() == psutil.STATUS_ZOMBIE
 

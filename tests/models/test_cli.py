@@ -258,6 +258,7 @@ def command(*arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.process
 def test_the_command_prints_one_line_and_exits_with_2(place: Path) -> None:
     (place / "toy.gguf").write_bytes(b"other")
     child = command("pull", "toy")
@@ -294,6 +295,7 @@ def test_a_store_that_nobody_chose_is_explained(place: Path, monkeypatch: pytest
         store.artifact_dir("toy-int8")
 
 
+@pytest.mark.process
 def test_without_the_toolchain_the_extra_is_named(place: Path) -> None:
     code = (
         "import sys; sys.modules['onnx'] = None; sys.argv[1:] = ['models', 'build', 'toy-int8']; "
@@ -308,6 +310,7 @@ def test_without_the_toolchain_the_extra_is_named(place: Path) -> None:
     assert "'overspill[" not in child.stderr
 
 
+@pytest.mark.process
 def test_an_interrupted_pull_leaves_nothing_visible(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with file_server() as server:

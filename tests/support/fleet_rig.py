@@ -1,18 +1,13 @@
-"""A real mosquitto on a loopback port, a raw MQTT client to look over its shoulder, and waiting without sleeping."""
+"""A real mosquitto on a loopback port, and a raw MQTT client that sees and publishes anything."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import threading
-import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from paho.mqtt import client as paho
@@ -20,7 +15,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-T = TypeVar("T")
+from tests.support.ports import accepts, unused_port
+from tests.support.waiting import until_true
 
 CONFIG = """\
 listener {port} 127.0.0.1
@@ -37,9 +33,7 @@ class Broker:
     """One mosquitto process; the port stays the same over restarts."""
 
     def __init__(self, folder: Path, config: str = CONFIG) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = unused_port()
         self.folder = folder
         self.config = config
         self.process: subprocess.Popen[bytes] | None = None
@@ -51,16 +45,13 @@ class Broker:
         path.write_text(self.config.format(port=self.port, folder=self.folder))
         with (self.folder / "mosquitto.log").open("ab") as log:
             self.process = subprocess.Popen([program, "-c", str(path)], stdout=log, stderr=log)
-        deadline_s = time.monotonic() + 10
-        while time.monotonic() < deadline_s:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-            except OSError:  # noqa: PERF203
-                assert self.process.poll() is None, (self.folder / "mosquitto.log").read_text()
-                time.sleep(0.02)
-            else:
-                return self
-        raise AssertionError("mosquitto does not listen")
+        until_true(self._listens)
+        return self
+
+    def _listens(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, (self.folder / "mosquitto.log").read_text()
+        return accepts(self.port)
 
     def stop(self, how: int = signal.SIGTERM) -> None:
         if self.process is not None:
@@ -112,16 +103,3 @@ class Spy:
         self.client.disconnect()
         self.client.loop_stop()
         self.client.on_message = self.client.on_subscribe = None  # no cycle that keeps its sockets open
-
-
-async def until(check: Callable[[], T], timeout_s: float = 15.0) -> T:
-    """Return the first truthy value of `check`; fail when there is none in time."""
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        value = check()
-        if isinstance(value, Awaitable):
-            value = await value
-        if value:
-            return value
-        assert time.monotonic() < deadline_s, "waited in vain"
-        await asyncio.sleep(0.01)

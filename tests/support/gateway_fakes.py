@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 
+import httpx
 import uvicorn
 from prometheus_client import CollectorRegistry
 
@@ -196,6 +197,13 @@ def gateway_deps(dispatcher: FakeDispatcher | None = None, **changes) -> Gateway
         "models": lambda: INFOS,
     }
     return GatewayDeps(**{**fields, **changes})
+
+
+def client_of(deps: GatewayDeps, key: str = "", *, address: str = "127.0.0.1", **more) -> httpx.AsyncClient:
+    """A client of the gateway's app without a socket; its connections come from `address`."""
+    transport = httpx.ASGITransport(app=create_app(deps), client=(address, 5), raise_app_exceptions=False)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers, **more)
 
 
 class Server:

@@ -1,14 +1,13 @@
-"""A clock that jumps, and replicas that take their time on it, fail as they are told, and keep count."""
+"""Replicas that take their time on a virtual clock, fail as they are told, and keep count; a world of four of them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 from router.base.errors import InvalidRequest, ReplicaBroken, ReplicaUnreachable, Unavailable
 from router.dispatch.dispatcher import Dispatcher
@@ -26,68 +25,10 @@ from router.values.request import (
     TokenChunk,
 )
 from router.values.settings import RouterSettings
+from tests.support.clocks import VirtualClock
 
-T = TypeVar("T")
 FAMILY = "tiny"
 UPSTREAM = "http://cloud:8700"
-
-
-class VirtualClock:
-    """Time stands still while anything can run, then jumps to the next sleeper."""
-
-    def __init__(self) -> None:
-        self._now_s = 1000.0
-        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
-        self._order = count()
-
-    def now_s(self) -> float:
-        return self._now_s
-
-    async def sleep(self, duration_s: float) -> None:
-        woken = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self._now_s + max(duration_s, 0.0), next(self._order), woken))
-        await woken
-
-    async def settle(self) -> None:
-        """Let everything run that can run without time passing."""
-        loop: Any = asyncio.get_running_loop()
-        for _ in range(100_000):
-            await asyncio.sleep(0)
-            if not loop._ready:
-                return
-        raise AssertionError("something runs for ever without waiting")
-
-    async def step(self) -> bool:
-        """Jump to the next sleeper; returns False if nobody sleeps."""
-        await self.settle()
-        while self._sleepers and self._sleepers[0][2].done():
-            heapq.heappop(self._sleepers)
-        if not self._sleepers:
-            return False
-        self._now_s = max(self._now_s, self._sleepers[0][0])
-        heapq.heappop(self._sleepers)[2].set_result(None)
-        return True
-
-    async def run(self, work: Coroutine[Any, Any, T], limit_s: float = 3600.0) -> T:
-        """Run `work` to its end; fails if that takes longer than `limit_s` of this clock: then something hangs."""
-        task = asyncio.ensure_future(work)
-        ends_s = self._now_s + limit_s
-        try:
-            while not task.done():
-                moved = await self.step()
-                await self.settle()
-                if not task.done():
-                    assert moved, "nothing can ever happen again, and the work is not done"
-                    assert self._now_s < ends_s, f"not done after {limit_s} s"
-            return task.result()
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
-    async def advance(self, duration_s: float) -> None:
-        """Let that much time pass."""
-        await self.run(self.sleep(duration_s))
 
 
 def info(name: str = "int8", *, remote: bool = False, **changes: Any) -> ReplicaInfo:

@@ -18,6 +18,7 @@ def _filled(pool: BlockPool, tokens: list[int], room: int = 0) -> BlockTable:
     return table
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(seed=st.integers(0, 2**32), num_blocks=st.integers(2, 40), block_tokens=st.sampled_from([1, 4, 16]))
 def test_blocks_are_conserved_whatever_happens(seed: int, num_blocks: int, block_tokens: int) -> None:

@@ -18,6 +18,7 @@ from tests.support.engine_models import prompt, small
 from tests.support.engine_parallel import lives, on_one, on_ranks
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("name", "ranks", "mesh"), [("qwen2", 2, False), ("llama3-tied", 3, True)])
 def test_logits_equal_one_rank(name: str, ranks: int, mesh: bool, tmp_path: Path) -> None:
     weights = engine_models.save(name, tmp_path)

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from cloud_tier.engine.processes import RankProcesses
 from cloud_tier.engine.protocol import EngineChunk, EngineConfig, EngineRequest, EngineState
 from cloud_tier.engine.streams import Streams
 from cloud_tier.engine.torch_engine import TorchEngine
-from router.base.clock import Clock, MonotonicClock
+from router.base.clock import Clock
 from router.base.errors import (
     ArtifactError,
     ConfigError,
@@ -35,8 +35,12 @@ from router.base.errors import (
 )
 from router.values.request import FinishReason, SamplingParams
 from tests.support import engine_models
+from tests.support.clocks import SteeredClock
 from tests.support.engine_models import Bench, prompt, small
 from tests.support.paths import REPOSITORY
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.process
 
 LONG = 3000  # tokens: seconds of work for the tiny model
 
@@ -48,35 +52,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _config(weights: Path, **options: Any) -> EngineConfig:
     return small(weights, **{"kv_cache_tokens": 8192, "max_context_tokens": 4000, **options})
-
-
-class _SteeredClock(MonotonicClock):
-    """The machine's clock, which a test can put forward.
-
-    Attributes:
-        ahead_s: by how much it was.
-        looks: how many sleeps of it have ended.
-    """
-
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-        self.looks = 0
-
-    def now_s(self) -> float:
-        return super().now_s() + self.ahead_s
-
-    async def sleep(self, duration_s: float) -> None:
-        ends_at_s = self.now_s() + duration_s
-        while self.now_s() < ends_at_s:  # noqa: ASYNC110 (time is what it waits for)
-            await asyncio.sleep(0.001)
-        self.looks += 1
-
-    async def pass_by(self, duration_s: float, looks: int) -> None:
-        """Jump ahead so often, and let whoever slept look at the clock each time."""
-        for _ in range(looks):
-            seen = self.looks
-            self.ahead_s += duration_s
-            await _until(lambda seen=seen: self.looks > seen)
 
 
 @contextlib.asynccontextmanager
@@ -110,14 +85,6 @@ async def _exhaust(stream: AsyncGenerator[EngineChunk, None]) -> None:
         pass
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("the condition did not come true in 30 s")
-
-
 async def test_many_callers_are_served_and_abandoned_work_is_dropped(weights: Path) -> None:
     bench = Bench(small(weights))
     for seed in range(8):
@@ -134,7 +101,7 @@ async def test_many_callers_are_served_and_abandoned_work_is_dropped(weights: Pa
         assert (await anext(stream)).token_ids
         assert engine.load().running == 1
         await stream.aclose()
-        await _until(lambda: engine.load().kv_blocks_free == engine.load().kv_blocks_total)
+        await until(lambda: engine.load().kv_blocks_free == engine.load().kv_blocks_total)
         assert (engine.load().running, engine.load().pending_decode_tokens) == (0, 0)
 
         for request, error in (
@@ -152,7 +119,7 @@ async def test_many_callers_are_served_and_abandoned_work_is_dropped(weights: Pa
                 await _collect(engine, request)
 
         draining = asyncio.create_task(_collect(engine, _request(prompt(10), 200)))
-        await _until(lambda: engine.load().running == 1)
+        await until(lambda: engine.load().running == 1)
         await engine.stop(drain_s=30)
         assert len((await draining)[0]) == 200
         with pytest.raises(ReplicaUnreachable, match="stopped"):
@@ -181,7 +148,7 @@ async def test_kill_of_any_rank_fails_cleanly_and_restarts(weights: Path) -> Non
             started = engine.generate(_request(prompt(20), LONG))
             await anext(started)
             waiting = asyncio.create_task(_collect(engine, _request(prompt(20), LONG)))
-            await _until(lambda: engine.load().queued == 1)
+            await until(lambda: engine.load().queued == 1)
             os.kill(old[victim], signal.SIGKILL)
             with pytest.raises(ReplicaBroken, match="is gone in the middle"):
                 await _exhaust(started)
@@ -190,7 +157,7 @@ async def test_kill_of_any_rank_fails_cleanly_and_restarts(weights: Path) -> Non
             assert engine.state is EngineState.RESTARTING
             with pytest.raises(ReplicaUnreachable, match="restarting"):
                 await _collect(engine, _request([1]))
-            await _until(lambda: engine.ready)
+            await until(lambda: engine.ready)
             assert engine.restarts == victim + 1
             assert not set(old) & set(engine.info.pids)
             assert not any(psutil.pid_exists(pid) for pid in old)
@@ -198,7 +165,7 @@ async def test_kill_of_any_rank_fails_cleanly_and_restarts(weights: Path) -> Non
 
 
 async def test_an_engine_that_restarts_says_why_and_when_it_should_be_ready(weights: Path) -> None:
-    clock = _SteeredClock()
+    clock = SteeredClock()
     async with _running(_config(weights), clock) as engine:
         assert engine.outage is None
         assert engine.info is not None
@@ -208,14 +175,14 @@ async def test_an_engine_that_restarts_says_why_and_when_it_should_be_ready(weig
             assert engine.info is not None
             load_s = engine.info.load_s
             os.kill(engine.info.pids[0], signal.SIGKILL)
-            await _until(lambda: not engine.ready)
+            await until(lambda: not engine.ready)
             outage = engine.outage
             assert outage is not None
             assert "rank 0" in outage.reason
             assert outage.ready_in_s == pytest.approx(pause_s + load_s, abs=0.4)
             clock.ahead_s += 3600  # later than expected: now, not in the past
             assert engine.outage is None or engine.outage.ready_in_s == 0
-            await _until(lambda: engine.ready)
+            await until(lambda: engine.ready)
             assert engine.outage is None
         await engine.stop()
         assert engine.outage is not None
@@ -223,7 +190,7 @@ async def test_an_engine_that_restarts_says_why_and_when_it_should_be_ready(weig
 
 
 async def test_a_hung_step_ends_like_a_dead_one(weights: Path) -> None:
-    clock = _SteeredClock()
+    clock = SteeredClock()
     config = _config(weights)
     async with _running(config, clock) as engine:
         stream = engine.generate(_request(prompt(20), LONG))
@@ -237,7 +204,7 @@ async def test_a_hung_step_ends_like_a_dead_one(weights: Path) -> None:
 
 
 async def test_a_host_that_stood_still_is_not_taken_for_a_hung_engine(weights: Path) -> None:
-    clock = _SteeredClock()
+    clock = SteeredClock()
     config = _config(weights)
     async with _running(config, clock) as engine:
         stream = engine.generate(_request(prompt(20), 1000))
@@ -248,12 +215,12 @@ async def test_a_host_that_stood_still_is_not_taken_for_a_hung_engine(weights: P
 
 
 async def test_an_answer_that_is_read_late_says_nothing_about_the_engine(weights: Path) -> None:
-    clock = _SteeredClock()
+    clock = SteeredClock()
     config = _config(weights)
     async with _running(config, clock) as engine:
         stream = engine.generate(_request(prompt(20), 30))
         seen = len((await anext(stream)).token_ids)
-        await _until(lambda: engine.load().pending_decode_tokens == 0)
+        await until(lambda: engine.load().pending_decode_tokens == 0)
         await clock.pass_by(config.step_timeout_s, looks=3)
         assert (engine.state, engine.restarts) == (EngineState.READY, 0)
         async for chunk in stream:
@@ -281,13 +248,13 @@ async def test_the_host_failing_a_restart_is_not_the_end(weights: Path, monkeypa
         return real(processes, sockets)
 
     monkeypatch.setattr(RankProcesses, "_spawn", spawn)
-    engine = TorchEngine(_config(weights), _SteeredClock())
+    engine = TorchEngine(_config(weights), SteeredClock())
     await engine.start()
     try:
         assert engine.info is not None
         os.kill(engine.info.pids[0], signal.SIGKILL)
-        await _until(lambda: not engine.ready)
-        await _until(lambda: engine.ready)
+        await until(lambda: not engine.ready)
+        await until(lambda: engine.ready)
         assert engine.restarts == 3
         assert (await _collect(engine, _request(prompt(20), 3)))[1] is FinishReason.LENGTH
     finally:
@@ -319,7 +286,7 @@ async def test_a_message_that_cannot_be_read_ends_one_life(weights: Path, monkey
         monkeypatch.setattr(Streams, "take", take)
         with pytest.raises(ReplicaUnreachable, match="expected `int`, got `str` before request"):
             await _collect(engine, _request(prompt(20)))
-        await _until(lambda: engine.ready)
+        await until(lambda: engine.ready)
         assert (await _collect(engine, _request(prompt(20), 3)))[1] is FinishReason.LENGTH
 
 
@@ -394,7 +361,7 @@ async def test_stop_while_starting_leaves_nothing(weights: Path) -> None:
     others = set(psutil.Process().children())
     engine = TorchEngine(_config(weights))
     start = asyncio.create_task(engine.start())
-    await _until(lambda: engine.state is EngineState.STARTING and bool(set(psutil.Process().children()) - others))
+    await until(lambda: engine.state is EngineState.STARTING and bool(set(psutil.Process().children()) - others))
     await engine.stop()
     with pytest.raises(ReplicaUnreachable, match="stopped before it was ready"):
         await start

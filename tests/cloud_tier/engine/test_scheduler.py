@@ -16,32 +16,20 @@ from cloud_tier.engine.model import Computed
 from cloud_tier.engine.protocol import EngineConfig, EngineRequest
 from router.base.errors import ConfigError
 from router.values.request import FinishReason, SamplingParams
+from tests.support.clocks import VirtualClock
 
 VOCAB = 32
-
-
-class ManualClock:
-    """Time that passes only when told to."""
-
-    def __init__(self) -> None:
-        self.time_s = 0.0
-
-    def now_s(self) -> float:
-        return self.time_s
-
-    async def sleep(self, duration_s: float) -> None:
-        self.time_s += duration_s
 
 
 class Echo:
     """A core over a model that answers token t with t + 1; notes every step's segments."""
 
-    def __init__(self, clock: ManualClock | None = None, **options: Any) -> None:
+    def __init__(self, clock: VirtualClock | None = None, **options: Any) -> None:
         values = {"kv_cache_tokens": 64, "kv_block_tokens": 4, "token_budget": 16, "max_running": 4, **options}
         self._config = config = EngineConfig(weights="none", **values)
         self.steps: list[list[Segment]] = []
         self.seconds_a_token = 0.0
-        self._clock = clock or ManualClock()
+        self._clock = clock or VirtualClock()
         self.core = EngineCore(
             config, self._compute, vocab_size=VOCAB, context_tokens=config.kv_cache_tokens, clock=self._clock
         )
@@ -80,7 +68,7 @@ class Echo:
         segments = step.segments
         finite = [True] * len(segments)
         self.steps.append(segments)
-        self._clock.time_s += self.seconds_a_token * sum(len(segment.tokens) for segment in segments)
+        self._clock.pass_s(self.seconds_a_token * sum(len(segment.tokens) for segment in segments))
         last = [segment.tokens[-1] for segment in segments if segment.draws]
         if not last:
             return Computed(None, finite)
@@ -105,7 +93,7 @@ def test_decoding_comes_before_prompts_and_the_budget_holds() -> None:
 
 
 def test_prompts_hold_decoding_up_no_longer_than_the_target() -> None:
-    clock = ManualClock()
+    clock = VirtualClock()
     echo = Echo(clock, token_budget=40, kv_cache_tokens=512, step_target_s=0.1)
     echo.seconds_a_token = 0.01
     echo.add(0, 4, 100)
@@ -200,6 +188,7 @@ def test_a_budget_that_decoding_alone_would_eat_is_refused() -> None:
         EngineConfig(weights="none", token_budget=4, max_running=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_random_lives_end_with_every_block_free_and_every_answer_right(seed: int) -> None:

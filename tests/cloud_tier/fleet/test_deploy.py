@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,10 @@ from edge_agent.mqtt.config import FleetConfig, FleetTls
 from edge_agent.mqtt.connection import End
 from router.fleetwire.documents import Snapshot
 from tests.support.fleet_devices import started
-from tests.support.fleet_rig import Broker, until
+from tests.support.fleet_rig import Broker
 from tests.support.paths import REPOSITORY
+from tests.support.ports import accepts, unused_port
+from tests.support.waiting import until, until_true
 
 pytestmark = [
     pytest.mark.broker,
@@ -64,9 +64,7 @@ class Deployed(Broker):
 
     def __init__(self, folder: Path, certs: Path) -> None:
         super().__init__(folder)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.operator_port: int = probe.getsockname()[1]
+        self.operator_port = unused_port()
         text = (DEPLOY / "mosquitto.conf").read_text()
         for there, here in (
             ("listener 8883\n", f"listener {self.port} 127.0.0.1\n"),
@@ -84,15 +82,8 @@ class Deployed(Broker):
     def start(self) -> Broker:
         """Start; the operators' port opens after the devices' one."""
         super().start()
-        deadline_s = time.monotonic() + 10
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.operator_port), timeout=1).close()
-            except OSError:  # noqa: PERF203
-                assert time.monotonic() < deadline_s, "the operators' port does not open"
-                time.sleep(0.02)
-            else:
-                return self
+        until_true(lambda: accepts(self.operator_port))
+        return self
 
 
 @pytest.fixture
@@ -122,7 +113,7 @@ def device(broker: Deployed, certs: Path, folder: Path, name: str, certificate_o
 
 def operator(port: int, certs: Path, name: str) -> FleetOperator:
     pems = (certs / "ca.pem", certs / f"{name}.pem", certs / f"{name}.key")
-    return FleetOperator(BrokerAddress("localhost", port, True, *pems, connect_timeout_s=3))
+    return FleetOperator(BrokerAddress("localhost", port, True, *pems, connect_timeout_s=10))
 
 
 async def test_a_device_and_an_operator_work_through_the_deployed_broker(

@@ -20,7 +20,8 @@ from router.base.errors import ConfigError
 from router.fleetwire.documents import Status
 from router.fleetwire.topics import Address
 from tests.support.fleet_devices import PREFIX, ScriptedDevices, fleet, started
-from tests.support.fleet_rig import CONFIG, Broker, Spy, until
+from tests.support.fleet_rig import CONFIG, Broker, Spy
+from tests.support.waiting import until
 
 ONLINE = ("cam-1", "cam-2", "door-1")
 
@@ -61,12 +62,6 @@ def test_patterns_mean_only_what_was_seen_and_names_mean_themselves() -> None:
     assert to_read("f", ["cam-1", "c*"]) is None
     with pytest.raises(ConfigError, match="no valid name"):
         to_read("f", ["c*", "a/b"])
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker(tmp_path) as running:
-        yield running
 
 
 @pytest.fixture
@@ -186,7 +181,7 @@ async def test_a_limit_of_refusals_goes_in_waves(broker: Broker) -> None:
 @pytest.mark.broker
 async def test_waves_grow_while_nobody_refuses(broker: Broker) -> None:
     names = [f"cam-{number:02}" for number in range(14)]
-    with ScriptedDevices(broker, *names, apply_s=0.3) as devices:
+    with ScriptedDevices(broker, *names, apply_s=0.5) as devices:
         async with FleetOperator(BrokerAddress(port=broker.port)) as operator, operator.survey(names) as survey:
             many = ManyChanges(survey, names, {"router": {"max_queue": 9}}, parallel=2, max_refused=1)
             began_s = time.monotonic()
@@ -194,7 +189,7 @@ async def test_waves_grow_while_nobody_refuses(broker: Broker) -> None:
             took_s = time.monotonic() - began_s
     assert {change.outcome.kind for change in many.changes if change.outcome is not None} == {"applied"}
     assert len(devices.received) == len(names)
-    assert 0.9 <= took_s < 7 * 0.3, "three waves, of 2, 4 and 8"
+    assert 1.5 <= took_s < 7 * 0.5, "three waves, of 2, 4 and 8"
 
 
 @pytest.mark.broker
@@ -209,7 +204,7 @@ async def test_a_slow_apply_holds_no_slot(broker: Broker) -> None:
             took_s = time.monotonic() - began_s
     assert [change.outcome.kind for change in many.changes if change.outcome is not None] == ["applied"] * 40
     assert len(devices.received) == 40
-    assert took_s < 4.0, "not 40 / 4 of them"
+    assert took_s < 8.0, "not 40 / 4 of them"
 
 
 @pytest.mark.broker

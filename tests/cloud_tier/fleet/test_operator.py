@@ -19,7 +19,8 @@ from router.base.errors import ConfigError
 from router.fleetwire.documents import DesiredConfig, DesiredRefused, Reported, digest_of
 from router.fleetwire.topics import Address
 from tests.support.fleet_devices import ScriptedDevices, fleet
-from tests.support.fleet_rig import Broker, Spy, until
+from tests.support.fleet_rig import Broker, Spy
+from tests.support.waiting import until
 
 NOW = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
 TOPIC = "overspill/v1/default/cam-1/"
@@ -83,6 +84,13 @@ def test_wrong_files_are_named(tmp_path: Path, content: str) -> None:
         read_edits([], [], file)
 
 
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "[1.0, nan]"])
+def test_a_number_that_json_cannot_say_is_refused(text: str) -> None:
+    """It went out as null, which takes the override away, and the device reported "applied"."""
+    with pytest.raises(ConfigError):
+        read_edits([f"router.ttft_slo_ms={text}"])
+
+
 @pytest.mark.parametrize(
     ("text", "parsed"),
     [
@@ -143,12 +151,6 @@ def test_unreadable_retained_payloads_do_not_hide_the_rest() -> None:
     view.take("status", b"[]")
     assert "not valid JSON" in view.desired_error
     assert (view.reported, view.status, view.online, view.highest_version) == (None, None, False, 0)
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker(tmp_path) as running:
-        yield running
 
 
 @pytest.fixture

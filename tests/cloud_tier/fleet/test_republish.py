@@ -17,7 +17,8 @@ from edge_agent.mqtt.config import FleetConfig
 from router.fleetwire.documents import DesiredConfig, Reported, Snapshot, digest_of, encode
 from router.fleetwire.topics import Address
 from tests.support.fleet_devices import PREFIX, fleet
-from tests.support.fleet_rig import Broker, Spy, until
+from tests.support.fleet_rig import Broker, Spy
+from tests.support.waiting import until
 
 
 def want(version: int, **router: Any) -> DesiredConfig:

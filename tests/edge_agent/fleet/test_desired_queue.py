@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -13,21 +12,14 @@ from edge_agent.fleet.description import Description
 from edge_agent.fleet.session import FleetSession
 from edge_agent.mqtt.config import FleetConfig
 from router.fleetwire.documents import DesiredConfig, Snapshot, encode
-from tests.support.fleet_rig import Broker, Spy, until
+from tests.support.fleet_rig import Broker, Spy
+from tests.support.waiting import until
 
 TOPIC = "overspill/v1/default/cam-1/"
 
 
 def want(version: int) -> DesiredConfig:
     return DesiredConfig(version=version, issued_at=datetime.now(timezone.utc), router={"max_queue": version})
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    folder = tmp_path / "broker"
-    folder.mkdir()
-    with Broker(folder) as running:
-        yield running
 
 
 def session(port: int, folder: Path, obeyed: list[int]) -> FleetSession:

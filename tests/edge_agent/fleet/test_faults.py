@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ from edge_agent.fleet.description import Description
 from edge_agent.fleet.session import FleetSession
 from edge_agent.mqtt.config import FleetConfig
 from router.fleetwire.documents import Snapshot
-from tests.support.fleet_rig import Broker, Spy, until
+from tests.support.fleet_rig import Broker, Spy
 from tests.support.paths import REPOSITORY
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.broker
 
@@ -87,14 +87,6 @@ class Agent:
             self.stored.append(rest)
         elif word == "started":
             self.started = rest
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    folder = tmp_path / "broker"
-    folder.mkdir()
-    with Broker(folder) as running:
-        yield running
 
 
 async def test_kill_nine_loses_no_stored_sample_and_announces_the_loss(broker: Broker, tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ def killed(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.process
 async def test_five_kills_during_the_start_do_not_drop_local_only(tmp_path: Path) -> None:
     await told(tmp_path, want(1, {"kv_slots": 3}, **PRIVATE))
     for life in range(6):
@@ -252,6 +253,7 @@ def fill(folder: Path) -> Path:
     return filler
 
 
+@pytest.mark.process
 async def test_a_full_disk_is_told_and_local_only_outlives_it_all_the_same(small_disk: Path) -> None:
     async with Life(small_disk) as life:
         await life.configurator.obey(encode(want(1, max_queue=9)))

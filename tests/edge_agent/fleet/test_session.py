@@ -19,21 +19,14 @@ from edge_agent.mqtt.config import FleetConfig
 from router.base.errors import ConfigError
 from router.fleetwire.documents import DesiredConfig, ModelReport, Snapshot
 from router.fleetwire.overrides import lay_over
-from tests.support.fleet_rig import Broker, Spy, until
+from tests.support.fleet_rig import Broker, Spy
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.broker
 
 FILE = {"router": {"policy": "first", "max_queue": 64}, "gateway": {"api_keys": ["secret"]}}
 TOPIC = "overspill/v1/default/cam-1/"
 NOW = "2026-03-01T12:00:00Z"
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    folder = tmp_path / "broker"
-    folder.mkdir()
-    with Broker(folder) as running:
-        yield running
 
 
 @pytest.fixture
@@ -201,10 +194,7 @@ async def test_telemetry_waits_on_disk_and_arrives_after_the_broker_is_back(brok
     quick = {"telemetry_interval_s": 0.05}
     broker.stop()
     async with device.session(broker.port, tmp_path, **quick) as session:
-        for _ in range(500):
-            if session.outbox.pending >= 5:
-                break
-            await asyncio.sleep(0.02)
+        await until(lambda: session.outbox.pending >= 5)
     broker.start()
     with Spy(broker.port) as spy:
         async with device.session(broker.port, tmp_path, **quick) as session:

@@ -17,7 +17,7 @@ from edge_agent.fleet.state import StateDir
 from edge_agent.mqtt.config import FleetConfig
 from router.base.errors import ConfigError
 from router.fleetwire.documents import DesiredConfig, Snapshot, digest_of, encode
-from tests.support.fleet_rig import until
+from tests.support.waiting import until
 
 Applying = Callable[[DesiredConfig], Awaitable[None]]
 

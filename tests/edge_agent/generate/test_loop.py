@@ -18,7 +18,7 @@ from edge_agent.generate.turn import Turn
 from router.base.errors import OverspillError, ReplicaBroken, ReplicaUnreachable
 from router.values.request import FinishReason, SamplingParams, TokenChunk
 from tests.support.fake_runtime import EOS, VOCAB, FakeRuntime, FakeText, answer, texts
-from tests.support.fleet_rig import until
+from tests.support.waiting import until
 
 LIMITS = BatchLimits(slots=4, prefill_chunk_tokens=16, decode_steps_per_chunk=2)
 
@@ -276,11 +276,7 @@ async def test_an_idle_model_is_unloaded_and_comes_back() -> None:
         generation = request([5], 3)
         loop.submit(generation)
         assert (await collect(generation))[0] == texts(answer([5], 3))
-        for _ in range(200):
-            if runtime.closed:
-                break
-            await asyncio.sleep(0.02)
-        assert runtime.closed
+        await until(lambda runtime=runtime: runtime.closed)
         assert loop.runtime is None
     await loop.close()
 
@@ -291,8 +287,5 @@ async def test_an_idle_loop_gives_memory_back() -> None:
         generation = request([5], 2)
         loop.submit(generation)
         await collect(generation)
-        for _ in range(200):
-            if runtime.released:
-                break
-            await asyncio.sleep(0.02)
+        await until(lambda: runtime.released)
         assert runtime.released == 1

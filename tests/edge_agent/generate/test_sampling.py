@@ -61,6 +61,7 @@ def test_a_nucleus_wider_than_the_first_guess_is_not_cut() -> None:
     assert max(found) < 4501
 
 
+@pytest.mark.slow
 def test_frequencies_follow_the_softmax() -> None:
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     shares = np.bincount(draws(logits, 20_000, seed=9, temperature=1.0), minlength=4) / 20_000

@@ -12,6 +12,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -140,6 +141,7 @@ def test_bytes_are_bounded_too(tmp_path: Path) -> None:
     outbox.close()
 
 
+@pytest.mark.process
 def test_rows_survive_kill_nine(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
@@ -187,6 +189,7 @@ def _fill_a_disk(path: Path, results: multiprocessing.Queue) -> None:  # type: i
     outbox.close()
 
 
+@pytest.mark.process
 def test_a_full_disk_leads_to_memory_and_back(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

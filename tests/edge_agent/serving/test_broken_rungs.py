@@ -17,8 +17,8 @@ from edge_agent.fleet.steering import Steering
 from edge_agent.report import check_lines
 from router.base.errors import ArtifactError, OverspillError
 from tests.edge_agent.test_daemon import CHAT, desired, served
-from tests.support.fleet_rig import until
 from tests.support.tiny_store import TinyWorld, build_world
+from tests.support.waiting import until
 
 TOP, SMALL = "tiny-int8", "tiny-pruned-int8"
 

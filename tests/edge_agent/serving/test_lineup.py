@@ -17,8 +17,8 @@ from edge_agent.serving.replica import LocalModel
 from hardware_profiles.loader import load_profiles
 from router.base.errors import ConfigError, ReplicaUnreachable
 from router.values.request import InferenceRequest, Objective, SamplingParams, TextPrompt
-from tests.support.fleet_rig import until
 from tests.support.tiny_store import TinyWorld, build_world
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.support.paths import REPOSITORY
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.real_model
 
@@ -57,12 +58,14 @@ async def agent(store: Path, port: int, until_it_says: str) -> AsyncIterator[htt
         )
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            for _ in range(600):
+
+            async def says_it() -> bool:
                 assert process.returncode is None, (store.parent / "agent.log").read_text()
                 with contextlib.suppress(httpx.TransportError):
-                    if until_it_says in (await client.get("/health/ready")).text:
-                        break
-                await asyncio.sleep(0.1)
+                    return until_it_says in (await client.get("/health/ready")).text
+                return False
+
+            await until(says_it, 90, every_s=0.1)
             yield client
         assert process.returncode is None
     finally:
@@ -111,11 +114,7 @@ async def test_an_artifact_changed_in_place_while_it_streams_is_served_on_as_it_
         async def noticed() -> bool:
             return f'overspill_edge_artifact_changed{{variant="{VARIANT}"}} 1.0' in (await client.get("/metrics")).text
 
-        for _ in range(100):
-            if await noticed():
-                break
-            await asyncio.sleep(0.1)
-        assert await noticed()
+        await until(noticed, every_s=0.1)
         assert (await client.get("/health/ready")).status_code == 200
         assert "artifact changed" in (store.parent / "agent.log").read_text()
     if damage == "truncated":

@@ -183,6 +183,7 @@ def test_damaged_directories(tmp_path: Path) -> None:
         open_weights(tmp_path)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("dtype", "size"), [("BF16", 2), ("F16", 2), ("F32", 4), ("F64", 8)])
 def test_every_float_of_safetensors_becomes_float32_without_torch(tmp_path: Path, dtype: str, size: int) -> None:
     """Numpy has no bfloat16 of its own: its 16 bits are the upper half of a float32."""

@@ -20,11 +20,6 @@ from tests.support.tiny_models import SHAPES, TinyWeights, tiny_config
 IDS = [1, 17, 5, 88, 3, 42, 42, 9, 60, 2, 31]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def _logits(model: FusedModel, ids: list[int]) -> np.ndarray:
     decoder = Decoder(model)
     return decoder(decoder.fresh(ids)).logits[0].numpy()

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import torch
 
 from models.catalogue.families import load_catalogue
 from models.graph.decoder import Decoder, prefix_kv
@@ -19,11 +18,6 @@ from router.base.errors import ArtifactError, InvalidRequest
 from tests.support.tiny_models import SHAPES, TinyWeights, tiny_config, written
 
 IDS = [1, 17, 5, 88, 3, 42, 42, 9, 60, 2, 31]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -34,11 +33,6 @@ from router.base.errors import ArtifactError, InvalidRequest
 from tests.support.tiny_models import SHAPES, TinyWeights, place, tiny_config
 
 SEQUENCES = [[1, *np.random.default_rng(seed).integers(3, 96, 40).tolist()] for seed in range(12)]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def _prepared(shape: str = "grouped, tied") -> Quantized:
@@ -183,6 +177,7 @@ def speaking_store(tmp_path: Path, models_root: Path, monkeypatch: pytest.Monkey
     return ModelStore(tmp_path)
 
 
+@pytest.mark.real_model
 def test_a_refused_graph_is_not_placed(speaking_store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.int8.quantize.write_graph", lambda model, folder, _: write_graph(model, folder))
     with pytest.raises(ArtifactError, match="no matrix is INT8"):
@@ -197,6 +192,7 @@ def _made(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+@pytest.mark.real_model
 def test_the_seed_that_was_used_is_recorded_also_where_the_first_loses_a_fact(
     speaking_store: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +214,7 @@ def test_the_seed_that_was_used_is_recorded_also_where_the_first_loses_a_fact(
     assert "already" in notes[0]
 
 
+@pytest.mark.real_model
 def test_another_seed_is_another_recipe(speaking_store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Crack 30: an artifact of another seed than the catalogue's was taken for the one asked for."""
     monkeypatch.setattr(Quantizer, "lost_in_speech", lambda *_: [])
@@ -232,6 +229,7 @@ def test_another_seed_is_another_recipe(speaking_store: ModelStore, monkeypatch:
     assert after["recipe"] != before["recipe"]
 
 
+@pytest.mark.real_model
 def test_of_several_seeds_the_selection_set_chooses(
     speaking_store: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +244,7 @@ def test_of_several_seeds_the_selection_set_chooses(
     assert _made(folder)["rotation"]["seed"] == 23, "what was there stays"
 
 
+@pytest.mark.real_model
 def test_a_trial_measures_the_selection_set(
     speaking_store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +263,7 @@ def test_a_trial_measures_the_selection_set(
     assert 10 < found.perplexity < 1000, "about the vocabulary of 96 random tokens"
 
 
+@pytest.mark.real_model
 def test_an_artifact_that_cannot_speak_is_never_placed(
     speaking_store: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,11 +35,6 @@ class Words:
         return " ".join(map(str, ids))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def test_scores_follow_their_definitions(tmp_path: Path) -> None:
     model = fuse(TinyWeights(tiny_config()))
     runner = written(model, tmp_path)

@@ -19,11 +19,6 @@ from tests.support.tiny_models import TinyWeights, tiny_config
 SEQUENCES = [[1, *np.random.default_rng(seed).integers(3, 96, 20).tolist()] for seed in range(3)]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def _model(idle: int) -> FusedModel:
     """Five layers, of which one adds nothing to the residual stream."""
     model = fuse(TinyWeights(tiny_config(num_layers=5)))

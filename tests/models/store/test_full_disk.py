@@ -144,6 +144,7 @@ def told(error: ArtifactError, root: Path) -> None:
     assert "are free" in error.message
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("free_bytes", [0, 8 << 10, 64 << 10, 330 << 10])
 @pytest.mark.parametrize("make", [export, quantize])
 def test_a_disk_that_fills_up_while_an_artifact_is_written(
@@ -162,6 +163,7 @@ def test_a_disk_that_fills_up_while_an_artifact_is_written(
     assert make(name, store).is_dir()  # type: ignore[operator]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("make", [export, quantize])
 def test_too_little_space_is_said_before_the_work_begins(make: object, small_disk: SmallDisk, source: Path) -> None:
     small_disk.leave(200 << 10)
@@ -174,6 +176,7 @@ def test_too_little_space_is_said_before_the_work_begins(make: object, small_dis
     assert left_over(small_disk.root) == []
 
 
+@pytest.mark.process
 def test_what_was_there_stays_when_its_successor_does_not_fit(
     small_disk: SmallDisk, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +189,7 @@ def test_what_was_there_stays_when_its_successor_does_not_fit(
     store.check_artifact("toy-int8")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("free_bytes", [0, 4 << 10])
 def test_an_engine_that_does_not_fit(free_bytes: int, small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan is megabytes that only exist once they are built."""
@@ -210,6 +214,7 @@ class FakeTensorRt:
     __version__ = "10.3.0"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [("export", "toy-fp32"), ("pull", "toy", "--prepare")])
 def test_the_command_prints_one_error_and_exits_with_2(
     arguments: tuple[str, ...], small_disk: SmallDisk, source: Path, tmp_path: Path

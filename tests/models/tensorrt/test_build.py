@@ -23,6 +23,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> ModelStore:
     return tiny_store(tmp_path_factory.mktemp("store"))
 
 
+@pytest.mark.slow
 def test_an_engine_is_built_for_a_gpu_that_is_not_there_and_reused(store: ModelStore) -> None:
     pytest.importorskip("tensorrt_rtx", reason="no wheel for this platform")
     options = replace(SMALL, past_tokens=(1, 8, 16))
@@ -40,6 +41,7 @@ def test_an_engine_is_built_for_a_gpu_that_is_not_there_and_reused(store: ModelS
     assert not build("tiny-int8", store, target="sm86", options=options).reused
 
 
+@pytest.mark.slow
 def test_another_target_or_shape_is_another_engine(store: ModelStore) -> None:
     pytest.importorskip("tensorrt_rtx", reason="no wheel for this platform")
     one = build("tiny-int8", store, target="sm86", options=SMALL)

@@ -256,6 +256,7 @@ def test_smollm2_from_gguf() -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.process
 def test_the_online_modules_stay_light() -> None:
     code = (
         "import sys, models.text.tokenizer, models.text.chat, models.catalogue.families, models.store.store;"

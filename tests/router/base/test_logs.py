@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.paths import REPOSITORY
 
+pytestmark = pytest.mark.process
+
 PREAMBLE = """
 import logging, structlog
 from router.base import logs

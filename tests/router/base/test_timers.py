@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from router.base.timers import Alarms, Interrupted, Interruptible
-from tests.support.router_fakes import VirtualClock
+from tests.support.clocks import VirtualClock
 
 
 @pytest.mark.parametrize("turns", range(8))

@@ -13,7 +13,8 @@ from router.base.timers import Alarms
 from router.dispatch.attempt_stream import AttemptStream, Elapsed
 from router.signals.in_flight import Attempt
 from router.values.request import FinishReason, InferenceRequest, TokenChunk
-from tests.support.router_fakes import FakeReplica, VirtualClock, info, request
+from tests.support.clocks import VirtualClock
+from tests.support.router_fakes import FakeReplica, info, request
 
 END = TokenChunk("", 0, finish_reason=FinishReason.STOP)
 

@@ -28,7 +28,8 @@ from router.base.errors import (
 from router.dispatch.blame import Verdict, outcome_of, source_of, verdict
 from router.values.request import ChatPrompt, Message, Outcome, TextPrompt
 from router.values.settings import BreakerSettings
-from tests.support.router_fakes import UPSTREAM, VirtualClock, World, answer, request, world
+from tests.support.clocks import VirtualClock
+from tests.support.router_fakes import UPSTREAM, World, answer, request, world
 
 REFUSAL_S = 5.0
 LONG = BreakerSettings(open_ms=3_600_000.0, max_open_ms=3_600_000.0)

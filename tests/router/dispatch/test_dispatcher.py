@@ -566,6 +566,7 @@ async def test_records_hold_no_prompt_and_are_bounded():
         assert "hello" not in repr(w.dispatcher.decision(kept[0]))
 
 
+@pytest.mark.slow
 async def test_two_hundred_at_once_all_end():
     async with world(remote=False) as w:
         for replica in w.all:

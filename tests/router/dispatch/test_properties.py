@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -148,6 +149,7 @@ def check_end(heard: Heard, record: dict[str, Any]) -> None:
         assert heard.error.retry_after_s > 0
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(plan=PLANS)
 def test_every_request_ends_once_whole_and_where_it_may(plan: Plan) -> None:

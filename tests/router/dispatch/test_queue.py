@@ -12,7 +12,8 @@ from router.dispatch.candidates import PendingRequest
 from router.dispatch.queue import QueueEntry, RequestQueue
 from router.dispatch.record import DecisionRecord
 from router.values.settings import RouterSettings
-from tests.support.router_fakes import VirtualClock, request
+from tests.support.clocks import VirtualClock
+from tests.support.router_fakes import request
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from router.base.errors import OverspillError
 from router.dispatch.record import NOT_CHOSEN, REASONS, REJECTIONS, DecisionLog, DecisionRecord
 from router.policy.registry import POLICIES
 from router.values.request import TextPrompt
+from tests.support.clocks import VirtualClock
 from tests.support.paths import REPOSITORY
-from tests.support.router_fakes import VirtualClock, answer, request, world
+from tests.support.router_fakes import answer, request, world
 
 
 async def test_every_candidate_is_chosen_rejected_or_told_why_not():

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import httpx
 import pytest
 
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.record import DecisionLog, DecisionRecord
-from router.gateway.app import GatewayDeps, create_app
 from router.values.request import Objective
 from router.values.settings import RouterSettings
 from router.wire.headers import PRIORITY
-from tests.support.gateway_fakes import FAMILY, FakeDispatcher, gateway_deps
+from tests.support.gateway_fakes import FAMILY, FakeDispatcher, client_of, gateway_deps
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": FAMILY, "messages": [{"role": "user", "content": "say hi"}]}
 INFER = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["say hi"]}]}
-
-
-def client_of(deps: GatewayDeps, key: str = "", **more) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(app=create_app(deps), client=("127.0.0.1", 5), raise_app_exceptions=False)
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers, **more)
 
 
 # ── decisions ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,17 +6,12 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from router.gateway.app import GatewayDeps, create_app
+from router.gateway.app import create_app
 from router.gateway.auth import Authentication
 from router.wire.load import decode_orca
-from tests.support.gateway_fakes import FAMILY, FakeDispatcher, gateway_deps
+from tests.support.gateway_fakes import FAMILY, FakeDispatcher, client_of, gateway_deps
 
 CHAT = "/v1/chat/completions"
-
-
-def client_of(deps: GatewayDeps, address: str = "127.0.0.1", **more) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(app=create_app(deps), client=(address, 5), raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://localhost", **more)
 
 
 def chat(text: str = "say hi") -> dict:
@@ -111,7 +106,7 @@ async def test_keys_are_asked_for_everywhere_but_at_the_probes() -> None:
     ],
 )
 async def test_without_keys_only_this_host_is_let_in(address: str, allowed: bool) -> None:
-    async with client_of(gateway_deps(), address) as http:
+    async with client_of(gateway_deps(), address=address) as http:
         assert (await http.get("/v1/models")).status_code == (200 if allowed else 401)
         assert (await http.get("/health/ready")).status_code == 200
 

@@ -10,19 +10,15 @@ from router.signals.breaker import Breaker, BreakerState
 from router.signals.health import HealthBook, breaker_key
 from router.values.replica import ReplicaSnapshot
 from router.values.settings import BreakerSettings
-from tests.support.router_fakes import UPSTREAM, VirtualClock, info
+from tests.support.clocks import VirtualClock
+from tests.support.router_fakes import UPSTREAM, info
 
 SETTINGS = BreakerSettings(failures=3, open_ms=1000.0, max_open_ms=4000.0, failure_ratio=0.5, window=6)
 
 
-class Clock(VirtualClock):
-    def pass_s(self, duration_s: float) -> None:
-        self._now_s += duration_s
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return VirtualClock()
 
 
 @pytest.fixture
@@ -127,7 +123,7 @@ def test_a_probe_that_fails_once_does_no_harm(breaker):
 
 @given(st.lists(st.sampled_from(["fail", "trial", "succeed", "abandon", "good", "bad", "wait"]), max_size=60))
 def test_it_never_stays_shut_for_ever(events):
-    clock = Clock()
+    clock = VirtualClock()
     breaker = Breaker("x", SETTINGS, clock)
     for event in events:
         if event == "wait":

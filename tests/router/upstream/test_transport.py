@@ -155,11 +155,11 @@ async def test_closing_early_and_cancelling_close_the_connection() -> None:
         response = await post(client)
         assert await response.read() == b"hello"
         response.close()
-        await asyncio.wait_for(peer.lost.wait(), 5)
+        await asyncio.wait_for(peer.lost.wait(), 30)
     peer = Peer(nothing)
     async with peer.client() as client:
         task = asyncio.ensure_future(post(client))
-        await asyncio.wait_for(peer.asked.wait(), 5)
+        await asyncio.wait_for(peer.asked.wait(), 30)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
