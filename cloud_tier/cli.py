@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ import typer
 from cloud_tier.config import CloudConfig, load, replace_models
 from router.base.clock import MonotonicClock
 from router.base.config import Flag
+from router.base.json_output import print_json
 
 if TYPE_CHECKING:
     from cloud_tier.engine_check import EngineReport
@@ -95,7 +95,7 @@ def check(
         told = plan_as_json(plan)
         if engine:
             told["engines"] = [asdict(report) for report in reports]
-        typer.echo(json.dumps(told, ensure_ascii=False, indent=2))
+        print_json(told)
 
 
 def _settings(
@@ -117,7 +117,7 @@ async def _run_engines(plan: Plan, *, quiet: bool) -> list[EngineReport]:
     from cloud_tier.server import torch_engine  # noqa: PLC0415
 
     reports = []
-    async for report in check_engines(plan.places, torch_engine, MonotonicClock()):
+    async for report in check_engines(plan.specs, torch_engine, MonotonicClock()):
         reports.append(report)
         if quiet:
             continue
@@ -135,8 +135,8 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
     """Return what would be served, without secrets."""
     server = plan.config.server
     models = [
-        {**msgspec.to_builtins(place.info), "source": str(place.source), "engine": msgspec.to_builtins(place.engine)}
-        for place in plan.places
+        {**msgspec.to_builtins(spec.info), "source": str(spec.source), "engine": msgspec.to_builtins(spec.engine)}
+        for spec in plan.specs
     ]
     return {
         "ok": True,
@@ -153,13 +153,13 @@ def _describe(plan: Plan) -> None:
     keys = len(plan.api_keys)
     access = f"{keys} API key{'s' if keys != 1 else ''}" if keys else "open to callers on this host"
     typer.echo(f"listen   {server.host}:{server.port}, {access}")
-    for place in plan.places:
-        engine = place.engine
+    for spec in plan.specs:
+        engine = spec.engine
         typer.echo(
-            f"model    {place.info.variant} (family {place.info.family}, rung {place.info.rung}): "
+            f"model    {spec.info.variant} (family {spec.info.family}, rung {spec.info.rung}): "
             f"{engine.tensor_parallel} rank{'s' if engine.tensor_parallel > 1 else ''} on {engine.device}"
             f"{' ' + '+'.join(engine.gpus) if engine.gpus else ''}, "
-            f"{engine.dtype}, window {place.info.context_tokens} tokens, weights {place.source}"
+            f"{engine.dtype}, window {spec.info.context_tokens} tokens, weights {spec.source}"
         )
     typer.echo(f"policy   {plan.config.router.policy}")
     typer.echo("the configuration is good")

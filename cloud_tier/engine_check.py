@@ -17,7 +17,7 @@ import psutil
 
 from cloud_tier.engine.messages import Segment, Setup
 from cloud_tier.engine.protocol import Engine, EngineConfig, EngineInfo, EngineRequest
-from cloud_tier.lineup import Place
+from cloud_tier.lineup import EngineSpec
 from router.base.clock import Clock
 from router.base.errors import ArtifactError, ConfigError
 from router.base.host import usable_cores
@@ -53,7 +53,7 @@ class EngineReport:
 
 
 async def check_engines(
-    places: Sequence[Place], make_engine: Callable[[EngineConfig, Clock], Engine], clock: Clock
+    specs: Sequence[EngineSpec], make_engine: Callable[[EngineConfig, Clock], Engine], clock: Clock
 ) -> AsyncIterator[EngineReport]:
     """Check one engine after the other.
 
@@ -62,41 +62,41 @@ async def check_engines(
         ArtifactError: an engine and the reference disagree.
         OverspillError: an engine cannot start, or failed.
     """
-    for place in places:
-        engine = make_engine(place.engine, clock)
-        tokenizer = place.prompts().tokenizer
-        prompts = [tokenizer.encode(text)[: _prompt_limit(place)] for text in _TEXTS]
+    for spec in specs:
+        engine = make_engine(spec.engine, clock)
+        tokenizer = spec.prompts().tokenizer
+        prompts = [tokenizer.encode(text)[: _prompt_limit(spec)] for text in _TEXTS]
         await engine.start()
         try:
-            _check_devices(place, engine.info)
+            _check_devices(spec, engine.info)
             began_s = clock.now_s()
             answers = await asyncio.gather(*(_answer(engine, prompt) for prompt in prompts))
             took_s = clock.now_s() - began_s
             devices = engine.info.devices if engine.info is not None else ()
         finally:
             await engine.stop()
-        gap = await asyncio.to_thread(_gap, place.engine, prompts, answers)
-        most = _MOST_GAP[place.engine.dtype]
+        gap = await asyncio.to_thread(_gap, spec.engine, prompts, answers)
+        most = _MOST_GAP[spec.engine.dtype]
         if gap is not None and not gap <= most:
             raise ArtifactError(
-                f"{place.info.replica_id} on {', '.join(devices)} in {place.engine.dtype} chose a token that float32 "
+                f"{spec.info.replica_id} on {', '.join(devices)} in {spec.engine.dtype} chose a token that float32 "
                 f"on the CPU rates {gap:.2f} lower than its own choice (at most {most:g} is rounding); do not serve "
                 "with it: try dtype = 'float32', another driver or another torch"
             )
         tokens = sum(map(len, answers))
-        yield EngineReport(place.info.replica_id, devices, tokens, tokens / max(took_s, 1e-9), gap)
+        yield EngineReport(spec.info.replica_id, devices, tokens, tokens / max(took_s, 1e-9), gap)
 
 
-def _prompt_limit(place: Place) -> int:
-    return max(1, place.info.context_tokens - _ANSWER_TOKENS - 1)
+def _prompt_limit(spec: EngineSpec) -> int:
+    return max(1, spec.info.context_tokens - _ANSWER_TOKENS - 1)
 
 
-def _check_devices(place: Place, info: EngineInfo | None) -> None:
-    wanted = place.engine.device
+def _check_devices(spec: EngineSpec, info: EngineInfo | None) -> None:
+    wanted = spec.engine.device
     found = info.devices if info is not None else ()
     if not found or any(device.split(" ")[0] != wanted for device in found):
         raise ConfigError(
-            f"{place.info.replica_id} should compute on {wanted} and computes on {', '.join(found) or 'nothing known'}",
+            f"{spec.info.replica_id} should compute on {wanted} and computes on {', '.join(found) or 'nothing known'}",
             param="models.device",
         )
 

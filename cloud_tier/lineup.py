@@ -28,7 +28,7 @@ _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class EngineSpec:
     """One engine to start.
 
     Attributes:
@@ -56,7 +56,7 @@ def line_up(
     catalogue: Catalogue,
     store: ModelStore,
     gpus: GpuFinder = find_gpus,
-) -> tuple[Place, ...]:
+) -> tuple[EngineSpec, ...]:
     """Resolve every entry, and check what can be checked before an engine starts.
 
     Raises:
@@ -72,20 +72,20 @@ def line_up(
     threads = max(1, (usable_cores() - 1) // sum(entry.tensor_parallel for entry in entries))
     devices = {entry.device for entry in entries}
     found = gpus(expected="cuda" in devices) if devices != {"cpu"} else ()
-    places = [_place(_with_threads(entry, threads), catalogue, store, len(found)) for entry in entries]
-    placed = assign_gpus([_wanted(place, entry) for place, entry in zip(places, entries, strict=True)], found)
-    places = [
-        dataclasses.replace(place, engine=msgspec.structs.replace(place.engine, gpus=ids))
-        for place, ids in zip(places, placed, strict=True)
+    specs = [_spec(_with_threads(entry, threads), catalogue, store, len(found)) for entry in entries]
+    gpu_ids = assign_gpus([_wanted(spec, entry) for spec, entry in zip(specs, entries, strict=True)], found)
+    specs = [
+        dataclasses.replace(spec, engine=msgspec.structs.replace(spec.engine, gpus=ids))
+        for spec, ids in zip(specs, gpu_ids, strict=True)
     ]
-    return tuple(_with_own_ids(places))
+    return tuple(_with_own_ids(specs))
 
 
-def _wanted(place: Place, entry: ModelConfig) -> Wanted:
-    engine = place.engine
+def _wanted(spec: EngineSpec, entry: ModelConfig) -> Wanted:
+    engine = spec.engine
     if engine.device == "cpu":
         return Wanted(entry.label, 0, 0, entry.gpus)
-    weights = open_weights(place.source)
+    weights = open_weights(spec.source)
     model = (weights if engine.layers is None else weights.keep_layers(engine.layers)).config
     dtype_bytes = _DTYPE_BYTES[engine.dtype]
     per_layer = model.hidden_size * (
@@ -103,7 +103,7 @@ def _with_threads(entry: ModelConfig, threads: int) -> ModelConfig:
     return entry if entry.threads is not None else msgspec.structs.replace(entry, threads=min(threads, _MAX_THREADS))
 
 
-def _place(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, gpus: int) -> Place:
+def _spec(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, gpus: int) -> EngineSpec:
     if entry.path is not None:
         directory = Path(entry.path).expanduser()
         family = family_of_directory(directory)
@@ -129,7 +129,7 @@ def _place(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, gpus: in
         context_tokens=min(engine.max_context_tokens or family.context_tokens, family.context_tokens),
         prior=_rough_prior(family.parameters, engine),
     )
-    return Place(info, source, family.prepend_bos, engine)
+    return EngineSpec(info, source, family.prepend_bos, engine)
 
 
 def _variant(name: str, catalogue: Catalogue) -> tuple[Variant, Family]:
@@ -230,7 +230,7 @@ def _rough_prior(parameters: int, engine: EngineConfig) -> SpeedPrior:
     )
 
 
-def _with_own_ids(places: list[Place]) -> Iterator[Place]:
+def _with_own_ids(specs: list[EngineSpec]) -> Iterator[EngineSpec]:
     """Number the engines of one variant, and refuse one name for two models.
 
     Raises:
@@ -238,16 +238,16 @@ def _with_own_ids(places: list[Place]) -> Iterator[Place]:
     """
     sources: dict[str, tuple[Path, tuple[int, ...] | None]] = {}
     counts: dict[str, int] = {}
-    for place in places:
-        name = place.info.variant
-        what = (place.source, place.engine.layers)
+    for spec in specs:
+        name = spec.info.variant
+        what = (spec.source, spec.engine.layers)
         if sources.setdefault(name, what) != what:
             raise ConfigError(f"two different models are called `{name}`: give one another `name`", param="models.name")
-        if any(other.info.family == name and place.info.family != name for other in places):
+        if any(other.info.family == name and spec.info.family != name for other in specs):
             raise ConfigError(f"`{name}` is both a model and another model's family: rename one", param="models.name")
         counts[name] = counts.get(name, 0) + 1
         if counts[name] > 1:
-            own = f"{place.info.replica_id}#{counts[name]}"
-            yield dataclasses.replace(place, info=dataclasses.replace(place.info, replica_id=own, endpoint=own))
+            own = f"{spec.info.replica_id}#{counts[name]}"
+            yield dataclasses.replace(spec, info=dataclasses.replace(spec.info, replica_id=own, endpoint=own))
         else:
-            yield place
+            yield spec

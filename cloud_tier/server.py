@@ -25,7 +25,7 @@ from prometheus_client import ProcessCollector
 
 from cloud_tier.config import CloudConfig, LimitsConfig, read_keys, require_keys
 from cloud_tier.engine.protocol import EngineConfig
-from cloud_tier.lineup import Place, line_up
+from cloud_tier.lineup import EngineSpec, line_up
 from cloud_tier.metrics import EngineMetrics, kv_usage
 from cloud_tier.prompts import TierPrompts
 from cloud_tier.replicas import EngineReplica, SupervisedEngine
@@ -66,7 +66,7 @@ class Plan:
     """Everything `serve` needs, checked: nothing in it can be wrong any more but the machine."""
 
     config: CloudConfig
-    places: tuple[Place, ...]
+    specs: tuple[EngineSpec, ...]
     api_keys: Mapping[str, int] = dataclasses.field(repr=False)
 
 
@@ -120,10 +120,10 @@ class CloudTier:
         self._phase = Phase.STARTING
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        encoders = {place.info.variant: place.prompts() for place in plan.places}
+        encoders = {spec.info.variant: spec.prompts() for spec in plan.specs}
         self._replicas = [
-            EngineReplica(make_engine(place.engine, self._clock), encoders[place.info.variant], place.info)
-            for place in plan.places
+            EngineReplica(make_engine(spec.engine, self._clock), encoders[spec.info.variant], spec.info)
+            for spec in plan.specs
         ]
         self._telemetry = Telemetry()
         self._telemetry.registry.register(EngineMetrics(self._replicas))
@@ -235,7 +235,7 @@ class CloudTier:
 
     def _gateway(self, plan: Plan, encoders: Mapping[str, PromptEncoder]) -> FastAPI:
         limits = plan.config.limits
-        by_name = {place.info.family: encoders[place.info.variant] for place in reversed(plan.places)}
+        by_name = {spec.info.family: encoders[spec.info.variant] for spec in reversed(plan.specs)}
         return create_app(
             GatewayDeps(
                 dispatcher=self._dispatcher,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from edge_agent.config import EdgeConfig, load_config
 from router.base import logs
 from router.base.config import Flag
+from router.base.json_output import print_json
 
 app = typer.Typer(
     no_args_is_help=True, help="The agent on the device.", add_completion=False, pretty_exceptions_enable=False
@@ -60,7 +60,7 @@ def check(
     from edge_agent.report import check_as_json, check_lines  # noqa: PLC0415
 
     if as_json:
-        _print_json(check_as_json(loaded))
+        print_json(check_as_json(loaded))
         return
     for line in check_lines(loaded):
         typer.echo(line)
@@ -73,14 +73,10 @@ def profile(config: ConfigOption = None, *, as_json: AsJson = False) -> None:
     from edge_agent.report import profile_as_json, profile_lines  # noqa: PLC0415
 
     if as_json:
-        _print_json(profile_as_json(loaded))
+        print_json(profile_as_json(loaded))
         return
     for line in profile_lines(loaded):
         typer.echo(line)
-
-
-def _print_json(tree: dict[str, Any]) -> None:
-    typer.echo(json.dumps(tree, ensure_ascii=False, indent=2))
 
 
 def _load(

@@ -313,7 +313,7 @@ class EdgeAgent:
                 if reader is None:
                     reader = await asyncio.to_thread(HealthReader, self.profile, self._root)
                 self._heed(await asyncio.to_thread(reader.read))
-            except Exception:  # the last look stays in force; nothing that a sensor does may end the watch
+            except Exception:  # the last reading stays in force; a broken sensor must not end the watch
                 log.exception("health unreadable")
             await self.clock.sleep(self.config.agent.health_interval_s)
 

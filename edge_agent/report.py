@@ -21,10 +21,9 @@ from edge_agent.serving.memory_plan import need_of, reduced, slots_that_fit
 from edge_agent.serving.replica import LocalModel
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import BUILTIN_DIR, Hardware, PowerMode, Profile, ProfileMatch, choose_profile
-from router.base.errors import ArtifactError, ConfigError, ReplicaUnreachable
+from router.base.errors import ArtifactError, ConfigError, ReplicaUnreachable, in_words
 from router.base.tls import client_context
 from router.gateway.listener import bind
-from router.upstream.tier import describe
 
 
 def profile_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
@@ -212,7 +211,7 @@ def _upstream_lines(settings: UpstreamSettings) -> Iterator[str]:
             listed = reply.json()["data"] if reply.status_code == httpx.codes.OK else []
         served = ", ".join(sorted(str(card["id"]) for card in listed))
     except httpx.HTTPError as error:
-        yield f"warning   the upstream cannot be reached now ({describe(error)}); until then, this device is alone"
+        yield f"warning   the upstream cannot be reached now ({in_words(error)}); until then, this device is alone"
         return
     except (ValueError, KeyError, TypeError):
         yield "warning   the upstream's list of models cannot be read: is it an Overspill gateway?"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -27,6 +26,7 @@ from models.show import (
 from models.store.store import ModelStore, default_root
 from router.base.errors import ArtifactError, InvalidRequest, ModelNotFound
 from router.base.extras import install
+from router.base.json_output import print_json
 
 if TYPE_CHECKING:
     from models.graph.artifact import Note
@@ -111,7 +111,7 @@ def list_families(as_json: AsJson = False, store: StoreFolder = None, catalogue:
     """List every family, its rungs, and which of them are in the store."""
     opened = _open(store, catalogue)
     if as_json:
-        _print_json(families_as_json(opened))
+        print_json(families_as_json(opened))
         return
     console = Console()
     console.print(f"[dim]store: {escape(str(opened.root))}[/]", soft_wrap=True)
@@ -125,14 +125,16 @@ def show(
     """Show a family or a variant: size, licence, sources, ladder, and what was measured. A path works too."""
     opened = _open(store, catalogue)
     family = _family_or_variant(opened.catalogue, name)
-    asked = [variant for variant in family.variants if variant.name == name] or family.variants
+    variants = [variant for variant in family.variants if variant.name == name] or family.variants
     if as_json:
-        shown = variant_as_json(opened, family, asked[0]) if asked[0].name == name else family_as_json(opened, family)
-        _print_json(shown)
+        shown = (
+            variant_as_json(opened, family, variants[0]) if variants[0].name == name else family_as_json(opened, family)
+        )
+        print_json(shown)
         return
     console = Console()
     console.print(family_as_table(opened, family))
-    for variant in asked:
+    for variant in variants:
         console.print()
         console.print(variant_as_table(opened, family, variant))
 
@@ -292,10 +294,6 @@ def _write(done: str, run: Callable[[Note], Path]) -> None:
     with noting(console) as note:
         folder = run(note)
     console.print(f"[green]{done}[/] to {escape(str(folder))}", soft_wrap=True)
-
-
-def _print_json(tree: dict[str, Any]) -> None:
-    typer.echo(json.dumps(tree, ensure_ascii=False, indent=2))
 
 
 def _open(store: Path | None, catalogue: Path | None) -> ModelStore:

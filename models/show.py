@@ -12,9 +12,9 @@ from rich.table import Table
 
 from models.catalogue.families import Family, Source, Variant
 from models.store.store import ModelStore
-from router.base.errors import ArtifactError
+from router.base.errors import ArtifactError, ArtifactMissing
 
-FIRST_TOKEN = {True: "prepended", False: "left as it is", None: "as the model's files say"}
+_FIRST_TOKEN = {True: "prepended", False: "left as it is", None: "as the model's files say"}
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -34,14 +34,16 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 def stored(store: ModelStore, family: Family, variant: Variant) -> Stored:
-    """Look what of a variant is in the store."""
+    """Return what of a variant is in the store."""
     try:
         if variant.format == "onnx":
             folder = store.artifact_dir(variant)
             return Stored("yes", sum(path.stat().st_size for path in folder.iterdir()), folder)
         return Stored("yes", path=store.source_path(family))
+    except ArtifactMissing as error:
+        return Stored("no", problem=error.message)
     except ArtifactError as error:
-        return Stored("damaged" if "--force" in error.message else "no", problem=error.message)
+        return Stored("damaged", problem=error.message)
 
 
 def families_as_json(store: ModelStore) -> dict[str, Any]:
@@ -91,7 +93,7 @@ def family_as_table(store: ModelStore, family: Family) -> Table:
     facts.add_row("parameters", f"{family.parameters:,}")
     facts.add_row("context", f"{family.context_tokens:,} tokens")
     facts.add_row("licence", escape(family.licence))
-    facts.add_row("raw text", f"first token {FIRST_TOKEN[family.prepend_bos]}")
+    facts.add_row("raw text", f"first token {_FIRST_TOKEN[family.prepend_bos]}")
     for index, source in enumerate(family.sources, 1):
         facts.add_row(f"source {index}", _source_line(source))
     facts.add_row("in the store", _source_state(store, family))

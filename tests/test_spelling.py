@@ -12,11 +12,11 @@ from router.base.errors import ConfigError
 from tests.support.paths import REPOSITORY
 
 ROOMS = ("router", "edge_agent", "cloud_tier", "models", "hardware_profiles", "tests", "benchmarks", "examples", "docs")
-OTHERS = re.compile(r"catalog(?!ue)|quanti" + r"s(e|ing|ation|able)", re.IGNORECASE)
+OTHERS = re.compile(r"catalog(?!ue)|(quanti|tokeni)" + r"s(e|ing|ation|able)", re.IGNORECASE)
 FROZEN = REPOSITORY / "models/measure/calibration"
 
 
-def test_catalogue_and_quantize_are_spelt_in_one_way() -> None:
+def test_catalogue_quantize_and_tokenize_are_spelt_in_one_way() -> None:
     files = [path for room in ROOMS for path in (REPOSITORY / room).rglob("*")]
     files += [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("*.py"), REPOSITORY / "pyproject.toml"]
     found = []

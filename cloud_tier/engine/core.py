@@ -15,6 +15,7 @@ from cloud_tier.engine.sampler import SamplerState, sample
 from cloud_tier.engine.scheduler import Scheduled, Scheduler
 from cloud_tier.engine.sequence import Sequence
 from router.base.clock import Clock
+from router.base.errors import in_words
 
 if TYPE_CHECKING:
     from cloud_tier.engine.model import Computed
@@ -80,7 +81,7 @@ class EngineCore:
             log.exception("request failed before its first step", request_id=request.request_id)
             self.probe()
             self._failed += 1
-            self._untold.append(Tokens(handle, (), failure=_said(error)))
+            self._untold.append(Tokens(handle, (), failure=in_words(error)))
             return
         sequence = Sequence(handle, request, self._context_tokens, sampler)
         self._sequences[handle] = sequence
@@ -109,7 +110,7 @@ class EngineCore:
         except EngineBroken:
             raise
         except Exception as error:
-            log.warning("step failed; its requests run alone", requests=len(plan), error=_said(error), exc_info=True)
+            log.warning("step failed; its requests run alone", requests=len(plan), error=in_words(error), exc_info=True)
             brought += [tokens for entry in plan for tokens in self._run_alone(entry)]
         self._pace.observe(self._clock.now_s() - started_s, prompt_tokens)
         return brought
@@ -125,7 +126,7 @@ class EngineCore:
         except EngineBroken:
             raise
         except Exception as error:
-            raise EngineBroken(f"nothing can be computed any more: {_said(error)}") from error
+            raise EngineBroken(f"nothing can be computed any more: {in_words(error)}") from error
         if not all(finite):
             raise EngineBroken(
                 f"the model computes numbers that are none in {self._config.dtype}: its weights are damaged, or too "
@@ -185,7 +186,7 @@ class EngineCore:
         except Exception as error:
             log.exception("request failed in its step", request_id=entry.sequence.request.request_id)
             self.probe()
-            return [self._fail(entry.sequence, _said(error), spoiled=False)]
+            return [self._fail(entry.sequence, in_words(error), spoiled=False)]
 
     def _forward(self, segments: list[Segment]) -> Computed:
         computed = self._compute(Compute(segments, self.pool.to_zero))
@@ -242,10 +243,6 @@ class Pace:
 
 def _smooth(old: float, new: float) -> float:
     return new if old == 0 else old + _SMOOTHING * (new - old)
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _segment(entry: Scheduled) -> Segment:

@@ -34,6 +34,7 @@ from router.base.errors import (
     ConfigError,
     OverspillError,
     ReplicaUnreachable,
+    in_words,
 )
 
 log = structlog.get_logger("cloud_tier.engine")
@@ -271,7 +272,7 @@ class TorchEngine:
                 refusal, why = await self._live(on_ready)
             except Exception as error:  # what this host lacks now (processes, disk) it may have again
                 log.exception("engine met an error", weights=self.config.weights)
-                why = _said(error)
+                why = in_words(error)
             if self._state is EngineState.DRAINING:
                 return
             if not started.done():
@@ -298,7 +299,7 @@ class TorchEngine:
         try:
             why = await life.serve(on_ready)
         except Exception as error:
-            why = _said(error)
+            why = in_words(error)
             raise
         finally:
             self._life = None
@@ -315,10 +316,6 @@ class TorchEngine:
 def _shortened(reason: str) -> str:
     line = " ".join(reason.split())
     return line if len(line) <= _REASON_CHARS else f"{line[: _REASON_CHARS - 1]}…"
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 async def _to_the_end(work: Coroutine[None, None, None]) -> None:

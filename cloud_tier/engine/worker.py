@@ -35,7 +35,7 @@ from cloud_tier.engine.messages import (
 )
 from cloud_tier.engine.protocol import EngineConfig, EngineInfo
 from router.base.clock import MonotonicClock
-from router.base.errors import ConfigError, OverspillError
+from router.base.errors import ConfigError, OverspillError, in_words
 
 if TYPE_CHECKING:
     from cloud_tier.engine.core import EngineCore
@@ -134,7 +134,7 @@ class _Rank:
                 if not peers:
                     raise
                 # The other ranks may wait inside this step for sums that will not come.
-                raise EngineBroken(f"{type(error).__name__}: {error}; the ranks are out of step") from error
+                raise EngineBroken(f"{in_words(error)}; the ranks are out of step") from error
 
         core = EngineCore(
             self._config,

@@ -29,6 +29,7 @@ from cloud_tier.fleet.summary import (
 )
 from cloud_tier.fleet.view import Outcome, Proposal
 from router.base import timers
+from router.base.json_output import print_json
 
 T = TypeVar("T")
 
@@ -107,7 +108,7 @@ def change_many(reach: Reach, words: list[str], wanted: Wanted) -> None:
     changes = begun[0].changes if begun else []
     if wanted.as_json:
         told = plan_as_json(changes) if wanted.dry_run else changes_as_json(changes)
-        typer.echo(json.dumps(told, ensure_ascii=False, indent=2))
+        print_json(told)
     else:
         Console().print(plan_as_table(changes) if wanted.dry_run else changes_as_table(changes))
     raise typer.Exit(_INTERRUPTED if interrupted else exit_code(changes))

@@ -8,7 +8,6 @@ exit with 3 when nothing can be read.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -30,6 +29,7 @@ from cloud_tier.fleet.show import view_as_json, view_as_table
 from cloud_tier.fleet.view import OR_UNREADABLE, UNREADABLE, DeviceView
 from router.base import timers
 from router.base.errors import ConfigError
+from router.base.json_output import print_json
 from router.fleetwire.documents import Response
 
 app = typer.Typer(
@@ -135,7 +135,7 @@ def get(
 
     view, answer, missing = asyncio.run(with_operator(reach, look))
     if as_json:
-        typer.echo(json.dumps(view_as_json(view, answer), ensure_ascii=False, indent=2))
+        print_json(view_as_json(view, answer))
     else:
         Console().print(view_as_table(view, answer, everything=everything))
     if missing:
@@ -169,7 +169,7 @@ def list_(
     known = [view for view in views if view.kept]
     shown = [view for view in known if not (with_delta and view.converged)]
     if as_json:
-        typer.echo(json.dumps([device_as_json(view) for view in shown], ensure_ascii=False, indent=2))
+        print_json([device_as_json(view) for view in shown])
     elif known:
         Console().print(devices_as_table(shown))
     if len(known) < max(len(views), 1):
@@ -224,7 +224,7 @@ def forget(
                 await survey.settled(operator.settle_s)  # it may have come back meanwhile
             done = [await _forget(operator, view, force=force) for view in views]
         if as_json:
-            typer.echo(json.dumps([row for _, row in done], ensure_ascii=False, indent=2))
+            print_json([row for _, row in done])
         else:
             for code, row in done:
                 typer.echo(f"{row['device']}: {row['reason']}", err=code == _LEFT_ALONE)

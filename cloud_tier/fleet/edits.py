@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from router.base.errors import ConfigError
 from router.fleetwire.documents import check_overridable
+from router.fleetwire.overrides import leaves
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,7 +37,18 @@ def read_edits(assignments: Sequence[str], unset: Sequence[str] = (), file: Path
     for table, value in tree.items():
         if value is not None and not isinstance(value, dict):
             raise ConfigError(f"`{table}` is a table; name a key in it, such as {table}.KEY=VALUE", param=table)
+    for key, value in leaves(tree):
+        _require_json(key, value)
     return tree
+
+
+def _require_json(key: str, value: object) -> None:
+    """Refuse what JSON cannot say: NaN and infinity would go out as null, which takes the override away."""
+    if isinstance(value, list):
+        for item in value:
+            _require_json(key, item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"`{key}` = {value}: a document holds finite numbers only", param=key)
 
 
 def read_value(text: str) -> object:

@@ -54,7 +54,7 @@ class DeviceHealth:
         gpu_load: share in [0, 1].
         power_mode: nvpmodel's name for it.
         power_w: the whole board's draw, the sum of `power_rails`.
-        throttle_events: over-current and thermal throttling since the last look.
+        throttle_events: over-current and thermal throttling since the last reading.
     """
 
     memory_total_bytes: int
@@ -95,7 +95,7 @@ class HealthReader:
         self._events = self._throttle_count()
 
     def read(self) -> DeviceHealth:
-        """Look now; a few dozen small reads, about a millisecond."""
+        """Read the sensors; a few dozen small reads, about a millisecond."""
         memory = memory_figures(self._root)
         heat = list(self._heat())
         nearest = min(heat, key=lambda zone: zone.margin_c, default=None)

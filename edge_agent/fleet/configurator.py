@@ -16,7 +16,7 @@ from edge_agent.fleet.privacy import PRIVATE_POLICY, PrivacyRecord, Said, asks_l
 from edge_agent.fleet.reconcile import Apply, Drop, Handled, Knowledge, Refuse, Report, Trial, Verdict
 from edge_agent.fleet.restore import restore_each
 from edge_agent.fleet.state import StateDir
-from router.base.errors import ConfigError
+from router.base.errors import ConfigError, in_words
 from router.base.timers import within
 from router.fleetwire.documents import (
     DesiredConfig,
@@ -252,7 +252,7 @@ class Configurator:
         except Exception as error:
             # The boundary between a stranger's document and the agent: logged, reported to the operator, never fatal.
             log.exception("applying a desired document failed", version=action.desired.version)
-            return ConfigError(f"internal error while applying: {type(error).__name__}: {error}")
+            return ConfigError(f"internal error while applying: {in_words(error)}")
         finally:
             announce.cancel()
         return None

@@ -12,6 +12,7 @@ import structlog
 
 from edge_agent.fleet.configurator import Standing
 from edge_agent.fleet.effective import tellable
+from router.base.errors import in_words
 from router.fleetwire.documents import ModelReport, Reported, Snapshot, utc_now
 
 log = structlog.get_logger("edge_agent.fleet")
@@ -58,7 +59,7 @@ class SelfDescription:
             effective = tellable(said.effective)
         except Exception as error:
             log.exception("the agent could not be described")  # the outcome must reach the operator all the same
-            return standing.reported(effective={"unknown": f"{type(error).__name__}: {error}"}, **common)
+            return standing.reported(effective={"unknown": in_words(error)}, **common)
         return standing.reported(effective=effective, agent_version=said.agent_version, models=said.models, **common)
 
 

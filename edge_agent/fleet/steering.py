@@ -44,7 +44,7 @@ class SteeredAgent(Protocol):
         ...
 
     def condition(self) -> tuple[DeviceHealth | None, Telemetry]:
-        """Return the last look at the device, None before the first, and the counters."""
+        """Return the last reading of the device, None before the first, and the counters."""
         ...
 
 

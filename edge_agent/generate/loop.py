@@ -24,7 +24,7 @@ from edge_agent.generate.request import Generation, LoopCounters
 from edge_agent.generate.steps import Result, Steps
 from edge_agent.generate.turn import Turn
 from edge_agent.runtime.protocol import Runtime
-from router.base.errors import OverspillError, ReplicaBroken, ReplicaUnreachable
+from router.base.errors import OverspillError, ReplicaBroken, ReplicaUnreachable, in_words
 from router.base.host import trim_heap
 from router.base.timers import within
 
@@ -184,7 +184,7 @@ class GenerationLoop:
             log.warning("a model is still being loaded and is left to end by itself", model=self.name)
 
     def _check_worker(self) -> None:
-        """Replace a thread that is gone, whatever ended it: nobody may wait for it."""
+        """Start the worker thread again if it has ended: its callers would wait for ever."""
         if self._thread.is_alive() or self._stopping:
             return
         log.error("worker gone", model=self.name)
@@ -232,10 +232,10 @@ class GenerationLoop:
         self._flush()
 
     def _recovered(self, error: BaseException) -> bool:
-        """Begin anew after a failure of the worker itself; False if that failed too: memory may be what is short."""
+        """Reset after a failure of the worker itself; False if the reset failed too, for want of memory say."""
         try:
             self._flush()
-            self._give_up(f"its worker failed ({type(error).__name__}: {error})")
+            self._give_up(f"its worker failed ({in_words(error)})")
             self._call(functools.partial(self._lose_all, self.problem))
             self._call(self._loaded.set)
             log.error("worker failed", model=self.name, pause_s=self.rest_s, exc_info=error)
@@ -296,7 +296,7 @@ class GenerationLoop:
         trim_heap()
 
     def _close(self, runtime: Runtime) -> None:
-        """Close a runtime that is not used afterwards, whether it agrees or not."""
+        """Close a runtime that is not used afterwards; an error of its `close` is logged."""
         try:
             runtime.close()
         except Exception:

@@ -22,7 +22,7 @@ class TextDelta(Protocol):
 
 
 class TextStream(Protocol):
-    """Incremental detokenisation; see `models.text.tokenizer.TextStream`."""
+    """Incremental detokenization; see `models.text.tokenizer.TextStream`."""
 
     def push(self, token_ids: list[int]) -> TextDelta: ...
 

@@ -9,7 +9,7 @@ import structlog
 from edge_agent.generate.batcher import Batcher, BatchLimits, DecodeStep, PrefillStep, Sequence
 from edge_agent.generate.request import Generation, LoopCounters
 from edge_agent.runtime.protocol import Logits, Runtime, StepInput
-from router.base.errors import OverspillError, ReplicaBroken, ReplicaError, ReplicaUnreachable
+from router.base.errors import OverspillError, ReplicaBroken, ReplicaError, ReplicaFailed, ReplicaUnreachable, in_words
 from router.values.request import FinishReason, TokenChunk
 
 log = structlog.get_logger("edge_agent")
@@ -37,7 +37,7 @@ class Steps:
         self._told_at_s = -_TELL_EVERY_S
 
     def __bool__(self) -> bool:
-        """Whether anybody waits or runs."""
+        """Whether any request waits or runs."""
         return bool(self._by_sequence)
 
     @property
@@ -53,14 +53,14 @@ class Steps:
         self._batcher.add(generation.sequence)
 
     def clear(self) -> None:
-        """Forget everybody, and what was not handed out."""
+        """Drop every request, and the results that were not delivered."""
         self._by_sequence.clear()
         self._batcher = Batcher(self._batcher.limits)
         self.results = []
         self.failures = 0
 
     def step(self, runtime: Runtime) -> None:
-        """Take in cancellations, admit whom there is room for, and compute the next step."""
+        """Apply cancellations, admit requests while slots are free, and compute the next step."""
         for generation in [item for item in self._by_sequence.values() if item.cancelled]:
             self._forget(generation, runtime)
         while self._batcher.running < runtime.facts.slots and (sequence := self._batcher.admit()) is not None:
@@ -73,7 +73,7 @@ class Steps:
             self._find_culprit(step, failure, runtime)
 
     def fail_all(self, kind: type[ReplicaError], why: str) -> None:
-        """End everybody; the runtime is gone or about to go, so no slot is given back."""
+        """End every request; the runtime is gone or about to go, so no slot is given back."""
         for generation in list(self._by_sequence.values()):
             self._fail(generation, kind, why, None)
 
@@ -87,7 +87,7 @@ class Steps:
             sequence.handle, sequence.fed = runtime.open(sequence.prompt_ids)
         except Exception as error:
             log.exception("sequence not opened", model=self._name)
-            self._fail(self._by_sequence[id(sequence)], ReplicaBroken, f"no slot: {_told(error)}", runtime)
+            self._fail_alone(self._by_sequence[id(sequence)], f"no slot: {in_words(error)}", runtime)
 
     def _compute(self, step: PrefillStep | DecodeStep, runtime: Runtime) -> Exception | None:
         """Compute a step and draw its tokens; return what the runtime raised instead."""
@@ -116,7 +116,7 @@ class Steps:
             alone = self._compute(DecodeStep((sequence,)), runtime) if len(sequences) > 1 else failure
             if alone is not None:
                 generation = self._by_sequence[id(sequence)]
-                self._fail(generation, ReplicaBroken, f"the runtime failed: {_told(alone)}", runtime)
+                self._fail_alone(generation, f"the runtime failed: {in_words(alone)}", runtime)
 
     def _take_logits(self, step: PrefillStep | DecodeStep, logits: Logits, runtime: Runtime) -> None:
         if isinstance(step, DecodeStep):
@@ -130,7 +130,7 @@ class Steps:
                 ended = self._draw(generation, logits, index)
             except Exception as error:
                 log.exception("request failed", model=self._name, request_id=generation.request_id)
-                self._fail(generation, ReplicaBroken, f"failed while drawing a token: {_told(error)}", runtime)
+                self._fail_alone(generation, f"failed while drawing a token: {in_words(error)}", runtime)
             else:
                 if ended:
                     self._forget(generation, runtime)
@@ -166,10 +166,15 @@ class Steps:
         if handle is not None and runtime is not None:
             runtime.close_sequence(handle)
 
+    def _fail_alone(self, generation: Generation, why: str, runtime: Runtime) -> None:
+        """End one request of a model that goes on with the others: its prompt may be what the model fails on."""
+        self._fail(generation, ReplicaBroken if generation.delivered else ReplicaFailed, why, runtime)
+
     def _fail(self, generation: Generation, kind: type[ReplicaError], why: str, runtime: Runtime | None) -> None:
         """End a request with an error; one that produced nothing yet may always be sent elsewhere."""
-        chosen = kind if generation.delivered else ReplicaUnreachable
-        self.results.append((generation, chosen(f"{self._name}: {why}")))
+        if kind is ReplicaBroken and not generation.delivered:
+            kind = ReplicaUnreachable
+        self.results.append((generation, kind(f"{self._name}: {why}")))
         self._forget(generation, runtime)
 
 
@@ -183,8 +188,3 @@ def _handle(sequence: Sequence) -> int:
     if sequence.handle is None:
         raise RuntimeError("a sequence is computed before it was admitted")
     return sequence.handle
-
-
-def _told(error: BaseException) -> str:
-    """What an exception says, its kind where it says nothing."""
-    return str(error) or type(error).__name__

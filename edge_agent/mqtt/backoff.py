@@ -17,9 +17,9 @@ class Backoff:
 
     Two agents under one device name take each other's session, each time the other one comes back. The one that finds
     itself replaced (`taken_over`, see `edge_agent.fleet.takeover`) stays away for `takeover_min_s`, doubled up to an
-    hour. The one that is merely thrown out (`kicked`) comes back soon, for the other may only have had a look; from the
-    second time in a row on it stays away as long. Either count is forgotten only after a connection longer than two
-    such hours.
+    hour. The one that is merely thrown out (`kicked`) comes back soon, for the other may have connected only once; from
+    the second time in a row on it stays away as long. Either count is forgotten only after a connection longer than
+    two such hours.
     """
 
     minimum_s: float

@@ -159,7 +159,7 @@ class Outbox:
         return self._db
 
     def _use(self, db: sqlite3.Connection) -> None:
-        """Take a store over and count it, once: from here on, every change keeps the sums."""
+        """Count the rows and bytes of an existing store once; every change keeps the sums afterwards."""
         count, size = db.execute("SELECT count(*), coalesce(sum(length(payload)), 0) FROM outbox").fetchone()
         self._db, self._rows, self._bytes = db, int(count), int(size)
 

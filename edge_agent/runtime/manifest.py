@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models.store import store
+from models.store.store import MANIFEST_FILE
 from router.base.errors import ArtifactError
 
 FORMAT = "overspill-onnx"
@@ -62,9 +63,9 @@ def read_manifest(directory: Path) -> Manifest:
     Raises:
         ArtifactError: it is missing, broken, or of another format; names the remedy.
     """
-    path = directory / "manifest.json"
+    path = directory / MANIFEST_FILE
     try:
-        text = path.read_bytes()
+        text = store.read_regular(path)
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error.strerror}; {_remedy(directory)}") from error
     try:
@@ -86,7 +87,7 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
         ArtifactError: names the first file that is missing or differs.
     """
     if "model.onnx" not in manifest.files:
-        raise ArtifactError(f"{directory / 'manifest.json'} lists no model.onnx; {_remedy(directory)}")
+        raise ArtifactError(f"{directory / MANIFEST_FILE} lists no model.onnx; {_remedy(directory)}")
     store.verify_files(directory, manifest.files, _remedy(directory))
 
 

@@ -24,12 +24,12 @@ from pathlib import Path
 import structlog
 
 from edge_agent.runtime.manifest import Manifest, verify_files
+from models.store.store import MANIFEST_FILE
 from router.base.errors import ArtifactError
 
 log = structlog.get_logger("edge_agent.runtime")
 
 _AT_ONCE_BYTES = 64 << 20
-_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _is_whole(folder: Path, manifest: Manifest) -> bool:
         verify_files(folder, manifest)
     except ArtifactError:
         return False
-    return (folder / _MANIFEST).is_file()
+    return (folder / MANIFEST_FILE).is_file()
 
 
 def _copy(directory: Path, folder: Path, manifest: Manifest) -> None:
@@ -113,7 +113,7 @@ def _copy(directory: Path, folder: Path, manifest: Manifest) -> None:
     home.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".part-", dir=home))
     try:
-        for name in (*manifest.files, _MANIFEST):
+        for name in (*manifest.files, MANIFEST_FILE):
             _copy_file(directory / name, staging / name)
         verify_files(staging, manifest)
         for other in home.iterdir():

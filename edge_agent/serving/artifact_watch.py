@@ -7,9 +7,8 @@ import threading
 from pathlib import Path
 
 from edge_agent.runtime.manifest import Manifest, verify_files
+from models.store.store import MANIFEST_FILE, read_regular
 from router.base.errors import ArtifactError
-
-MANIFEST_FILE = "manifest.json"
 
 _Mark = tuple[int, int, int, int]
 
@@ -42,7 +41,7 @@ class ArtifactWatch:
         with self._lock:
             marks = self._look()  # first: what is written while the digests are computed is seen the next time
             try:
-                found = _digest((self._directory / MANIFEST_FILE).read_bytes())
+                found = _digest(read_regular(self._directory / MANIFEST_FILE))
                 if found != self.digest:
                     return f"{self._directory / MANIFEST_FILE} is of another build than the one read at first"
                 verify_files(self._directory, self._manifest)

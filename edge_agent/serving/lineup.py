@@ -28,14 +28,14 @@ log = structlog.get_logger("edge_agent")
 _RETIRE_AFTER_S = 600.0
 _RETIRE_LOOK_S = 0.2
 _TEND_S = 2.0
-_DESCRIBE_PAUSE_S = (5.0, 60.0)  # between two looks at an artifact that could not be read: at first, and at most
+_DESCRIBE_PAUSE_S = (5.0, 60.0)  # between two attempts to read a broken artifact: at first, and at most
 
 Describe = Callable[[LocalModels], list[LocalModel]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A replica and everything it was made from: equal places are one replica."""
+class _Entry:
+    """A replica and everything it was made from: equal entries are one replica."""
 
     key: tuple[object, ...]
     replica: LocalReplica
@@ -66,7 +66,7 @@ class Lineup:
         self._describe_pause_s = _DESCRIBE_PAUSE_S[0]
         self._tending: asyncio.Task[None] | None = None
         self._turn = Turn()
-        self._places: list[_Place] = []
+        self._entries: list[_Entry] = []
         self._retiring: dict[asyncio.Task[None], LocalReplica] = {}
 
     async def __aenter__(self) -> Lineup:
@@ -82,7 +82,7 @@ class Lineup:
 
     @property
     def replicas(self) -> list[LocalReplica]:
-        return [place.replica for place in self._places]
+        return [entry.replica for entry in self._entries]
 
     async def apply(self, settings: LocalModels) -> None:
         """Serve what `settings` says from now on, as far as it can be served.
@@ -100,32 +100,32 @@ class Lineup:
             raise ConfigError(f"models: {error.message}", param=error.param or "models") from error
 
     async def _apply(self, settings: LocalModels) -> None:
-        known = {place.key: place for place in self._places}
-        wanted: list[_Place] = []
-        fresh: list[_Place] = []
+        known = {entry.key: entry for entry in self._entries}
+        wanted: list[_Entry] = []
+        fresh: list[_Entry] = []
         try:
             for model in await asyncio.to_thread(self._described, settings):
                 key = (model.info, model.limits, model.queue_limit, model.digest, model.fault, _how_loaded(settings))
-                place = known.get(key)
-                if place is None:
-                    place = _Place(key, LocalReplica(model, self._turn))
-                    fresh.append(place)
+                entry = known.get(key)
+                if entry is None:
+                    entry = _Entry(key, LocalReplica(model, self._turn))
+                    fresh.append(entry)
                     if model.fault:
                         log.error("model broken", variant=model.info.variant, why=model.fault)
-                wanted.append(place)
-            for place in wanted:
-                if place.replica.info.variant in settings.preload and not place.replica.fault:
-                    await _loaded(place.replica)
+                wanted.append(entry)
+            for entry in wanted:
+                if entry.replica.info.variant in settings.preload and not entry.replica.fault:
+                    await _loaded(entry.replica)
         except BaseException:
-            for place in fresh:  # whoever broke it off need not wait for a load to end
-                self._retire(place.replica)
+            for entry in fresh:  # whoever broke it off need not wait for a load to end
+                self._retire(entry.replica)
             raise
-        leaving = [place for place in self._places if place not in wanted]
-        self._places = wanted
+        leaving = [entry for entry in self._entries if entry not in wanted]
+        self._entries = wanted
         self._settings = settings
         self._publish(self.replicas)
-        for place in leaving:
-            self._retire(place.replica)
+        for entry in leaving:
+            self._retire(entry.replica)
         self._tell_condition()
 
     async def _tend(self) -> None:
@@ -217,7 +217,7 @@ async def _loaded(replica: LocalReplica) -> None:
 
 
 async def _guarded(work: Awaitable[None]) -> None:
-    """Await what must not end the watch over the other models: the next look may succeed."""
+    """Await `work` and log its failure: the watch over the other models goes on, and the next check may succeed."""
     try:
         await work
     except Exception:

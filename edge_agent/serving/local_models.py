@@ -17,14 +17,14 @@ from edge_agent.runtime.manifest import Manifest, read_manifest
 from edge_agent.runtime.private_copy import PrivateCopies
 from edge_agent.runtime.protocol import Runtime, RuntimeRequest
 from edge_agent.runtime.registry import open_runtime
-from edge_agent.serving.artifact_watch import MANIFEST_FILE, ArtifactWatch
+from edge_agent.serving.artifact_watch import ArtifactWatch
 from edge_agent.serving.memory_plan import KvPromises, need_of, reduced, slots_that_fit
 from edge_agent.serving.prompts import PromptCodec
 from edge_agent.serving.replica import LocalModel
 from hardware_profiles.loader import Profile, RuntimeOptions
 from models.catalogue.families import Catalogue, Family, Variant, load_catalogue
-from models.store.store import ModelStore, default_root
-from router.base.errors import ArtifactError, ConfigError, ModelNotFound, OverspillError
+from models.store.store import MANIFEST_FILE, ModelStore, default_root, read_regular
+from router.base.errors import ArtifactError, ConfigError, ModelNotFound, OverspillError, in_words
 from router.values.replica import ReplicaInfo, SpeedPrior
 
 log = structlog.get_logger("edge_agent")
@@ -138,7 +138,7 @@ def _described(name: str, terms: _Terms) -> LocalModel:
     except Exception as error:  # one rung's files, whatever they hold, are the boundary of their faults
         if not isinstance(error, OverspillError):
             log.exception("artifact unreadable", variant=name)
-        why = error.message if isinstance(error, OverspillError) else f"{type(error).__name__}: {error}"
+        why = error.message if isinstance(error, OverspillError) else in_words(error)
         return dataclasses.replace(model, fault=why)
 
 
@@ -150,7 +150,7 @@ def _whole(model: LocalModel, family: Family, variant: Variant, terms: _Terms) -
     """
     settings, shelf = terms.settings, terms.shelf
     directory = shelf.store.artifact_dir(variant.name)
-    raw = (directory / MANIFEST_FILE).read_bytes()
+    raw = read_regular(directory / MANIFEST_FILE)
     manifest = read_manifest(directory)
     if manifest.variant != variant.name:
         raise ArtifactError(

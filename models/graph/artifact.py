@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from models.store.fetch import sha256_of
+from models.store.store import MANIFEST_FILE
 from models.text.chat import PromptEncoder
 from router.base.errors import ArtifactError
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "overspill-onnx", 1
 PREFIX_FILE = "prefix.npz"
-MANIFEST_FILE = "manifest.json"
 
 Note = Callable[[str], None]
 """Takes one line of progress."""

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from models.store.store import MANIFEST_FILE
 from router.base.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class OnnxRunner:
     def __init__(self, directory: Path, threads: int = 2) -> None:
         import onnxruntime  # noqa: PLC0415
 
-        manifest_path = directory / "manifest.json"
+        manifest_path = directory / MANIFEST_FILE
         try:
             manifest = msgspec.json.decode(manifest_path.read_bytes())
         except (OSError, msgspec.DecodeError) as error:

@@ -38,7 +38,7 @@ def need_space(folder: Path, size_bytes: int) -> None:
 
 @contextmanager
 def disk_errors(place: Path, needed_bytes: int = 0) -> Iterator[None]:
-    """Turn a failing disk into an `ArtifactError` that says what to do.
+    """Turn a failing disk into an `ArtifactError` that names the remedy.
 
     Args:
         needed_bytes: what the block writes in all, 0 if unknown.

@@ -10,9 +10,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,7 +27,7 @@ from models.catalogue.families import Catalogue, Family, Source, Variant, load_c
 from models.store import disk, fetch
 from models.store.fetch import Progress, Silence
 from models.store.sources import Trusted, bring
-from router.base.errors import ArtifactError
+from router.base.errors import ArtifactError, ArtifactMissing
 
 if TYPE_CHECKING:
     from models.formats.weights import Weights
@@ -69,6 +71,18 @@ class SourceRecord(msgspec.Struct, frozen=True):
     files: dict[str, StoredFile]
     revision: str = ""
     pinned: bool = False
+
+
+def read_regular(path: Path) -> bytes:
+    """Read a file that has to be one: a pipe would be waited for, for ever.
+
+    Raises:
+        OSError: it is missing, cannot be read, or is no regular file.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        return file.read()
 
 
 def verify_files(folder: Path, files: Mapping[str, FileDigest], remedy: str, *, digest: bool = True) -> None:
@@ -161,7 +175,7 @@ class ModelStore:
         try:
             return msgspec.json.decode(path.read_bytes(), type=SourceRecord)
         except OSError as error:
-            raise ArtifactError(
+            raise ArtifactMissing(
                 f"`{family.name}` is not in {where(self.root)}; run: overspill models pull {family.name}"
             ) from error
         except msgspec.DecodeError as error:
@@ -216,9 +230,9 @@ class ModelStore:
         folder = self.root / variant.family / variant.name
         remedy = f"run: overspill models pull {variant.family} --prepare"
         try:
-            listing = msgspec.json.decode((folder / MANIFEST_FILE).read_bytes(), type=_Listing)
+            listing = msgspec.json.decode(read_regular(folder / MANIFEST_FILE), type=_Listing)
         except OSError as error:
-            raise ArtifactError(f"no artifact of `{variant.name}` in {where(self.root)}; {remedy}") from error
+            raise ArtifactMissing(f"no artifact of `{variant.name}` in {where(self.root)}; {remedy}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ArtifactError(f"{folder / MANIFEST_FILE}: damaged ({error}); {remedy} --force") from error
         verify_files(folder, listing.files, f"{remedy} --force", digest=digest)

@@ -29,6 +29,7 @@ from models.graph.artifact import Note, silent
 from models.graph.export import exported, onnx_variant
 from models.graph.gate import check_graph
 from models.store import disk
+from models.store.store import MANIFEST_FILE
 from router.base.cuda import first_gpu
 from router.base.errors import ArtifactError, InvalidRequest
 from router.base.extras import install
@@ -235,7 +236,7 @@ def _facts(
     folder: Path, variant: Variant, trt: Any, *, runtime: str, sm: str, options: BuildOptions
 ) -> dict[str, object]:
     """Everything that an engine depends on."""
-    manifest = msgspec.json.decode((folder / "manifest.json").read_bytes())
+    manifest = msgspec.json.decode((folder / MANIFEST_FILE).read_bytes())
     graph = {name: entry["sha256"] for name, entry in manifest["files"].items() if name.startswith("model.onnx")}
     return {
         "variant": variant.name,

@@ -1,4 +1,4 @@
-"""Conversations to prompts: the model's own chat template, rendered in a sandbox, then tokenised."""
+"""Conversations to prompts: the model's own chat template, rendered in a sandbox, then tokenized."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from router.base.errors import ConfigError
-from router.base.shapes import Key, Misfit, misfit
+from router.base.shapes import Key, Misfit, dotted, misfit
 from router.base.toml_lines import line_of
 
 if sys.version_info >= (3, 11):
@@ -102,9 +102,9 @@ def overlay(
             if name.startswith(marker):
                 keys = name[len(marker) :].lower().split("__")
                 _put(merged, keys, _toml_value(environ[name]), (name, environ[name]))
-    for dotted, flag in (flags or {}).items():
+    for at, flag in (flags or {}).items():
         if flag.value is not None:
-            _put(merged, dotted.split("."), flag.value, (flag.name, None))
+            _put(merged, at.split("."), flag.value, (flag.name, None))
     return merged
 
 
@@ -153,13 +153,13 @@ def _explain(found: Misfit, tree: Any, source: str, text: str | None) -> ConfigE
         close = difflib.get_close_matches(found.unknown, found.known, n=1)
         remedy = f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(found.known) or 'none'}"
         return ConfigError(
-            f"{_place(tree, source, text, key)}: unknown key `{_dotted(key)}`; {remedy}", param=_dotted(key)
+            f"{_place(tree, source, text, key)}: unknown key `{dotted(key)}`; {remedy}", param=dotted(key)
         )
     place = _place(tree, source, text, key, what)
-    if key and what.startswith(f"{_dotted(key)}."):  # a table's own check has named its key
-        return ConfigError(f"{place}: {what}", param=_dotted(key))
-    shown = f"`{_dotted(key)}`{_shown(tree, key)}" if key else "`(top level)`"
-    return ConfigError(f"{place}: {shown}: {what}", param=_dotted(key) or None)
+    if key and what.startswith(f"{dotted(key)}."):  # a table's own check has named its key
+        return ConfigError(f"{place}: {what}", param=dotted(key))
+    shown = f"`{dotted(key)}`{_shown(tree, key)}" if key else "`(top level)`"
+    return ConfigError(f"{place}: {shown}: {what}", param=dotted(key) or None)
 
 
 def _check_finite(tree: Mapping[str, Any], source: str, text: str | None) -> None:
@@ -167,7 +167,7 @@ def _check_finite(tree: Mapping[str, Any], source: str, text: str | None) -> Non
     for key, value in _leaves(tree, ()):
         if isinstance(value, float) and not math.isfinite(value):
             where = _place(tree, source, text, key)
-            raise ConfigError(f"{where}: `{_dotted(key)}` = {value}: Expected a finite number", param=_dotted(key))
+            raise ConfigError(f"{where}: `{dotted(key)}` = {value}: Expected a finite number", param=dotted(key))
 
 
 def _leaves(value: Any, key: Key) -> Iterator[tuple[Key, Any]]:
@@ -191,10 +191,6 @@ def _shown(tree: Any, key: Key) -> str:
     if "@" in text:  # what stands before it may be a password
         text = f"'…@{text.rpartition('@')[2]}"
     return f" = {text}" if len(text) <= _MAX_SHOWN_CHARS else f" = {text[: _MAX_SHOWN_CHARS - 1]}…"
-
-
-def _dotted(key: Key) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in key).removeprefix(".")
 
 
 def _place(tree: Any, source: str, text: str | None, key: Key, what: str = "") -> str:

@@ -25,6 +25,7 @@ code. The message names the thing, the value seen and the remedy.
     │   ├── ReplicaBroken           the stream ended early: continue from the text emitted so far
     │   └── RequestFailed     500   this request alone failed in a replica that goes on with the others
     └── ArtifactError         500   a model file is missing, damaged or of the wrong kind
+        └── ArtifactMissing         it was never made or pulled here
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ _MAX_PARAM_CHARS = 200
 
 def _clipped(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def in_words(error: BaseException) -> str:
+    """Return the type of an exception and what it says; the type alone where it says nothing."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class OverspillError(Exception):
@@ -217,3 +224,7 @@ class ArtifactError(OverspillError):
     """A model file is missing, damaged, or of a kind this runtime cannot load."""
 
     code = "artifact_error"
+
+
+class ArtifactMissing(ArtifactError):
+    """The store holds nothing of it: it was never made, or never pulled."""

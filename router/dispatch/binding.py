@@ -280,7 +280,7 @@ class Binder:
         try:
             view = ReplicaView.of(replica, health.of, in_flight.at)
         except Exception:
-            if name not in self._unreadable:  # once, not at every look
+            if name not in self._unreadable:  # once, not at every decision
                 log.exception("load unreadable", replica=name)
             self._unreadable.add(name)
             unknown = ReplicaSnapshot(replica.info, available=False, slots=0, why="its load cannot be read")

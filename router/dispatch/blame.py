@@ -1,4 +1,4 @@
-"""Whose fault is it that an attempt ended in an error? The one place where that is decided.
+"""Decides whose fault an error is that ended an attempt; nothing else does.
 
 | verdict         | errors                                         | breaker          | cools down  | this request |
 |-----------------|------------------------------------------------|------------------|-------------|--------------|

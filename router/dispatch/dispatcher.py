@@ -205,7 +205,7 @@ class Dispatcher:
         return self._binder.has_candidate(journey.pending(self.clock.now_s()))
 
     def chunk_arrived(self, attempt: Attempt, journey: Journey, chunk: TokenChunk) -> None:
-        """Text came: learn from the first, count the rest."""
+        """A chunk arrived: learn TTFT from the first, count the tokens of all."""
         now_s = self.clock.now_s()
         info = attempt.info
         if attempt.first_at_s is None:

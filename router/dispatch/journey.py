@@ -1,4 +1,4 @@
-"""One request from its place in the queue to its last chunk, over as many replicas as that takes."""
+"""One request from the queue to its last chunk, over as many replicas as that takes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from router.base.errors import (
     ReplicaUnreachable,
 )
 from router.base.timers import Alarms
+from router.dispatch.answer_room import AnswerRoom
 from router.dispatch.attempt_stream import AttemptStream, Elapsed
 from router.dispatch.blame import Verdict, outcome_of, verdict
 from router.dispatch.candidates import PendingRequest
@@ -35,11 +36,10 @@ log = structlog.get_logger("router")
 
 _RETRY_AFTER_S = 1.0
 _MAX_CRASHES = 2  # replicas on which one request may crash: its content may be what does it
-_MAX_TOKEN_CHARS = 256  # no vocabulary holds a longer token
 
 
 class Feedback(Protocol):
-    """What a journey asks of its dispatcher, and what it tells it."""
+    """The part of the dispatcher that a journey calls: binding, and what happened to each attempt."""
 
     settings: RouterSettings
     clock: Clock
@@ -54,11 +54,11 @@ class Feedback(Protocol):
         ...
 
     def chunk_arrived(self, attempt: Attempt, journey: Journey, chunk: TokenChunk) -> None:
-        """Text came."""
+        """A chunk arrived that goes to the caller."""
         ...
 
     def deadline_passed(self, attempt: Attempt, journey: Journey) -> None:
-        """The deadline ends an answer."""
+        """The deadline of the request ended the attempt."""
         ...
 
     def cap_exceeded(self, attempt: Attempt, journey: Journey) -> None:
@@ -66,11 +66,11 @@ class Feedback(Protocol):
         ...
 
     def attempt_ended(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
-        """An attempt ended, whichever way."""
+        """An attempt ended: completed, failed or cancelled."""
         ...
 
     def failed(self, attempt: Attempt, journey: Journey, error: OverspillError) -> None:
-        """An attempt failed."""
+        """An attempt failed with `error`; `attempt_ended` was called before."""
         ...
 
     def ended(self, journey: Journey, outcome: Outcome, error: str | None) -> None:
@@ -108,7 +108,7 @@ class Journey:
     answer: Answer | None = None
     last_at_s: float | None = None
     _cap: int | None = None
-    _room: int = 0
+    _window_left: int = 0
     _text: list[str] = field(default_factory=list)
     _accepted: InferenceRequest = field(init=False)
     _run: _AttemptRun | None = None
@@ -205,7 +205,7 @@ class Journey:
             self.route = self._route(attempt, origin)
         if chunk.finish_reason is not None:
             self._cap = _cap_of(attempt, origin)
-            self._room = attempt.info.context_tokens - self._accepted.least_prompt_tokens
+            self._window_left = attempt.info.context_tokens - self._accepted.least_prompt_tokens
         if chunk.tokens and not attempt.overdue:
             self.last_at_s = self.dispatcher.clock.now_s()
         if chunk.text:
@@ -247,7 +247,7 @@ class Journey:
         if asked is not None and length >= asked:
             return
         capped = self._cap is not None and length >= self._cap
-        early = self.request.objective.deadline_s is not None and length < self._room
+        early = self.request.objective.deadline_s is not None and length < self._window_left
         self.cut = capped or early
         if self.cut and not self.degraded:
             self.degraded = True
@@ -321,8 +321,7 @@ class _AttemptRun:
         self._clock = dispatcher.clock
         self._timeout_s = dispatcher.settings.first_token_timeout_ms / 1e3
         self._ends_s = journey.ends_s()
-        self._left_tokens = request.most_answer_tokens(attempt.info.context_tokens)
-        self._left_chars = self._left_tokens * _MAX_TOKEN_CHARS
+        self._room = AnswerRoom(request.most_answer_tokens(attempt.info.context_tokens))
         self._held_tokens = 0
         self._origin: Origin | None = None
         self._finished: FinishReason | None = None
@@ -350,7 +349,9 @@ class _AttemptRun:
         journey, attempt = self._journey, self._attempt
         self._quiet_since_s = self._clock.now_s()
         while True:
-            chunk = self._within_cap(await self._read())
+            chunk, over = self._room.fit(await self._read())
+            if over:
+                self._dispatcher.cap_exceeded(attempt, journey)
             self._origin = chunk.origin or self._origin
             if chunk.text or chunk.finish_reason is not None:
                 break
@@ -393,22 +394,6 @@ class _AttemptRun:
     def _broken(self, why: str) -> ReplicaError:
         kind = ReplicaFailed if self._attempt.first_at_s is None else ReplicaBroken
         return kind(f"{self._attempt.info.replica_id}: {why}")
-
-    def _within_cap(self, chunk: TokenChunk) -> TokenChunk:
-        """Cut off what goes past the cap that the replica was sent; that is the end of the answer."""
-        over = chunk.tokens > self._left_tokens or (self._left_tokens == 0 and chunk.text and not chunk.finish_reason)
-        if not over and len(chunk.text) <= self._left_chars:
-            self._left_tokens -= chunk.tokens
-            self._left_chars -= len(chunk.text)
-            return chunk
-        kept = min(self._left_chars, len(chunk.text) * self._left_tokens // max(chunk.tokens, 1))
-        self._dispatcher.cap_exceeded(self._attempt, self._journey)
-        return replace(
-            chunk,
-            text=chunk.text[:kept],
-            tokens=min(chunk.tokens, self._left_tokens),
-            finish_reason=FinishReason.LENGTH,
-        )
 
 
 def _cap_of(attempt: Attempt, origin: Origin | None) -> int | None:

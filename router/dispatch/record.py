@@ -122,7 +122,7 @@ class DecisionRecord:
         )
 
     def looked(self, situation: Situation | None, rejections: tuple[Rejection, ...]) -> None:
-        """Keep the last look at the candidates; a request that waits is looked at many times."""
+        """Keep the candidates of the last decision; a request that waits is decided many times."""
         self.situation, self.rejections = situation, rejections
 
     def promise(self, choice: Choice, waited_s: float) -> None:

@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from router.base.errors import ConfigError, OverspillError
+from router.base.shapes import Misfit, dotted, misfit, value_at
 from router.fleetwire.strict_json import NotStrictJson, parse_object
 
 MAX_DOCUMENT_BYTES = 64 * 1024
@@ -272,10 +273,10 @@ def decode_desired(payload: bytes) -> DesiredConfig:
         desired = msgspec.convert(tree, DesiredConfig, strict=True)
         check_overridable(desired.overrides, known)
     except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at ")
-        key = path.strip("`").removeprefix("$").lstrip(".")
-        shown = f": `{key}` = {_short(tree.get(key.split('.')[0].split('[')[0]))}: " if key else ": "
-        raise DesiredRefused(f"desired{shown}{what}", version=known, param=key or None) from error
+        found = misfit(tree, DesiredConfig) or Misfit((), str(error))
+        key = dotted(found.key)
+        shown = f": `{key}` = {_short(value_at(tree, found.key))}: " if key else ": "
+        raise DesiredRefused(f"desired{shown}{found.what}", version=known, param=key or None) from error
     return desired
 
 

@@ -1,4 +1,4 @@
-"""One HTTP connection, which nobody can hold open for nothing.
+"""One HTTP connection, with bounds on its idle time and on the time and size of a request head.
 
 uvicorn bounds neither how long nor how large a request head may be, answers too many connections with a bare 503, and
 loses the body of a request that asks for another protocol. That is put right here; what comes after the head is the
@@ -185,25 +185,32 @@ class GuardedProtocol(HttpToolsProtocol):
             self._arm()
 
     def _feed(self, data: bytes) -> None:
+        """Parse what has arrived: as many requests as it holds, whatever other protocols they ask for."""
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._go_on_without_upgrade(data[upgrade.args[0] :])
+            while data and not self.transport.is_closing():
+                data = self._parsed(data)
         except httptools.HttpParserError:
             self.send_400_response("")
 
-    def _go_on_without_upgrade(self, rest: bytes) -> None:
+    def _parsed(self, data: bytes) -> bytes:
+        """Parse up to the end, or to a head that asks for another protocol; returns what is left then."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade()
+            return data[upgrade.args[0] :]
+        return b""
+
+    def _go_on_without_upgrade(self) -> None:
         """Read what follows a head that asked for another protocol as what HTTP/1.1 says it is: its body.
 
-        The parser takes it for the other protocol. Another one is told how long the body is, and goes on.
+        The parser takes it for the other protocol. Another one is told how long the body is, and goes on. The method
+        says nothing of that, and CONNECT would ask for another protocol again.
         """
         framing = [b"%s: %s\r\n" % line for line in self.scope["headers"] if line[0] in _FRAMING]
-        method = self.scope["method"].encode()
         self.parser = httptools.HttpRequestParser(_RestOfMessage(self))
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-        self._feed(b"%s / HTTP/1.1\r\n%s\r\n" % (method, b"".join(framing)))
-        if rest and not self.transport.is_closing():
-            self._feed(rest)
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(framing))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

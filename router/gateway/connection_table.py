@@ -19,7 +19,7 @@ class Connection(Protocol):
     client: Peer
 
     def make_room(self) -> None:
-        """Close: others need the place."""
+        """Close: the table needs room for another connection."""
         ...
 
 

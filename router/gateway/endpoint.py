@@ -1,4 +1,4 @@
-"""One HTTP exchange on bare ASGI: read the body, race the work against the client going away, always close the stream.
+"""One HTTP request on bare ASGI: read the body, race the work against the client going away, always close the stream.
 
 Starlette's streaming response can abandon a body without closing it. Here the task that the server made for the request
 does all of the work, and is cancelled the moment the client is gone: what runs on a replica ends with it. One further
@@ -68,7 +68,7 @@ class RequestContext:
         request_id: set for inference; sent back on every reply, errors included.
         accepted_at_s: on the tier's clock, when the body was complete.
         chunks: the running answer; closed on every path out of the context, which cancels its work.
-        closers: called once when the exchange is over.
+        closers: called once when the request is over.
         timings_ms: what goes into `server-timing`.
         told: headers of the reply, errors included.
     """
@@ -112,7 +112,7 @@ class Gate(Protocol):
     room: BodyRoom
 
     def admit(self, context: RequestContext) -> None:
-        """Take a place for an inference request, until its exchange is over; raises a `Refused` if there is none."""
+        """Take a place for an inference request, until it is answered; raises a `Refused` if there is none."""
         ...
 
 

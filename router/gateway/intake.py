@@ -46,7 +46,7 @@ class Intake:
         return load_of(self.deps)
 
     def admit(self, context: RequestContext) -> None:
-        """Take a place for this exchange before anything of its body is read, decoded or tokenised.
+        """Take a place for this request before anything of its body is read, decoded or tokenized.
 
         Two requests may carry one id (a retry, a continuation while the broken stream is still being torn down): the
         later one gets a suffix, so that everything behind the gateway may rely on ids in flight being unique.
@@ -80,7 +80,7 @@ class Intake:
         self.metrics.in_flight.set(len(self._in_flight))
 
     def require_model(self, context: RequestContext, model: str) -> None:
-        """Look the model up, the only time on its way in; the dispatcher decides who serves it.
+        """Check that the model is known, once for each request; the dispatcher decides who serves it.
 
         Raises:
             ModelNotFound: nobody serves it.
@@ -97,18 +97,18 @@ class Intake:
             )
         raise self.not_served(context, model, known)
 
-    async def start(self, context: RequestContext, asked: ApiRequest) -> tuple[Answer, int]:
+    async def start(self, context: RequestContext, api_request: ApiRequest) -> tuple[Answer, int]:
         """Count, build the request, dispatch it; returns the answer and the prompt's tokens with the first chunk ready.
 
         Raises:
             OverspillError: any of the tree.
         """
-        objective = self._objective(context, asked)
+        objective = self._objective(context, api_request)
         unreached = self.deps.dispatcher.unreached(objective.locality)
         passed_on = wire_headers.passed_on(context.headers)
         began = time.perf_counter()
         try:
-            size = await self._count(asked)
+            size = await self._count(api_request)
         except ContextTooLong as error:
             raise self._perhaps_later(error, unreached) from error
         counted = time.perf_counter()
@@ -116,15 +116,15 @@ class Intake:
         request = InferenceRequest(
             request_id=context.request_id or "",
             caller=context.caller.digest,
-            model=asked.model,
-            prompt=asked.prompt,
-            sampling=asked.sampling,
+            model=api_request.model,
+            prompt=api_request.prompt,
+            sampling=api_request.sampling,
             objective=objective,
             prompt_tokens=size.tokens,
             prompt_slack=size.slack,
             accepted_at_s=context.accepted_at_s,
             prompt_bytes=len(context.body),
-            continuation=asked.continuation,
+            continuation=api_request.continuation,
             headers=passed_on,
             encoded=size.encoded,
         )
@@ -150,13 +150,13 @@ class Intake:
             f"no replica can take the request now ({unreached}); {error.message}", retry_after_s=retry_after_s
         )
 
-    def _objective(self, context: RequestContext, asked: ApiRequest) -> Objective:
+    def _objective(self, context: RequestContext, api_request: ApiRequest) -> Objective:
         refuse_query(context.query)
         default = Objective()
-        if asked.priority is not None:
-            default = replace(default, priority=asked.priority)
-        if asked.deadline_s is not None:
-            default = replace(default, deadline_s=asked.deadline_s)
+        if api_request.priority is not None:
+            default = replace(default, priority=api_request.priority)
+        if api_request.deadline_s is not None:
+            default = replace(default, deadline_s=api_request.deadline_s)
         objective = wire_headers.parse_objective(context.headers, default)
         ceiling = context.caller.max_priority
         if objective.priority <= ceiling:
@@ -165,18 +165,18 @@ class Intake:
         self.metrics.priorities_lowered.inc()
         return replace(objective, priority=ceiling)
 
-    async def _count(self, asked: ApiRequest) -> PromptSize:
-        prompts = _with_continuation(asked.prompt, asked.continuation)
+    async def _count(self, api_request: ApiRequest) -> PromptSize:
+        prompts = _with_continuation(api_request.prompt, api_request.continuation)
         if sum(size_chars(prompt) for prompt in prompts) < IN_THREAD_CHARS:
-            return self._count_all(asked.model, prompts)
-        return await asyncio.to_thread(self._count_all, asked.model, prompts)
+            return self._count_all(api_request.model, prompts)
+        return await asyncio.to_thread(self._count_all, api_request.model, prompts)
 
     def _count_all(self, model: str, prompts: list[Prompt]) -> PromptSize:
         first, *others = (self.deps.prompts.count(model, prompt) for prompt in prompts)
         return first if not others else sum(others, start=first)
 
     def reply_headers(self, context: RequestContext, answer: Answer) -> list[tuple[str, str]]:
-        """Say who answers and why, how long it took, and, to callers that asked for it, the tier's load."""
+        """Say who answers and why, how long it took, and, to callers that ask for it, the tier's load."""
         lines = wire_headers.route_headers(answer.route)
         lines.append(("server-timing", ", ".join(f"{name};dur={ms:.2f}" for name, ms in context.timings_ms)))
         if wire_load.FORMAT_HEADER in context.headers:

@@ -18,6 +18,7 @@ from router.gateway.media import plain_body, require_json
 from router.gateway.sse import EventStream
 from router.values.request import ApiRequest, ChatPrompt
 from router.wire import openai, openai_reply
+from router.wire.body import decode_json
 from router.wire.openai_reply import EventEncoder, ReplyHead
 
 
@@ -61,17 +62,19 @@ class OpenAIRoutes:
 
     async def _generate(self, context: RequestContext, decode: Callable[[bytes], ApiRequest]) -> Reply | StreamReply:
         require_json(context)
-        asked = decode(plain_body(context, self._deps.limits.max_body_bytes))
-        self._intake.require_model(context, asked.model)
-        answer, prompt_tokens = await self._intake.start(context, asked)
+        api_request = decode(plain_body(context, self._deps.limits.max_body_bytes))
+        self._intake.require_model(context, api_request.model)
+        answer, prompt_tokens = await self._intake.start(context, api_request)
         head = ReplyHead(
-            chat=isinstance(asked.prompt, ChatPrompt),
+            chat=isinstance(api_request.prompt, ChatPrompt),
             request_id=context.request_id or "",
             created_s=int(time.time()),
             model=answer.route.variant,
         )
-        if asked.stream:
-            encoder = EventEncoder(head, include_usage=asked.include_usage, running_usage=asked.running_usage)
+        if api_request.stream:
+            encoder = EventEncoder(
+                head, include_usage=api_request.include_usage, running_usage=api_request.running_usage
+            )
             events = EventStream(answer, encoder, prompt_tokens, context.request_id, self._intake.metrics)
             first = await events.first()
             return StreamReply(self._intake.reply_headers(context, answer), first, events)
@@ -82,7 +85,7 @@ class OpenAIRoutes:
     async def _embeddings(self, context: RequestContext) -> Reply:
         require_json(context)
         body = plain_body(context, self._deps.limits.max_body_bytes)
-        call = openai.decode_json(_embedding_decoder, body)
+        call = decode_json(_embedding_decoder, body)
         raise ModelNotFound(f"`model`: `{call.model[:80]}` is no embedding model; none is served here", param="model")
 
     async def _list_models(self, context: RequestContext) -> Reply:  # noqa: ARG002

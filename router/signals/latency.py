@@ -35,7 +35,7 @@ _FORGET = 0.92
 _OUTLIER = 4.0  # one observation moves the line as if it were at most this many times off
 _PRIOR_AT_TOKENS = (16.0, 1024.0)
 _PRIOR_WEIGHT = 0.5
-# Prior of `a`: accepting, sampling and detokenising, on any replica.
+# Prior of `a`: accepting, sampling and detokenizing, on any replica.
 _OVERHEAD_S = 0.005
 _MIN_OVERHEAD_S = 0.0005
 # Age at which a remote load figure has half of its weight; requests of this tier keep theirs.

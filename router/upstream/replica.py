@@ -58,7 +58,7 @@ class UpstreamContext(Protocol):
         ...
 
     def learn(self, transfer: TransferSample) -> None:
-        """Learn about link and load from a real exchange."""
+        """Learn about link and load from a real response."""
         ...
 
     def doubt(self) -> None:

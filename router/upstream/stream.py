@@ -38,12 +38,13 @@ from router.wire import load as wire_load
 _MAX_ERROR_BYTES = 64 * 1024
 _ERROR_BODY_S = 5.0
 _END_S = 0.25
+_USAGE_S = 1.0  # between the finish reason and what may follow it
 _LEAST_S = 0.001
 _TIMING = re.compile(r"dur=([0-9.]+)")
 
 
 class LostNews:
-    """The news that an upstream has gone silent: every exchange with it that still waits hears of it at once."""
+    """The news that an upstream has gone silent: every request to it that still waits hears of it at once."""
 
     def __init__(self) -> None:
         self._listeners: set[Callable[[str], None]] = set()
@@ -79,7 +80,7 @@ class UpstreamRequest:
 
 @dataclass(frozen=True, slots=True)
 class TransferSample:
-    """What the head of a real exchange tells about the link.
+    """What the head of a real response tells about the link.
 
     Attributes:
         transfer_s: request sent → response head, without the time to connect and without what the upstream says it
@@ -252,9 +253,18 @@ class OpenStream:
         return chunks
 
     async def _next(self) -> bytes:
-        """Return what arrives next, empty at the end; what breaks after the finish reason does no harm any more."""
+        """Return what arrives next, empty at the end; what breaks after the finish reason does no harm any more.
+
+        The answer is whole then: the usage and the end mark may follow, but a server that keeps both, and the
+        connection open, does not make the caller wait for what it has.
+        """
         try:
-            return await self._response.read()
+            if self._last is None:
+                return await self._response.read()
+            with _Bound(self._lost, _USAGE_S):
+                return await self._response.read()
+        except _SilentError:
+            return b""
         except TransportError as error:
             if self._last is None:
                 self._failure = str(error)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import httpx
 import msgspec
@@ -15,14 +15,15 @@ import structlog
 
 from router.base.clock import Clock
 from router.base.credentials import url_fault
-from router.base.errors import ConfigError
+from router.base.errors import ConfigError, in_words
 from router.base.timers import end, within
 from router.base.tls import client_context
 from router.upstream.openai import UpstreamError, retry_after_s
 from router.upstream.replica import Condition, UpstreamReplica
+from router.upstream.rungs import read_rungs
 from router.upstream.stream import LostNews, TransferSample, UpstreamRequest
 from router.upstream.transport import PoolOptions, StreamingClient
-from router.values.replica import ReplicaInfo, SpeedPrior
+from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest
 from router.values.settings import BreakerSettings
 from router.wire import load as wire_load
@@ -34,10 +35,6 @@ log = structlog.get_logger("router.gateway")
 
 _REDISCOVER_EVERY_POLLS = 30
 
-_Speed = Annotated[float, msgspec.Meta(ge=1e-3, le=1e9)]
-# Names end in our own reply headers, logs and metrics.
-_Name = Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[ -~]*$")]
-
 
 @dataclass(frozen=True, slots=True)
 class UpstreamOptions:
@@ -45,7 +42,7 @@ class UpstreamOptions:
 
     Attributes:
         api_key: sent as bearer key.
-        poll_interval_s: between two looks at the upstream's load.
+        poll_interval_s: between two polls of the upstream's load.
         ca_file: PEM bundle to trust instead of the system's.
         client_cert, client_key: PEM files for mutual TLS, both or neither.
         connect_timeout_s: TCP and TLS handshake.
@@ -66,40 +63,8 @@ class UpstreamOptions:
     keepalive_expiry_s: float = 4.0
 
 
-class _Prior(msgspec.Struct):
-    """Within bounds that no arithmetic of predictions can leave the numbers by."""
-
-    prefill_tokens_per_s: _Speed
-    decode_tokens_per_s: _Speed
-    decode_batch_slope: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.2
-    source: Annotated[str, msgspec.Meta(max_length=256)] = "upstream"
-
-
-class _Rung(msgspec.Struct):
-    kind: str
-    family: _Name
-    variant: _Name = ""
-    rung: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
-    quality: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    context_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] = 1
-    tier: _Name = "cloud"
-    prior: _Prior | None = None
-
-
-class _Card(msgspec.Struct):
-    overspill: _Rung | None = None
-
-
-class _Cards(msgspec.Struct):
-    data: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=1000)]
-
-
 class _NotReady(msgspec.Struct):
     error: UpstreamError | None = None
-
-
-_cards_decoder = msgspec.json.Decoder(_Cards)
-_card_decoder = msgspec.json.Decoder(_Card)
 
 
 _DEFAULT_MISSES = BreakerSettings().failures
@@ -170,7 +135,7 @@ class UpstreamTier:
         self._replicas: list[UpstreamReplica] = []
         self._told = False
         self._said: set[str] = set()
-        self._card_told = False
+        self._unreadable_told = False
         self._missed_probes = 0
         self._refused = False
         self._answers_seen = 0
@@ -277,16 +242,16 @@ class UpstreamTier:
         except (asyncio.TimeoutError, httpx.TimeoutException):
             self._refused = False
             self._missed(f"no answer to a probe within {self._options.probe_timeout_s:g} s", silent=True)
-        except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._refused = isinstance(error, httpx.ConnectError)
-            self._missed(describe(error), silent=False)
+            self._missed(in_words(error), silent=False)
 
     def _answers(self) -> int:
         """Chunks that requests have got from it so far: live traffic proves that it can be reached."""
         return sum(replica.chunks_received for replica in self._replicas)
 
     async def _probe(self) -> None:
-        """Look at readiness and load, and at the rungs when they are not known or may have changed."""
+        """Read readiness and load, and the rungs when they are not known or may have changed."""
         trace = HandshakeTrace(self.clock)
         began_s = self.clock.now_s()
         reply = await self._probe_client.get("/health/ready", extensions={"trace": trace})
@@ -318,40 +283,11 @@ class UpstreamTier:
         if reply.status_code != 200:
             raise httpx.HTTPError(f"GET /v1/models: HTTP {reply.status_code}")
         self._polls_since_discovery = 0
-        cards = [self._card(raw) for raw in _cards_decoder.decode(reply.content).data]
-        infos = [self._info(card.overspill) for card in cards if card is not None and card.overspill is not None]
-        self._take(list({info.replica_id: info for info in infos if info is not None}.values()))
-
-    def _card(self, raw: msgspec.Raw) -> _Card | None:
-        """Read one card; one that cannot be is left out, and the others serve."""
-        try:
-            return _card_decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            if not self._card_told:
-                self._card_told = True
-                log.warning("upstream rung unreadable", endpoint=self.endpoint, why=str(error))
-            return None
-
-    def _info(self, rung: _Rung) -> ReplicaInfo | None:
-        if rung.kind != "variant" or not rung.variant or rung.prior is None:
-            return None
-        return ReplicaInfo(
-            replica_id=f"{rung.tier}/{rung.variant}",
-            endpoint=self.endpoint,
-            tier=rung.tier,
-            remote=True,
-            family=rung.family,
-            variant=rung.variant,
-            rung=rung.rung,
-            quality=rung.quality,
-            context_tokens=rung.context_tokens,
-            prior=SpeedPrior(
-                prefill_tokens_per_s=rung.prior.prefill_tokens_per_s,
-                decode_tokens_per_s=rung.prior.decode_tokens_per_s,
-                decode_batch_slope=rung.prior.decode_batch_slope,
-                source=rung.prior.source,
-            ),
-        )
+        found = read_rungs(reply.content, self.endpoint)
+        if found.unreadable and not self._unreadable_told:
+            self._unreadable_told = True
+            log.warning("upstream rung unreadable", endpoint=self.endpoint, why=found.unreadable)
+        self._take(found.infos)
 
     def _take(self, infos: list[ReplicaInfo]) -> None:
         """Put the rungs found in place; one that has not changed keeps its replica, and with it its load."""
@@ -417,13 +353,6 @@ class HandshakeTrace:
             self._began_s = self._clock.now_s()
         elif event == "connection.connect_tcp.complete":
             self.handshake_s = self._clock.now_s() - self._began_s
-
-
-def describe(error: Exception) -> str:
-    """Name an error in a few words; httpx leaves the text of many empty."""
-    text = str(error).strip()
-    kind = type(error).__name__
-    return f"{kind}: {text}" if text and isinstance(error, httpx.HTTPError) else text or kind
 
 
 def _by_rung(info: ReplicaInfo) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""The HTTP client under every streamed request to an upstream: a pool of connections, and one exchange over them.
+"""The HTTP client under every streamed request to an upstream: a pool of connections, and one HTTP request over them.
 
 aiohttp carries it, because its cost scales with the bytes of an answer; probes and discovery use httpx.
 """
@@ -15,13 +15,14 @@ from typing import Protocol
 import aiohttp
 
 from router.base.clock import Clock
+from router.base.errors import in_words
 
 _READ_BUFFER_BYTES = 64 * 1024
 _MAX_HEADER_BYTES = 64 * 1024  # a load report of many variants is one long line
 
 
 class TransportError(Exception):
-    """The exchange broke, or never came about. Never leaves this package."""
+    """The connection broke, or never came about. Never leaves this package."""
 
 
 class NotConnectedError(TransportError):
@@ -33,7 +34,7 @@ class PoolExhaustedError(TransportError):
 
 
 class UnsendableError(Exception):
-    """The request can not be written as HTTP, to no upstream. Never leaves this package."""
+    """The HTTP library refused to write the request: what `encode_post` let through. Never leaves this package."""
 
 
 class Response(Protocol):
@@ -133,7 +134,7 @@ class StreamingClient:
             PoolExhaustedError: no connection became free in time.
             UnsendableError: the request is at fault.
             NotConnectedError: the upstream cannot be reached.
-            TransportError: it broke the exchange.
+            TransportError: the connection broke.
         """
         try:
             response = await self._session.post(
@@ -148,9 +149,9 @@ class StreamingClient:
                 raise PoolExhaustedError from error
             raise NotConnectedError("no connection within the time limit") from error
         except aiohttp.ClientConnectorError as error:
-            raise NotConnectedError(_describe(error)) from error
+            raise NotConnectedError(in_words(error)) from error
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            raise TransportError(_describe(error)) from error
+            raise TransportError(in_words(error)) from error
         except ValueError as error:  # a line break in a header, text that no encoding holds
             raise UnsendableError(str(error)) from error
         return _AiohttpResponse(response)
@@ -171,7 +172,7 @@ class _AiohttpResponse:
         try:
             return await self._content.readany()
         except (aiohttp.ClientError, OSError) as error:
-            raise TransportError(_describe(error)) from error
+            raise TransportError(in_words(error)) from error
 
     @property
     def complete(self) -> bool:
@@ -204,8 +205,3 @@ def _tracing() -> aiohttp.TraceConfig:
     config.on_connection_create_start.append(began)
     config.on_connection_create_end.append(ended)
     return config
-
-
-def _describe(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""The network between two tiers, as one frozen look at it."""
+"""The network between two tiers, as a frozen snapshot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LinkSnapshot:
-    """One frozen look at a link.
+    """A frozen snapshot of a link.
 
     Attributes:
         rtt_s: smoothed round trip.

@@ -57,7 +57,7 @@ class ReplicaInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSnapshot:
-    """One frozen look at a replica's load.
+    """A frozen snapshot of a replica's load.
 
     Attributes:
         available: False when the replica cannot take requests now; `why` says so in a few words.

@@ -7,7 +7,6 @@ the BYTES tensor `sampling_parameters`. A parameter or tensor that is not known 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -17,11 +16,12 @@ import orjson
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
+from router.base.shapes import Key, Misfit, dotted, misfit, value_at
 from router.values.replica import ReplicaInfo
 from router.values.request import FinishReason, SamplingParams
+from router.wire.body import decode_json, shown
 from router.wire.headers import whole_number
-from router.wire.names import refuse_fields
-from router.wire.openai import decode_json, shown
+from router.wire.names import refuse_fields, refuse_names
 from router.wire.openai_reply import Usage
 from router.wire.sampling import (
     COMPLETION_MAX_TOKENS,
@@ -135,6 +135,12 @@ def decode_infer(body: bytes, header_length: str | None) -> InferCall:
     head, binary = _split(body, header_length)
     raw = decode_json(_decoder, head)
     refuse_fields(head, _Infer.__struct_fields__)
+    for kind, listed in (
+        ("inputs", [t.parameters for t in raw.inputs]),
+        ("outputs", [t.parameters for t in raw.outputs]),
+    ):
+        for index, read in enumerate(listed):
+            refuse_names(read, f"{kind}[{index}].parameters")
     tensors = {tensor.name: tensor for tensor in _tensors(raw.inputs, binary)}
     if len(tensors) < len(raw.inputs):
         raise InvalidRequest("`inputs`: two tensors have one name", param="inputs")
@@ -225,30 +231,26 @@ def _parameters(given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Par
     try:
         found = msgspec.convert(merged, _Parameters, strict=True)
     except msgspec.ValidationError as error:
-        raise _wrong_parameter(str(error), given, merged) from None
+        raise _wrong_parameter(merged, given, str(error)) from None
     for name, refused in (("stream", found.stream), ("priority", found.priority), ("sequence_id", found.sequence_id)):
         if refused:
             raise InvalidRequest(f"`parameters.{name}`: {_REMEDIES[name]}", param=f"parameters.{name}")
     return found
 
 
-def _wrong_parameter(message: str, given: Mapping[str, Any], merged: Mapping[str, Any]) -> InvalidRequest:
+def _wrong_parameter(merged: Mapping[str, Any], given: Mapping[str, Any], error: str) -> InvalidRequest:
     """Name a parameter as it was sent: in `parameters`, or as a tensor."""
-    unknown = _UNKNOWN.search(message)
-    if unknown:
-        name = unknown["name"][:80]
-        known = ", ".join(field for field in _Parameters.__struct_fields__)
-        what = f"no such parameter; known parameters: {known}"
+    found = misfit(merged, _Parameters) or Misfit((), error)
+    if found.unknown is not None:
+        key: Key = (found.unknown[:80],)
+        what = f"no such parameter; known parameters: {', '.join(_Parameters.__struct_fields__)}"
     else:
-        at = _AT.search(message)
-        name = at["name"] if at else ""
-        what = _AT.sub("", message)
-    where = f"parameters.{name}" if not name or name in given else name
-    return InvalidRequest(f"`{where}`{shown(merged.get(name))}: {what}", param=where)
+        key, what = found.key, found.what
+    where = dotted(("parameters", *key) if not key or key[0] in given else key)
+    value = None if found.unknown is not None else value_at(merged, found.key)
+    return InvalidRequest(f"`{where}`{shown(value)}: {what}", param=where)
 
 
-_UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]*)`")
-_AT = re.compile(r" - at `\$\.?(?P<name>[^`]*)`$")
 _REMEDIES = {
     "stream": "this protocol answers in one piece over HTTP: stream from /v1/completions",
     "priority": "send the header `x-overspill-priority` (higher is better) instead",

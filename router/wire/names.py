@@ -58,6 +58,8 @@ def _header_meant(name: str) -> str | None:
     """Return the header that `name` resembles: `x-overspill-` if only the prefix says so, None if it is not ours."""
     plain = name.lower().replace("_", "-").strip("- .")
     first, _, rest = plain.removeprefix("x-").partition("-")
+    if first == _OWN and not rest:  # `x-overspill: local-only`
+        return PREFIX
     if rest and _is_own(first):
         close = difflib.get_close_matches(rest, _SUFFIXES, n=1, cutoff=_HINT)
         return _SUFFIXES[close[0]] if close else PREFIX
@@ -74,7 +76,12 @@ def _is_own(word: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _field_meant(name: str) -> str | None:
-    close = difflib.get_close_matches(_letters(name), _FIELDS, n=1, cutoff=_NEAR)
+    letters = _letters(name)
+    if letters in _LOCALITIES:  # `local_only: true`
+        return LOCALITY
+    if letters.removeprefix("x") == _OWN:  # `overspill: {"locality": …}`
+        return PREFIX
+    close = difflib.get_close_matches(letters, _FIELDS, n=1, cutoff=_NEAR)
     return _FIELDS[close[0]] if close else _header_meant(name)
 
 
@@ -140,11 +147,23 @@ def refuse_query(query: bytes) -> None:
         _refuse_field(name, value, "the query parameter ")
 
 
-_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+class _Field:
+    """The name of one field: equal to no other, so that a repeated field is read as often as it stands there."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+_fields_decoder = msgspec.json.Decoder(dict[_Field, msgspec.Raw], dec_hook=lambda _, name: _Field(name))
+# SDKs merge these into the request; on the wire they are read by nobody, whatever they promise.
+_CARRIERS = frozenset({"extra_body", "extra_headers", "headers"})
+_MAX_DEPTH = 4
 
 
 def refuse_fields(body: bytes, known: Iterable[str]) -> None:
-    """Refuse a JSON object, decoded before, whose fields nobody reads name a promise; so does its `extra_body`.
+    """Refuse a JSON object, decoded before, whose fields nobody reads name a promise; so do `extra_body` and the like.
 
     Args:
         known: fields that are read.
@@ -152,20 +171,35 @@ def refuse_fields(body: bytes, known: Iterable[str]) -> None:
     Raises:
         InvalidRequest: naming the field and the header to send.
     """
-    for at in ("", "extra_body."):
-        try:
-            found = _fields_decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return
-        if len(found) > MAX_FIELDS:
-            raise InvalidRequest(f"the body has {len(found)} fields, at most {MAX_FIELDS} are read")
-        for name, raw in found.items():
-            if at or name not in known:
-                value = bytes(raw) if len(bytes(raw)) <= _MAX_NAME_CHARS else b""
-                _refuse_field(name, value.decode("utf-8", "replace"), "", at)
-        body = bytes(found.get("extra_body", b""))
-        if not body:
-            return
+    _refuse_fields_at("", body, frozenset(known))
+
+
+def _refuse_fields_at(at: str, body: bytes, known: frozenset[str]) -> None:
+    try:
+        found = _fields_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if len(found) > MAX_FIELDS:
+        raise InvalidRequest(f"the body has {len(found)} fields, at most {MAX_FIELDS} are read")
+    for field, raw in found.items():
+        if field.name not in known:
+            value = bytes(raw) if len(bytes(raw)) <= _MAX_NAME_CHARS else b""
+            _refuse_field(field.name, value.decode("utf-8", "replace"), "", at)
+        if field.name in _CARRIERS and at.count(".") < _MAX_DEPTH:
+            _refuse_fields_at(f"{at}{field.name}.", bytes(raw), frozenset())
+
+
+def refuse_names(names: Iterable[str], at: str) -> None:
+    """Refuse the names of parameters that nobody reads, if they name a promise.
+
+    Args:
+        at: where they stand, for the error.
+
+    Raises:
+        InvalidRequest: naming the parameter and the header to send.
+    """
+    for name in names:
+        _refuse_field(name, "", "", f"{at}.")
 
 
 def _refuse_field(name: str, value: str, kind: str, at: str = "") -> None:

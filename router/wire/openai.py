@@ -13,7 +13,6 @@ Extensions: vLLM's `top_k`, `repetition_penalty`, `ignore_eos`, `continue_final_
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -22,6 +21,7 @@ from msgspec import Meta
 
 from router.base.errors import InvalidRequest
 from router.values.request import ApiRequest, ChatPrompt, Message, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from router.wire.body import decode_json
 from router.wire.names import refuse_fields
 from router.wire.sampling import (
     COMPLETION_MAX_TOKENS,
@@ -38,10 +38,6 @@ from router.wire.sampling import (
 MAX_MESSAGES = 16_384
 """More turns than windows have tokens; a body full of empty ones would keep the event loop busy for seconds."""
 
-_AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
-_MISSING = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
-_STEP = re.compile(r"\.?(?P<name>[^.\[\]]+)|\[(?P<index>\d{1,9})\]")
-_MAX_SEARCHED_BYTES = 64 * 1024
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 S = TypeVar("S")
@@ -201,52 +197,6 @@ def decode_completion(body: bytes) -> ApiRequest:
     refuse_fields(body, _Completion.__struct_fields__)
     _refuse_unserved(raw, _NEUTRAL_COMPLETION)
     return _request(raw, _prompt(raw.prompt), raw.overspill_continuation or "", COMPLETION_MAX_TOKENS)
-
-
-def decode_json(decoder: msgspec.json.Decoder[S], body: bytes) -> S:
-    """Decode strictly.
-
-    Raises:
-        InvalidRequest: no JSON, or it does not fit; `param` is the path of the field.
-    """
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise _explain(str(error), body) from None
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the request body is no valid JSON: {error}") from None
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the request body is no valid UTF-8: {error.reason}") from None
-    except RecursionError:
-        raise InvalidRequest("the request body is nested too deeply") from None
-
-
-def _explain(message: str, body: bytes) -> InvalidRequest:
-    at = _AT.search(message)
-    path = at["path"] if at else ""
-    missing = _MISSING.match(message)
-    if missing:
-        param = f"{path}.{missing['field']}" if path else missing["field"]
-        return InvalidRequest(f"`{param}` is required", param=param)
-    what = _AT.sub("", message)
-    where = f"`{path}`{_shown(body, path)}" if path else "the request body"
-    return InvalidRequest(f"{where}: {what}", param=path or None)
-
-
-def _shown(body: bytes, path: str) -> str:
-    """Return ` = value` for a number at fault; texts may be long, or private, and their type says enough."""
-    try:
-        value: Any = msgspec.json.decode(body) if len(body) <= _MAX_SEARCHED_BYTES else None
-        for step in _STEP.finditer(path):
-            value = value[step["name"] or int(step["index"])]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
-        return ""
-    return shown(value)
-
-
-def shown(value: object) -> str:
-    """Return ` = value` for a number, nothing for all else."""
-    return f" = {value}"[:60] if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
 
 
 def _refuse_unserved(raw: _Common, rules: tuple[_Rule, ...]) -> None:

@@ -16,7 +16,7 @@ def test_tier_prompts_count_what_the_replica_sends() -> None:
         prompts.count("other", chat)
 
 
-def test_what_cannot_fit_is_refused_by_its_size_without_being_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_fit_is_refused_by_its_size_without_being_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = byte_prompts()
     prompts = TierPrompts(
         {"toy": encoder}, lambda: [replica_info(context_tokens=32), replica_info("toy-2", context_tokens=64)]
@@ -24,7 +24,7 @@ def test_what_cannot_fit_is_refused_by_its_size_without_being_tokenised(monkeypa
     longest_chars = len("<|im_end|>")
     fits = TextPrompt("x" * 2 * 64 * longest_chars)
     assert prompts.count("toy", fits).tokens == len(fits.text), "what may fit is counted: the caller learns the number"
-    monkeypatch.setattr(encoder, "encode", lambda prompt: pytest.fail("tokenised"))
+    monkeypatch.setattr(encoder, "encode", lambda prompt: pytest.fail("tokenized"))
     with pytest.raises(ContextTooLong, match=r"10000000 characters.* 64 tokens"):
         prompts.count("toy", TextPrompt("x" * 10_000_000))
     with pytest.raises(ContextTooLong, match="65 messages") as raised:

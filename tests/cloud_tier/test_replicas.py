@@ -179,10 +179,10 @@ async def test_long_prompts_are_encoded_without_holding_the_loop(monkeypatch: py
     assert len(in_thread) == 1
 
 
-async def test_a_prompt_is_tokenised_once_in_this_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prompt_is_tokenized_once_in_this_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     replica, fake = await _replica()
     size = TierPrompts({"toy": replica._prompts}, lambda: [replica_info()]).count("toy", CHAT)
-    monkeypatch.setattr(replica._prompts, "encode", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr(replica._prompts, "encode", lambda *_: pytest.fail("tokenized again"))
     await _all(replica, dataclasses.replace(_request(max_tokens=1), encoded=size.encoded))
     assert fake.seen[0].prompt_ids == size.encoded.token_ids
 

@@ -84,6 +84,13 @@ def test_wrong_files_are_named(tmp_path: Path, content: str) -> None:
         read_edits([], [], file)
 
 
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "[1.0, nan]"])
+def test_a_number_that_json_cannot_say_is_refused(text: str) -> None:
+    """It went out as null, which takes the override away, and the device reported "applied"."""
+    with pytest.raises(ConfigError):
+        read_edits([f"router.ttft_slo_ms={text}"])
+
+
 @pytest.mark.parametrize(
     ("text", "parsed"),
     [

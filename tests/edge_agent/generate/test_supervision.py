@@ -13,6 +13,7 @@ import edge_agent.generate.loop as loop_module
 from edge_agent.generate.loop import GenerationLoop
 from edge_agent.generate.turn import Turn
 from router.base.errors import ReplicaBroken, ReplicaError, ReplicaUnreachable
+from router.dispatch.blame import Verdict, verdict
 from tests.edge_agent.generate.test_loop import LIMITS, collect, first, request, running
 from tests.support.fake_runtime import FakeRuntime, answer, texts
 
@@ -195,3 +196,16 @@ async def test_one_non_finite_logit_fails_that_request_alone(value: float) -> No
         with pytest.raises(ReplicaUnreachable, match="no usable output"):
             await collect(sick)
         assert (await collect(well))[0] == texts(answer([5], 5))
+
+
+async def test_a_prompt_that_a_model_always_fails_on_counts_once_against_it() -> None:
+    class Sick(FakeRuntime):
+        def forward(self, batch):
+            return super().forward(batch) * np.nan
+
+    async with running(Sick()) as loop:
+        sick = request([13], 5)
+        loop.submit(sick)
+        with pytest.raises(ReplicaUnreachable) as raised:
+            await collect(sick)
+    assert verdict(raised.value) is Verdict.FAILED  # by its prompt; DOWN would count each of its requests

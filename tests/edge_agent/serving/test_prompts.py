@@ -57,7 +57,7 @@ def counters(world: TinyWorld, infos: list[ReplicaInfo]) -> PromptCounters:
     return prompts
 
 
-def test_what_cannot_fit_any_window_is_refused_without_being_tokenised(
+def test_what_cannot_fit_any_window_is_refused_without_being_tokenized(
     world: TinyWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     infos = [
@@ -68,7 +68,7 @@ def test_what_cannot_fit_any_window_is_refused_without_being_tokenised(
     prompts = counters(world, infos)
     fits = TextPrompt("x" * 2 * 256 * LONGEST_CHARS)
     assert prompts.count("tiny", fits).tokens > len(fits.text), "what may fit upstream is counted"
-    monkeypatch.setattr(PromptEncoder, "encode", lambda *_: pytest.fail("tokenised"))
+    monkeypatch.setattr(PromptEncoder, "encode", lambda *_: pytest.fail("tokenized"))
     with pytest.raises(ContextTooLong, match=r"16000000 characters.* 256 tokens"):
         prompts.count("tiny", TextPrompt("x" * 16_000_000))
     with pytest.raises(ContextTooLong, match=r"`tiny-int8` here is 64 tokens"):
@@ -96,7 +96,7 @@ def test_a_prompt_for_a_model_of_the_upstream_is_estimated_and_says_by_how_much_
     assert prompts.count("huge", TextPrompt("x")).slack > 0, "whether it is served was asked before, and is asked after"
 
 
-async def test_a_prompt_is_tokenised_once_on_this_device(world: TinyWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prompt_is_tokenized_once_on_this_device(world: TinyWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = counters(world, [info("tiny-int8", 64)])
     prompt = ChatPrompt((Message("user", "hi"),))
     size = prompts.count("tiny", prompt)
@@ -108,7 +108,7 @@ async def test_a_prompt_is_tokenised_once_on_this_device(world: TinyWorld, monke
         encoded = await replica._encode(replace(ask, encoded=None))
         more = await replica._encode(replace(ask, continuation="and"))
         assert len(more) > len(encoded), "the ids are of the prompt alone"
-        monkeypatch.setattr(PromptEncoder, "encode", lambda *_: pytest.fail("tokenised again"))
+        monkeypatch.setattr(PromptEncoder, "encode", lambda *_: pytest.fail("tokenized again"))
         assert await replica._encode(ask) == encoded
 
 

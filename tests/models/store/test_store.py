@@ -20,7 +20,7 @@ import pytest
 
 from models.catalogue.families import Catalogue, Family, Source, Variant
 from models.store import disk, fetch, wheel
-from models.store.store import ModelStore, default_root
+from models.store.store import ModelStore, default_root, read_regular
 from router.base.errors import ArtifactError, ModelNotFound
 from tests.support.file_server import FileServer, file_server
 from tests.support.paths import REPOSITORY
@@ -481,6 +481,13 @@ def test_a_damaged_manifest_says_so(tmp_path: Path, manifest: str) -> None:
     (models.artifact_dir("toy-int8") / "manifest.json").write_text(manifest)
     with pytest.raises(ArtifactError, match=r"manifest\.json: damaged.* --prepare --force"):
         models.check_artifact("toy-int8")
+
+
+def test_a_manifest_that_is_a_pipe_is_a_broken_artifact(tmp_path: Path) -> None:
+    """Crack 10: the agent waited for somebody to write into it, and ended at no signal."""
+    os.mkfifo(tmp_path / "manifest.json")
+    with pytest.raises(OSError, match="no regular file"):
+        read_regular(tmp_path / "manifest.json")
 
 
 @pytest.mark.parametrize("name", ["../other/model.onnx", "/etc/hostname", "a/b"])

@@ -1,4 +1,4 @@
-"""Tokenising equals the tokenizers library; streams equal decoding at once, whatever the splits."""
+"""Tokenizing equals the tokenizers library; streams equal decoding at once, whatever the splits."""
 
 from __future__ import annotations
 

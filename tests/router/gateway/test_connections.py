@@ -229,6 +229,31 @@ async def test_a_request_that_asks_for_another_protocol_is_answered_over_this_on
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+@pytest.mark.parametrize("head", [b"CONNECT /v1/models", b"CONNECT localhost:443", b"CONNECT *"])
+async def test_connect_is_answered_and_recurses_nowhere(head: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Crack 29: it asked for another protocol again and again, a thousand frames deep, and hung up with a traceback."""
+    request = head + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    async with gateway(ConnectionLimits()) as port:
+        with caplog.at_level(logging.WARNING):
+            reply = await raw(port, request)
+    assert reply.split(b" ")[1] in {b"400", b"404", b"405"}
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_thousands_of_pipelined_upgrades_are_answered_one_after_the_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Crack 29: each was a recursion of the parser below the one before."""
+    count = 1500
+    upgrade = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n"
+    last = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    async with gateway(ConnectionLimits()) as port:
+        with caplog.at_level(logging.WARNING):
+            replies = await raw(port, upgrade * count + last)
+    assert replies.count(b"HTTP/1.1 200 ") == count + 1
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 @pytest.mark.parametrize(
     ("target", "host", "status"),
     [

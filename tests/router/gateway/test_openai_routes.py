@@ -346,7 +346,7 @@ def test_an_estimated_prompt_reaches_the_router_as_one() -> None:
         assert (seen.prompt_tokens, seen.least_prompt_tokens) == (100, 60)
 
 
-def test_what_was_tokenised_to_be_counted_goes_on_with_the_request() -> None:
+def test_what_was_tokenized_to_be_counted_goes_on_with_the_request() -> None:
     encoder = object()
 
     class Counter(WordCounter):

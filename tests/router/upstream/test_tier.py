@@ -584,6 +584,22 @@ async def test_an_upstream_that_does_not_close_a_finished_stream_holds_nobody() 
     assert chunks[-1].finish_reason is FinishReason.STOP
 
 
+async def test_an_answer_with_its_finish_reason_is_whole_without_an_end_mark() -> None:
+    """Crack 6: a server that kept the connection open after the finish reason lost the answer, 20 s later."""
+
+    async def no_end_mark(reader, writer) -> None:
+        writer.write(
+            STREAM_HEAD + event("one") + b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+        )
+        await writer.drain()
+        await asyncio.sleep(60)
+
+    async with raw_server(scripted(no_end_mark)) as url, upstream(url) as tier:
+        chunks = await asyncio.wait_for(everything(await best(tier), ask()), 10)
+    assert [c.text for c in chunks] == ["one", ""]
+    assert chunks[-1].finish_reason is FinishReason.STOP
+
+
 async def test_garbage_is_broken_not_swallowed() -> None:
     async def garbage(reader, writer) -> None:
         writer.write(STREAM_HEAD + event("one") + b"data: <html>\n\n")
@@ -796,6 +812,22 @@ async def test_one_unreadable_card_leaves_the_other_rungs() -> None:
     async with raw_server(handler) as url, upstream(url) as tier:
         assert (await best(tier)).info.variant == "tiny-fp32"
         assert len(tier.replicas) == 1
+
+
+async def test_a_list_of_rungs_nested_without_end_is_a_probe_that_failed() -> None:
+    """It was a crash of the poll at every probe: no verdict, and a traceback a second in the log."""
+    failed = asyncio.Event()
+    deep = b'{"data":[' + b"[" * 100_000
+
+    async def handler(head: bytes, reader, writer) -> None:
+        models = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(deep), deep)
+        writer.write(HEALTH if head.startswith(b"GET /health/ready") else models)
+        await writer.drain()
+
+    hooks = UpstreamHooks(probe_failed=lambda *_: failed.set())
+    async with raw_server(handler) as url, upstream(url, hooks=hooks) as tier:
+        await asyncio.wait_for(failed.wait(), 10)
+        assert not tier.condition.reachable
 
 
 async def test_the_time_until_an_upstream_is_back_is_its_own_word() -> None:

@@ -185,6 +185,43 @@ def test_a_locality_in_a_body_is_refused_by_name(name: str, body: dict) -> None:
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        b'"extra_body":{"locality":"local-only"},"extra_body":{}',
+        b'"extra_body":{"extra_body":{"locality":"local-only"}}',
+        b'"extra_headers":{"x-overspill-locality":"local-only"}',
+        b'"headers":{"x-overspill-locality":"local-only"}',
+        b'"overspill":{"locality":"local-only"}',
+        b'"x-overspill":"local-only"',
+        b'"local_only":true',
+        b'"locality":"local-only","locality":"any"',
+    ],
+)
+@pytest.mark.parametrize("body", [CHAT, COMPLETION, INFER])
+def test_a_locality_that_hides_in_a_body_is_refused(fields: bytes, body: dict) -> None:
+    """Crack 1: the last `extra_body` alone was looked at, and nothing below it."""
+    decode = {id(CHAT): decode_chat, id(COMPLETION): decode_completion}.get(id(body), lambda b: decode_infer(b, None))
+    with pytest.raises(InvalidRequest):
+        decode(json.dumps(body).encode()[:-1] + b"," + fields + b"}")
+
+
+@pytest.mark.parametrize("name", ["locality", "x-overspill-locality", "local_only"])
+def test_a_locality_among_the_parameters_of_a_tensor_is_refused(name: str) -> None:
+    """Crack 1: those of `inputs` and `outputs` are read by nobody either."""
+    tensor = {**INFER["inputs"][0], "parameters": {name: "local-only"}}
+    outputs = [{"name": "text_output", "parameters": {name: "local-only"}}]
+    for changed in ({"inputs": [tensor]}, {"outputs": outputs}):
+        with pytest.raises(InvalidRequest):
+            decode_infer(json.dumps({**INFER, **changed}).encode(), None)
+
+
+@pytest.mark.parametrize("name", ["x-overspill", "overspill"])
+def test_a_header_that_is_our_name_alone_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        locality_of((name, "local-only"))
+
+
+@pytest.mark.parametrize(
     "name", ["deadline_ms", "ttft_slo_ms", "tpot_slo_ms", "min_quality", "slo_ttft_ms", "deadline"]
 )
 def test_other_promises_in_a_body_are_refused_too(name: str) -> None:

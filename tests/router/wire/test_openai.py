@@ -345,7 +345,8 @@ def test_whole_bodies() -> None:
         ),
         ({"metadata": 3}, "`metadata` = 3"),
         ({"stream": "my secret"}, "`stream`: Expected `bool | null`, got `str`"),
-        ({"temperature": 5, "user": "x" * 100_000}, "`temperature`: Expected"),
+        ({"temperature": 5, "user": "x" * 100_000}, "`temperature` = 5: Expected"),
+        ({"temperature": 5, "user": "x" * 2_000_000}, "`temperature` = 5: Expected"),
     ],
 )
 def test_a_number_at_fault_is_shown_and_a_text_is_not(fields: dict, told: str) -> None:
@@ -354,3 +355,23 @@ def test_a_number_at_fault_is_shown_and_a_text_is_not(fields: dict, told: str) -
         decode_chat(orjson.dumps(raw))
     assert raised.value.message.startswith(told)
     assert "secret" not in raised.value.message
+
+
+def test_a_fault_deep_in_a_long_body_is_named_soon() -> None:
+    prompt = [*range(60_000), -0.5, *range(1000)]
+    with pytest.raises(InvalidRequest) as raised:
+        decode_completion(orjson.dumps({"model": "m", "prompt": prompt}))
+    assert raised.value.param == "prompt[60000]"
+
+
+def test_a_field_too_long_to_be_searched_is_still_refused() -> None:
+    prompt = [*range(400_000), -0.5]
+    with pytest.raises(InvalidRequest) as raised:
+        decode_completion(orjson.dumps({"model": "m", "prompt": prompt}))
+    assert "prompt[400000]" in raised.value.message
+
+
+def test_text_that_reads_like_a_message_of_the_decoder_is_no_path() -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        decode_chat(b'{"model": "m", "messages": [], "x` - at `$.model": 1, "temperature": 9}')
+    assert raised.value.param == "temperature"

@@ -1,0 +1,32 @@
+"""How much an answer may still grow: what a replica sends beyond its cap is cut off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from router.values.request import FinishReason, TokenChunk
+
+_MAX_TOKEN_CHARS = 256  # no vocabulary holds a longer token
+
+
+class AnswerRoom:
+    """The tokens, and the characters that so many tokens can have, of one attempt.
+
+    Args:
+        tokens: the cap that the replica was sent, or what its window leaves.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self._chars = tokens * _MAX_TOKEN_CHARS
+
+    def fit(self, chunk: TokenChunk) -> tuple[TokenChunk, bool]:
+        """Take a chunk; return what of it has room, and whether it went beyond: then that is the end of the answer."""
+        more = chunk.tokens > self._tokens or (self._tokens == 0 and chunk.text and not chunk.finish_reason)
+        if not more and len(chunk.text) <= self._chars:
+            self._tokens -= chunk.tokens
+            self._chars -= len(chunk.text)
+            return chunk, False
+        kept = min(self._chars, len(chunk.text) * self._tokens // max(chunk.tokens, 1))
+        tokens = min(chunk.tokens, self._tokens)
+        return replace(chunk, text=chunk.text[:kept], tokens=tokens, finish_reason=FinishReason.LENGTH), True

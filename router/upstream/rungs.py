@@ -1,0 +1,101 @@
+"""What an upstream says it serves (`GET /v1/models`), into descriptions of replicas, within bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from router.values.replica import ReplicaInfo, SpeedPrior
+
+_Speed = Annotated[float, msgspec.Meta(ge=1e-3, le=1e9)]
+# Names end in our own reply headers, logs and metrics.
+_Name = Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[ -~]*$")]
+
+
+class _Prior(msgspec.Struct):
+    """Within bounds that no arithmetic of predictions can leave the numbers by."""
+
+    prefill_tokens_per_s: _Speed
+    decode_tokens_per_s: _Speed
+    decode_batch_slope: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.2
+    source: Annotated[str, msgspec.Meta(max_length=256)] = "upstream"
+
+
+class _Rung(msgspec.Struct):
+    kind: str
+    family: _Name
+    variant: _Name = ""
+    rung: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    quality: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    context_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] = 1
+    tier: _Name = "cloud"
+    prior: _Prior | None = None
+
+
+class _Card(msgspec.Struct):
+    overspill: _Rung | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=1000)]
+
+
+_cards_decoder = msgspec.json.Decoder(_Cards)
+_card_decoder = msgspec.json.Decoder(_Card)
+
+
+@dataclass(frozen=True, slots=True)
+class Rungs:
+    """What an upstream serves.
+
+    Attributes:
+        infos: no two of one id.
+        unreadable: why a card was left out, the last if several were; empty if none was.
+    """
+
+    infos: list[ReplicaInfo]
+    unreadable: str
+
+
+def read_rungs(body: bytes, endpoint: str) -> Rungs:
+    """Read a list of model cards; a card that cannot be read is left out, and the others serve.
+
+    Raises:
+        msgspec.DecodeError, UnicodeDecodeError: it is no such list.
+    """
+    infos: dict[str, ReplicaInfo] = {}
+    unreadable = ""
+    for raw in _cards_decoder.decode(body).data:
+        try:
+            rung = _card_decoder.decode(raw).overspill
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            unreadable = str(error)
+            continue
+        info = None if rung is None else _info(rung, endpoint)
+        if info is not None:
+            infos[info.replica_id] = info
+    return Rungs(list(infos.values()), unreadable)
+
+
+def _info(rung: _Rung, endpoint: str) -> ReplicaInfo | None:
+    if rung.kind != "variant" or not rung.variant or rung.prior is None:
+        return None
+    return ReplicaInfo(
+        replica_id=f"{rung.tier}/{rung.variant}",
+        endpoint=endpoint,
+        tier=rung.tier,
+        remote=True,
+        family=rung.family,
+        variant=rung.variant,
+        rung=rung.rung,
+        quality=rung.quality,
+        context_tokens=rung.context_tokens,
+        prior=SpeedPrior(
+            prefill_tokens_per_s=rung.prior.prefill_tokens_per_s,
+            decode_tokens_per_s=rung.prior.decode_tokens_per_s,
+            decode_batch_slope=rung.prior.decode_batch_slope,
+            source=rung.prior.source,
+        ),
+    )

@@ -1,0 +1,69 @@
+"""JSON bodies into structs, strictly: an error names the field at fault by its path."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from router.base.errors import InvalidRequest
+from router.base.shapes import dotted, misfit, value_at
+
+S = TypeVar("S")
+
+_MAX_SEARCHED_BYTES = 1024 * 1024  # of one field of the body: a fault in a longer one is named by that field alone
+_MAX_SHOWN_CHARS = 60
+
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def decode_json(decoder: msgspec.json.Decoder[S], body: bytes) -> S:
+    """Decode strictly.
+
+    Raises:
+        InvalidRequest: no JSON, or it does not fit; `param` is the path of the field.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _explain(body, decoder.type, str(error)) from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the request body is no valid JSON: {error}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the request body is no valid UTF-8: {error.reason}") from None
+    except RecursionError:
+        raise InvalidRequest("the request body is nested too deeply") from None
+
+
+def shown(value: object) -> str:
+    """Return ` = value` for a number; nothing for all else: texts may be long, or private."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f" = {value}"[:_MAX_SHOWN_CHARS] if is_number else ""
+
+
+def _explain(body: bytes, shape: type[Any], error: str) -> InvalidRequest:
+    """Name the field at fault.
+
+    Args:
+        error: in msgspec's words, which hold where nothing can be said of a single field.
+    """
+    fields = {field.encode_name for field in msgspec.structs.fields(shape)}
+    tree: dict[str, Any] = {}
+    try:
+        given = _fields_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return InvalidRequest(f"the request body: {error}")
+    for name, raw in given.items():
+        if name in fields and len(memoryview(raw)) <= _MAX_SEARCHED_BYTES:
+            try:
+                tree[name] = msgspec.json.decode(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as unreadable:
+                return InvalidRequest(f"`{name}`: {unreadable}", param=name)
+    found = misfit(tree, shape)
+    if found is None or (found.missing is not None and not found.key and found.missing in given):
+        return InvalidRequest(f"the request body: {error}")
+    if found.missing is not None:
+        param = dotted((*found.key, found.missing))
+        return InvalidRequest(f"`{param}` is required", param=param)
+    param = dotted(found.key)
+    return InvalidRequest(f"`{param}`{shown(value_at(tree, found.key))}: {found.what}", param=param)
