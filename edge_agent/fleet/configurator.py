@@ -198,6 +198,15 @@ class Configurator:
         if self.standing != before:
             await self.on_change()
 
+    async def give_up(self, payload: bytes) -> None:
+        """Say of a document that could not be dealt with, twice, that it is refused; what is in force stays."""
+        try:
+            version: int | None = decode_desired(payload).version
+        except DesiredRefused as error:
+            version = error.version
+        self._stand(version, "", "internal error while dealing with the document; the device's log has the details")
+        await self.on_change()
+
     async def _settle(self, desired: DesiredConfig) -> None:
         action = reconcile.reconcile(self._known, desired)
         if isinstance(action, Report) and self.standing.privacy_held and self._known.applied == desired:
@@ -259,7 +268,7 @@ class Configurator:
 
     def _announce(self) -> None:
         task = asyncio.ensure_future(self.on_change())
-        task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        task.add_done_callback(_note_failure)
 
     async def _refuse(self, refusal: Refuse) -> None:
         log.warning("a desired document was refused", version=refusal.version, key=refusal.key, reason=refusal.reason)
@@ -338,6 +347,12 @@ class Configurator:
             self._stand(handled.version, handled.digest, handled.reason, handled.key)
         elif self._known.applied is not None and self.standing.applied_version == handled.version:
             self._stand_applied(self._known.applied, handled.digest)
+
+
+def _note_failure(done: asyncio.Future[None]) -> None:
+    error = None if done.cancelled() else done.exception()
+    if error is not None:
+        log.warning("a change could not be reported yet", error=in_words(error))
 
 
 def _document(version: int, overrides: Mapping[str, Any]) -> DesiredConfig:

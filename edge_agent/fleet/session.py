@@ -301,13 +301,13 @@ class FleetSession:
                 await self._obey_one(self._desired.popleft())
 
     async def _obey_one(self, payload: bytes) -> None:
-        """Obey; what fails unexpectedly is tried once more, and the document after it has its turn."""
-        for wait_s in (_RESTART_S, 0.0):
+        """Obey; what fails unexpectedly is tried once more, then reported, and the document after it has its turn."""
+        for attempt in (self._configurator.obey, self._configurator.obey, self._configurator.give_up):
             try:
-                return await self._configurator.obey(payload)
-            except Exception:  # noqa: PERF203 - twice at most
-                log.exception("a desired document could not be dealt with", again_in_s=wait_s or None)
-                await asyncio.sleep(wait_s)
+                return await attempt(payload)
+            except Exception:  # noqa: PERF203 - three times at most
+                log.exception("a desired document could not be dealt with")
+                await asyncio.sleep(_RESTART_S)
         return None
 
     async def _answer(self) -> None:

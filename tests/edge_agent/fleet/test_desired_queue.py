@@ -51,19 +51,38 @@ async def test_a_document_whose_obedience_raises_keeps_the_next_one_not_waiting(
         assert obeyed == [1, 2]
 
 
+async def test_a_document_whose_obedience_raises_again_is_reported_as_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = session(1, tmp_path, [])
+    async with fleet:
+        failures = iter([RuntimeError("no thread left")] * 2)
+
+        async def fails_twice(_self, _desired) -> None:
+            raise next(failures)
+
+        monkeypatch.setattr(type(fleet._configurator), "_settle", fails_twice)
+        fleet._desired.append(encode(want(7)))
+        fleet._desired_came.set()
+        await until(lambda: fleet.standing.state == "refused", 10)
+        assert (fleet.standing.version, fleet.standing.applied_version) == (7, None)
+
+
 @pytest.mark.broker
 async def test_reported_goes_out_once_a_reconnect(broker: Broker, tmp_path: Path) -> None:
     obeyed: list[int] = []
-    async with session(broker.port, tmp_path / "state", obeyed) as fleet:
-        with Spy(broker.port) as spy:
+    with Spy(broker.port) as spy:
+        async with session(broker.port, tmp_path / "state", obeyed) as fleet:
+            await until(lambda: _reports(spy))  # the birth, before there is anything to obey
             spy.publish(TOPIC + "desired", encode(want(1)), retain=True)
             await until(lambda: fleet.standing.state == "applied")
             for connection in (1, 2, 3):
                 await until(lambda: fleet.connected)
                 live = fleet._connection
                 await until(lambda: fleet.outbox.pending == 0)
-                await asyncio.sleep(0.3)
-                reports = [body for topic, body, retained in spy.seen if topic == TOPIC + "reported" and not retained]
+                await until(lambda want=connection + 1: len(_reports(spy)) >= want)
+                await asyncio.sleep(0.3)  # a second one would come right after the first
+                reports = _reports(spy)
                 assert len(reports) == connection + 1, "birth, applied, then one each time"
                 assert fleet._reports == connection + 1, "nor does a second one merely replace the first in the outbox"
                 assert live is not None
@@ -86,3 +105,7 @@ async def test_an_old_document_of_a_crashed_broker_is_called_stale_and_changes_n
             said = await until(lambda: [r for r in spy.payloads("reported") if r["state"] == "stale"])
             assert (said[0]["version"], said[0]["applied_version"], said[0]["handled_version"]) == (1, 2, 2)
             assert obeyed == [1, 2]
+
+
+def _reports(spy: Spy) -> list[bytes]:
+    return [body for topic, body, retained in spy.seen if topic == TOPIC + "reported" and not retained]
