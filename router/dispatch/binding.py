@@ -10,7 +10,7 @@ import asyncio
 import math
 import zlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
@@ -44,6 +44,8 @@ log = structlog.get_logger("router")
 # Interval of decisions for waiting requests while no capacity changes.
 _RECHECK_S = 0.1
 _SESSIONS_KEPT = 4096
+# Requests decided beside those that wait for the replica where an attempt ended: the first in order might prefer it now.
+_OTHERS_AN_END = 8
 _RETRY_AFTER_S = 1.0  # where nothing better is known
 # Refusals for want of capacity count as waiting requests for so long, in the measure of overload.
 _REFUSALS_COUNT_S = 2.0
@@ -69,6 +71,7 @@ class Binder:
         self._unreadable: set[str] = set()
         self._scheduled = False
         self._everyone = False
+        self._freed: set[str] = set()
         self._rechecking = False
 
     def reconfigure(self, settings: RouterSettings) -> None:
@@ -76,14 +79,17 @@ class Binder:
         self._settings = settings
         self.wake()
 
-    def wake(self, *, everyone: bool = True) -> None:
+    def wake(self, freed: str | None = None) -> None:
         """Schedule decisions for the waiting requests. Call it on the event loop.
 
         Args:
-            everyone: False where all that happened is that an attempt ended: then only as many are decided, in order,
-                as find a replica with room. The others would wait as before, and are decided every `_RECHECK_S` anyway.
+            freed: replica id where an attempt ended, if that is all that happened. Then only those are decided that wait
+                for it, while it has room, and a few ahead of them; every `_RECHECK_S` everyone is decided anyway.
         """
-        self._everyone = self._everyone or everyone
+        if freed is None:
+            self._everyone = True
+        else:
+            self._freed.add(freed)
         if len(self.queue) and not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -132,12 +138,10 @@ class Binder:
 
     def _pump(self) -> None:
         """Decide for the waiting requests, in order; each sees what those before it have taken or wait for."""
-        everyone, self._everyone, self._scheduled = self._everyone, False, False
+        self._scheduled = False
         ahead: Counter[str] = Counter()
         pool = self._pool(ahead)
-        for entry in self.queue.in_order(scarce=self._signals.ladder.overloaded):
-            if not everyone and not any(view.has_room for view in pool.replicas):
-                break
+        for entry in self._due(pool, ahead):
             try:
                 taken = self._decide_for(entry, pool)
             except Exception:  # its own failure: those behind it are still decided
@@ -151,6 +155,22 @@ class Binder:
                 ahead[entry.target] += 1
         self._update_ladder()
         self._turn_away(None)
+
+    def _due(self, pool: PoolView, ahead: Counter[str]) -> Iterator[QueueEntry]:
+        """Yield, in order, which requests are to be decided now; those passed over are counted in `ahead`."""
+        freed = None if self._everyone else frozenset(self._freed)
+        self._everyone, self._freed = False, set()
+        others = _OTHERS_AN_END
+        for entry in self.queue.in_order(scarce=self._signals.ladder.overloaded):
+            if freed is not None:
+                if not any(view.has_room for view in pool.replicas if view.info.replica_id in freed):
+                    return
+                if entry.target is not None and entry.target not in freed:
+                    others -= 1
+                    if others < 0:
+                        ahead[entry.target] += 1
+                        continue
+            yield entry
 
     def _decide_for(self, entry: QueueEntry, pool: PoolView) -> bool:
         """Bind, turn away or leave waiting; returns whether a slot was taken."""

@@ -253,7 +253,7 @@ class Dispatcher:
                 ended=finished is FinishReason.STOP,
                 predicted_tpot_s=attempt.choice.candidate.prediction.tpot_s,
             )
-        self._binder.wake(everyone=False)
+        self._binder.wake(info.replica_id)
 
     def deadline_passed(self, attempt: Attempt, journey: Journey) -> None:
         """The deadline ends an answer. One that did not even begin would have taken at least so long: learn that."""

@@ -159,3 +159,21 @@ async def test_the_log_tells_the_prompt_that_the_caller_sent(monkeypatch: pytest
         await w.clock.run(w.ask(prompt_tokens=50, max_tokens=24))
     told = [call.kwargs for call in lines.calls if call.args == ("request",)]
     assert [(line["prompt_tokens"], line["answer_tokens"]) for line in told] == [(50, 24)]
+
+
+async def test_an_ended_attempt_decides_no_more_requests_than_it_makes_room_for(monkeypatch):
+    """Throughput fell with the number of callers: every answer that ended decided everyone who waited again."""
+    decided = []
+    assess = binding.assess
+
+    def counted(pending, pool):
+        decided.append(pending.request.request_id)
+        return assess(pending, pool)
+
+    monkeypatch.setattr(binding, "assess", counted)
+    monkeypatch.setattr(binding, "_RECHECK_S", 1e6)  # what only time asks for is not counted here
+    calm = {"max_queue": 1000, "max_wait_ms": 600_000.0, "ttft_slo_ms": 600_000.0, "overload_enter": 1.0}
+    async with world(remote=False, **calm) as w:
+        results = await everyone(w, [w.ask(max_tokens=4) for _ in range(100)])
+        assert {type(result) for result in results} == {tuple}
+        assert len(decided) <= 5 * len(results)
