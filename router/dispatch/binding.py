@@ -44,7 +44,7 @@ log = structlog.get_logger("router")
 # Interval of decisions for waiting requests while no capacity changes.
 _RECHECK_S = 0.1
 _SESSIONS_KEPT = 4096
-# Requests decided beside those that wait for the replica where an attempt ended: the first in order might prefer it now.
+# Requests decided beside those that wait for the replica where an attempt ended: the first might prefer it now.
 _OTHERS_AN_END = 8
 _RETRY_AFTER_S = 1.0  # where nothing better is known
 # Refusals for want of capacity count as waiting requests for so long, in the measure of overload.
@@ -83,7 +83,7 @@ class Binder:
         """Schedule decisions for the waiting requests. Call it on the event loop.
 
         Args:
-            freed: replica id where an attempt ended, if that is all that happened. Then only those are decided that wait
+            freed: replica where an attempt ended, if that is all that happened. Then only those are decided that wait
                 for it, while it has room, and a few ahead of them; every `_RECHECK_S` everyone is decided anyway.
         """
         if freed is None:
