@@ -145,7 +145,7 @@ def test_only_int8_artifacts_are_verified(tmp_path: Path) -> None:
 
 @pytest.mark.real_model
 def test_the_int8_rung_keeps_its_budget_on_a_part_of_the_data(models_root: Path) -> None:
-    options = VerifyOptions(threads=1, chunks=2, chats=4, spoken=1, speed=False, memory=False)
+    options = VerifyOptions(threads=1, chunks=2, chats=16, spoken=1, speed=False, memory=False)
     report = verify("smollm2-135m-int8", ModelStore(models_root), options=options)
     assert report.comparison.faults == ()
     assert report.comparison.chat_agreement_pct > 91
