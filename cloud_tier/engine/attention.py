@@ -10,15 +10,27 @@ copies of the keys. A prompt chunk goes through fused attention; single tokens d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from cloud_tier.engine.messages import Segment
 
 Run = tuple[int, int]  # token slots [start, end) of the cache
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros: masked slots that were never written are read times 0, and fresh memory may hold NaN.
+
+    On a CPU the pages come from `calloc`, committed as they are first used; `torch.zeros` would write them all.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 class KvCache:
@@ -29,8 +41,8 @@ class KvCache:
     """
 
     def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-        self.keys = torch.empty(shape, dtype=dtype, device=device)
-        self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.keys = _zeros(shape, dtype, device)
+        self.values = _zeros(shape, dtype, device)
 
     def store(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write (tokens, KV heads, head_dim) at the slots (tokens,)."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cloud_tier.engine import core as engine_core
+from cloud_tier.engine.attention import KvCache
 from cloud_tier.engine.core import EngineBroken
 from cloud_tier.engine.messages import Compute
 from router.values.request import SamplingParams
@@ -226,3 +227,14 @@ def test_a_request_that_cannot_be_taken_in_is_told_at_the_next_step(
     monkeypatch.undo()
     assert bench.run()[0] == _alone(llama, prompt(20))
     assert set(bench.failures) == {1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_fresh_cache_holds_no_garbage(dtype: torch.dtype) -> None:
+    """Memory that was used before may hold NaN, and a masked slot is read times 0."""
+    garbage = [torch.full((2, 3, 4096, 8), NAN) for _ in range(4)]
+    del garbage
+    cache = KvCache((2, 3, 4096, 8), dtype, torch.device("cpu"))
+    assert (cache.keys.dtype, tuple(cache.values.shape)) == (dtype, (2, 3, 4096, 8))
+    assert not cache.keys.any()
+    assert not cache.values.any()
