@@ -30,6 +30,7 @@ from router.signals.breaker import BreakerState
 from router.signals.health import HealthBook
 from router.signals.in_flight import Attempt
 from router.signals.latency import LatencyModel
+from router.signals.length import LengthModel
 from router.signals.signals import Signals
 from router.values.answer import Answer
 from router.values.replica import Replica, ReplicaSnapshot
@@ -65,7 +66,8 @@ class Dispatcher:
         self.telemetry = telemetry or Telemetry()
         self.alarms = Alarms(self.clock)
         self._signals = Signals(
-            LatencyModel(settings.expected_answer_tokens),
+            LatencyModel(),
+            LengthModel(settings.expected_answer_tokens),
             HealthBook(settings.breaker, self.clock, self._breaker_changed),
         )
         self._binder = Binder(settings, self._signals, self.clock, self.alarms, self.telemetry)
@@ -101,7 +103,7 @@ class Dispatcher:
             raise _shutting_down()
         record = DecisionRecord.of(request, self.settings.policy)
         self._log.add(record)
-        journey = Journey(self, request, record)
+        journey = Journey(self, request, record, self._signals.lengths.watch(request, self._family(request.model)))
         chunks = journey.chunks()
         first = await anext(chunks)
         if journey.route is None:
@@ -109,6 +111,11 @@ class Dispatcher:
             raise ReplicaBroken("the replica ended without an answer")
         journey.answer = Answer(journey.route, _Opened(first, chunks), lambda: journey.ready)
         return journey.answer
+
+    def _family(self, model: str) -> str:
+        """The family of a model's name; a name that nobody serves is its own."""
+        infos = (replica.info for replica in self._binder.replicas.values())
+        return next((info.family for info in infos if model in (info.family, info.variant)), model)
 
     def decision(self, request_id: str, caller: str = "") -> DecisionRecord | None:
         """Return the record of a recent request of this caller: the digest of a key, empty where there are none."""
@@ -119,7 +126,7 @@ class Dispatcher:
         self._binder.reconfigure(settings)
         self.settings = settings
         self._signals.health.set_settings(settings.breaker)
-        self._signals.latency.expected_answer_tokens = settings.expected_answer_tokens
+        self._signals.lengths.expected_tokens = settings.expected_answer_tokens
         self._log.capacity = settings.decision_log
         self._log.trim()
         self.telemetry.reconfigurations.inc()
@@ -137,7 +144,7 @@ class Dispatcher:
         self._binder.replicas = by_id
         self._signals.health.keep_only([replica.info for replica in replicas])
         self._signals.latency.keep_only(set(by_id))
-        self.capacity_changed()
+        self._binder.reconsider()
 
     @property
     def replicas(self) -> list[Replica]:
@@ -216,6 +223,8 @@ class Dispatcher:
             if journey.record.ttft_s is None:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
         attempt.tokens += chunk.tokens
+        if journey.tokens >= journey.length.next_tokens:
+            self._signals.lengths.grew(journey.length, journey.tokens)
         self.telemetry.count_tokens(info.tier, info.variant, chunk.tokens)
 
     def _note_ttft(self, attempt: Attempt, journey: Journey, ttft_s: float) -> None:
@@ -249,11 +258,12 @@ class Dispatcher:
                 info,
                 batch=round((attempt.batch + running) / 2),
                 tpot_s=pace_s,
-                tokens=None if journey.request.sampling.ignore_eos or attempt.overran else journey.tokens,
-                ended=finished is FinishReason.STOP,
                 predicted_tpot_s=attempt.choice.candidate.prediction.tpot_s,
                 siblings=siblings,
             )
+            if not attempt.overran:
+                whole = finished is FinishReason.STOP
+                self._signals.lengths.ended(journey.length, info.family, journey.tokens, by_itself=whole)
         self._binder.wake(info.replica_id)
 
     def deadline_passed(self, attempt: Attempt, journey: Journey) -> None:
@@ -352,6 +362,7 @@ class Dispatcher:
         elif state is BreakerState.OPEN and not known and not self._signals.health.breaker_of(endpoint).unreachable:
             self._left_alone.add(endpoint)
             level = logging.WARNING
+        self._binder.reconsider()
         log.log(level, "breaker", endpoint=endpoint, state=state.value, why=why)
 
     def _watch(self) -> None:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from router.policy.promise import is_smaller, shortest_of_use, wanted_tokens
+from router.policy.promise import is_smaller, wanted_tokens
 from router.values.choice import Choice
 from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest, Objective, Outcome
@@ -264,8 +264,6 @@ def why_not(candidate: Candidate, chosen: Candidate, situation: Situation) -> tu
     A promise that the chosen one misses too is no reason against another: what came next decided.
     """
     tokens = wanted_tokens(situation)
-    if "deadline" in _misses(chosen, situation, tokens):  # it was chosen for a shorter answer
-        tokens = shortest_of_use(situation)
     missed_anyway = _misses(chosen, situation, tokens)
     for code, figures in _misses(candidate, situation, tokens).items():
         if code not in missed_anyway:

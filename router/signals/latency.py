@@ -132,17 +132,10 @@ class _Learned:
 class LatencyModel:
     """Predicts for every replica, learns from every answer; one writer, the dispatcher."""
 
-    def __init__(self, expected_answer_tokens: int) -> None:
-        self.expected_answer_tokens = expected_answer_tokens
+    def __init__(self) -> None:
         self._learned: dict[str, _Learned] = {}
-        self._answer_tokens: dict[str, float] = {}
         self._wait_log = 0.0
         self._wait = Spread()
-
-    def answer_tokens(self, family: str, max_tokens: int | None) -> int:
-        """Expected answer length: the cap, or what answers of this family have run to, whichever is lower."""
-        expected = max(1, round(self._answer_tokens.get(family, float(self.expected_answer_tokens))))
-        return expected if max_tokens is None else max(1, min(max_tokens, expected))
 
     def predict(
         self,
@@ -224,9 +217,7 @@ class LatencyModel:
         info: ReplicaInfo,
         batch: int,
         tpot_s: float | None,
-        tokens: int | None,
         *,
-        ended: bool,
         predicted_tpot_s: float | None = None,
         siblings: Sequence[SiblingLoad] = (),
     ) -> None:
@@ -235,8 +226,6 @@ class LatencyModel:
         Args:
             batch: sequences that ran on it, itself included.
             tpot_s: its pace, None for a single token.
-            tokens: its length, None if that was forced and says nothing.
-            ended: it stopped by itself; one that ran into its cap only says that answers are at least so long.
             predicted_tpot_s: its pace as predicted when it was sent. The upper figure is measured against that: those
                 that came after it, and made the batch larger, were not known then.
             siblings: what ran on the device's other rungs. An error is its own by its share of their steps together:
@@ -254,9 +243,6 @@ class LatencyModel:
             learned.pace_seen += 1
             gain = max(_PACE_GAIN, 1.0 / (learned.pace_seen + 1))
             learned.pace_log = _clip(learned.pace_log + gain * share * ratio_log)
-        known = self._answer_tokens.get(info.family, float(self.expected_answer_tokens))
-        if tokens is not None and (ended or tokens > known):
-            self._answer_tokens[info.family] = known + 0.1 * (tokens - known)
 
     def wait_factor(self, info: ReplicaInfo) -> float:
         """Return the factor that was learnt for waits on that replica."""
