@@ -19,8 +19,9 @@ from itertools import count
 
 from router.simulation.world import DeviceSpec
 
-CHUNK_RATIO = 1.3
-"""Ratio of the token counts at which two chunks of an answer follow each other."""
+CHUNK_RATIO = 1.5
+"""Ratio of the token counts at which two chunks of an answer follow each other, after the first token by itself."""
+_LEAST_CHUNK_TOKENS = 8
 
 
 class Work:
@@ -51,7 +52,7 @@ class Work:
 
     def next_count(self) -> int:
         """Return the count of tokens at which the next chunk ends."""
-        return min(max(self.out + 1, math.ceil(self.out * CHUNK_RATIO)), self.tokens)
+        return min(max(self.out + _LEAST_CHUNK_TOKENS, math.ceil(self.out * CHUNK_RATIO)), self.tokens)
 
 
 class Device:

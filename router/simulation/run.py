@@ -83,11 +83,9 @@ def simulate(
     """
     settings = settings or RouterSettings()
     loop = VirtualLoop()
-    try:
-        with _quiet_logs():
-            return loop.run_until_complete(_Simulation(world, requests, settings, seed, loop).run())
-    finally:
-        loop.close()
+    with _quiet_logs():
+        result: Result = loop.run_until_complete(_Simulation(world, requests, settings, seed, loop).run())
+    return result
 
 
 class _Simulation:
