@@ -9,6 +9,7 @@ the usual reason to be late. What a hedge would win is won by waiting here and b
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -85,6 +86,7 @@ class Dispatcher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        await asyncio.sleep(0)  # those that were refused take their leave
         await self.alarms.__aexit__(kind, error, trace)
 
     def close(self) -> None:
