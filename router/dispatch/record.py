@@ -85,6 +85,7 @@ class DecisionRecord:
         promised_ttft_s, promised_ttft_high_s: accepted → first token, as first predicted.
         ttft_s, finish_s: accepted → first text, end.
         kept: `ttft`, `tpot`, `deadline`, where the caller asked for it → whether it was kept.
+        decisions: how often it was decided about.
     """
 
     request_id: str
@@ -107,6 +108,7 @@ class DecisionRecord:
     finish_s: float | None = None
     tokens: int = 0
     kept: dict[str, bool] = field(default_factory=dict)
+    decisions: int = 0
 
     @classmethod
     def of(cls, request: InferenceRequest, policy: str) -> DecisionRecord:
@@ -124,6 +126,7 @@ class DecisionRecord:
     def looked(self, situation: Situation | None, rejections: tuple[Rejection, ...]) -> None:
         """Keep the candidates of the last decision; a request that waits is decided many times."""
         self.situation, self.rejections = situation, rejections
+        self.decisions += 1
 
     def promise(self, choice: Choice, waited_s: float) -> None:
         """Keep the first prediction."""
