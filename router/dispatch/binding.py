@@ -44,8 +44,8 @@ from router.values.settings import RouterSettings
 
 log = structlog.get_logger("router")
 
-# Interval in which overload is judged while requests wait, and those who waited longest for a decision get one.
-_RECHECK_S = 0.1
+# Interval in which overload is judged while requests wait, and free slots are looked for that nobody told of.
+_RECHECK_S = 0.5
 # Decisions in one turn of the event loop, each with what it wakes.
 _DECISIONS_A_TURN = 8
 # Requests decided again for one free slot before the best of them takes it.

@@ -36,7 +36,9 @@ class Truth:
 class NetworkPath:
     """The link to one remote device: an uplink that all requests share, and what the router has learnt about it."""
 
-    def __init__(self, spec: LinkSpec, endpoint: str, report_interval_s: float, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, spec: LinkSpec, endpoint: str, report_interval_s: float, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.known = Link(endpoint)
         self._spec = spec
         self._interval_s = report_interval_s
