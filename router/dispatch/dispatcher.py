@@ -218,7 +218,7 @@ class Dispatcher:
             if journey.record.ttft_s is None:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
         attempt.tokens += chunk.tokens
-        self.telemetry.count_tokens(info.tier, info.variant, chunk.tokens)
+        self.telemetry.tokens.labels(info.tier, info.variant).inc(chunk.tokens)
 
     def _note_ttft(self, attempt: Attempt, journey: Journey, ttft_s: float) -> None:
         record, info = journey.record, attempt.info

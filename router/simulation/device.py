@@ -37,9 +37,7 @@ class Work:
 
     __slots__ = ("deliver", "left", "noise", "out", "prefill_s", "rung", "started", "tau_first", "tokens")
 
-    def __init__(
-        self, rung: int, prefill_s: float, tokens: int, noise: float, deliver: Callable[[int], None]
-    ) -> None:
+    def __init__(self, rung: int, prefill_s: float, tokens: int, noise: float, deliver: Callable[[int], None]) -> None:
         self.rung = rung
         self.prefill_s = prefill_s
         self.tokens = tokens
