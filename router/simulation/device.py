@@ -19,8 +19,9 @@ from itertools import count
 
 from router.simulation.world import DeviceSpec
 
-CHUNK_RATIO = 1.3
-"""Ratio of the token counts at which two chunks of an answer follow each other."""
+CHUNK_RATIO = 1.5
+"""Ratio of the token counts at which two chunks of an answer follow each other, after the first token by itself."""
+_LEAST_CHUNK_TOKENS = 8
 
 
 class Work:
@@ -36,9 +37,7 @@ class Work:
 
     __slots__ = ("deliver", "left", "noise", "out", "prefill_s", "rung", "started", "tau_first", "tokens")
 
-    def __init__(
-        self, rung: int, prefill_s: float, tokens: int, noise: float, deliver: Callable[[int], None]
-    ) -> None:
+    def __init__(self, rung: int, prefill_s: float, tokens: int, noise: float, deliver: Callable[[int], None]) -> None:
         self.rung = rung
         self.prefill_s = prefill_s
         self.tokens = tokens
@@ -51,7 +50,7 @@ class Work:
 
     def next_count(self) -> int:
         """Return the count of tokens at which the next chunk ends."""
-        return min(max(self.out + 1, math.ceil(self.out * CHUNK_RATIO)), self.tokens)
+        return min(max(self.out + _LEAST_CHUNK_TOKENS, math.ceil(self.out * CHUNK_RATIO)), self.tokens)
 
 
 class Device:

@@ -36,7 +36,9 @@ class Truth:
 class NetworkPath:
     """The link to one remote device: an uplink that all requests share, and what the router has learnt about it."""
 
-    def __init__(self, spec: LinkSpec, endpoint: str, report_interval_s: float, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, spec: LinkSpec, endpoint: str, report_interval_s: float, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.known = Link(endpoint)
         self._spec = spec
         self._interval_s = report_interval_s
@@ -130,7 +132,11 @@ class SimReplica:
             self._device.enter(work)
             return
         back_s, loop = path.one_way_s(truth.rtt_noise), call.loop
-        work.deliver = lambda new: loop.call_later(back_s, call.take, new) and None
+
+        def deliver(new: int) -> None:
+            loop.call_later(back_s, call.take, new)
+
+        work.deliver = deliver
         loop.call_at(path.send(sent_bytes, truth.rtt_noise), self._device.enter, work)
 
     def _cancel(self, work: Work, truth: Truth) -> None:

@@ -17,7 +17,7 @@ from router.base.errors import OverspillError
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.record import DecisionRecord
 from router.simulation.device import Device
-from router.simulation.loop import LoopClock, VirtualLoop
+from router.simulation.loop import LoopClock, VirtualLoop, run_virtually
 from router.simulation.replica import NetworkPath, SimReplica, Truth
 from router.simulation.values import SimRequest, SimRow
 from router.simulation.world import DeviceSpec, RungSpec, World
@@ -81,13 +81,9 @@ def simulate(
     Args:
         seed: of the noise, the errors of the declared speeds and the jitter; policies of one seed meet the same ones.
     """
-    settings = settings or RouterSettings()
-    loop = VirtualLoop()
-    try:
-        with _quiet_logs():
-            return loop.run_until_complete(_Simulation(world, requests, settings, seed, loop).run())
-    finally:
-        loop.close()
+    asked = settings or RouterSettings()
+    with _quiet_logs():
+        return run_virtually(lambda loop: _Simulation(world, requests, asked, seed, loop).run())
 
 
 class _Simulation:
