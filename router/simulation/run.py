@@ -100,7 +100,7 @@ class _Simulation:
         self._loop = loop
         self._family = world.family
         self._policy = settings.policy
-        truths = _truths(world, requests, seed)
+        truths = {str(index): truth for index, truth in enumerate(truths_of(world, requests, seed))}
         self._devices = [Device(spec, loop) for spec in world.devices]
         self._dispatcher = Dispatcher(
             _replicas(world, self._devices, truths, seed, loop),
@@ -216,15 +216,12 @@ def _in_time(request: SimRequest, got: _Got) -> bool:
     return asked.tpot_s is None or spread_s <= asked.tpot_s * (got.tokens - 1) + _ROUNDING_S
 
 
-def _truths(world: World, requests: Sequence[SimRequest], seed: int) -> dict[str, Truth]:
+def truths_of(world: World, requests: Sequence[SimRequest], seed: int) -> list[Truth]:
     """Draw the noise of every request; no policy changes what another one would draw."""
     draws = np.random.default_rng([seed, 0]).standard_normal((len(requests), 3))
     jitter = max((device.link.jitter for device in world.devices if device.remote), default=0.0)
     factors = np.exp(draws * (world.noise.sigma, world.noise.sigma, jitter)).tolist()
-    return {
-        str(index): Truth(request.answer_tokens, *noise)
-        for index, (request, noise) in enumerate(zip(requests, factors, strict=True))
-    }
+    return [Truth(request.answer_tokens, *noise) for request, noise in zip(requests, factors, strict=True)]
 
 
 def _replicas(
