@@ -227,7 +227,7 @@ class Dispatcher:
         attempt.tokens += chunk.tokens
         if journey.tokens >= journey.length.next_tokens:
             self._signals.lengths.grew(journey.length, journey.tokens)
-        self.telemetry.count_tokens(info.tier, info.variant, chunk.tokens)
+        self.telemetry.tokens.labels(info.tier, info.variant).inc(chunk.tokens)
 
     def _note_ttft(self, attempt: Attempt, journey: Journey, ttft_s: float) -> None:
         record, info = journey.record, attempt.info
