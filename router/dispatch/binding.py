@@ -214,7 +214,8 @@ class Binder:
         if choice.max_tokens is not None:
             expected = max(1, min(expected, choice.max_tokens - pending.request.continuation_tokens))
         demand = Demand(pending.request.prompt_tokens, expected, pending.request.prompt_bytes)
-        work = self._signals.latency.sent(view.snapshot, view.link, demand, view.mine)
+        siblings = pool.siblings(info)
+        work = self._signals.latency.sent(view.snapshot, view.link, demand, view.mine, siblings=siblings)
         self._remember_session(pending.request.objective.session, info.replica_id)
         hoped = entry.promised.candidate if entry.promised is not None else None
         if hoped is not None and hoped.info.replica_id == info.replica_id:

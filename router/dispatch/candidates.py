@@ -16,7 +16,8 @@ from router.base.errors import (
 from router.dispatch.record import Rejection
 from router.signals.health import Health
 from router.signals.ladder import Ladder
-from router.signals.latency import LatencyModel, occupied_slots, sibling_load
+from router.signals.latency import LatencyModel
+from router.signals.occupancy import occupied_slots, sibling_load
 from router.values.link import LinkSnapshot
 from router.values.prediction import Demand, InFlightLoad, SiblingLoad
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
