@@ -9,6 +9,7 @@ the usual reason to be late. What a hedge would win is won by waiting here and b
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -30,6 +31,7 @@ from router.signals.breaker import BreakerState
 from router.signals.health import HealthBook
 from router.signals.in_flight import Attempt
 from router.signals.latency import LatencyModel
+from router.signals.length import LengthModel
 from router.signals.signals import Signals
 from router.values.answer import Answer
 from router.values.replica import Replica, ReplicaSnapshot
@@ -65,7 +67,8 @@ class Dispatcher:
         self.telemetry = telemetry or Telemetry()
         self.alarms = Alarms(self.clock)
         self._signals = Signals(
-            LatencyModel(settings.expected_answer_tokens, self.clock),
+            LatencyModel(self.clock),
+            LengthModel(settings.expected_answer_tokens),
             HealthBook(settings.breaker, self.clock, self._breaker_changed),
         )
         self._binder = Binder(settings, self._signals, self.clock, self.alarms, self.telemetry)
@@ -83,6 +86,7 @@ class Dispatcher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        await asyncio.sleep(0)  # those that were refused take their leave
         await self.alarms.__aexit__(kind, error, trace)
 
     def close(self) -> None:
@@ -101,7 +105,7 @@ class Dispatcher:
             raise _shutting_down()
         record = DecisionRecord.of(request, self.settings.policy)
         self._log.add(record)
-        journey = Journey(self, request, record)
+        journey = Journey(self, request, record, self._signals.lengths.watch(request, self._family(request.model)))
         chunks = journey.chunks()
         first = await anext(chunks)
         if journey.route is None:
@@ -109,6 +113,11 @@ class Dispatcher:
             raise ReplicaBroken("the replica ended without an answer")
         journey.answer = Answer(journey.route, _Opened(first, chunks), lambda: journey.ready)
         return journey.answer
+
+    def _family(self, model: str) -> str:
+        """The family of a model's name; a name that nobody serves is its own."""
+        infos = (replica.info for replica in self._binder.replicas.values())
+        return next((info.family for info in infos if model in (info.family, info.variant)), model)
 
     def decision(self, request_id: str, caller: str = "") -> DecisionRecord | None:
         """Return the record of a recent request of this caller: the digest of a key, empty where there are none."""
@@ -119,7 +128,7 @@ class Dispatcher:
         self._binder.reconfigure(settings)
         self.settings = settings
         self._signals.health.set_settings(settings.breaker)
-        self._signals.latency.expected_answer_tokens = settings.expected_answer_tokens
+        self._signals.lengths.expected_tokens = settings.expected_answer_tokens
         self._log.capacity = settings.decision_log
         self._log.trim()
         self.telemetry.reconfigurations.inc()
@@ -137,7 +146,7 @@ class Dispatcher:
         self._binder.replicas = by_id
         self._signals.health.keep_only([replica.info for replica in replicas])
         self._signals.latency.keep_only(set(by_id))
-        self.capacity_changed()
+        self._binder.reconsider()
 
     @property
     def replicas(self) -> list[Replica]:
@@ -210,14 +219,14 @@ class Dispatcher:
         info = attempt.info
         if attempt.first_at_s is None:
             attempt.first_at_s = now_s
-            attempt.mark = self._signals.latency.first_token(attempt, now_s, chunk.cached_tokens)
-            hits, session = self._signals.latency.hits, journey.request.objective.session
-            if chunk.cached_tokens is not None:
-                hits.observe(info.replica_id, session, attempt.prompt_tokens, chunk.cached_tokens)
+            session = journey.request.objective.session
+            attempt.mark = self._signals.latency.first_token(attempt, now_s, session, chunk.cached_tokens)
             journey.record.happened(now_s, "first_token", replica=info.replica_id)
             if journey.record.ttft_s is None:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
         attempt.tokens += chunk.tokens
+        if journey.tokens >= journey.length.next_tokens:
+            self._signals.lengths.grew(journey.length, journey.tokens)
         self.telemetry.count_tokens(info.tier, info.variant, chunk.tokens)
 
     def _note_ttft(self, attempt: Attempt, journey: Journey, ttft_s: float) -> None:
@@ -232,10 +241,10 @@ class Dispatcher:
 
     def attempt_ended(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
         """An attempt ended, whichever way: give the slot back, and learn from a finished answer."""
-        in_flight, latency, info = self._signals.in_flight, self._signals.latency, attempt.info
-        now_s = self.clock.now_s()
-        in_flight.end(attempt)
-        latency.ended(attempt, now_s, whole=finished is not None and not attempt.overdue)
+        now_s, info = self.clock.now_s(), attempt.info
+        self._signals.in_flight.end(attempt)
+        session = journey.request.objective.session
+        self._signals.latency.ended(attempt, now_s, session, whole=finished is not None and not attempt.overdue)
         breaker = self._signals.health.breaker(info)
         if finished is not None and not attempt.overdue:
             breaker.succeed()
@@ -248,10 +257,9 @@ class Dispatcher:
             pace_s = attempt.pace_s(now_s)
             if pace_s is not None:
                 self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
-            if not (journey.request.sampling.ignore_eos or attempt.overran):
-                latency.observe_length(info.family, journey.tokens, ended=finished is FinishReason.STOP)
-            session = journey.request.objective.session
-            latency.hits.served(info.replica_id, session, attempt.prompt_tokens + attempt.tokens, now_s)
+            if not attempt.overran:
+                whole = finished is FinishReason.STOP
+                self._signals.lengths.ended(journey.length, info.family, journey.tokens, by_itself=whole)
         self._binder.wake(info.replica_id)
 
     def deadline_passed(self, attempt: Attempt, journey: Journey) -> None:
@@ -350,6 +358,7 @@ class Dispatcher:
         elif state is BreakerState.OPEN and not known and not self._signals.health.breaker_of(endpoint).unreachable:
             self._left_alone.add(endpoint)
             level = logging.WARNING
+        self._binder.reconsider()
         log.log(level, "breaker", endpoint=endpoint, state=state.value, why=why)
 
     def _watch(self) -> None:

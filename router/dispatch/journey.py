@@ -28,6 +28,7 @@ from router.dispatch.blame import Verdict, outcome_of, verdict
 from router.dispatch.candidates import PendingRequest
 from router.dispatch.record import DecisionRecord
 from router.signals.in_flight import Attempt
+from router.signals.length import LengthWatch
 from router.values.answer import Answer, Route
 from router.values.request import FinishReason, InferenceRequest, Origin, Outcome, TokenChunk
 from router.values.settings import RouterSettings
@@ -83,6 +84,7 @@ class Journey:
     """Use `chunks()` once; closing it ends the work wherever it is.
 
     Attributes:
+        length: what is believed of the whole answer's length, told how it goes on.
         request: what is left to do: after a break, with the text emitted so far as its continuation.
         route: where the answer comes from, set before the first chunk; changed at its end if it was cut.
         answer: what the caller holds, kept like `route`.
@@ -97,6 +99,7 @@ class Journey:
     dispatcher: Feedback
     request: InferenceRequest
     record: DecisionRecord
+    length: LengthWatch
     route: Route | None = None
     failed: set[str] = field(default_factory=set)
     attempts: int = 0
@@ -172,7 +175,7 @@ class Journey:
             raise self._broken(error) from error
 
     def pending(self, wait_until_s: float) -> PendingRequest:
-        return PendingRequest(self.request, frozenset(self.failed), wait_until_s)
+        return PendingRequest(self.request, frozenset(self.failed), wait_until_s, self.length)
 
     def _running(self, attempt: Attempt) -> _AttemptRun:
         self._run = _AttemptRun(self, attempt, self._capped(attempt))

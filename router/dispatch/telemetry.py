@@ -64,6 +64,7 @@ class Telemetry:
         )
         self.tokens = counter("overspill_generated_tokens", "Tokens streamed to callers.", served_by)
         self._tokens_by_variant: dict[tuple[str, str], Counter] = {}
+        self.decisions = counter("overspill_decisions", "Times a request was looked at, to be bound or refused.", [])
         self.step_downs = counter(
             "overspill_step_downs", "Requests sent to a smaller rung to keep an objective.", ["variant"]
         )

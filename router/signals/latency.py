@@ -98,25 +98,17 @@ class LatencyModel:
     """Predicts for every replica, learns from every answer; one writer, the dispatcher.
 
     Args:
-        expected_answer_tokens: taken for the length of an answer until some were seen.
         clock: what ageing is measured on.
     """
 
-    def __init__(self, expected_answer_tokens: int, clock: Clock | None = None) -> None:
-        self.expected_answer_tokens = expected_answer_tokens
+    def __init__(self, clock: Clock | None = None) -> None:
         self.hits = PrefixHits()
         self._now_s = (clock or MonotonicClock()).now_s
         self._speeds: dict[str, Speeds] = {}
         self._devices: dict[str, Device] = {}
         self._states: dict[str, _State] = {}
-        self._answer_tokens: dict[str, float] = {}
         self._version = 0
         self._exploration = Exploration()
-
-    def answer_tokens(self, family: str, max_tokens: int | None) -> int:
-        """Expected answer length: the cap, or what answers of this family have run to, whichever is lower."""
-        expected = max(1, round(self._answer_tokens.get(family, float(self.expected_answer_tokens))))
-        return expected if max_tokens is None else max(1, min(max_tokens, expected))
 
     def cached_tokens(self, info: ReplicaInfo, session: str | None, prompt_tokens: int) -> int:
         """Return how many of a prompt's tokens the replica is expected to hold computed, for `Demand`."""
@@ -218,7 +210,9 @@ class LatencyModel:
             told=told,
         )
 
-    def first_token(self, attempt: Attempt, now_s: float, cached_tokens: int | None = None) -> Mark:
+    def first_token(
+        self, attempt: Attempt, now_s: float, session: str | None = None, cached_tokens: int | None = None
+    ) -> Mark:
         """Learn from an attempt's first token; returns where its device's clock stands.
 
         Args:
@@ -229,6 +223,8 @@ class LatencyModel:
         self._advance(device, now_s)
         device.clock.prefilling = max(0, device.clock.prefilling - 1)
         self.observe_ttft(info, sent, now_s - attempt.sent_at_s, cached_tokens)
+        if cached_tokens is not None:
+            self.hits.observe(info.replica_id, session, attempt.prompt_tokens, cached_tokens)
         return device.clock.began(info.replica_id)
 
     def observe_ttft(
@@ -267,7 +263,7 @@ class LatencyModel:
         speeds.seen_s = now_s
         self._version += 1
 
-    def ended(self, attempt: Attempt, now_s: float, *, whole: bool) -> None:
+    def ended(self, attempt: Attempt, now_s: float, session: str | None = None, *, whole: bool) -> None:
         """An attempt ended, whichever way: learn its pace, and its finish where that is known or censored.
 
         Args:
@@ -281,6 +277,7 @@ class LatencyModel:
             device.clock.prefilling = max(0, device.clock.prefilling - 1)
         else:
             device.clock.ended(info.replica_id)
+            self.hits.served(info.replica_id, session, attempt.prompt_tokens + attempt.tokens, now_s)
             self._observe_pace(attempt, attempt.pace_s(now_s), now_s)
         told = sent.told
         if told is not None and (whole or attempt.overdue):
@@ -316,12 +313,6 @@ class LatencyModel:
                     level.observe(error_log, now_s, share=share, others_variance=total - own)
         speeds.seen_s = now_s
         self._version += 1
-
-    def observe_length(self, family: str, tokens: int, *, ended: bool) -> None:
-        """Learn an answer's length; one that did not end by itself only says that answers are at least so long."""
-        known = self._answer_tokens.get(family, float(self.expected_answer_tokens))
-        if ended or tokens > known:
-            self._answer_tokens[family] = known + 0.1 * (tokens - known)
 
     def wait_factor(self, info: ReplicaInfo) -> float:
         """Return the factor that was learnt for waits on that replica."""

@@ -99,6 +99,11 @@ class Prediction:
     staleness_s: float = 0.0
     explore: bool = False
 
+    @property
+    def backlog_s(self) -> float:
+        """Prefill of others that comes before its own, on a replica that is free."""
+        return max(0.0, self.ttft_s - self.wait_s - self.network_s - self.prefill_s)
+
     def finish_with(self, answer_tokens: int) -> float:
         """`finish_s` for another answer length."""
         return self.ttft_s + max(answer_tokens - 1, 0) * self.tpot_s

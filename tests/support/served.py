@@ -34,7 +34,7 @@ class Bench:
     model: LatencyModel = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        self.model = self.model or LatencyModel(128, self.clock)
+        self.model = self.model or LatencyModel(self.clock)
 
     def begin(self, snapshot: ReplicaSnapshot, demand: Demand, **given: Any) -> Attempt:
         """Send one request."""

@@ -22,7 +22,7 @@ IDLE = ReplicaSnapshot(INFO, available=True, slots=4)
 
 
 def test_an_idle_replica_is_prefill_and_decode():
-    found = LatencyModel(128).predict(IDLE, None, Demand(500, 11))
+    found = LatencyModel().predict(IDLE, None, Demand(500, 11))
     assert found.free
     assert found.wait_s == 0
     assert found.ttft_s == pytest.approx(0.505)
@@ -36,19 +36,19 @@ def test_an_idle_replica_is_prefill_and_decode():
 
 def test_a_link_adds_its_round_trip_and_the_upload():
     link = Link("x", rtt_prior_s=0.1, uplink_prior_bytes_per_s=1000.0).snapshot()
-    near = LatencyModel(128).predict(IDLE, None, Demand(500, 11, 2000))
-    far = LatencyModel(128).predict(IDLE, link, Demand(500, 11, 2000))
+    near = LatencyModel().predict(IDLE, None, Demand(500, 11, 2000))
+    far = LatencyModel().predict(IDLE, link, Demand(500, 11, 2000))
     assert far.ttft_s - near.ttft_s == pytest.approx(2.1)
     assert far.ttft_high_s - near.ttft_high_s > 2.1
 
 
 def test_a_batch_slows_every_step():
     busy = replace(IDLE, running=3, pending_decode_tokens=30)
-    assert LatencyModel(128).predict(busy, None, Demand(10, 11)).tpot_s == pytest.approx(0.02 * 1.3)
+    assert LatencyModel().predict(busy, None, Demand(10, 11)).tpot_s == pytest.approx(0.02 * 1.3)
 
 
 def test_a_full_replica_waits_for_the_answer_with_the_least_left():
-    model = LatencyModel(128)
+    model = LatencyModel()
     full = replace(IDLE, running=4, pending_decode_tokens=400)
     mine = InFlightLoad(requests=4, left_tokens=(10, 50, 100, 240))
     step_s = 0.02 * 1.3
@@ -61,19 +61,19 @@ def test_a_full_replica_waits_for_the_answer_with_the_least_left():
 
 def test_without_own_figures_remainders_are_spread_evenly():
     full = replace(IDLE, running=4, pending_decode_tokens=400)
-    found = LatencyModel(128).predict(full, None, Demand(10, 20))
+    found = LatencyModel().predict(full, None, Demand(10, 20))
     assert found.wait_s == pytest.approx(40 * 0.02 * 1.3)  # first of four uniform on [0, 200]: 200 / 5
 
 
 def test_what_was_sent_counts_before_any_report_shows_it():
-    model = LatencyModel(128)
+    model = LatencyModel()
     mine = InFlightLoad(requests=4, prefill_tokens=400, left_tokens=(20,) * 4, unopened=4, unopened_prefill_tokens=400)
     assert model.predict(replace(IDLE, slots=5), None, Demand(10, 20), mine).free
     assert not model.predict(replace(IDLE, running=1, slots=5), None, Demand(10, 20), mine).free
 
 
 def test_old_reports_lose_weight():
-    model = LatencyModel(128)
+    model = LatencyModel()
     full = replace(IDLE, running=8, pending_decode_tokens=800)
     assert model.predict(replace(full, age_s=60.0), None, Demand(10, 20)).free
     assert not model.predict(full, None, Demand(10, 20)).free
@@ -117,14 +117,14 @@ SMALL = info("pruned-int8", prior=replace(PRIOR, decode_tokens_per_s=100.0), dev
 
 def test_the_rungs_of_a_device_take_turns_and_their_steps_add_up():
     beside = SiblingLoad(SMALL, occupied=2, slots=4, left_tokens=[10, 20])
-    found = LatencyModel(128).predict(IDLE, None, Demand(10, 11), siblings=[beside])
+    found = LatencyModel().predict(IDLE, None, Demand(10, 11), siblings=[beside])
     assert found.tpot_s == pytest.approx(0.02 + 0.01 * 1.1)
     assert found.free
 
 
 def test_the_rungs_of_a_device_divide_its_slots():
     beside = SiblingLoad(SMALL, occupied=4, slots=4, left_tokens=[10, 20, 30, 40])
-    found = LatencyModel(128).predict(IDLE, None, Demand(10, 11), siblings=[beside])
+    found = LatencyModel().predict(IDLE, None, Demand(10, 11), siblings=[beside])
     assert not found.free
     assert found.wait_s == pytest.approx(10 * (0.02 + 0.01 * 1.3))
 
@@ -133,26 +133,14 @@ def test_a_rungs_own_slots_may_be_fewer_than_its_devices():
     beside = SiblingLoad(SMALL, occupied=1, slots=8, left_tokens=[50])
     full = replace(IDLE, running=4, pending_decode_tokens=40)
     mine = InFlightLoad(requests=4, left_tokens=(5, 10, 15, 20))
-    assert not LatencyModel(128).predict(full, None, Demand(10, 11), mine, siblings=[beside]).free
+    assert not LatencyModel().predict(full, None, Demand(10, 11), mine, siblings=[beside]).free
 
 
 def test_what_a_token_costs_the_device_is_a_step_of_a_full_batch_by_its_slots():
-    found = LatencyModel(128).predict(IDLE, None, Demand(500, 11, cached_tokens=400))
+    found = LatencyModel().predict(IDLE, None, Demand(500, 11, cached_tokens=400))
     assert found.token_device_s == pytest.approx(0.02 * 1.3 / 4)
     assert found.prefill_s == pytest.approx(0.105)
     assert found.ttft_s == pytest.approx(0.105)
-
-
-def test_answer_lengths_are_learnt_and_capped_answers_do_not_shrink_them():
-    model = LatencyModel(100)
-    assert model.answer_tokens("tiny", None) == 100
-    assert model.answer_tokens("tiny", 30) == 30
-    for _ in range(60):
-        model.observe_length("tiny", 8, ended=False)
-    assert model.answer_tokens("tiny", None) == 100
-    for _ in range(60):
-        model.observe_length("tiny", 40, ended=True)
-    assert model.answer_tokens("tiny", None) == pytest.approx(40, abs=1)
 
 
 def test_waits_that_take_longer_than_predicted_are_predicted_longer():
