@@ -26,6 +26,7 @@ from router.dispatch.candidates import (
     ReplicaView,
     Unreached,
     assess,
+    demand_on,
     expected_tokens,
     explain_none,
 )
@@ -37,7 +38,6 @@ from router.policy.registry import load_policy
 from router.signals.in_flight import Attempt
 from router.signals.signals import Signals
 from router.values.choice import Choice, Hopeless
-from router.values.prediction import Demand
 from router.values.replica import Replica, ReplicaSnapshot
 from router.values.request import Locality
 from router.values.settings import RouterSettings
@@ -306,12 +306,14 @@ class Binder:
     def _take(self, entry: QueueEntry, choice: Choice) -> None:
         now_s = self._clock.now_s()
         pending, record, info = entry.pending, entry.record, choice.candidate.info
-        view = self._pool().replicas[info.replica_id]
+        pool = self._pool()
+        view = pool.replicas[info.replica_id]
         expected = expected_tokens(pending, info)
         if choice.max_tokens is not None:
             expected = max(1, min(expected, choice.max_tokens - pending.request.continuation_tokens))
-        demand = Demand(pending.request.prompt_tokens, expected, pending.request.prompt_bytes)
-        work = self._signals.latency.sent(view.snapshot, view.link, demand, view.mine)
+        demand = demand_on(pending, info, pool.latency, expected)
+        siblings = pool.siblings[info.replica_id]
+        work = self._signals.latency.sent(view.snapshot, view.link, demand, view.mine, siblings=siblings)
         self._remember_session(pending.request.objective.session, info.replica_id)
         hoped = entry.promised.candidate if entry.promised is not None else None
         if hoped is not None and hoped.info.replica_id == info.replica_id:

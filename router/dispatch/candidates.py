@@ -16,8 +16,9 @@ from router.base.errors import (
 from router.dispatch.record import Rejection
 from router.signals.health import Health
 from router.signals.ladder import Ladder
-from router.signals.latency import LatencyModel, occupied_slots, sibling_load
+from router.signals.latency import LatencyModel
 from router.signals.length import LengthWatch
+from router.signals.occupancy import occupied_slots, sibling_load
 from router.values.link import LinkSnapshot
 from router.values.prediction import Demand, InFlightLoad, SiblingLoad
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
@@ -155,7 +156,7 @@ def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, t
         info = view.info
         expected = expected_tokens(pending, info)
         answer_tokens = max(answer_tokens, expected)
-        demand = Demand(request.prompt_tokens, expected, request.prompt_bytes)
+        demand = demand_on(pending, info, pool.latency, expected)
         siblings = pool.siblings[name]
         ahead = 0 if pool.has_room(name) else pool.ahead(name, request.objective.priority)
         prediction = pool.latency.predict(view.snapshot, view.link, demand, view.mine, ahead, siblings=siblings)
@@ -274,6 +275,14 @@ def expected_tokens(pending: PendingRequest, info: ReplicaInfo) -> int:
     if pending.request.sampling.ignore_eos:
         return most
     return max(1, round(pending.length.curve.expected_left(pending.request.continuation_tokens, most)))
+
+
+def demand_on(pending: PendingRequest, info: ReplicaInfo, latency: LatencyModel, expected: int) -> Demand:
+    """Return what a request asks of a replica that is expected to generate `expected` tokens for it."""
+    request = pending.request
+    cached = latency.cached_tokens(info, request.objective.session, request.prompt_tokens)
+    longest = 0 if request.continuation_tokens else min(pending.length.longest, _most_tokens(pending, info))
+    return Demand(request.prompt_tokens, expected, request.prompt_bytes, cached, longest)
 
 
 def _most_tokens(pending: PendingRequest, info: ReplicaInfo) -> int:

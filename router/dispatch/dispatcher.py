@@ -67,7 +67,7 @@ class Dispatcher:
         self.telemetry = telemetry or Telemetry()
         self.alarms = Alarms(self.clock)
         self._signals = Signals(
-            LatencyModel(),
+            LatencyModel(self.clock),
             LengthModel(settings.expected_answer_tokens),
             HealthBook(settings.breaker, self.clock, self._breaker_changed),
         )
@@ -219,8 +219,8 @@ class Dispatcher:
         info = attempt.info
         if attempt.first_at_s is None:
             attempt.first_at_s = now_s
-            attempt.batch = self._signals.in_flight.on(info)
-            self._signals.latency.observe_ttft(info, attempt.work, now_s - attempt.sent_at_s)
+            session = journey.request.objective.session
+            attempt.mark = self._signals.latency.first_token(attempt, now_s, session, chunk.cached_tokens)
             journey.record.happened(now_s, "first_token", replica=info.replica_id)
             if journey.record.ttft_s is None:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
@@ -241,9 +241,10 @@ class Dispatcher:
 
     def attempt_ended(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
         """An attempt ended, whichever way: give the slot back, and learn from a finished answer."""
-        in_flight, info = self._signals.in_flight, attempt.info
-        running, siblings = in_flight.on(info), in_flight.siblings(info)
-        in_flight.end(attempt)
+        now_s, info = self.clock.now_s(), attempt.info
+        self._signals.in_flight.end(attempt)
+        session = journey.request.objective.session
+        self._signals.latency.ended(attempt, now_s, session, whole=finished is not None and not attempt.overdue)
         breaker = self._signals.health.breaker(info)
         if finished is not None and not attempt.overdue:
             breaker.succeed()
@@ -253,16 +254,9 @@ class Dispatcher:
         elif attempt.trial:
             breaker.abandon()
         if finished is not None:
-            pace_s = attempt.pace_s(self.clock.now_s())
+            pace_s = attempt.pace_s(now_s)
             if pace_s is not None:
                 self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
-            self._signals.latency.observe_answer(
-                info,
-                batch=round((attempt.batch + running) / 2),
-                tpot_s=pace_s,
-                predicted_tpot_s=attempt.choice.candidate.prediction.tpot_s,
-                siblings=siblings,
-            )
             if not attempt.overran:
                 whole = finished is FinishReason.STOP
                 self._signals.lengths.ended(journey.length, info.family, journey.tokens, by_itself=whole)
@@ -276,7 +270,7 @@ class Dispatcher:
         took_s = now_s - attempt.sent_at_s
         predicted = attempt.choice.candidate.prediction
         if attempt.first_at_s is None and took_s > predicted.ttft_s:
-            self._signals.latency.observe_ttft(attempt.info, attempt.work, took_s)
+            self._signals.latency.observe_ttft(attempt.info, attempt.work, took_s, censored=True)
             counted = journey.request.prompt_slack == 0  # an estimate may be that far off by itself
             attempt.silent = counted and took_s > max(_SILENT * predicted.ttft_high_s, _SILENT_LEAST_S)
 

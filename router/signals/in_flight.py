@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from router.signals.token_clock import Mark
 from router.values.choice import Choice
-from router.values.prediction import NOTHING_IN_FLIGHT, InFlightLoad, SiblingLoad, TtftFeatures
+from router.values.prediction import NOTHING_IN_FLIGHT, InFlightLoad, TtftFeatures
 from router.values.replica import Replica, ReplicaInfo
 
 _AWAY_SHARE = 0.25  # of an answer's time; above it, the pace is the reader's
@@ -24,7 +25,7 @@ class Attempt:
         away_s: how long its reader was busy with what had come, while nobody waited for more.
         overdue: the deadline came before its end; silent: and long after its first text should have come.
         overran: it went on past the cap that it was sent.
-        batch: answers that ran on its replica at its first token, itself included.
+        mark: where its device's clock stood at its first token.
     """
 
     replica: Replica
@@ -41,7 +42,7 @@ class Attempt:
     overdue: bool = False
     silent: bool = False
     overran: bool = False
-    batch: int = 1
+    mark: Mark | None = None
 
     def pace_s(self, now_s: float) -> float | None:
         """Seconds a token until now, None where the reader set the pace, or too little came to tell.
@@ -81,16 +82,6 @@ class InFlight:
         in_flight.remove(attempt)
         if not in_flight:
             del self._by_replica[attempt.info.replica_id]
-
-    def on(self, info: ReplicaInfo) -> int:
-        """Count the requests on a replica."""
-        return len(self._by_replica.get(info.replica_id, ()))
-
-    def siblings(self, info: ReplicaInfo) -> tuple[SiblingLoad, ...]:
-        """Return what runs on the other rungs of a replica's device."""
-        device, own = info.device_key, info.replica_id
-        others = ((name, next(iter(runs)).info, len(runs)) for name, runs in self._by_replica.items() if name != own)
-        return tuple(SiblingLoad(i, count, count) for _, i, count in others if i.device_key == device)
 
     def at(self, replica_id: str) -> InFlightLoad:
         in_flight = self._by_replica.get(replica_id)

@@ -113,6 +113,7 @@ class LengthWatch:
 
     Attributes:
         next_tokens: nothing new is learnt before it has so many.
+        longest: 0.9 quantile of its length.
     """
 
     sources: list[_Source]
@@ -121,6 +122,10 @@ class LengthWatch:
     judged: list[Curve]
     seen: list[int] = field(default_factory=list)
     next_tokens: float = 1.0
+    longest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.longest = max(1, round(self.curve.quantile(0.9)))
 
 
 @dataclass(slots=True)
