@@ -196,8 +196,9 @@ class Dispatcher:
             raise _shutting_down()
         request = journey.request
         until_s = self.clock.now_s() + self.settings.max_wait_ms / 1e3
-        if request.objective.deadline_s is not None:
-            until_s = min(until_s, request.accepted_at_s + request.objective.deadline_s)
+        ends_s = request.objective.ends_s
+        if ends_s is not None:
+            until_s = min(until_s, request.accepted_at_s + ends_s)
         return await self._binder.bind(journey.pending(until_s), journey.record)
 
     def has_alternative(self, journey: Journey) -> bool:

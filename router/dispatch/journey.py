@@ -180,8 +180,8 @@ class Journey:
 
     def ends_s(self) -> float:
         """When the answer has to end; infinity without a deadline, or where it no longer applies."""
-        deadline_s = self.request.objective.deadline_s
-        return math.inf if deadline_s is None else self.request.accepted_at_s + deadline_s
+        ends_s = self.request.objective.ends_s
+        return math.inf if ends_s is None else self.request.accepted_at_s + ends_s
 
     def end_at_deadline(self, attempt: Attempt) -> TokenChunk:
         """End an answer whose time is over with the text so far.
@@ -281,7 +281,7 @@ class Journey:
                 continuation_tokens=accepted.continuation_tokens + self.tokens,
                 prompt_tokens=accepted.prompt_tokens + self.tokens,
                 # A broken answer is finished as soon as can be: late is better than cut off. All else holds.
-                objective=replace(accepted.objective, ttft_s=None, tpot_s=None, deadline_s=None),
+                objective=replace(accepted.objective, ttft_s=None, tpot_s=None, deadline_s=None, late_s=None),
             )
         self.dispatcher.failed(attempt, self, error)
         if isinstance(error, ReplicaCrashed):

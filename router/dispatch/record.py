@@ -169,6 +169,8 @@ class DecisionRecord:
                 "default_ttft_ms": self._default_ttft_ms(),
                 "tpot_ms": _ms_or_none(objective.tpot_s),
                 "deadline_ms": _ms_or_none(objective.deadline_s),
+                "late_value_ms": _ms_or_none(objective.late_s),
+                "shorten": objective.shorten,
                 "priority": objective.priority,
                 "locality": objective.locality.value,
                 "min_quality": objective.min_quality,

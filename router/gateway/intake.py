@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, replace
@@ -139,7 +140,8 @@ class Intake:
         return self._perhaps_later(ModelNotFound.of(model, known), self._unreached(context))
 
     def _unreached(self, context: RequestContext) -> str:
-        return self.deps.dispatcher.unreached(wire_headers.parse_objective(context.headers, Objective()).locality)
+        anything = Objective(deadline_s=math.inf)  # the deadline of a late value may stand in the body
+        return self.deps.dispatcher.unreached(wire_headers.parse_objective(context.headers, anything).locality)
 
     def _perhaps_later(self, error: OverspillError, unreached: str) -> OverspillError:
         """Nothing is final while an upstream that might serve the request was never reached."""

@@ -97,7 +97,8 @@ def remaining(request: InferenceRequest, now_s: float, rtt_s: float, who: str) -
     """Return what is left of the promise once the request has travelled.
 
     A TTFT objective that is already lost, or was kept by the replica that began the answer, is left out: the upstream
-    shall answer as well as it can rather than refuse what this tier has decided to serve.
+    shall answer as well as it can rather than refuse what this tier has decided to serve. Past the deadline, what late
+    value is left ends when it does here, and begins to fall at once.
 
     Raises:
         InvalidRequest: the request may not leave this tier.
@@ -107,16 +108,19 @@ def remaining(request: InferenceRequest, now_s: float, rtt_s: float, who: str) -
     if objective.locality is Locality.LOCAL_ONLY:
         raise InvalidRequest(f"{who}: the request is `local-only`", param=wire_headers.LOCALITY)
     spent_s = max(0.0, now_s - request.accepted_at_s) + rtt_s
-    ttft_s, deadline_s = objective.ttft_s, objective.deadline_s
+    ttft_s, deadline_s, late_s = objective.ttft_s, objective.deadline_s, objective.late_s
     if deadline_s is not None:
         deadline_s -= spent_s
+        if late_s is not None and deadline_s < _LEAST_S:  # what is left falls from now on
+            late_s += deadline_s - _LEAST_S
+            deadline_s = _LEAST_S if late_s >= _LEAST_S else 0.0
         if deadline_s < _LEAST_S:
             raise DeadlineLost(f"{who}: the deadline would pass on the way", retry_after_s=1.0)
     if ttft_s is not None:
         ttft_s -= spent_s
         if request.continuation or ttft_s < _LEAST_S:
             ttft_s = None
-    return replace(objective, ttft_s=ttft_s, deadline_s=deadline_s)
+    return replace(objective, ttft_s=ttft_s, deadline_s=deadline_s, late_s=late_s)
 
 
 async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clock, lost: LostNews) -> OpenStream:

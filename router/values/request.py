@@ -171,6 +171,8 @@ class Objective:
         ttft_s: accepted → first non-empty token, in seconds.
         tpot_s: (end to end − TTFT) / (n − 1), in seconds a token.
         deadline_s: accepted → last token, in seconds.
+        late_s: seconds after the deadline over which the value of the answer falls from 1 to 0; None: at once.
+        shorten: an overloaded tier may cap the answer at `overload_answer_tokens`.
         priority: higher is better; negative may be shed first.
         min_quality: lowest acceptable quality of a rung, in [0, 1].
         session: requests of one session prefer one replica.
@@ -179,10 +181,23 @@ class Objective:
     ttft_s: float | None = None
     tpot_s: float | None = None
     deadline_s: float | None = None
+    late_s: float | None = None
+    shorten: bool = False
     priority: int = 0
     locality: Locality = Locality.ANY
     min_quality: float = 0.0
     session: str | None = None
+
+    @property
+    def ends_s(self) -> float | None:
+        """Accepted → an answer is worth nothing any more, in seconds; None without a deadline."""
+        return None if self.deadline_s is None else self.deadline_s + (self.late_s or 0.0)
+
+    def value_at(self, finish_s: float) -> float:
+        """What an answer whose last token comes `finish_s` after its request was accepted is worth, from 1 to 0."""
+        if self.deadline_s is None or finish_s <= self.deadline_s:
+            return 1.0
+        return max(0.0, 1.0 - (finish_s - self.deadline_s) / self.late_s) if self.late_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,8 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         stall_timeout_ms: longest gap inside a running answer; then the stream counts as broken.
         max_attempts: replicas tried for one request, continuations included.
         overload_enter, overload_leave: share of `max_queue` that waits, at which overload begins and ends. While it
-            lasts, answers are capped to `overload_answer_tokens` and smaller rungs count as good enough.
+            lasts, answers of callers who allow it (`x-overspill-shorten`) are capped to `overload_answer_tokens`, and
+            smaller rungs count as good enough.
         overload_answer_tokens: the cap of an answer under overload.
         min_answer_tokens: no answer is shortened below this.
         expected_answer_tokens: assumed length of an answer before any was seen.
