@@ -68,6 +68,11 @@ class Telemetry:
             "overspill_step_downs", "Requests sent to a smaller rung to keep an objective.", ["variant"]
         )
         self.shortened = counter("overspill_shortened_answers", "Answers that a cap or the deadline cut.")
+        self.given_up = counter(
+            "overspill_given_up",
+            "Answers that gave their slot to others before a deadline they could not keep, by whether text had come.",
+            ["began"],
+        )
         self.failovers = counter(
             "overspill_failovers",
             "Attempts that failed or were refused, by stage (`before_first_token`, `mid_stream`).",
