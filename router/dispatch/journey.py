@@ -23,6 +23,7 @@ from router.dispatch.candidates import PendingRequest
 from router.dispatch.record import DecisionRecord
 from router.signals.in_flight import Attempt
 from router.values.answer import Answer, Route
+from router.values.replica import ReplicaInfo
 from router.values.request import FinishReason, InferenceRequest, Origin, Outcome, TokenChunk
 from router.values.settings import RouterSettings
 
@@ -87,6 +88,7 @@ class Journey:
         last_at_s: when the last token came.
         failed: replica ids that may not serve it again.
         attempts: replicas that were tried.
+        spent: attempts that failed, those told by upstream tiers included: what the budget has lost.
         crashes: how many of them crashed.
         tokens, chars: what the caller has got.
     """
@@ -97,6 +99,7 @@ class Journey:
     route: Route | None = None
     failed: set[str] = field(default_factory=set)
     attempts: int = 0
+    spent: int = 0
     crashes: int = 0
     tokens: int = 0
     chars: int = 0
@@ -154,6 +157,7 @@ class Journey:
             outcome = Outcome.DEGRADED if self.degraded else Outcome.COMPLETED
         except OverspillError as refusal:
             outcome, error = outcome_of(refusal), refusal.message
+            refusal.attempts = self.spent or refusal.attempts
             raise
         except Exception as bug:
             outcome, error = Outcome.FAILED, f"internal error: {type(bug).__name__}"
@@ -174,11 +178,32 @@ class Journey:
         return PendingRequest(self.request, frozenset(self.failed), wait_until_s)
 
     def _running(self, attempt: Attempt) -> AttemptRun:
-        self._run = AttemptRun(self, self.dispatcher, attempt, self._capped(attempt))
+        self._run = AttemptRun(self, self.dispatcher, attempt, self._for_upstream(attempt, self._capped(attempt)))
         attempt.ends_s = self.ends_s()
         if self.dispatcher.settings.give_up == "deadline" and attempt.ends_s < math.inf:
             attempt.give_up = self._run.give_up
         return self._run
+
+    @property
+    def attempts_left(self) -> int:
+        """Replicas that may still be tried, here and in upstream tiers together."""
+        most, told = self.dispatcher.settings.max_attempts, self._accepted.attempts_left
+        return (most if told is None else min(most, told)) - self.spent
+
+    def _for_upstream(self, attempt: Attempt, request: InferenceRequest) -> InferenceRequest:
+        """Hand on what is left of the budget; one attempt stays here where the request might still go another way."""
+        if not attempt.info.remote:
+            return request
+        left = self.attempts_left
+        return replace(request, attempts_left=max(1, left - 1 if self._another_way(attempt) else left))
+
+    def _another_way(self, attempt: Attempt) -> bool:
+        """Whether the request might be served at another endpoint than the one of this attempt."""
+        return any(info.endpoint != attempt.info.endpoint for info in self._seen())
+
+    def _seen(self) -> list[ReplicaInfo]:
+        """Replicas that could serve the request when it was last decided."""
+        return [] if self.record.situation is None else [c.info for c in self.record.situation.candidates]
 
     def ends_s(self) -> float:
         """When the answer has to end; infinity without a deadline, or where it no longer applies."""
@@ -300,8 +325,11 @@ class Journey:
         if isinstance(error, DeadlineLost) and (self.gave_up or self.dispatcher.clock.now_s() >= self.ends_s()):
             raise error
         found = verdict(error)
+        self.spent += (error.attempts or 1) if attempt.info.remote else 1
         if not found.cools:
             self.failed.add(attempt.info.replica_id)
+        if attempt.info.remote and self.attempts_left == 1 and self._another_way(attempt):  # the one that was kept
+            self.failed |= {info.replica_id for info in self._seen() if info.endpoint == attempt.info.endpoint}
         if self._text:
             accepted = self._accepted
             self.request = replace(
@@ -317,7 +345,7 @@ class Journey:
             self.crashes += 1
             if self.crashes >= _MAX_CRASHES or not self.dispatcher.has_alternative(self):
                 raise self._final(error) from error
-        last = self.attempts >= self.dispatcher.settings.max_attempts
+        last = self.attempts_left < 1
         own = found in {Verdict.REQUEST, Verdict.REFUSED_ONE}
         if last or (own and not self.dispatcher.has_alternative(self)):
             raise self._final(error) from error

@@ -107,6 +107,7 @@ class Intake:
         objective = self._objective(context, api_request)
         unreached = self.deps.dispatcher.unreached(objective.locality)
         passed_on = wire_headers.passed_on(context.headers)
+        attempts_left = wire_headers.attempts_left(context.headers)
         began = time.perf_counter()
         try:
             size = await self._count(api_request)
@@ -128,6 +129,7 @@ class Intake:
             continuation=api_request.continuation,
             headers=passed_on,
             encoded=size.encoded,
+            attempts_left=attempts_left,
         )
         context.drop_body()
         answer = await self.deps.dispatcher.start(request)

@@ -223,6 +223,7 @@ class OpenStream:
         self._parser = EventParser()
         self._last: Event | None = None
         self._failure: str | None = None
+        self._attempts: int | None = None
         self._done = False
         self._emitted = False
         self._tokens = 0
@@ -285,7 +286,7 @@ class OpenStream:
         for event in self._parser.feed(data):
             if event.error_message is not None:
                 if self._last is None:
-                    self._failure = event.error_message
+                    self._failure, self._attempts = event.error_message, event.told_attempts
                 self._done = self._last is not None
                 return
             if event.usage is not None:
@@ -316,9 +317,11 @@ class OpenStream:
         return TokenChunk(text, tokens, finish_reason=finish, prompt_tokens=prompt_tokens, origin=origin)
 
     def _broken(self, why: str) -> OverspillError:
-        if self._emitted:
-            return ReplicaBroken(f"{self._call.who}: the stream broke after {self._tokens} tokens: {why}")
-        return ReplicaFailed(f"{self._call.who}: the stream broke before the first token: {why}")
+        kind = ReplicaBroken if self._emitted else ReplicaFailed
+        when = f"after {self._tokens} tokens" if self._emitted else "before the first token"
+        error = kind(f"{self._call.who}: the stream broke {when}: {why}")
+        error.attempts = self._attempts
+        return error
 
 
 async def _read_some(response: Response) -> bytes:

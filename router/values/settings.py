@@ -47,7 +47,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         max_wait_ms: longest wait for a free replica.
         first_token_timeout_ms: sent → first token; then the replica counts as failed.
         stall_timeout_ms: longest gap inside a running answer; then the stream counts as broken.
-        max_attempts: replicas tried for one request, continuations included.
+        max_attempts: replicas tried for one request, continuations and those of upstream tiers included.
         overload_enter, overload_leave: share of `max_queue` that waits, at which overload begins and ends. While it
             lasts, answers of callers who allow it (`x-overspill-shorten`) are capped to `overload_answer_tokens`, and
             smaller rungs count as good enough.

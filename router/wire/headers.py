@@ -43,6 +43,7 @@ __all__ = [
     "HOPS",
     "LATE_VALUE",
     "LOCALITY",
+    "MAX_ATTEMPTS",
     "MAX_HOPS",
     "MAX_REQUEST_ID_CHARS",
     "MAX_TOKENS",
@@ -63,6 +64,7 @@ __all__ = [
     "TRACE_NAMES",
     "TTFT",
     "TTFT_NAMES",
+    "attempts_left",
     "header_safe",
     "lower_case",
     "next_hop",
@@ -93,6 +95,7 @@ CONFLICT = "\n"
 _SINGLE = frozenset({*REQUEST_NAMES, *TTFT_NAMES, *TPOT_NAMES, REQUEST_ID})
 _SERVED = frozenset({*_SINGLE, *REPLY_NAMES})  # reply headers: proxies carry them from one exchange over to the next
 MAX_HOPS = 8
+MAX_ATTEMPTS = 1_000_000
 _ALLOW = "allow"
 _MAX_MS = 7 * 24 * 3600 * 1000.0
 _MAX_PRIORITY = 2**31 - 1
@@ -213,6 +216,25 @@ def passed_on(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
             )
         kept.append((HOPS, hops))
     return tuple(kept)
+
+
+def attempts_left(headers: Mapping[str, str]) -> int | None:
+    """Return what the tier before left of its budget of attempts, None where it says nothing.
+
+    Raises:
+        InvalidRequest: it is no whole number from 1 up.
+    """
+    text = headers.get(ATTEMPTS_LEFT)
+    if text is None:
+        return None
+    left = whole_number(text, MAX_ATTEMPTS)
+    if not left:
+        raise InvalidRequest(
+            f"`{ATTEMPTS_LEFT}: {header_safe(text[:16])}`: expected a whole number from 1 to {MAX_ATTEMPTS}, "
+            "the replicas that may still be tried",
+            param=ATTEMPTS_LEFT,
+        )
+    return left
 
 
 def next_hop(kept: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
