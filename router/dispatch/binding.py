@@ -356,7 +356,7 @@ class Binder:
         if entry.bound.done():
             return
         waited_s = self._clock.now_s() - entry.pending.request.accepted_at_s
-        deadline_s = entry.pending.request.objective.deadline_s
+        deadline_s = entry.pending.request.objective.ends_s
         retry_after_s = self._backlog_s(entry)
         if deadline_s is not None and waited_s >= deadline_s:
             message = f"the deadline of {deadline_s:g} s passed while the request waited for a free replica"

@@ -199,7 +199,7 @@ def _situation(
     objective = request.objective
     if objective.ttft_s is None and not begun:
         objective = replace(objective, ttft_s=settings.ttft_slo_ms / 1e3)
-    shortened = not begun and request.objective.priority <= 0 and request.objective.shorten
+    shortened = not begun and request.objective.shorten
     return Situation(
         objective=objective,
         ttft_promised=request.objective.ttft_s is not None,
