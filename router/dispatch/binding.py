@@ -315,7 +315,7 @@ class Binder:
         if choice.max_tokens is not None:
             expected = max(1, min(expected, choice.max_tokens - pending.request.continuation_tokens))
         demand = demand_on(pending, info, pool.latency, expected)
-        siblings = pool.siblings[info.replica_id]
+        siblings = pool.standings[info.replica_id].siblings
         work = self._signals.latency.sent(view.snapshot, view.link, demand, view.mine, siblings=siblings)
         self._remember_session(pending.request.objective.session, info.replica_id)
         hoped = entry.promised.candidate if entry.promised is not None else None
@@ -407,6 +407,7 @@ class Binder:
                 ahead=self.queue.ahead,
                 waiting=len(self.queue),
                 prices=self._signals.prices,
+                peaks=self._signals.peaks,
                 session_replica=self._sessions,
                 locality=self._policy.locality,
                 unreached=self.upstream(),

@@ -145,7 +145,8 @@ class Dispatcher:
             raise ValueError(f"replica ids must be unique; {', '.join(double)} is there twice")
         self._binder.replicas = by_id
         self._signals.health.keep_only([replica.info for replica in replicas])
-        self._signals.latency.keep_only(set(by_id))
+        for learnt in (self._signals.latency, self._signals.prices, self._signals.peaks):
+            learnt.keep_only(set(by_id))
         self._binder.reconsider()
 
     @property
@@ -244,6 +245,8 @@ class Dispatcher:
         """An attempt ended, whichever way: give the slot back, and learn from a finished answer."""
         now_s, info = self.clock.now_s(), attempt.info
         self._signals.in_flight.end(attempt)
+        if finished is not None:
+            self._signals.peaks.observe(info.replica_id, now_s, now_s - attempt.sent_at_s)
         session = journey.request.objective.session
         self._signals.latency.ended(attempt, now_s, session, whole=finished is not None and not attempt.overdue)
         breaker = self._signals.health.breaker(info)
