@@ -44,6 +44,7 @@ class ServiceOptions:
         begin_s: when the prompt can be there at the soonest.
         prefill_end_s: when the prefill must be over; infinite where nothing was promised.
         end_s: when the last token must be out; infinite where nothing was promised.
+        spread_s: longest time from the first token to the last; infinite where no TPOT was promised.
     """
 
     request: Ints
@@ -56,6 +57,7 @@ class ServiceOptions:
     begin_s: Floats
     prefill_end_s: Floats
     end_s: Floats
+    spread_s: Floats
 
     @property
     def work_s(self) -> Floats:
@@ -146,7 +148,8 @@ class _Facts:
         prefill_s = self.prefill_noise * self.prompt / rung.prefill_tokens_per_s
         alone_s = self.pace_noise * further * rung.step_s(1)
         begin_s = self.arrival_s + there_s
-        streamed_s = self.ttft_s + np.where(further > 0, np.where(further > 0, self.tpot_s, 0.0) * further, 0.0)
+        spread_s = np.where(further > 0, self.tpot_s, np.inf) * np.maximum(further, 1.0)
+        streamed_s = self.ttft_s + np.where(further > 0, spread_s, 0.0)
         end_s = self.arrival_s + np.minimum(self.deadline_s, streamed_s) - back_s
         prefill_end_s = np.minimum(self.arrival_s + self.ttft_s - back_s, end_s - alone_s)
         wrong = Locality.CLOUD_ONLY if not device.remote else Locality.LOCAL_ONLY
@@ -155,7 +158,7 @@ class _Facts:
             & (rung.quality >= self.min_quality)
             & np.array([locality is not wrong for locality in self.locality], dtype=np.bool_)
             & (begin_s + prefill_s <= prefill_end_s + _ROUNDING_S)
-            & (alone_s <= np.where(further > 0, self.tpot_s, np.inf) * np.maximum(further, 1.0) + _ROUNDING_S)
+            & (alone_s <= spread_s + _ROUNDING_S)
         )
         count = len(self.prompt)
         everything = ServiceOptions(
@@ -169,6 +172,7 @@ class _Facts:
             begin_s=begin_s,
             prefill_end_s=prefill_end_s + _ROUNDING_S,
             end_s=end_s + _ROUNDING_S,
+            spread_s=spread_s + _ROUNDING_S,
         )
         return everything.take(fits & (everything.value > 0))
 
