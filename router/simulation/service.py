@@ -19,6 +19,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from router.simulation.network import bandwidth_of
 from router.simulation.replica import Truth
 from router.simulation.traces import TraceRow, at_rate
 from router.simulation.values import SimRequest
@@ -188,4 +189,5 @@ class _Facts:
         if not device.remote:
             return 0.0, 0.0
         one_way_s = self.rtt_noise * device.link.rtt_ms / 2e3
-        return one_way_s + self.wire_bytes * 8 / (device.link.uplink_mbps * 1e6), one_way_s
+        peak_mbps = bandwidth_of(device.link).peak_mbps
+        return one_way_s + self.wire_bytes * 8 / (peak_mbps * 1e6), one_way_s
