@@ -185,9 +185,11 @@ class _Facts:
         return everything.take(fits & (everything.value > 0))
 
     def _way_s(self, device: DeviceSpec) -> tuple[Floats | float, Floats | float]:
-        """Return seconds there, over an uplink that nobody else uses, and back."""
+        """Return seconds there, over an uplink that nobody else uses and that never fails, and back."""
         if not device.remote:
             return 0.0, 0.0
         one_way_s = self.rtt_noise * device.link.rtt_ms / 2e3
-        peak_mbps = bandwidth_of(device.link).peak_mbps
-        return one_way_s + self.wire_bytes * 8 / (peak_mbps * 1e6), one_way_s
+        uplink = bandwidth_of(device.link)
+        sent = zip(self.arrival_s.tolist(), self.wire_bytes.tolist(), strict=True)
+        upload_s = np.array([uplink.end_s(at_s, sent_bytes * 8) - at_s for at_s, sent_bytes in sent])
+        return one_way_s + upload_s, one_way_s
