@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from router.policy.promise import backlog_s, choose, reason_for
+from router.policy.protocol import Unpriced
 from router.values.choice import Choice, Hopeless
-from router.values.request import Locality
 from router.values.situation import Candidate, Situation
 
 
@@ -29,10 +29,8 @@ class Judged:
     cost_s: float
 
 
-class LateBinding(ABC):
+class LateBinding(Unpriced, ABC):
     """The frame of all of them."""
-
-    locality = Locality.ANY
 
     @abstractmethod
     def rank(self, judged: Judged, situation: Situation) -> float:
