@@ -26,7 +26,7 @@ from router.simulation.values import SimRequest, SimRow
 from router.simulation.world import DeviceSpec, RungSpec, World
 from router.values.answer import Answer
 from router.values.replica import ReplicaInfo, SpeedPrior
-from router.values.request import InferenceRequest, Outcome, SamplingParams, TextPrompt
+from router.values.request import InferenceRequest, Objective, Outcome, SamplingParams, TextPrompt
 from router.values.settings import RouterSettings
 
 _PROMPT = TextPrompt("simulated")
@@ -84,7 +84,7 @@ def simulate(
     Args:
         seed: of the noise, the errors of the declared speeds and the jitter; policies of one seed meet the same ones.
     """
-    asked = settings or RouterSettings()
+    asked = settings or world.router
     with _quiet_logs():
         return run_virtually(lambda loop: _Simulation(world, requests, asked, seed, loop).run())
 
@@ -197,7 +197,7 @@ def _row(index: int, request: SimRequest, record: DecisionRecord, answer: Answer
     served = choice.candidate.info if choice is not None else None
     outcome = record.outcome.value if record.outcome is not None else Outcome.FAILED.value
     whole = got.tokens >= request.asked_tokens and outcome in {"completed", "degraded"}
-    kept = whole and _in_time(request, got)
+    share = _share_of_value(request.objective, got) if whole else 0.0
     first = record.choice.candidate.prediction if record.choice is not None else None
     return SimRow(
         index=index,
@@ -214,8 +214,8 @@ def _row(index: int, request: SimRequest, record: DecisionRecord, answer: Answer
         finish_s=got.last_s if whole and got.last_s is not None else got.ended_s,
         tokens=got.tokens,
         whole=whole,
-        kept=kept,
-        value=request.weight * served.quality if kept and served is not None else 0.0,
+        kept=share == 1.0,
+        value=request.weight * served.quality * share if served is not None else 0.0,
         decisions=record.decisions,
         predicted_ttft_s=record.promised_ttft_s,
         predicted_ttft_high_s=record.promised_ttft_high_s,
@@ -224,17 +224,15 @@ def _row(index: int, request: SimRequest, record: DecisionRecord, answer: Answer
     )
 
 
-def _in_time(request: SimRequest, got: _Got) -> bool:
-    """Whether every promise that was asked for was kept, of a whole answer."""
-    asked = request.objective
+def _share_of_value(asked: Objective, got: _Got) -> float:
+    """Return what a whole answer is worth to its caller: 1 with every promise kept, less after a deadline."""
     if got.first_s is None or got.last_s is None:
-        return False
+        return 0.0
     if asked.ttft_s is not None and got.first_s > asked.ttft_s + _ROUNDING_S:
-        return False
-    if asked.deadline_s is not None and got.last_s > asked.deadline_s + _ROUNDING_S:
-        return False
-    spread_s = got.last_s - got.first_s
-    return asked.tpot_s is None or spread_s <= asked.tpot_s * (got.tokens - 1) + _ROUNDING_S
+        return 0.0
+    if asked.tpot_s is not None and got.last_s - got.first_s > asked.tpot_s * (got.tokens - 1) + _ROUNDING_S:
+        return 0.0
+    return asked.value_at(got.last_s - _ROUNDING_S)
 
 
 def truths_of(world: World, requests: Sequence[SimRequest], seed: int) -> list[Truth]:

@@ -9,6 +9,8 @@ from typing import Annotated
 import msgspec
 
 from router.base.config import load
+from router.base.errors import ConfigError
+from router.values.settings import RouterSettings
 
 SHIPPED = Path(__file__).with_name("worlds")
 """Worlds that come with Overspill."""
@@ -185,6 +187,7 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     Attributes:
         family: the model that every request asks for.
         report_interval_ms: how often a remote device reports its load, and is probed.
+        router: the `[router]` table of the tier that decides; a simulation may name another policy.
     """
 
     devices: Annotated[tuple[DeviceSpec, ...], msgspec.Meta(min_length=1)]
@@ -192,6 +195,7 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     report_interval_ms: Positive = 500.0
     noise: NoiseSpec = NoiseSpec()
     faults: Faults = Faults()
+    router: RouterSettings = RouterSettings()
 
     def __post_init__(self) -> None:
         """Check what the types cannot say."""
@@ -234,6 +238,19 @@ def load_world(path: Path) -> World:
         for device in world.devices
     )
     return replace(world, devices=devices)
+
+
+def find_world(name_or_path: str) -> World:
+    """Return a world by the path of its file, or by the name of one that comes with Overspill.
+
+    Raises:
+        ConfigError: there is no such file or name, or it does not fit.
+    """
+    shipped = {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
+    path = Path(name_or_path)
+    if not path.is_file() and name_or_path not in shipped:
+        raise ConfigError(f"world: {name_or_path!r} is neither a file nor one of {', '.join(shipped)}", param="world")
+    return load_world(path if path.is_file() else shipped[name_or_path])
 
 
 def two_tiers() -> World:
