@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from router.simulation.network import bandwidth_of
 from router.simulation.replica import Truth
+from router.simulation.traces import TraceRow, at_rate
 from router.simulation.values import SimRequest
 from router.simulation.world import DeviceSpec, RungSpec, World
 from router.values.request import Locality
@@ -86,6 +87,13 @@ def capacity_rps(world: World, prompt_tokens: float, answer_tokens: float) -> fl
     return sum(
         1.0 / device_seconds(device.rungs[0], device.slots, prompt_tokens, answer_tokens) for device in world.devices
     )
+
+
+def at_load(world: World, rows: Sequence[TraceRow], load: float) -> tuple[TraceRow, ...]:
+    """Return the rows of a trace with arrivals stretched to a share of what `world` can do."""
+    prompt_tokens = sum(row.input_tokens for row in rows) / len(rows)
+    answer_tokens = sum(row.output_tokens for row in rows) / len(rows)
+    return at_rate(rows, load * capacity_rps(world, prompt_tokens, answer_tokens))
 
 
 def service_options(world: World, requests: Sequence[SimRequest], truths: Sequence[Truth]) -> ServiceOptions:
@@ -177,9 +185,11 @@ class _Facts:
         return everything.take(fits & (everything.value > 0))
 
     def _way_s(self, device: DeviceSpec) -> tuple[Floats | float, Floats | float]:
-        """Return seconds there, over an uplink that nobody else uses, and back."""
+        """Return seconds there, over an uplink that nobody else uses and that never fails, and back."""
         if not device.remote:
             return 0.0, 0.0
         one_way_s = self.rtt_noise * device.link.rtt_ms / 2e3
-        peak_mbps = bandwidth_of(device.link).peak_mbps
-        return one_way_s + self.wire_bytes * 8 / (peak_mbps * 1e6), one_way_s
+        uplink = bandwidth_of(device.link)
+        sent = zip(self.arrival_s.tolist(), self.wire_bytes.tolist(), strict=True)
+        upload_s = np.array([uplink.end_s(at_s, sent_bytes * 8) - at_s for at_s, sent_bytes in sent])
+        return one_way_s + upload_s, one_way_s

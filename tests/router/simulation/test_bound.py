@@ -208,6 +208,16 @@ def test_each_of_what_makes_an_option_impossible() -> None:
     assert options(Objective(), prompt=4090) == set(), "no window is that long"
 
 
+def test_an_uplink_of_a_trace_takes_what_it_takes_from_the_arrival_on(tmp_path: Path) -> None:
+    """Nothing passes in the first second of each two, then 8 kilobits a second; 40 tokens are 1,280 bits."""
+    (tmp_path / "net.csv").write_text("t_s,kbps\n0,0\n1,8\n")
+    link = LinkSpec(rtt_ms=100, trace=str(tmp_path / "net.csv"), trace_column="kbps")
+    world = World(devices=(DeviceSpec(name="cloud", slots=1, rungs=(LARGE,), remote=True, link=link),))
+    requests = [SimRequest(at_s, 40, 1) for at_s in (0.0, 1.5)]
+    options = service_options(world, requests, _truths(requests))
+    assert options.begin_s.tolist() == pytest.approx([1.0 + 0.16 + 0.05, 1.5 + 0.16 + 0.05])
+
+
 def test_what_promised_nothing_waits_no_longer_than_it_may() -> None:
     """One second of work each, all at once, one slot: who began within the wait is done, and the one inside."""
     requests = [SimRequest(0.0, 50, 6) for _ in range(40)]
