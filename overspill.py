@@ -1,4 +1,4 @@
-"""The command: `overspill edge|cloud|fleet|models …`. Each part is imported when it is called, never before."""
+"""The command: `overspill edge|cloud|fleet|models|simulate …`. A part is imported when it is called, never before."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ PARTS = {
     "models": (
         "models.cli",
         "The catalogue and the toolchain: pull, list, show, export, quantize, verify, build, prune.",
+    ),
+    "simulate": (
+        "router.simulation.cli",
+        "Policies side by side: a trace through the live router in a simulated world.",
     ),
 }
 

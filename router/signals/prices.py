@@ -55,7 +55,7 @@ class CapacityPrices:
         self._favoured: dict[str, str] = {}
 
     def arrived(self, now_s: float, offers: Sequence[Offer]) -> None:
-        """Take one arrival into account; nothing where nothing is offered."""
+        """Take one arrival into account; one without offers says nothing."""
         if not offers:
             return
         row = self._next
