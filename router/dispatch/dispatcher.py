@@ -225,6 +225,8 @@ class Dispatcher:
             if journey.record.ttft_s is None:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
         attempt.tokens += chunk.tokens
+        if chunk.tokens:
+            attempt.last_at_s = now_s
         if journey.tokens >= journey.length.next_tokens:
             self._signals.lengths.grew(journey.length, journey.tokens)
         self.telemetry.count_tokens(info.tier, info.variant, chunk.tokens)
@@ -254,7 +256,7 @@ class Dispatcher:
         elif attempt.trial:
             breaker.abandon()
         if finished is not None:
-            pace_s = attempt.pace_s(now_s)
+            pace_s = attempt.pace_s
             if pace_s is not None:
                 self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
             if not attempt.overran:

@@ -21,7 +21,7 @@ class Attempt:
         expected_tokens: what the answer was expected to run to.
         trial: it is the trial of a half-open breaker.
         opened: the replica has it, so its snapshots can show it.
-        first_at_s: when its first text came, None before; tokens: how many came.
+        first_at_s: when its first text came, None before; last_at_s: its last until now; tokens: how many came.
         away_s: how long its reader was busy with what had come, while nobody waited for more.
         overdue: the deadline came before its end; silent: and long after its first text should have come.
         overran: it went on past the cap that it was sent.
@@ -37,6 +37,7 @@ class Attempt:
     trial: bool = False
     opened: bool = False
     first_at_s: float | None = None
+    last_at_s: float = 0.0
     tokens: int = 0
     away_s: float = 0.0
     overdue: bool = False
@@ -44,15 +45,16 @@ class Attempt:
     overran: bool = False
     mark: Mark | None = None
 
-    def pace_s(self, now_s: float) -> float | None:
-        """Seconds a token until now, None where the reader set the pace, or too little came to tell.
+    @property
+    def pace_s(self) -> float | None:
+        """Seconds a token until the last one, None where the reader set the pace, or too little came to tell.
 
         A replica generates on while its reader is away, so that time can not just be taken off: what is left would
         make it look faster than it is.
         """
         if self.first_at_s is None or self.tokens < 2:
             return None
-        lasted_s = now_s - self.first_at_s
+        lasted_s = self.last_at_s - self.first_at_s
         return None if self.away_s > _AWAY_SHARE * lasted_s else lasted_s / (self.tokens - 1)
 
     @property

@@ -278,7 +278,7 @@ class LatencyModel:
         else:
             device.clock.ended(info.replica_id)
             self.hits.served(info.replica_id, session, attempt.prompt_tokens + attempt.tokens, now_s)
-            self._observe_pace(attempt, attempt.pace_s(now_s), now_s)
+            self._observe_pace(attempt, attempt.pace_s, now_s)
         told = sent.told
         if told is not None and (whole or attempt.overdue):
             took_s = now_s - attempt.sent_at_s
@@ -299,6 +299,8 @@ class LatencyModel:
             device.observe_pace_error(sent.band, error_log)
         clock = device.clock
         alone, beside = clock.alone_tokens - mark.alone_tokens, clock.beside_tokens - mark.beside_tokens
+        until_last = (attempt.last_at_s - mark.at_s) / max(now_s - mark.at_s, 1e-9)  # what came after it, nobody saw
+        alone, beside = until_last * alone, until_last * beside
         expected = alone + device.beside_share * beside
         if attempt.tokens >= _LEAST_PACE_TOKENS and expected > 0:
             error_log = _log_ratio(expected, attempt.tokens - 1)
