@@ -245,8 +245,9 @@ class Dispatcher:
         """An attempt ended, whichever way: give the slot back, and learn from a finished answer."""
         now_s, info = self.clock.now_s(), attempt.info
         self._signals.in_flight.end(attempt)
-        session = journey.request.objective.session
-        self._signals.latency.ended(attempt, now_s, session, whole=finished is not None and not attempt.overdue)
+        session, length = journey.request.objective.session, journey.length.curve
+        whole = finished is not None and not attempt.overdue
+        self._signals.latency.ended(attempt, now_s, session, whole=whole, length=length)
         breaker = self._signals.health.breaker(info)
         if finished is not None and not attempt.overdue:
             breaker.succeed()
@@ -260,8 +261,8 @@ class Dispatcher:
             if pace_s is not None:
                 self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
             if not attempt.overran:
-                whole = finished is FinishReason.STOP
-                self._signals.lengths.ended(journey.length, info.family, journey.tokens, by_itself=whole)
+                by_itself = finished is FinishReason.STOP
+                self._signals.lengths.ended(journey.length, info.family, journey.tokens, by_itself=by_itself)
         self._binder.wake(info.replica_id)
 
     def deadline_passed(self, attempt: Attempt, journey: Journey) -> None:

@@ -32,6 +32,7 @@ from router.signals.prefix_hits import PrefixHits
 from router.signals.replica_state import ReplicaState, state_of
 from router.signals.token_clock import Mark
 from router.signals.upper import NORMAL_90, kept_if_censored
+from router.values.length import LengthCurve
 from router.values.link import LinkSnapshot
 from router.values.prediction import (
     NOTHING_IN_FLIGHT,
@@ -220,12 +221,22 @@ class LatencyModel:
         speeds.seen_s = now_s
         self._learnt(info)
 
-    def ended(self, attempt: Attempt, now_s: float, session: str | None = None, *, whole: bool) -> None:
+    def ended(
+        self,
+        attempt: Attempt,
+        now_s: float,
+        session: str | None = None,
+        *,
+        whole: bool,
+        length: LengthCurve | None = None,
+    ) -> None:
         """An attempt ended, whichever way: learn its pace, and its finish where that is known or censored.
 
         Args:
+            length: what was believed of its length.
             whole: its answer came to its own end or to its caller's cap. One that its deadline cut is censored: it
-                would have gone on. One that broke or was cancelled teaches its pace alone.
+                would have gone on, and counts as kept with P(the rest fits | so many tokens came), by `length` and
+                its own pace. One that broke or was cancelled teaches its pace alone.
         """
         info, sent = attempt.info, attempt.work
         device = self._device(info)
@@ -240,9 +251,13 @@ class LatencyModel:
         if told is not None and (whole or attempt.overdue):
             took_s = now_s - attempt.sent_at_s
             if whole:
-                device.finish_high.kept(sent.band, float(took_s <= told.finish_high_s))
+                kept = float(took_s <= told.finish_high_s)
+            elif attempt.first_at_s is None or length is None or took_s >= told.finish_high_s:
+                kept = kept_if_censored(took_s, told.finish_s, told.finish_high_s)
             else:
-                device.finish_high.kept(sent.band, kept_if_censored(took_s, told.finish_s, told.finish_high_s))
+                pace_s = attempt.pace_s or told.tpot_s
+                kept = length.left_within(attempt.tokens, (told.finish_high_s - took_s) / pace_s)
+            device.finish_high.kept(sent.band, kept)
             self._learnt(info)
 
     def _observe_pace(self, attempt: Attempt, pace_s: float | None, now_s: float) -> None:

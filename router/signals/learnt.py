@@ -16,6 +16,7 @@ from router.values.replica import ReplicaInfo
 # How long figures stand while nothing is learnt: ageing is slower by far.
 _FIGURES_LAST_S = 0.25
 _INITIAL_HIGH_LOG = math.log(1.5)
+_INITIAL_PACE_HIGH_LOG = math.log(1.7)  # its batch grows after it was told
 _INITIAL_SIGMA = 0.3
 _SIGMA_GAIN = 0.05
 # Part of a device's pace that is left to answers while something prefills, until that was learnt: it takes turns.
@@ -28,8 +29,8 @@ def _median() -> BandedQuantile:
     return BandedQuantile(0.5, 0.0, step=median_step())
 
 
-def _upper() -> BandedQuantile:
-    return BandedQuantile(COVERAGE, _INITIAL_HIGH_LOG, least=0.0)
+def _upper(start_log: float = _INITIAL_HIGH_LOG) -> BandedQuantile:
+    return BandedQuantile(COVERAGE, start_log, least=0.0)
 
 
 class Figures(msgspec.Struct, frozen=True, gc=False):
@@ -124,7 +125,7 @@ class Device:
     ttft_bias: BandedQuantile = field(default_factory=_median)
     pace_bias: BandedQuantile = field(default_factory=_median)
     ttft_high: BandedQuantile = field(default_factory=_upper)
-    pace_high: BandedQuantile = field(default_factory=_upper)
+    pace_high: BandedQuantile = field(default_factory=lambda: _upper(_INITIAL_PACE_HIGH_LOG))
     finish_high: BandedQuantile = field(default_factory=lambda: BandedQuantile(COVERAGE, 0.0))
     pace_sigma: float = _INITIAL_SIGMA
     wait_log: float = 0.0
