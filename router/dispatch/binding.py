@@ -44,8 +44,8 @@ from router.values.settings import RouterSettings
 
 log = structlog.get_logger("router")
 
-# Interval in which overload is judged while requests wait, and those who waited longest for a decision get one.
-_RECHECK_S = 0.1
+# Interval in which overload is judged while requests wait, and free slots are looked for that nobody told of.
+_RECHECK_S = 0.5
 # Decisions in one turn of the event loop, each with what it wakes.
 _DECISIONS_A_TURN = 8
 # Requests decided again for one free slot before the best of them takes it.
@@ -267,6 +267,9 @@ class Binder:
                 self.queue.place(entry, {}, pool.now_s + _RECHECK_S)
                 self._watch_due()
             return None
+        if not entry.offered:
+            entry.offered = True
+            self._signals.prices.arrived(pool.now_s, self._policy.offers(situation))
         choice = self._policy.decide(situation)
         if isinstance(choice, Hopeless):
             kind = DeadlineLost if choice.deadline_lost else PromiseLost
@@ -356,7 +359,7 @@ class Binder:
         if entry.bound.done():
             return
         waited_s = self._clock.now_s() - entry.pending.request.accepted_at_s
-        deadline_s = entry.pending.request.objective.deadline_s
+        deadline_s = entry.pending.request.objective.ends_s
         retry_after_s = self._backlog_s(entry)
         if deadline_s is not None and waited_s >= deadline_s:
             message = f"the deadline of {deadline_s:g} s passed while the request waited for a free replica"
@@ -403,6 +406,7 @@ class Binder:
                 ladder=self._signals.ladder,
                 ahead=self.queue.ahead,
                 waiting=len(self.queue),
+                prices=self._signals.prices,
                 session_replica=self._sessions,
                 locality=self._policy.locality,
                 unreached=self.upstream(),

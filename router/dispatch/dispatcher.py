@@ -205,8 +205,9 @@ class Dispatcher:
             raise _shutting_down()
         request = journey.request
         until_s = self.clock.now_s() + self.settings.max_wait_ms / 1e3
-        if request.objective.deadline_s is not None:
-            until_s = min(until_s, request.accepted_at_s + request.objective.deadline_s)
+        ends_s = request.objective.ends_s
+        if ends_s is not None:
+            until_s = min(until_s, request.accepted_at_s + ends_s)
         return await self._binder.bind(journey.pending(until_s), journey.record)
 
     def has_alternative(self, journey: Journey) -> bool:
@@ -229,7 +230,7 @@ class Dispatcher:
             attempt.last_at_s = now_s
         if journey.tokens >= journey.length.next_tokens:
             self._signals.lengths.grew(journey.length, journey.tokens)
-        self.telemetry.count_tokens(info.tier, info.variant, chunk.tokens)
+        self.telemetry.tokens.labels(info.tier, info.variant).inc(chunk.tokens)
 
     def _note_ttft(self, attempt: Attempt, journey: Journey, ttft_s: float) -> None:
         record, info = journey.record, attempt.info
@@ -249,7 +250,7 @@ class Dispatcher:
         whole = finished is not None and not attempt.overdue
         self._signals.latency.ended(attempt, now_s, session, whole=whole, length=length)
         breaker = self._signals.health.breaker(info)
-        if finished is not None and not attempt.overdue:
+        if finished is not None and not attempt.overdue and not attempt.gave_up:
             breaker.succeed()
         elif attempt.silent:
             source = source_of(journey.request, Verdict.DOWN)
@@ -270,12 +271,27 @@ class Dispatcher:
         now_s = self.clock.now_s()
         attempt.overdue = True
         journey.record.happened(now_s, "deadline", replica=attempt.info.replica_id)
-        took_s = now_s - attempt.sent_at_s
-        predicted = attempt.choice.candidate.prediction
-        if attempt.first_at_s is None and took_s > predicted.ttft_s:
-            self._signals.latency.observe_ttft(attempt.info, attempt.work, took_s, censored=True)
+        if self._late_to_begin(attempt):
+            took_s, high_s = now_s - attempt.sent_at_s, attempt.choice.candidate.prediction.ttft_high_s
             counted = journey.request.prompt_slack == 0  # an estimate may be that far off by itself
-            attempt.silent = counted and took_s > max(_SILENT * predicted.ttft_high_s, _SILENT_LEAST_S)
+            attempt.silent = counted and took_s > max(_SILENT * high_s, _SILENT_LEAST_S)
+
+    def given_up(self, attempt: Attempt, journey: Journey) -> None:
+        """An answer gives its slot up before its deadline. It is told, counted, and no verdict on its replica."""
+        attempt.gave_up = True
+        began = attempt.first_at_s is not None
+        info = attempt.info
+        journey.record.happened(self.clock.now_s(), "given_up", replica=info.replica_id, emitted_tokens=journey.tokens)
+        self.telemetry.given_up.labels("yes" if began else "no").inc()
+        self._late_to_begin(attempt)
+
+    def _late_to_begin(self, attempt: Attempt) -> bool:
+        """Learn of an attempt that ends before its first token that it would have taken at least so long."""
+        took_s = self.clock.now_s() - attempt.sent_at_s
+        late = attempt.first_at_s is None and took_s > attempt.choice.candidate.prediction.ttft_s
+        if late:
+            self._signals.latency.observe_ttft(attempt.info, attempt.work, took_s, censored=True)
+        return late
 
     def cap_exceeded(self, attempt: Attempt, journey: Journey) -> None:
         """A replica went on past the cap that it was sent: the answer ends there, and teaches nothing of lengths."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.signals.token_clock import Mark
@@ -23,9 +25,15 @@ class Attempt:
         opened: the replica has it, so its snapshots can show it.
         first_at_s: when its first text came, None before; last_at_s: its last until now; tokens: how many came.
         away_s: how long its reader was busy with what had come, while nobody waited for more.
+        handed_at_s: since when it is so now, None while it waits for more.
         overdue: the deadline came before its end; silent: and long after its first text should have come.
         overran: it went on past the cap that it was sent.
         mark: where its device's clock stood at its first token.
+        ends_s: when its answer is worth nothing any more, on the tier's clock; infinity without a deadline.
+        give_up: ends it now and frees its slot, with the text so far: for one that can no longer keep its promise while
+            others wait. Returns whether it did; False where it is over anyway. None where the promise or the setting
+            `router.give_up` does not allow it.
+        gave_up: it did.
     """
 
     replica: Replica
@@ -40,10 +48,14 @@ class Attempt:
     last_at_s: float = 0.0
     tokens: int = 0
     away_s: float = 0.0
+    handed_at_s: float | None = None
     overdue: bool = False
     silent: bool = False
     overran: bool = False
     mark: Mark | None = None
+    ends_s: float = math.inf
+    give_up: Callable[[], bool] | None = None
+    gave_up: bool = False
 
     @property
     def pace_s(self) -> float | None:
@@ -55,7 +67,10 @@ class Attempt:
         if self.first_at_s is None or self.tokens < 2:
             return None
         lasted_s = self.last_at_s - self.first_at_s
-        return None if self.away_s > _AWAY_SHARE * lasted_s else lasted_s / (self.tokens - 1)
+        away_s = self.away_s
+        if self.handed_at_s is not None:
+            away_s += max(0.0, self.last_at_s - self.handed_at_s)
+        return None if away_s > _AWAY_SHARE * lasted_s else lasted_s / (self.tokens - 1)
 
     @property
     def info(self) -> ReplicaInfo:

@@ -51,8 +51,8 @@ _WAIT_GAIN = 0.1
 _UNKNOWN_LENGTH_LOG = NORMAL_90 * math.log(2.0)
 # Answers of fewer tokens tell more of the first gap than of the pace.
 _LEAST_PACE_TOKENS = 4
-# An error says next to nothing of a rung whose steps made up less of the time.
-_LEAST_SHARE = 0.05
+# An error says little of a rung whose steps made up less of the time, unless it is the one that least is known of.
+_LEAST_SHARE = 0.7
 
 
 class LatencyModel:
@@ -282,7 +282,7 @@ class LatencyModel:
             total = sum(variances.values()) + beside_variance
             for name, own in variances.items():
                 share = shares[name]
-                if share >= _LEAST_SHARE:
+                if share >= _LEAST_SHARE or own >= _LEAST_SHARE * total:
                     other = self._speeds[name]
                     other.pace.observe(error_log, now_s, share=share, others_variance=total - own)
                     self._learnt(other.info)

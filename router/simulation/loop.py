@@ -11,7 +11,7 @@ import contextvars
 import heapq
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from itertools import count
 from typing import Any, TypeVar
 
@@ -44,13 +44,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self.now_s
 
-    def run_until_complete(self, future: Generator[Any, None, T] | Any) -> Any:
+    def run_until_complete(self, future: Generator[Any, None, T] | Awaitable[T]) -> T:
         """Run a coroutine to its end and return what it returns.
 
         Raises:
             NothingLeft: it waits, and no timer is set.
         """
-        task = self.create_task(future)
+        task: asyncio.Task[T] = self.create_task(future)
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(finalizer=self._close_generator)
         asyncio._set_running_loop(self)  # noqa: SLF001 (public for implementers of event loops)
@@ -77,23 +77,23 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     handle.callback = None
                     handle.context.run(callback, *handle.args)
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> _Handle:  # type: ignore[override]
+    ) -> _Handle:
         handle = _Handle(callback, args, context or contextvars.copy_context())
         self._ready.append(handle)
         return handle
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> _Handle:  # type: ignore[override]
+    ) -> _Handle:
         handle = _Handle(callback, args, context or contextvars.copy_context())
         heapq.heappush(self._timers, (when, next(self._order), handle))
         return handle
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> _Handle:  # type: ignore[override]
+    ) -> _Handle:
         return self.call_at(self.now_s + delay, callback, *args, context=context)
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -118,6 +118,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _close_generator(self, generator: AsyncGenerator[Any, None]) -> None:
         closing: Coroutine[Any, Any, None] = generator.aclose()
         self.call_soon(self.create_task, closing)
+
+
+def run_virtually(main: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:
+    """Return what `main` returns, run on a new loop from its time 0 on.
+
+    Raises:
+        NothingLeft: it waits for what can never happen.
+    """
+    loop = VirtualLoop()  # type: ignore[abstract]  # no sockets, signals, threads or processes
+    return loop.run_until_complete(main(loop))
 
 
 class LoopClock:

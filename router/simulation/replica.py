@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from router.signals.link import Link
 from router.simulation.device import Device, Work
@@ -83,22 +84,24 @@ class SimReplica:
         self._rung = rung
         self._truths = truths
         self._path = path
-        self._running: dict[_Call, None] = {}
+        self._running = 0
+        self._queued_prefill_tokens = 0
+        self._pending_decode_tokens = 0
 
     @property
     def link(self) -> LinkSnapshot | None:
         return None if self._path is None else self._path.known.snapshot()
 
     def snapshot(self) -> ReplicaSnapshot:
-        slots, here = self._device.spec.slots, len(self._running)
+        slots, here = self._device.spec.slots, self._running
         return ReplicaSnapshot(
             info=self.info,
             available=True,
             slots=slots,
             running=min(here, slots),
             queued=max(here - slots, 0),
-            queued_prefill_tokens=sum(call.prompt_tokens for call in self._running if not call.out),
-            pending_decode_tokens=sum(call.most_tokens - call.out for call in self._running),
+            queued_prefill_tokens=self._queued_prefill_tokens,
+            pending_decode_tokens=self._pending_decode_tokens,
             age_s=0.0 if self._path is None else self._path.report_age_s(),
         )
 
@@ -108,21 +111,30 @@ class SimReplica:
         room = request.most_answer_tokens(self.info.context_tokens)
         rest = max(truth.answer_tokens - request.continuation_tokens, 1)
         reason = FinishReason.LENGTH if request.sampling.ignore_eos or rest >= room else FinishReason.STOP
-        call = _Call(request.prompt_tokens, min(room, _UNBOUNDED_ANSWER_TOKENS), asyncio.get_running_loop())
+        call = _Call(min(room, _UNBOUNDED_ANSWER_TOKENS), asyncio.get_running_loop())
         prefill_s = request.prompt_tokens / spec.prefill_tokens_per_s * truth.prefill_noise
         tokens = room if request.sampling.ignore_eos else min(rest, room)
         work = Work(self._rung, prefill_s, tokens, truth.pace_noise, call.take)
-        self._running[call] = None
+        self._running += 1
+        self._queued_prefill_tokens += request.prompt_tokens
+        self._pending_decode_tokens += call.most_tokens
         self._send(work, call, request.prompt_bytes, truth)
         try:
             while True:
                 new = await call.next()
+                if not call.out:
+                    self._queued_prefill_tokens -= request.prompt_tokens
+                call.out += new
+                self._pending_decode_tokens -= new
                 last = call.out == tokens
-                yield TokenChunk("x", new, finish_reason=reason if last else None)
+                yield _chunk(new, reason if last else None)
                 if last:
                     return
         finally:
-            del self._running[call]
+            self._running -= 1
+            self._pending_decode_tokens -= call.most_tokens - call.out
+            if not call.out:
+                self._queued_prefill_tokens -= request.prompt_tokens
             if not work.left:
                 self._cancel(work, truth)
 
@@ -132,7 +144,11 @@ class SimReplica:
             self._device.enter(work)
             return
         back_s, loop = path.one_way_s(truth.rtt_noise), call.loop
-        work.deliver = lambda new: loop.call_later(back_s, call.take, new) and None
+
+        def deliver(new: int) -> None:
+            loop.call_later(back_s, call.take, new)
+
+        work.deliver = deliver
         loop.call_at(path.send(sent_bytes, truth.rtt_noise), self._device.enter, work)
 
     def _cancel(self, work: Work, truth: Truth) -> None:
@@ -147,10 +163,9 @@ class SimReplica:
 class _Call:
     """The router's end of one request: counts of new tokens, one a chunk, as they arrive."""
 
-    __slots__ = ("_new", "_reader", "loop", "most_tokens", "out", "prompt_tokens")
+    __slots__ = ("_new", "_reader", "loop", "most_tokens", "out")
 
-    def __init__(self, prompt_tokens: int, most_tokens: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.prompt_tokens = prompt_tokens
+    def __init__(self, most_tokens: int, loop: asyncio.AbstractEventLoop) -> None:
         self.most_tokens = most_tokens
         self.loop = loop
         self.out = 0
@@ -166,6 +181,9 @@ class _Call:
         if not self._new:
             self._reader = self.loop.create_future()
             await self._reader
-        new = self._new.popleft()
-        self.out += new
-        return new
+        return self._new.popleft()
+
+
+@lru_cache(4096)
+def _chunk(tokens: int, reason: FinishReason | None) -> TokenChunk:
+    return TokenChunk("x", tokens, finish_reason=reason)

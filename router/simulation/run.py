@@ -17,7 +17,7 @@ from router.base.errors import OverspillError
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.record import DecisionRecord
 from router.simulation.device import Device
-from router.simulation.loop import LoopClock, VirtualLoop
+from router.simulation.loop import LoopClock, VirtualLoop, run_virtually
 from router.simulation.replica import NetworkPath, SimReplica, Truth
 from router.simulation.values import SimRequest, SimRow
 from router.simulation.world import DeviceSpec, RungSpec, World
@@ -81,11 +81,9 @@ def simulate(
     Args:
         seed: of the noise, the errors of the declared speeds and the jitter; policies of one seed meet the same ones.
     """
-    settings = settings or RouterSettings()
-    loop = VirtualLoop()
+    asked = settings or RouterSettings()
     with _quiet_logs():
-        result: Result = loop.run_until_complete(_Simulation(world, requests, settings, seed, loop).run())
-    return result
+        return run_virtually(lambda loop: _Simulation(world, requests, asked, seed, loop).run())
 
 
 class _Simulation:
@@ -102,7 +100,7 @@ class _Simulation:
         self._loop = loop
         self._family = world.family
         self._policy = settings.policy
-        truths = _truths(world, requests, seed)
+        truths = {str(index): truth for index, truth in enumerate(truths_of(world, requests, seed))}
         self._devices = [Device(spec, loop) for spec in world.devices]
         self._dispatcher = Dispatcher(
             _replicas(world, self._devices, truths, seed, loop),
@@ -226,15 +224,12 @@ def _in_time(request: SimRequest, got: _Got) -> bool:
     return asked.tpot_s is None or spread_s <= asked.tpot_s * (got.tokens - 1) + _ROUNDING_S
 
 
-def _truths(world: World, requests: Sequence[SimRequest], seed: int) -> dict[str, Truth]:
+def truths_of(world: World, requests: Sequence[SimRequest], seed: int) -> list[Truth]:
     """Draw the noise of every request; no policy changes what another one would draw."""
     draws = np.random.default_rng([seed, 0]).standard_normal((len(requests), 3))
     jitter = max((device.link.jitter for device in world.devices if device.remote), default=0.0)
     factors = np.exp(draws * (world.noise.sigma, world.noise.sigma, jitter)).tolist()
-    return {
-        str(index): Truth(request.answer_tokens, *noise)
-        for index, (request, noise) in enumerate(zip(requests, factors, strict=True))
-    }
+    return [Truth(request.answer_tokens, *noise) for request, noise in zip(requests, factors, strict=True)]
 
 
 def _replicas(

@@ -10,6 +10,8 @@ from router.values.request import Objective
 BYTES_A_TOKEN = 4.0
 """Size of a prompt token on the wire, where a trace does not tell: English text under a byte-pair tokenizer."""
 
+NO_PROMISE = Objective()
+
 
 @dataclass(frozen=True, slots=True)
 class SimRequest:
@@ -30,7 +32,7 @@ class SimRequest:
     arrival_s: float
     prompt_tokens: int
     answer_tokens: int
-    objective: Objective = Objective()
+    objective: Objective = NO_PROMISE
     max_tokens: int | None = None
     weight: float = 1.0
     caller: str = ""

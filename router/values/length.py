@@ -69,7 +69,7 @@ class LengthCurve:
         if tokens <= 1.0:
             return 1.0
         if tokens >= EDGES[_LAST]:
-            return float(self.area[_LAST])
+            return self.area[_LAST]
         k = int(math.log(tokens) * _PER_LOG)
         return float(self.area[k] + (tokens - EDGES[k]) * self.survival[k])
 

@@ -216,6 +216,7 @@ class InferenceRequest:
         headers: trace context to pass on (`traceparent`), lower-case names.
         prompt_slack: by how much `prompt_tokens` may be too high; 0 unless it was estimated.
         encoded: the prompt's token ids, where the gateway has them.
+        attempts_left: replicas that may be tried for it, this tier's own bound (`max_attempts`) apart; None: no other.
     """
 
     request_id: str
@@ -232,6 +233,7 @@ class InferenceRequest:
     prompt_slack: int = 0
     caller: str = field(default="", repr=False)
     encoded: EncodedPrompt | None = field(default=None, compare=False, repr=False)
+    attempts_left: int | None = None
 
     def token_ids(self, encoder: object) -> list[int] | None:
         """Return prompt and continuation as `encoder` would encode them, None where that was not done yet."""

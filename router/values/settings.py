@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -77,10 +77,13 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         max_wait_ms: longest wait for a free replica.
         first_token_timeout_ms: sent → first token; then the replica counts as failed.
         stall_timeout_ms: longest gap inside a running answer; then the stream counts as broken.
-        max_attempts: replicas tried for one request, continuations included.
+        max_attempts: replicas tried for one request, continuations and those of upstream tiers included.
         overload_enter, overload_leave: share of `max_queue` that waits, at which overload begins and ends. While it
-            lasts, answers are capped to `overload_answer_tokens` and smaller rungs count as good enough.
+            lasts, answers of callers who allow it (`x-overspill-shorten`) are capped to `overload_answer_tokens`, and
+            smaller rungs count as good enough.
         overload_answer_tokens: the cap of an answer under overload.
+        give_up: `deadline`: under overload, an answer that can no longer keep its deadline, nor any late value, gives
+            its slot to others, and its caller gets the text so far. `off`: it runs on to the deadline.
         min_answer_tokens: no answer is shortened below this.
         expected_answer_tokens: assumed length of an answer before any was seen.
         decision_log: decision records kept for `/v1/decisions`.
@@ -101,6 +104,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     overload_enter: Share = 0.25
     overload_leave: Share = 0.1
     overload_answer_tokens: Count = 64
+    give_up: Literal["deadline", "off"] = "deadline"
     min_answer_tokens: Count = 16
     expected_answer_tokens: Count = 128
     decision_log: Count = 2_048
