@@ -227,6 +227,8 @@ class Dispatcher:
             if journey.record.ttft_s is None:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
         attempt.tokens += chunk.tokens
+        if chunk.tokens:
+            attempt.last_at_s = now_s
         if journey.tokens >= journey.length.next_tokens:
             self._signals.lengths.grew(journey.length, journey.tokens)
         self.telemetry.tokens.labels(info.tier, info.variant).inc(chunk.tokens)
@@ -247,8 +249,9 @@ class Dispatcher:
         self._signals.in_flight.end(attempt)
         if finished is not None:
             self._signals.peaks.observe(info.replica_id, now_s, now_s - attempt.sent_at_s)
-        session = journey.request.objective.session
-        self._signals.latency.ended(attempt, now_s, session, whole=finished is not None and not attempt.overdue)
+        session, length = journey.request.objective.session, journey.length.curve
+        whole = finished is not None and not attempt.overdue
+        self._signals.latency.ended(attempt, now_s, session, whole=whole, length=length)
         breaker = self._signals.health.breaker(info)
         if finished is not None and not attempt.overdue and not attempt.gave_up:
             breaker.succeed()
@@ -258,12 +261,12 @@ class Dispatcher:
         elif attempt.trial:
             breaker.abandon()
         if finished is not None:
-            pace_s = attempt.pace_s(now_s)
+            pace_s = attempt.pace_s
             if pace_s is not None:
                 self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
             if not attempt.overran:
-                whole = finished is FinishReason.STOP
-                self._signals.lengths.ended(journey.length, info.family, journey.tokens, by_itself=whole)
+                by_itself = finished is FinishReason.STOP
+                self._signals.lengths.ended(journey.length, info.family, journey.tokens, by_itself=by_itself)
         self._binder.wake(info.replica_id)
 
     def deadline_passed(self, attempt: Attempt, journey: Journey) -> None:
