@@ -23,7 +23,6 @@ from router.dispatch.candidates import PendingRequest
 from router.dispatch.record import DecisionRecord
 from router.signals.in_flight import Attempt
 from router.values.answer import Answer, Route
-from router.values.replica import ReplicaInfo
 from router.values.request import FinishReason, InferenceRequest, Origin, Outcome, TokenChunk
 from router.values.settings import RouterSettings
 
@@ -199,11 +198,15 @@ class Journey:
 
     def _another_way(self, attempt: Attempt) -> bool:
         """Whether the request might be served at another endpoint than the one of this attempt."""
-        return any(info.endpoint != attempt.info.endpoint for info in self._seen())
+        situation, endpoint = self.record.situation, attempt.info.endpoint
+        return situation is not None and any(c.info.endpoint != endpoint for c in situation.candidates)
 
-    def _seen(self) -> list[ReplicaInfo]:
-        """Replicas that could serve the request when it was last decided."""
-        return [] if self.record.situation is None else [c.info for c in self.record.situation.candidates]
+    def _at(self, endpoint: str) -> set[str]:
+        """Replicas of an endpoint, as the last decision knew them: those that could serve, and those that could not."""
+        situation = self.record.situation
+        infos = [c.info for c in situation.candidates] if situation is not None else []
+        infos += [rejection.info for rejection in self.record.rejections]
+        return {info.replica_id for info in infos if info.endpoint == endpoint}
 
     def ends_s(self) -> float:
         """When the answer has to end; infinity without a deadline, or where it no longer applies."""
@@ -329,7 +332,7 @@ class Journey:
         if not found.cools:
             self.failed.add(attempt.info.replica_id)
         if attempt.info.remote and self.attempts_left == 1 and self._another_way(attempt):  # the one that was kept
-            self.failed |= {info.replica_id for info in self._seen() if info.endpoint == attempt.info.endpoint}
+            self.failed |= self._at(attempt.info.endpoint)
         if self._text:
             accepted = self._accepted
             self.request = replace(
