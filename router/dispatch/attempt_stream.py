@@ -72,11 +72,30 @@ class AttemptStream:
         Args:
             freed: called when the replica has let go, or has not within bounds.
         """
-        if self._ending is None:
+        if self._task.done():
+            freed()
+        elif self._ending is None:
             name = f"end of attempt {self._request.request_id} on {self._attempt.info.replica_id}"
             self._ending = asyncio.create_task(self._end_task(), name=name)
             self._ending.add_done_callback(lambda _: freed())
             self._wake_reader()
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing has come, and it has not ended."""
+        return not self._chunks and not self._ended and self._ending is None
+
+    async def wait(self, due_s: float) -> None:
+        """Return when something is there, or nothing will be, or `due_s` of the tier's clock has come."""
+        if not self.quiet:
+            return
+        self._reader = asyncio.get_running_loop().create_future()
+        self._deadline.move(due_s)
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+            self._deadline.due_s = float("inf")
 
     async def next(self, due_s: float) -> TokenChunk:
         """Return the next chunk.
@@ -89,14 +108,7 @@ class AttemptStream:
             StopAsyncIteration: the replica ended its stream.
             Exception: what the replica raised, after the chunks that came before it.
         """
-        if not self._chunks and not self._ended and self._ending is None:
-            self._reader = asyncio.get_running_loop().create_future()
-            self._deadline.move(due_s)
-            try:
-                await self._reader
-            finally:
-                self._reader = None
-                self._deadline.due_s = float("inf")
+        await self.wait(due_s)
         if self._chunks:
             if self._room is not None and not self._room.done():
                 self._room.set_result(None)

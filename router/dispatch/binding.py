@@ -11,6 +11,7 @@ import math
 import zlib
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -26,6 +27,7 @@ from router.dispatch.candidates import (
     expected_tokens,
     explain_none,
 )
+from router.dispatch.hedge import HedgeBudget, device_seconds
 from router.dispatch.queue import QueueEntry, RequestQueue
 from router.dispatch.record import DecisionRecord
 from router.dispatch.telemetry import Telemetry
@@ -35,7 +37,7 @@ from router.signals.in_flight import Attempt
 from router.signals.signals import Signals
 from router.values.choice import Choice, Hopeless
 from router.values.prediction import Demand
-from router.values.replica import Replica, ReplicaSnapshot
+from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot
 from router.values.request import Locality
 from router.values.settings import RouterSettings
 
@@ -121,6 +123,33 @@ class Binder:
             alarm.cancel()
             self.queue.leave(entry)
             self._update_ladder()
+
+    def hedge(self, pending: PendingRequest, late: Attempt, budget: HedgeBudget) -> Attempt | None:
+        """Take a slot for a second attempt beside `late`, under all the constraints of a first one.
+
+        It goes to another device that can start it now, and only while nobody waits and the budget has its cost.
+        """
+        if len(self.queue) or self._signals.ladder.overloaded:
+            return None
+        pool = self._pool(Counter())
+        situation, _ = assess(pending, pool)
+        others = situation.candidates if situation is not None else ()
+        others = tuple(c for c in others if c.prediction.free and self._is_elsewhere(c.info, late.info))
+        if situation is None or not others:
+            return None
+        choice = self._policy.decide(replace(situation, candidates=others))
+        if isinstance(choice, Hopeless) or not choice.candidate.prediction.free:
+            return None
+        attempt = self._attempt(pending, choice, pool)
+        if not budget.spend(device_seconds(attempt)):
+            return None
+        self._signals.in_flight.begin(attempt)
+        return attempt
+
+    def _is_elsewhere(self, info: ReplicaInfo, late: ReplicaInfo) -> bool:
+        """Whether a replica shares neither device nor link with one that is late, and has no trial to pass."""
+        same_link = info.remote and info.endpoint == late.endpoint
+        return info.device_key != late.device_key and not same_link and self._signals.health.is_sound(info)
 
     def has_candidate(self, pending: PendingRequest) -> bool:
         """Whether any replica may serve what is left of a request."""
@@ -209,13 +238,8 @@ class Binder:
     def _take(self, entry: QueueEntry, choice: Choice, pool: PoolView) -> None:
         now_s = self._clock.now_s()
         pending, record, info = entry.pending, entry.record, choice.candidate.info
-        view = pool.view(info.replica_id)
-        expected = expected_tokens(pending, info, self._signals.latency)
-        if choice.max_tokens is not None:
-            expected = max(1, min(expected, choice.max_tokens - pending.request.continuation_tokens))
-        demand = Demand(pending.request.prompt_tokens, expected, pending.request.prompt_bytes)
-        work = self._signals.latency.sent(view.snapshot, view.link, demand, view.mine)
-        self._remember_session(pending.request.objective.session, info.replica_id)
+        attempt = self._attempt(pending, choice, pool)
+        self.remember_session(pending.request.objective.session, info.replica_id)
         hoped = entry.promised.candidate if entry.promised is not None else None
         if hoped is not None and hoped.info.replica_id == info.replica_id:
             waited_s = now_s - entry.entered_s
@@ -223,17 +247,26 @@ class Binder:
         if not entry.continuing:
             self._count(choice, now_s - pending.request.accepted_at_s)
         record.happened(now_s, "sent", replica=info.replica_id, reason=choice.reason, max_tokens=choice.max_tokens)
-        attempt = Attempt(
-            replica=view.replica,
-            choice=choice,
-            sent_at_s=now_s,
-            work=work,
-            prompt_tokens=demand.prompt_tokens,
-            expected_tokens=expected,
-            trial=self._signals.health.breaker(info).begin(),
-        )
+        attempt.trial = self._signals.health.breaker(info).begin()
         self._signals.in_flight.begin(attempt)  # last: nothing may fail between taking the slot and handing it over
         entry.bound.set_result(attempt)
+
+    def _attempt(self, pending: PendingRequest, choice: Choice, pool: PoolView) -> Attempt:
+        """Return what would be sent now."""
+        info = choice.candidate.info
+        view = pool.view(info.replica_id)
+        expected = expected_tokens(pending, info, self._signals.latency)
+        if choice.max_tokens is not None:
+            expected = max(1, min(expected, choice.max_tokens - pending.request.continuation_tokens))
+        demand = Demand(pending.request.prompt_tokens, expected, pending.request.prompt_bytes)
+        return Attempt(
+            replica=view.replica,
+            choice=choice,
+            sent_at_s=self._clock.now_s(),
+            work=self._signals.latency.sent(view.snapshot, view.link, demand, view.mine),
+            prompt_tokens=demand.prompt_tokens,
+            expected_tokens=expected,
+        )
 
     def _count(self, choice: Choice, waited_s: float) -> None:
         self._telemetry.queue_wait_s.observe(waited_s)
@@ -317,7 +350,7 @@ class Binder:
         self._unreadable.discard(name)
         return view
 
-    def _remember_session(self, session: str | None, replica_id: str) -> None:
+    def remember_session(self, session: str | None, replica_id: str) -> None:
         if session is not None:
             self._sessions[session] = replica_id
             self._sessions.move_to_end(session)

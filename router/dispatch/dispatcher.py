@@ -2,14 +2,12 @@
 
 `binding` decides where a request goes and when; `journey` follows it there, and on to the next replica when one
 breaks. This file is what both share, and what a tier sees.
-
-Hedging is left out on purpose: a second copy of a generation costs as much as the first, and an overloaded device is
-the usual reason to be late. What a hedge would win is won by waiting here and being decided again.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
@@ -23,6 +21,7 @@ from router.base.timers import Alarms
 from router.dispatch.binding import Binder
 from router.dispatch.blame import Verdict, source_of, verdict
 from router.dispatch.candidates import Unreached
+from router.dispatch.hedge import LEAST_WAIT_S, HedgeBudget, device_seconds
 from router.dispatch.journey import Journey
 from router.dispatch.record import DecisionLog, DecisionRecord
 from router.dispatch.telemetry import Telemetry
@@ -40,6 +39,7 @@ log = structlog.get_logger("router")
 
 # No first token in so many times its predicted upper figure, to the end of a deadline: it is broken rather than slow.
 _SILENT = 4.0
+_HEDGED_ATTEMPTS = 2  # a hedge takes one attempt out of the request's budget
 _SILENT_LEAST_S = 1.0  # callers choose deadlines, and a short one says nothing about the replica
 
 
@@ -69,6 +69,7 @@ class Dispatcher:
             HealthBook(settings.breaker, self.clock, self._breaker_changed),
         )
         self._binder = Binder(settings, self._signals, self.clock, self.alarms, self.telemetry)
+        self._hedges = HedgeBudget()
         self._log = DecisionLog(settings.decision_log)
         self._closed = False
         self._left_alone: set[str] = set()
@@ -201,6 +202,37 @@ class Dispatcher:
             until_s = min(until_s, request.accepted_at_s + ends_s)
         return await self._binder.bind(journey.pending(until_s), journey.record)
 
+    def hedge_due_s(self, journey: Journey, attempt: Attempt) -> float:
+        """When the first token of an attempt is late enough for a second one; infinity: it is not to be hedged.
+
+        A request that failed somewhere, or goes on with a broken answer, is not: its prompt may be the reason.
+        """
+        settings = self.settings.hedge
+        self._hedges.earn(device_seconds(attempt), settings.budget)
+        clean = journey.spent == 0 and not journey.request.continuation and not attempt.trial
+        if not settings.enabled or not clean or journey.attempts_left < _HEDGED_ATTEMPTS:
+            return math.inf
+        return attempt.sent_at_s + max(attempt.choice.candidate.prediction.ttft_high_s, LEAST_WAIT_S)
+
+    def hedge(self, journey: Journey, late: Attempt) -> Attempt | None:
+        """Take a slot for a second attempt beside `late`: on another device that has room now, where nobody waits."""
+        if self._closed or self._signals.health.has_failed(source_of(journey.request, Verdict.FAILED)):
+            return None
+        second = self._binder.hedge(journey.pending(self.clock.now_s()), late, self._hedges)
+        if second is not None:
+            names = {"replica": second.info.replica_id, "beside": late.info.replica_id}
+            journey.record.happened(self.clock.now_s(), "hedged", **names)
+        return second
+
+    def hedge_decided(self, journey: Journey, winner: Attempt, *, second: bool) -> None:
+        """Count who was first with a token; the other one teaches that it would have taken at least so long."""
+        self.telemetry.hedges.labels("won" if second else "lost").inc()
+        if second:
+            journey.record.choice = winner.choice
+            self._binder.remember_session(journey.request.objective.session, winner.info.replica_id)
+        event = "hedge_won" if second else "hedge_lost"
+        journey.record.happened(self.clock.now_s(), event, replica=winner.info.replica_id)
+
     def has_alternative(self, journey: Journey) -> bool:
         """Whether any other replica may still serve what is left of the request."""
         return self._binder.has_candidate(journey.pending(self.clock.now_s()))
@@ -235,6 +267,8 @@ class Dispatcher:
         running, siblings = in_flight.on(info), in_flight.siblings(info)
         in_flight.end(attempt)
         breaker = self._signals.health.breaker(info)
+        if attempt.outrun:
+            self._late_to_begin(attempt)
         if finished is not None and not attempt.overdue and not attempt.gave_up:
             breaker.succeed()
         elif attempt.silent:

@@ -73,6 +73,11 @@ class Telemetry:
             "Answers that gave their slot to others before a deadline they could not keep, by whether text had come.",
             ["began"],
         )
+        self.hedges = counter(
+            "overspill_hedges",
+            "Second attempts beside one whose first token was late, by whether theirs came first (`won`, `lost`).",
+            ["result"],
+        )
         self.failovers = counter(
             "overspill_failovers",
             "Attempts that failed or were refused, by stage (`before_first_token`, `mid_stream`).",

@@ -73,6 +73,10 @@ class Breaker:
         """Seconds until a trial is let through; 0 unless open."""
         return max(0.0, self._open_until_s - self._clock.now_s()) if self.state is BreakerState.OPEN else 0.0
 
+    def knows(self, source: str) -> bool:
+        """Whether a request of this source has failed lately."""
+        return source in self._in_a_row or source in self._recent
+
     def allows(self) -> bool:
         """Whether a request may be sent now."""
         state = self.state

@@ -32,6 +32,7 @@ class Attempt:
             others wait. Returns whether it did; False where it is over anyway. None where the promise or the setting
             `router.give_up` does not allow it.
         gave_up: it did.
+        outrun: another attempt at the same answer had its first token sooner.
         batch: answers that ran on its replica at its first token, itself included.
     """
 
@@ -53,6 +54,7 @@ class Attempt:
     ends_s: float = math.inf
     give_up: Callable[[], bool] | None = None
     gave_up: bool = False
+    outrun: bool = False
     batch: int = 1
 
     def pace_s(self, now_s: float) -> float | None:

@@ -33,6 +33,18 @@ class BreakerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ValueError(f"max_open_ms = {self.max_open_ms} is below open_ms = {self.open_ms}")
 
 
+class HedgeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[router.hedge]`: a second replica is asked beside one whose first token is late.
+
+    Attributes:
+        enabled: whether at all. It never is while requests wait.
+        budget: share of all predicted work, in device-seconds, that second attempts may cost.
+    """
+
+    enabled: bool = True
+    budget: Share = 0.05
+
+
 class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`[router]`. Every key can be changed on a running tier.
 
@@ -58,6 +70,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         expected_answer_tokens: assumed length of an answer before any was seen.
         decision_log: decision records kept for `/v1/decisions`.
         breaker: see `BreakerSettings`.
+        hedge: see `HedgeSettings`.
     """
 
     policy: str = "quality-in-objective"
@@ -77,6 +90,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     expected_answer_tokens: Count = 128
     decision_log: Count = 2_048
     breaker: BreakerSettings = BreakerSettings()
+    hedge: HedgeSettings = HedgeSettings()
 
     def __post_init__(self) -> None:
         """Check what the types cannot say; msgspec puts the key's path in front of a ValueError."""
