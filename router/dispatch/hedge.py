@@ -17,6 +17,7 @@ from router.base.errors import OverspillError
 from router.base.timers import end
 from router.dispatch.attempt_run import AttemptRun
 from router.signals.in_flight import Attempt
+from router.values.prediction import Prediction
 from router.values.request import TokenChunk
 
 # The bucket holds no more than so many device-seconds: a quiet day pays for no burst.
@@ -43,10 +44,9 @@ class HedgeBudget:
         return True
 
 
-def device_seconds(attempt: Attempt) -> float:
+def device_seconds(prediction: Prediction, answer_tokens: int) -> float:
     """What an attempt is predicted to cost its device, in seconds: its own prefill, and its share of the steps."""
-    prediction = attempt.choice.candidate.prediction
-    own_s = prediction.prefill_s + attempt.expected_tokens * prediction.token_device_s
+    own_s = prediction.prefill_s + answer_tokens * prediction.token_device_s
     return own_s if own_s > 0 else prediction.finish_s - prediction.wait_s
 
 

@@ -23,6 +23,7 @@ from router.dispatch.candidates import PendingRequest
 from router.dispatch.hedge import HedgedRun
 from router.dispatch.record import DecisionRecord
 from router.signals.in_flight import Attempt
+from router.signals.length import LengthWatch
 from router.values.answer import Answer, Route
 from router.values.request import FinishReason, InferenceRequest, Origin, Outcome, TokenChunk
 from router.values.settings import RouterSettings
@@ -92,6 +93,7 @@ class Journey:
     """Use `chunks()` once; closing it ends the work wherever it is.
 
     Attributes:
+        length: what is believed of the whole answer's length, told how it goes on.
         request: what is left to do: after a break, with the text emitted so far as its continuation.
         route: where the answer comes from, set before the first chunk; changed at its end if it was cut.
         answer: what the caller holds, kept like `route`.
@@ -109,6 +111,7 @@ class Journey:
     dispatcher: Feedback
     request: InferenceRequest
     record: DecisionRecord
+    length: LengthWatch
     route: Route | None = None
     failed: set[str] = field(default_factory=set)
     attempts: int = 0
@@ -191,7 +194,7 @@ class Journey:
             raise self._broken(error) from error
 
     def pending(self, wait_until_s: float) -> PendingRequest:
-        return PendingRequest(self.request, frozenset(self.failed), wait_until_s)
+        return PendingRequest(self.request, frozenset(self.failed), wait_until_s, self.length)
 
     def _hedged(self, attempt: Attempt) -> HedgedRun:
         request = self._for_upstream(attempt, self._capped(attempt))

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from router.policy.promise import is_smaller, shortest_of_use, wanted_tokens
+from router.policy.promise import is_smaller, wanted_tokens
 from router.values.choice import Choice
 from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest, Objective, Outcome
@@ -87,6 +87,7 @@ class DecisionRecord:
         promised_ttft_s, promised_ttft_high_s: accepted → first token, as first predicted.
         ttft_s, finish_s: accepted → first text, end.
         kept: `ttft`, `tpot`, `deadline`, where the caller asked for it → whether it was kept.
+        decisions: how often it was decided about.
     """
 
     request_id: str
@@ -109,6 +110,7 @@ class DecisionRecord:
     finish_s: float | None = None
     tokens: int = 0
     kept: dict[str, bool] = field(default_factory=dict)
+    decisions: int = 0
 
     @classmethod
     def of(cls, request: InferenceRequest, policy: str) -> DecisionRecord:
@@ -126,6 +128,7 @@ class DecisionRecord:
     def looked(self, situation: Situation | None, rejections: tuple[Rejection, ...]) -> None:
         """Keep the candidates of the last decision; a request that waits is decided many times."""
         self.situation, self.rejections = situation, rejections
+        self.decisions += 1
 
     def promise(self, choice: Choice, waited_s: float) -> None:
         """Keep the first prediction."""
@@ -268,8 +271,6 @@ def why_not(candidate: Candidate, chosen: Candidate, situation: Situation) -> tu
     A promise that the chosen one misses too is no reason against another: what came next decided.
     """
     tokens = wanted_tokens(situation)
-    if "deadline" in _misses(chosen, situation, tokens):  # it was chosen for a shorter answer
-        tokens = shortest_of_use(situation)
     missed_anyway = _misses(chosen, situation, tokens)
     for code, figures in _misses(candidate, situation, tokens).items():
         if code not in missed_anyway:

@@ -277,6 +277,7 @@ class TokenChunk:
         finish_reason: set on the last chunk only, and always set there; a stream that ends without it broke.
         prompt_tokens: set on the last chunk by a replica that counted the prompt itself, else None.
         origin: set on the first chunk by an upstream tier, else None.
+        cached_tokens: on the first chunk, prompt tokens that came from a prefix cache; None where nobody tells.
     """
 
     text: str
@@ -284,3 +285,4 @@ class TokenChunk:
     finish_reason: FinishReason | None = None
     prompt_tokens: int | None = None
     origin: Origin | None = field(default=None, repr=False)
+    cached_tokens: int | None = None

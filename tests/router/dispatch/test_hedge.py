@@ -1,4 +1,4 @@
-"""A second replica is asked beside one whose first token is late: within a budget, on another device, without a seam."""
+"""A second replica is asked beside one whose first token is late: within a budget, elsewhere, and without a seam."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ async def test_a_first_token_that_is_late_is_overtaken_without_a_seam() -> None:
         w.local.faults = ["hang"]
         learnt = []
         real = w.dispatcher._signals.latency.observe_ttft
-        w.dispatcher._signals.latency.observe_ttft = lambda info, work, ttft_s: (
-            learnt.append((info.tier, ttft_s)) or real(info, work, ttft_s)
+        w.dispatcher._signals.latency.observe_ttft = lambda info, work, ttft_s, *more, **seen: (
+            learnt.append((info.tier, ttft_s, seen.get("censored", False))) or real(info, work, ttft_s, *more, **seen)
         )
         ask = request(w.clock, max_tokens=12, session="a")
         route, text = await w.clock.run(w.read(ask))
@@ -55,8 +55,8 @@ async def test_a_first_token_that_is_late_is_overtaken_without_a_seam() -> None:
         assert (record["outcome"], record["chosen"]["replica"]) == ("completed", w.cloud.info.replica_id)
         late_s = record["events"][1]["at_ms"] / 1e3
         assert late_s == pytest.approx(record["predicted_ttft_high_ms"] / 1e3, abs=0.001)
-        (loser, waited_s), (winner, ttft_s) = sorted(learnt, key=lambda seen: seen[0] != "edge")
-        assert (loser, winner) == ("edge", "cloud")
+        (loser, waited_s, bound), (winner, ttft_s, known) = sorted(learnt, key=lambda seen: seen[0] != "edge")
+        assert (loser, winner, bound, known) == ("edge", "cloud", True, False)
         assert ttft_s < waited_s == pytest.approx(late_s + ttft_s), "each from when it was sent itself"
         assert (metric(w, "won"), metric(w, "lost")) == (1, 0)
         assert set(w.dispatcher.breaker_states().values()) <= {"closed"}
@@ -128,19 +128,19 @@ async def test_none_goes_to_the_same_device_or_to_one_without_room() -> None:
             rung.info = replace(rung.info, device="npu")
         w.dispatcher.set_replicas([w.local, w.small])
         with pytest.raises(DeadlineLost):
-            await w.clock.run(w.ask(deadline_s=4.0))
+            await w.clock.run(w.ask(deadline_s=4.0, max_tokens=12))
         assert len(w.local.sent) + len(w.small.sent) == 1
         w.cloud.others = w.cloud.slots
         w.dispatcher.set_replicas([w.local, w.cloud])
         with pytest.raises(DeadlineLost):
-            await w.clock.run(w.ask(deadline_s=4.0))
+            await w.clock.run(w.ask(deadline_s=4.0, max_tokens=12))
         assert not w.cloud.sent
 
 
 async def test_none_goes_while_anybody_waits_or_the_tier_is_overloaded() -> None:
     async with hedging(max_queue=1000, ttft_slo_ms=60_000.0) as w:
         w.local.faults = ["hang"]
-        asking = asyncio.ensure_future(w.ask(deadline_s=4.0))
+        asking = asyncio.ensure_future(w.ask(deadline_s=4.0, max_tokens=12))
         await w.clock.settle()
         w.local.others = w.local.slots
         waiting = asyncio.ensure_future(w.ask(locality="local-only", deadline_s=30.0))
@@ -154,7 +154,7 @@ async def test_none_goes_while_anybody_waits_or_the_tier_is_overloaded() -> None
         w.dispatcher._signals.ladder.overloaded = True
         w.dispatcher._binder._update_ladder = lambda: None
         with pytest.raises(DeadlineLost):
-            await w.clock.run(w.ask(deadline_s=4.0))
+            await w.clock.run(w.ask(deadline_s=4.0, max_tokens=12))
         assert not w.cloud.sent
 
 
@@ -166,9 +166,9 @@ async def test_a_prompt_that_failed_somewhere_is_not_hedged() -> None:
         )
         w.local.faults = ["hang", "hang"]
         with pytest.raises(DeadlineLost):
-            await w.clock.run(w.ask(prompt=TextPrompt("bad"), deadline_s=4.0))
+            await w.clock.run(w.ask(prompt=TextPrompt("bad"), deadline_s=4.0, max_tokens=12))
         assert len(w.cloud.sent) == 1
-        await w.clock.run(w.ask(prompt=TextPrompt("good"), deadline_s=4.0))
+        await w.clock.run(w.ask(prompt=TextPrompt("good"), deadline_s=4.0, max_tokens=12))
         assert len(w.cloud.sent) == 2, "others are"
 
 
@@ -271,6 +271,6 @@ async def test_with_a_fifth_of_all_first_tokens_late_the_extra_work_stays_within
         budget.spend = lambda cost_s: spend(cost_s) and (second_s.append(cost_s) or True)
         for index in range(300):
             w.local.faults = ["hang"] if index % 5 == 0 else []
-            await asyncio.gather(w.clock.run(w.ask(max_tokens=12, deadline_s=2.0)), return_exceptions=True)
+            await asyncio.gather(w.clock.run(w.ask(max_tokens=12, deadline_s=6.0)), return_exceptions=True)
         assert len(second_s) == metric(w, "won") + metric(w, "lost") >= 5
-        assert 0.02 < sum(second_s) / sum(first_s) <= 0.05
+        assert 0.01 < sum(second_s) / sum(first_s) <= 0.05
