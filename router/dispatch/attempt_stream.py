@@ -6,18 +6,35 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import structlog
 
 from router.base.clock import Clock
 from router.base.timers import Alarms
-from router.signals.in_flight import Attempt
+from router.values.replica import Replica, ReplicaInfo
 from router.values.request import InferenceRequest, TokenChunk
 
 log = structlog.get_logger("router")
 
 _AHEAD_CHUNKS = 64  # read before anybody asks for them; a replica with a slow reader then waits
 _LET_GO_S = 5.0  # for a cancelled replica to end; one that does not is left behind
+
+
+class Addressed(Protocol):
+    """What was sent to a replica.
+
+    Attributes:
+        opened: the replica has it.
+    """
+
+    replica: Replica
+    opened: bool
+
+    @property
+    def info(self) -> ReplicaInfo:
+        """The replica's description."""
+        ...
 
 
 class Elapsed(Exception):
@@ -31,7 +48,7 @@ class AttemptStream:
     its reader, a cancelled reader never loses its cancellation to a result, and a chunk costs no task and no timer.
     """
 
-    def __init__(self, attempt: Attempt, request: InferenceRequest, clock: Clock, alarms: Alarms) -> None:
+    def __init__(self, attempt: Addressed, request: InferenceRequest, clock: Clock, alarms: Alarms) -> None:
         self._attempt = attempt
         self._request = request
         self._clock = clock

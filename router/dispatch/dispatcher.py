@@ -25,6 +25,7 @@ from router.dispatch.candidates import Unreached
 from router.dispatch.hedge import LEAST_WAIT_S, HedgeBudget, device_seconds
 from router.dispatch.journey import Journey
 from router.dispatch.record import DecisionLog, DecisionRecord
+from router.dispatch.self_test import SelfTests
 from router.dispatch.telemetry import Telemetry
 from router.signals.breaker import BreakerState
 from router.signals.health import HealthBook
@@ -41,6 +42,7 @@ log = structlog.get_logger("router")
 
 # No first token in so many times its predicted upper figure, to the end of a deadline: it is broken rather than slow.
 _SILENT = 4.0
+_SELF_TEST_LEAST_S = 2.0  # a busy replica may let one word wait that long
 _HEDGED_ATTEMPTS = 2  # a hedge takes one attempt out of the request's budget
 _SILENT_LEAST_S = 1.0  # callers choose deadlines, and a short one says nothing about the replica
 
@@ -73,6 +75,7 @@ class Dispatcher:
         )
         self._binder = Binder(settings, self._signals, self.clock, self.alarms, self.telemetry)
         self._hedges = HedgeBudget()
+        self._self_tests = SelfTests(self.clock, self.alarms, self.telemetry, self.capacity_changed)
         self._log = DecisionLog(settings.decision_log)
         self._closed = False
         self._left_alone: set[str] = set()
@@ -88,6 +91,7 @@ class Dispatcher:
     ) -> None:
         self.close()
         await asyncio.sleep(0)  # those that were refused take their leave
+        await self._self_tests.close()
         await self.alarms.__aexit__(kind, error, trace)
 
     def close(self) -> None:
@@ -286,8 +290,7 @@ class Dispatcher:
         if whole:
             breaker.succeed()
         elif attempt.silent:
-            source = source_of(journey.request, Verdict.DOWN)
-            breaker.fail("silent to the end of a deadline", source=source, trial=attempt.trial)
+            self._count_failure(attempt, journey, Verdict.DOWN)
         elif attempt.trial:
             breaker.abandon()
         if finished is not None:
@@ -338,7 +341,7 @@ class Dispatcher:
         """An attempt failed: tell the breaker, or remember when the replica wants to be asked again, if at all."""
         info, found, health = attempt.info, verdict(error), self._signals.health
         if found.counts:
-            health.breaker(info).fail(error.message, source=source_of(journey.request, found), trial=attempt.trial)
+            self._count_failure(attempt, journey, found)
         elif isinstance(error, Refused) and found.cools:
             everyone = found is Verdict.REFUSED_ALL
             health.refused(info, error.retry_after_s, None if everyone else journey.request.objective.priority)
@@ -362,6 +365,14 @@ class Dispatcher:
             fault=found.value,
             error=error.message,
         )
+
+    def _count_failure(self, attempt: Attempt, journey: Journey, found: Verdict) -> None:
+        """Tell the breaker; where that makes it suspicious, test the replica with a prompt of our own."""
+        breaker, request = self._signals.health.breaker(attempt.info), journey.request
+        if breaker.fail(source=source_of(request, found), trial=attempt.trial) and not self._closed:
+            silent_s = max(_SILENT * attempt.choice.candidate.prediction.ttft_high_s, _SELF_TEST_LEAST_S)
+            limit_s = min(silent_s, self.settings.first_token_timeout_ms / 1e3)
+            self._self_tests.begin(attempt.replica, breaker, request.prompt, limit_s)
 
     def ended(self, journey: Journey, outcome: Outcome, error: str | None) -> None:
         """A request left the tier: exactly once for each `start`."""

@@ -117,6 +117,11 @@ class Telemetry:
         self.replica_failures = counter(
             "overspill_replica_failures", "Attempts that ended in an error, by its code.", ["endpoint", "code"]
         )
+        self.self_tests = counter(
+            "overspill_self_tests",
+            "Prompts of our own to replicas on which requests failed, by result (`passed`, `failed`, `untold`).",
+            ["endpoint", "result"],
+        )
         self.breaker_changes = counter("overspill_breaker_changes", "Transitions of a breaker.", ["endpoint", "state"])
         self.reconfigurations = plain_counter("overspill_router_reconfigurations", "Settings applied at run time.")
 
