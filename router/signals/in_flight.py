@@ -34,6 +34,7 @@ class Attempt:
             others wait. Returns whether it did; False where it is over anyway. None where the promise or the setting
             `router.give_up` does not allow it.
         gave_up: it did.
+        outrun: another attempt at the same answer had its first token sooner.
     """
 
     replica: Replica
@@ -56,6 +57,7 @@ class Attempt:
     ends_s: float = math.inf
     give_up: Callable[[], bool] | None = None
     gave_up: bool = False
+    outrun: bool = False
 
     @property
     def pace_s(self) -> float | None:

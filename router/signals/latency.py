@@ -234,9 +234,9 @@ class LatencyModel:
 
         Args:
             length: what was believed of its length.
-            whole: its answer came to its own end or to its caller's cap. One that its deadline cut is censored: it
-                would have gone on, and counts as kept with P(the rest fits | so many tokens came), by `length` and
-                its own pace. One that broke or was cancelled teaches its pace alone.
+            whole: its answer came to its own end or to its caller's cap. One that its deadline cut, or that
+                gave its slot up, is censored: it would have gone on, and counts as kept with P(the rest fits | so many
+                tokens came), by `length` and its own pace. One that broke or was cancelled teaches its pace alone.
         """
         info, sent = attempt.info, attempt.work
         device = self._device(info)
@@ -248,7 +248,7 @@ class LatencyModel:
             self.hits.served(info.replica_id, session, attempt.prompt_tokens + attempt.tokens, now_s)
             self._observe_pace(attempt, attempt.pace_s, now_s)
         told = sent.told
-        if told is not None and (whole or attempt.overdue):
+        if told is not None and (whole or attempt.overdue or attempt.gave_up):
             took_s = now_s - attempt.sent_at_s
             if whole:
                 kept = float(took_s <= told.finish_high_s)

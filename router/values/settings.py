@@ -34,6 +34,18 @@ class BreakerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ValueError(f"max_open_ms = {self.max_open_ms} is below open_ms = {self.open_ms}")
 
 
+class HedgeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[router.hedge]`: a second replica is asked beside one whose first token is late.
+
+    Attributes:
+        enabled: whether at all. It never is while requests wait.
+        budget: share of all predicted work, in device-seconds, that second attempts may cost.
+    """
+
+    enabled: bool = True
+    budget: Share = 0.05
+
+
 class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`[router.prices]`: what serving costs besides time, in answers of full quality; 0 is free.
 
@@ -92,7 +104,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         decision_log: decision records kept for `/v1/decisions`.
         mixing_cost: factor on the cost of a request that would be the first of its rung on a device where another rung
             runs.
-        breaker, prices, fairness: see there.
+        breaker, hedge, prices, fairness: see there.
     """
 
     policy: str = "slo-utility"
@@ -113,6 +125,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     decision_log: Count = 2_048
     mixing_cost: Annotated[float, msgspec.Meta(ge=1, le=100)] = 2.0
     breaker: BreakerSettings = BreakerSettings()
+    hedge: HedgeSettings = HedgeSettings()
     prices: Prices = FREE
     fairness: Fairness = Fairness()
 
