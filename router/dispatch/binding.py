@@ -176,7 +176,7 @@ class Binder:
         """Bind, turn away or leave waiting; returns whether a slot was taken."""
         pending, record = entry.pending, entry.record
         situation, rejections = assess(pending, pool)
-        record.looked(situation, rejections)
+        record.looked(situation, rejections, pool.loads)
         entry.target = None
         if situation is None:
             if not any(r.waits for r in rejections):

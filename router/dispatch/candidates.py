@@ -13,7 +13,7 @@ from router.base.errors import (
     ReplicasFailed,
     Unavailable,
 )
-from router.dispatch.record import Rejection
+from router.dispatch.record import Rejection, ReplicaLoad
 from router.signals.health import Health
 from router.signals.ladder import Ladder
 from router.signals.latency import LatencyModel, occupied_slots
@@ -98,6 +98,11 @@ class PoolView:
     session_replica: Mapping[str, str]
     locality: Locality = Locality.ANY
     unreached: Unreached | None = None
+
+    @property
+    def loads(self) -> tuple[ReplicaLoad, ...]:
+        """What decision records keep of the replicas: values alone, or they would keep removed models in memory."""
+        return tuple([(view.snapshot, view.link) for view in self.replicas])
 
     def view(self, replica_id: str) -> ReplicaView:
         return next(s for s in self.replicas if s.info.replica_id == replica_id)

@@ -155,6 +155,7 @@ class Journey:
             outcome = Outcome.DEGRADED if self.degraded else Outcome.COMPLETED
         except OverspillError as refusal:
             outcome, error = outcome_of(refusal), refusal.message
+            self.record.failed_with(refusal)
             raise
         except Exception as bug:
             outcome, error = Outcome.FAILED, f"internal error: {type(bug).__name__}"
