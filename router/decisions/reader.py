@@ -34,7 +34,7 @@ class DecisionReader:
         with self._files() as files:
             if not files:
                 raise ConfigError(
-                    f"there is no decision file {path}; `[decision_file] path` of the tier's configuration turns it on"
+                    f"there is no decision file {path}; `[decisions] path` of the tier's configuration turns it on"
                 )
 
     def __iter__(self) -> Iterator[Decision]:

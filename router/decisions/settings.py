@@ -1,4 +1,4 @@
-"""The `[decision_file]` table of either tier."""
+"""The `[decisions]` table of either tier."""
 
 from __future__ import annotations
 

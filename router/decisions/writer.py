@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -47,6 +47,18 @@ class Lost(NamedTuple):
     dropped: int
     unwritten: int
     untold: int
+
+
+class DecisionSink(Protocol):
+    """What takes the ended requests of a dispatcher."""
+
+    def append(self, tell: Callable[[], Decision]) -> None:
+        """Note a request that has just ended. Never waits, never raises.
+
+        Args:
+            tell: what it reads does not change any more.
+        """
+        ...
 
 
 class _Ended(NamedTuple):
@@ -103,7 +115,7 @@ class DecisionFile:
             if not isinstance(error, OSError):
                 raise
             raise ConfigError(
-                f"decision_file.path: cannot write {self._path}: {error.strerror}", param="decision_file.path"
+                f"decisions.path: cannot write {self._path}: {error.strerror}", param="decisions.path"
             ) from error
         self._thread = threading.Thread(target=self._run, name="decision-file", daemon=True)
         self._thread.start()
@@ -119,11 +131,7 @@ class DecisionFile:
         self._unlock()
 
     def append(self, tell: Callable[[], Decision]) -> None:
-        """Note a request that has just ended. Never waits, never raises.
-
-        Args:
-            tell: called by the writing thread; what it reads must not change any more.
-        """
+        """Note a request that has just ended; `tell` is called by the writing thread."""
         if self._ended.qsize() >= QUEUE_RECORDS:
             self._dropped += 1
             if not self._full:
@@ -187,8 +195,8 @@ class DecisionFile:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"decision_file.path: {self._path} is written by another process; name a file of its own for each tier",
-                param="decision_file.path",
+                f"decisions.path: {self._path} is written by another process; name a file of its own for each tier",
+                param="decisions.path",
             ) from None
 
     def _unlock(self) -> None:

@@ -22,7 +22,7 @@ from router.base.clock import Clock, MonotonicClock
 from router.base.errors import OverspillError, Refused, ReplicaBroken, Unavailable
 from router.base.timers import Alarms
 from router.decisions.line import Decision
-from router.decisions.writer import DecisionFile
+from router.decisions.writer import DecisionSink
 from router.dispatch.binding import Binder
 from router.dispatch.blame import Verdict, source_of, verdict
 from router.dispatch.candidates import Unreached
@@ -64,7 +64,7 @@ class Dispatcher:
         *,
         clock: Clock | None = None,
         telemetry: Telemetry | None = None,
-        decisions: DecisionFile | None = None,
+        decisions: DecisionSink | None = None,
     ) -> None:
         self._decisions = decisions
         self.settings = settings
@@ -117,9 +117,13 @@ class Dispatcher:
         journey.answer = Answer(journey.route, _Opened(first, chunks), lambda: journey.ready)
         return journey.answer
 
-    def decision(self, request_id: str, caller: str = "") -> Decision | None:
-        """Return what is known of a recent request of this caller: the digest of a key, empty where there are none."""
-        record = self._log.get(request_id, caller)
+    def decision(self, request_id: str, caller: str = "") -> DecisionRecord | None:
+        """Return the record of a recent request of this caller: the digest of a key, empty where there are none."""
+        return self._log.get(request_id, caller)
+
+    def explain(self, request_id: str, caller: str = "") -> Decision | None:
+        """Return what may be told of that record, as a value."""
+        record = self.decision(request_id, caller)
         return None if record is None else decision_of(record)
 
     def reconfigure(self, settings: RouterSettings) -> None:
