@@ -22,7 +22,7 @@ class DecisionReader:
     """The decisions of a log and its older files. Iterate as often as wanted.
 
     Attributes:
-        skipped: lines of the last iteration that were none, or damaged.
+        read, skipped: decisions of the last iteration, and lines that were none, or damaged.
 
     Raises:
         ConfigError: there is no such log.
@@ -30,7 +30,7 @@ class DecisionReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.skipped = 0
+        self.read = self.skipped = 0
         with self._files() as files:
             if not files:
                 raise ConfigError(
@@ -38,7 +38,7 @@ class DecisionReader:
                 )
 
     def __iter__(self) -> Iterator[Decision]:
-        self.skipped = 0
+        self.read = self.skipped = 0
         with self._files() as files:
             for file in files:
                 yield from self._lines(file)
@@ -92,6 +92,9 @@ class DecisionReader:
             if line.isspace():
                 continue
             try:
-                yield decode(line)
+                decision = decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 self.skipped += 1
+                continue
+            self.read += 1
+            yield decision
