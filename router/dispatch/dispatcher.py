@@ -9,6 +9,7 @@ the usual reason to be late. What a hedge would win is won by waiting here and b
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -90,6 +91,7 @@ class Dispatcher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        await asyncio.sleep(0)  # those that were refused take their leave
         await self.alarms.__aexit__(kind, error, trace)
 
     def close(self) -> None:
@@ -228,7 +230,7 @@ class Dispatcher:
             if journey.record.ttft_s is None:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
         attempt.tokens += chunk.tokens
-        self.telemetry.count_tokens(info.tier, info.variant, chunk.tokens)
+        self.telemetry.tokens.labels(info.tier, info.variant).inc(chunk.tokens)
 
     def _note_ttft(self, attempt: Attempt, journey: Journey, ttft_s: float) -> None:
         record, info = journey.record, attempt.info

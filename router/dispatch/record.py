@@ -96,6 +96,7 @@ class DecisionRecord:
         cut: a cap or the deadline ended it before its own end.
         error_code, retry_after_s, should_retry: what a refused caller was told.
         kept: `ttft`, `tpot`, `deadline`, where the caller asked for it → whether it was kept.
+        decisions: how often it was decided about.
     """
 
     request_id: str
@@ -127,6 +128,7 @@ class DecisionRecord:
     finished: FinishReason | None = None
     cut: bool = False
     kept: dict[str, bool] = field(default_factory=dict)
+    decisions: int = 0
 
     @classmethod
     def of(cls, request: InferenceRequest, policy: str) -> DecisionRecord:
@@ -152,6 +154,7 @@ class DecisionRecord:
     ) -> None:
         """Keep the candidates of the last decision; a request that waits is decided many times."""
         self.situation, self.rejections, self.loads = situation, rejections, loads
+        self.decisions += 1
 
     def promise(self, choice: Choice, waited_s: float) -> None:
         """Keep the first prediction."""
