@@ -84,11 +84,11 @@ def _went(decision: Decision) -> str:
 def _instead(decision: Decision) -> str:
     """Tell what the best other candidate would have cost: of those that keep the promise the best, else the soonest."""
     others = [row for row in decision.candidates if not row.chosen and row.finish_ms is not None]
-    if decision.chosen is None and others:  # nobody was chosen: the least bad of all
-        others = sorted(others, key=lambda row: row.finish_ms or 0.0)
     if others:
         best = min(others, key=_preference)
-        cost = f"first token in {_time(best.ttft_ms)}, all in {_time(best.finish_ms)}, quality {best.quality:g}"
+        cost = f"first token in {_time(best.ttft_ms)}, all in {_time(best.finish_ms)}"
+        if best.not_chosen != "smaller":  # which says so itself
+            cost += f", quality {best.quality:g}"
         because = f"; {best.why}" if best.why else ""
         return f"{best.replica}: {cost}{because}"
     rejected = [row for row in decision.candidates if row.rejected and row.rejected != "other-model"]

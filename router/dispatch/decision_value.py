@@ -173,7 +173,7 @@ def _described(info: ReplicaInfo, load: ReplicaLoad | None) -> dict[str, Any]:
         "variant": info.variant,
         "family": info.family,
         "endpoint": info.endpoint,
-        "device": info.endpoint,
+        "device": info.device_key,
         "remote": info.remote,
         "rung": info.rung,
         "quality": info.quality,
