@@ -7,24 +7,17 @@ one go. A disk that is too slow or full loses lines, never requests; what was lo
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-import msgspec
 import structlog
 
-from router.base.errors import ConfigError
-from router.decisions.line import Decision, encode
-from router.decisions.pseudonyms import Pseudonyms, key_path
-from router.decisions.rotation import RotatingFile
+from router.decisions.line import Decision
+from router.decisions.line_file import LineFile
 from router.decisions.settings import DecisionFileSettings
 
 log = structlog.get_logger("decisions")
@@ -32,7 +25,6 @@ log = structlog.get_logger("decisions")
 QUEUE_RECORDS = 4_096
 _MOST_AT_ONCE = 64
 _LAST_LINES_S = 2.0
-_MBYTE = 1_000_000
 
 
 class Lost(NamedTuple):
@@ -61,6 +53,33 @@ class DecisionSink(Protocol):
         ...
 
 
+class SimulatedDecisions:
+    """Appends at once, on the thread of a simulation, whose time stands still meanwhile. Use as `with`.
+
+    Args:
+        wall_s: seconds of the simulation's clock.
+
+    Raises:
+        ConfigError: see `DecisionFile`.
+    """
+
+    def __init__(self, settings: DecisionFileSettings, wall_s: Callable[[], float]) -> None:
+        self._lines = LineFile(settings)
+        self._wall_s = wall_s
+
+    def __enter__(self) -> SimulatedDecisions:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lines.close()
+
+    def append(self, tell: Callable[[], Decision]) -> None:
+        """Write the line of a request that has just ended; a disk that fails ends the simulation."""
+        self._lines.append(self._lines.line(tell(), self._wall_s()))
+
+
 class _Ended(NamedTuple):
     tell: Callable[[], Decision]
     ended_unix_s: float
@@ -77,9 +96,7 @@ class DecisionFile:
     def __init__(self, settings: DecisionFileSettings, wall_s: Callable[[], float] = time.time) -> None:
         self._settings = settings
         self._wall_s = wall_s
-        self._path = Path(settings.path).expanduser()
         self._ended: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
-        self._lock_fd = -1
         self._full = False
         self._failing = False
         self._dropped = 0
@@ -106,17 +123,7 @@ class DecisionFile:
         Raises:
             ConfigError: the file or its key cannot be opened, or another process writes it.
         """
-        try:
-            self._pseudonyms = Pseudonyms.open(self._path)
-            self._lock()
-            self._file = RotatingFile(self._path, self._settings.max_mbytes * _MBYTE, self._settings.files)
-        except BaseException as error:
-            self._unlock()
-            if not isinstance(error, OSError):
-                raise
-            raise ConfigError(
-                f"decisions.path: cannot write {self._path}: {error.strerror}", param="decisions.path"
-            ) from error
+        self._lines = LineFile(self._settings)
         self._thread = threading.Thread(target=self._run, name="decision-file", daemon=True)
         self._thread.start()
 
@@ -125,10 +132,9 @@ class DecisionFile:
         self._ended.put(None)
         self._thread.join(_LAST_LINES_S)
         if self._thread.is_alive():  # stuck in a write: the process ends without it
-            log.warning("decision file not written to its end", path=str(self._path), waiting=self._ended.qsize())
+            log.warning("decision file not written to its end", path=str(self._lines.path), waiting=self._ended.qsize())
             return
-        self._file.close()
-        self._unlock()
+        self._lines.close()
 
     def append(self, tell: Callable[[], Decision]) -> None:
         """Note a request that has just ended; `tell` is called by the writing thread."""
@@ -136,7 +142,7 @@ class DecisionFile:
             self._dropped += 1
             if not self._full:
                 self._full = True
-                log.warning("decisions are dropped: their file is written too slowly", path=str(self._path))
+                log.warning("decisions are dropped: their file is written too slowly", path=self._settings.path)
             return
         self._ended.put(_Ended(tell, self._wall_s()))
 
@@ -159,10 +165,7 @@ class DecisionFile:
 
     def _add_line(self, ended: _Ended, lines: list[bytes]) -> None:
         try:
-            decision = ended.tell()
-            accepted_s = ended.ended_unix_s - (decision.finish_ms or 0.0) / 1e3
-            stamped = msgspec.structs.replace(decision, accepted_unix_s=round(accepted_s, 6))
-            lines.append(encode(self._pseudonyms.hide(stamped)))
+            lines.append(self._lines.line(ended.tell(), ended.ended_unix_s))
         except Exception:  # a bug of one record must not end the writer
             self._untold += 1
             if self._untold == 1:
@@ -172,35 +175,14 @@ class DecisionFile:
         if not lines:
             return
         try:
-            self._file.append(b"".join(lines))
+            self._lines.append(b"".join(lines))
         except OSError as error:
             self._unwritten += len(lines)
             if not self._failing:
                 self._failing = True
-                log.warning("decisions cannot be written", path=str(self._path), error=error.strerror)
+                log.warning("decisions cannot be written", path=self._settings.path, error=error.strerror)
             return
         self.written += len(lines)
         if self._failing or (self._full and self._ended.empty()):
             self._failing = self._full = False
-            log.info("decisions are written again", path=str(self._path), **self.lost._asdict())
-
-    def _lock(self) -> None:
-        """Keep other processes from writing the same file: each would rotate it under the other.
-
-        Raises:
-            ConfigError: another one writes it.
-        """
-        self._lock_fd = os.open(key_path(self._path), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"decisions.path: {self._path} is written by another process; name a file of its own for each tier",
-                param="decisions.path",
-            ) from None
-
-    def _unlock(self) -> None:
-        with contextlib.suppress(OSError):
-            if self._lock_fd >= 0:
-                os.close(self._lock_fd)
-        self._lock_fd = -1
+            log.info("decisions are written again", path=self._settings.path, **self.lost._asdict())
