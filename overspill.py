@@ -1,4 +1,4 @@
-"""The command: `overspill edge|cloud|fleet|models|explain …`. Each part is imported when it is called, never before."""
+"""The command: `overspill edge|cloud|fleet|models|explain|replay …`. Each part is imported when it is called."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ PARTS = {
         "The catalogue and the toolchain: pull, list, show, export, quantize, verify, build, prune.",
     ),
     "explain": ("router.decisions.command", "Why a request went where it went, in five lines: by its x-request-id."),
+    "replay": ("router.replay.command", "What other policies would have made of the requests of a decision file."),
 }
 
 

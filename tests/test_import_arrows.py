@@ -24,6 +24,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("router.policy", "router.upstream"),
         ("router.dispatch",),
         ("router.gateway", "router.simulation"),
+        ("router.replay",),
     ),
     "edge_agent": (
         ("edge_agent.mqtt",),

@@ -52,22 +52,15 @@ def replay(
     The policy that decided is replayed as well: how near that comes to the log says how far the rest can be trusted.
     """
     names = [name.strip() for name in policy.split(",") if name.strip()]
-    for name in names:
-        load_policy(name)
     if not names:
         raise ConfigError("--policy names none; give one or more, separated by commas")
+    for name in names:
+        load_policy(name)
     log = read_log(path)
     settings = load(config, _Tier).router if config is not None else _settings_of(log)
     built = build(log)
     own = log.policies()[0]
-    tried = [name for name in dict.fromkeys([own, *names]) if name in POLICIES]
-    results: dict[str, list[Result]] = {}
-    with Console(stderr=True).status("") as status:
-        for name in tried:
-            for seed in range(seeds):
-                status.update(f"replaying {len(log.requests):,} requests: {name}, seed {seed + 1} of {seeds}")
-                under = msgspec.structs.replace(settings, policy=name)
-                results.setdefault(name, []).append(simulate(built.world, built.requests, under, seed=seed))
+    results = _simulate(built, [name for name in dict.fromkeys([own, *names]) if name in POLICIES], settings, seeds)
     if as_json:
         print_json(_as_json(built, results))
         return
@@ -77,16 +70,27 @@ def replay(
         typer.echo(f"the policy that decided, {own}, is not known here: nothing tells how near a replay comes")
     if config is None:
         typer.echo("the router's other settings are the defaults; --config takes those of the tier")
-    typer.echo("")
     columns = [(f"logged: {own}", logged(log)), *((name, replayed(found)) for name, found in results.items())]
-    for line in table(columns):
+    for line in ("", *table(columns), *_seeds_line(results, seeds), "", *NOTE):
         typer.echo(line)
-    if seeds > 1:
-        widest = max(spread(found) for found in results.values())
-        typer.echo(f"over {seeds} seeds; kept differs between them by up to {100 * widest:.1f} points")
-    typer.echo("")
-    for line in NOTE:
-        typer.echo(line)
+
+
+def _simulate(built: Replay, names: list[str], settings: RouterSettings, seeds: int) -> dict[str, list[Result]]:
+    results: dict[str, list[Result]] = {}
+    with Console(stderr=True).status("") as status:
+        for name in names:
+            under = msgspec.structs.replace(settings, policy=name)
+            for seed in range(seeds):
+                status.update(f"replaying {len(built.requests):,} requests: {name}, seed {seed + 1} of {seeds}")
+                results.setdefault(name, []).append(simulate(built.world, built.requests, under, seed=seed))
+    return results
+
+
+def _seeds_line(results: dict[str, list[Result]], seeds: int) -> list[str]:
+    if seeds == 1:
+        return []
+    widest = max(spread(found) for found in results.values())
+    return [f"over {seeds} seeds; kept differs between them by up to {100 * widest:.1f} points"]
 
 
 def _settings_of(log: Log) -> RouterSettings:

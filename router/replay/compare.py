@@ -18,7 +18,7 @@ _REFUSED = frozenset({"shed", "unavailable", "evicted"})
 
 NOTE = (
     "What a replay cannot know:",
-    "- what callers would have done: a refused one may come back, one who waits may leave, a chat goes on from its answer;",
+    "- what callers would have done: who is refused comes back, who waits leaves, a chat goes on from its answer;",
     "- the length of answers that were never finished: it is drawn from those that were (product-limit estimate);",
     "- other tenants' load on an upstream, its own queue and its own policy: it is simulated as if it were idle else;",
     "- caches: prompts that begin alike were faster or slower depending on what ran before;",

@@ -6,7 +6,7 @@ alone and `p` the seconds of a prompt token, for each rung `r`:
     first token → end of an answer of n tokens  =  (n − 1) · Σ_r s_r · g_r  +  Σ_r p_r · (prompts prefilled meanwhile)
     arrival → first token                       =  Σ_r p_r · (prompts prefilled meanwhile, its own included)
 
-`g_r` is the mean over that time of 1 + slope_r · (b_r − 1) while b_r > 0 sequences of `r` decode, and 0 while none does.
+`g_r` is the mean over that time of 1 + slope_r · (b_r − 1) while b_r > 0 sequences of `r` decode, else of 0.
 All are linear in `s` and `p`: weighted least squares on relative errors, begun at and held by what the router had
 learnt, so that a rung of which little was seen keeps that.
 """
@@ -192,8 +192,8 @@ def _solve(coefficients: Array, seconds: Array, begun: Array) -> Array:
         observed = np.clip(seconds, expected / _OUTLIER, expected * _OUTLIER)
         rows = np.vstack([coefficients / expected[:, None], hold])
         wanted = np.concatenate([observed / expected, np.full(len(begun), _HELD)])
-        found = np.linalg.lstsq(rows, wanted, rcond=None)[0]
-        found = np.clip(found, begun / 50.0, begun * 50.0)
+        solved = np.linalg.lstsq(rows, wanted, rcond=None)[0]
+        found = np.minimum(np.maximum(solved, begun / 50.0), begun * 50.0)
     return found
 
 
