@@ -185,7 +185,7 @@ def _mean_growth(seen: _Seen, slopes: Sequence[float]) -> Array:
 
 
 def _solve(coefficients: Array, seconds: Array, begun: Array) -> Array:
-    found = begun.copy()
+    found: Array = begun
     hold = _HELD * np.diag(1.0 / begun)
     for _ in range(_ROUNDS):
         expected = np.maximum(coefficients @ found, 1e-9)
