@@ -50,6 +50,7 @@ def _asked(decision: Decision) -> str:
         f"first token within {_time(asked.ttft_ms)}" if asked.ttft_ms is not None else "",
         f"{asked.tpot_ms:g} ms a token" if asked.tpot_ms is not None else "",
         f"all of it within {_time(asked.deadline_ms)}" if asked.deadline_ms is not None else "",
+        f"worth less for {_time(asked.late_value_ms)} more" if asked.late_value_ms is not None else "",
     ]
     promised = ", ".join(filter(None, promises))
     if not promised and asked.default_ttft_ms is not None:

@@ -18,12 +18,16 @@ class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         default_ttft_ms: the tier's own TTFT, where it stood in for one that the caller did not ask for.
+        late_value_ms: after the deadline, the value of the answer falls to 0 over so long.
+        shorten: an overloaded tier may shorten the answer.
     """
 
     ttft_ms: float | None = None
     default_ttft_ms: float | None = None
     tpot_ms: float | None = None
     deadline_ms: float | None = None
+    late_value_ms: float | None = None
+    shorten: bool = False
     priority: int = 0
     locality: str = "any"
     min_quality: float = 0.0
@@ -37,8 +41,8 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
         ignore_eos: generation goes on past the end-of-turn token.
         stop: the caller gave stop strings.
         expected_tokens: what the answer was expected to run to, at the last decision.
-        waiting: requests that waited in the tier when this one began to wait; None if it never did.
-        waited_ms: accepted → the last decision.
+        waiting, waited_ms: requests in the tier's queue, and accepted → then, at the last decision.
+        decisions: how often it was decided about.
         overloaded: the tier was overloaded at the last decision.
         session, caller: in the file as keyed hashes; None where there is none, or where they are not told.
     """
@@ -50,6 +54,7 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     expected_tokens: int | None = None
     waiting: int | None = None
     waited_ms: float | None = None
+    decisions: int = 0
     overloaded: bool = False
     session: str | None = None
     caller: str | None = None
@@ -62,6 +67,7 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         device: replicas of one device share its slots.
         free … finish_high_ms: the prediction, from the moment of the decision; `_high` is meant to hold 9 times in 10.
         session: it served the request's session before.
+        price: of serving it there, in answers of full quality.
         not_chosen, rejected, why: a code of `router.dispatch.record`, and the figures behind it.
         available … load_age_ms: its load.
         prefill_tokens_per_s, decode_tokens_per_s, decode_batch_slope: its speed before anything was observed.
@@ -88,6 +94,7 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     finish_ms: float | None = None
     finish_high_ms: float | None = None
     session: bool = False
+    price: float = 0.0
     not_chosen: str | None = None
     rejected: str | None = None
     why: str | None = None
@@ -107,7 +114,12 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ChosenRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Where it went. Attributes: reason, why: a code of `router.dispatch.record.REASONS`, and what it means."""
+    """Where it went.
+
+    Attributes:
+        reason, why: a code of `router.dispatch.record.REASONS`, and what it means.
+        rank: who of those that wait goes first, among equal priority: the higher.
+    """
 
     replica: str
     tier: str
@@ -117,6 +129,7 @@ class ChosenRow(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     degraded: bool
     max_tokens: int | None = None
+    rank: float = 0.0
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import msgspec
 
 from router.decisions.line import AskedFor, CandidateRow, ChosenRow, Decision
 from router.dispatch.record import NOT_CHOSEN, REASONS, DecisionRecord, Rejection, ReplicaLoad
-from router.policy.promise import is_smaller, shortest_of_use, wanted_tokens
+from router.policy.promise import is_smaller, wanted_tokens
 from router.values.choice import Choice
 from router.values.replica import ReplicaInfo
 from router.values.situation import Candidate, Situation
@@ -21,13 +21,13 @@ def decision_of(record: DecisionRecord, *, caller: str | None = None) -> Decisio
         caller: whose request it was, for a file that hides it; None tells nothing of it.
     """
     situation = record.situation
-    queued = next((event for event in record.events if event["event"] == "queued"), None)
     features = msgspec.structs.replace(
         record.features,
         expected_tokens=situation.answer_tokens if situation else None,
-        waiting=queued["waiting"] if queued else None,
+        waiting=situation.waiting if situation else None,
         waited_ms=_ms(situation.waited_s) if situation else None,
         overloaded=situation is not None and situation.overloaded,
+        decisions=record.decisions,
         session=record.objective.session,
         caller=caller or None,
     )
@@ -68,6 +68,8 @@ def _asked_for(record: DecisionRecord) -> AskedFor:
         default_ttft_ms=_ms_or_none(situation.objective.ttft_s) if situation is not None and defaulted else None,
         tpot_ms=_ms_or_none(objective.tpot_s),
         deadline_ms=_ms_or_none(objective.deadline_s),
+        late_value_ms=_ms_or_none(objective.late_s),
+        shorten=objective.shorten,
         priority=objective.priority,
         locality=objective.locality.value,
         min_quality=objective.min_quality,
@@ -87,6 +89,7 @@ def _chosen(choice: Choice | None) -> ChosenRow | None:
         why=REASONS.get(choice.reason, ""),
         degraded=choice.degraded,
         max_tokens=choice.max_tokens,
+        rank=choice.rank,
     )
 
 
@@ -106,8 +109,6 @@ def why_not(candidate: Candidate, chosen: Candidate, situation: Situation) -> tu
     A promise that the chosen one misses too is no reason against another: what came next decided.
     """
     tokens = wanted_tokens(situation)
-    if "deadline" in _misses(chosen, situation, tokens):  # it was chosen for a shorter answer
-        tokens = shortest_of_use(situation)
     missed_anyway = _misses(chosen, situation, tokens)
     for code, figures in _misses(candidate, situation, tokens).items():
         if code not in missed_anyway:
@@ -156,6 +157,7 @@ def _candidate(
         finish_ms=_ms(prediction.finish_s),
         finish_high_ms=_ms(prediction.finish_high_s),
         session=candidate.session,
+        price=candidate.price,
         not_chosen=not_chosen,
         why=why,
     )

@@ -25,6 +25,7 @@ REASONS = {
     "upstream-down": "the upstream cannot take requests, and what is left here is a smaller rung",
     "step-down": "no full-quality rung keeps the objective, this smaller one does",
     "shorter-answer": "the answer is capped, so that the deadline, the window or an overloaded tier can hold it",
+    "given-up": "its deadline could no longer be kept, and its slot was given to others; the text so far",
     "late": "no replica keeps the objective; this one comes closest",
     "pinned": "the request names this exact variant",
     "local-only": "the request's locality, or the policy, keeps it here",

@@ -176,6 +176,8 @@ def _request(decision: Decision, accepted_s: float, finish_s: float) -> LoggedRe
             ttft_s=_seconds(asked.ttft_ms),
             tpot_s=_seconds(asked.tpot_ms),
             deadline_s=_seconds(asked.deadline_ms),
+            late_s=_seconds(asked.late_value_ms),
+            shorten=asked.shorten,
             priority=asked.priority,
             locality=Locality(asked.locality),
             min_quality=asked.min_quality,
