@@ -1,4 +1,4 @@
-"""The command: `overspill edge|cloud|fleet|models|explain|replay …`. Each part is imported when it is called."""
+"""The command: `overspill edge|cloud|fleet|models|explain|replay|simulate …`. Each part is imported when called."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ PARTS = {
     ),
     "explain": ("router.decisions.command", "Why a request went where it went, in five lines: by its x-request-id."),
     "replay": ("router.replay.command", "What other policies would have made of the requests of a decision file."),
+    "simulate": (
+        "router.simulation.cli",
+        "Policies side by side: a trace through the live router in a simulated world.",
+    ),
 }
 
 

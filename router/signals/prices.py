@@ -55,7 +55,9 @@ class CapacityPrices:
         self._favoured: dict[str, str] = {}
 
     def arrived(self, now_s: float, offers: Sequence[Offer]) -> None:
-        """Take one arrival into account."""
+        """Take one arrival into account; one without offers says nothing."""
+        if not offers:
+            return
         row = self._next
         self._values[row] = 0.0
         self._costs[row] = math.inf
