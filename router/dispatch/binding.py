@@ -288,7 +288,7 @@ class Binder:
         pending, record = entry.pending, entry.record
         self._telemetry.decisions.inc()
         situation, rejections = assess(pending, pool)
-        record.looked(situation, rejections)
+        record.looked(situation, rejections, pool.loads)
         entry.moment = self._moment
         if situation is None:
             if not any(r.waits for r in rejections):

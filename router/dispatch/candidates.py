@@ -13,7 +13,7 @@ from router.base.errors import (
     ReplicasFailed,
     Unavailable,
 )
-from router.dispatch.record import Rejection
+from router.dispatch.record import Rejection, ReplicaLoad
 from router.signals.health import Health
 from router.signals.ladder import Ladder
 from router.signals.latency import LatencyModel
@@ -120,8 +120,10 @@ class PoolView:
     locality: Locality = Locality.ANY
     unreached: Unreached | None = None
     standings: Mapping[str, Standing] = field(init=False)
+    loads: tuple[ReplicaLoad, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.loads = tuple([(view.snapshot, view.link) for view in self.replicas.values()])
         by_device: dict[str, list[SiblingLoad]] = {}
         for view in self.replicas.values():
             load = sibling_load(view.snapshot, view.mine)

@@ -11,6 +11,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, final
 
@@ -19,9 +20,12 @@ import structlog
 from router.base.clock import Clock, MonotonicClock
 from router.base.errors import OverspillError, Refused, ReplicaBroken, Unavailable
 from router.base.timers import Alarms
+from router.decisions.line import Decision
+from router.decisions.writer import DecisionSink
 from router.dispatch.binding import Binder
 from router.dispatch.blame import Verdict, source_of, verdict
 from router.dispatch.candidates import Unreached
+from router.dispatch.decision_value import decision_of
 from router.dispatch.hedge import LEAST_WAIT_S, HedgeBudget, device_seconds
 from router.dispatch.journey import Journey
 from router.dispatch.record import DecisionLog, DecisionRecord
@@ -54,6 +58,7 @@ class Dispatcher:
     Args:
         replicas: what may serve; `set_replicas` changes it at any time.
         telemetry: not shared with another dispatcher.
+        decisions: where every ended request leaves a line; opened and closed by its owner.
     """
 
     def __init__(
@@ -63,7 +68,9 @@ class Dispatcher:
         *,
         clock: Clock | None = None,
         telemetry: Telemetry | None = None,
+        decisions: DecisionSink | None = None,
     ) -> None:
+        self._decisions = decisions
         self.settings = settings
         self.clock = clock or MonotonicClock()
         self.telemetry = telemetry or Telemetry()
@@ -127,6 +134,11 @@ class Dispatcher:
     def decision(self, request_id: str, caller: str = "") -> DecisionRecord | None:
         """Return the record of a recent request of this caller: the digest of a key, empty where there are none."""
         return self._log.get(request_id, caller)
+
+    def explain(self, request_id: str, caller: str = "") -> Decision | None:
+        """Return what may be told of that record, as a value."""
+        record = self.decision(request_id, caller)
+        return None if record is None else decision_of(record)
 
     def reconfigure(self, settings: RouterSettings) -> None:
         """Change the settings; requests in flight stay, those that wait are decided by the new ones."""
@@ -298,6 +310,7 @@ class Dispatcher:
             self._count_failure(attempt, journey, Verdict.DOWN)
         elif attempt.trial:
             breaker.abandon()
+        journey.record.finished = finished
         if finished is not None:
             pace_s = attempt.pace_s
             if pace_s is not None:
@@ -407,10 +420,13 @@ class Dispatcher:
             record.judge(None if last_at_s is None else last_at_s - journey.request.accepted_at_s)
         for promise, kept in record.kept.items():
             self.telemetry.promises.labels(promise, "yes" if kept else "no").inc()
+        record.cut = journey.cut
         if journey.cut:
             self.telemetry.shortened.inc()
         if outcome in {Outcome.COMPLETED, Outcome.DEGRADED}:
             self.telemetry.e2e_s.labels(tier, variant).observe(record.finish_s)
+        if self._decisions is not None:
+            self._decisions.append(partial(decision_of, record, caller=record.caller))
 
     def _breaker_changed(self, endpoint: str, state: BreakerState, why: str) -> None:
         """Say once that an endpoint is left alone, and once that it is back; what is tried in between is detail.
