@@ -33,6 +33,26 @@ class BreakerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ValueError(f"max_open_ms = {self.max_open_ms} is below open_ms = {self.open_ms}")
 
 
+class CreditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[router.credits]`: what tiers below may send here, so that a fleet that comes back does not come at once.
+
+    Attributes:
+        enabled: issue credits to tiers that ask for them; without, they send whenever a slot seems free.
+        queue_wait_target_ms: mean wait in this tier's queue up to which credits are issued.
+        lifetime_ms: a credit that is not used for so long is void.
+        reserve: share of the slots whose credits only requests of a priority above 0 get.
+        asks_per_s: polls a second that this tier wants of all tiers below together; a large fleet polls less often.
+        max_instances: instances remembered; the one that was silent for longest is forgotten.
+    """
+
+    enabled: bool = True
+    queue_wait_target_ms: Milliseconds = 250.0
+    lifetime_ms: Milliseconds = 2_000.0
+    reserve: Annotated[float, msgspec.Meta(ge=0, le=0.5)] = 0.1
+    asks_per_s: Annotated[float, msgspec.Meta(ge=1, le=1_000_000)] = 500.0
+    max_instances: Count = 65_536
+
+
 class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`[router]`. Every key can be changed on a running tier.
 
@@ -55,6 +75,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         expected_answer_tokens: assumed length of an answer before any was seen.
         decision_log: decision records kept for `/v1/decisions`.
         breaker: see `BreakerSettings`.
+        credits: see `CreditSettings`.
     """
 
     policy: str = "quality-in-objective"
@@ -73,6 +94,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     expected_answer_tokens: Count = 128
     decision_log: Count = 2_048
     breaker: BreakerSettings = BreakerSettings()
+    credits: CreditSettings = CreditSettings()
 
     def __post_init__(self) -> None:
         """Check what the types cannot say; msgspec puts the key's path in front of a ValueError."""
