@@ -11,6 +11,7 @@ import math
 import zlib
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -60,6 +61,7 @@ class Binder:
         self.replicas: dict[str, Replica] = {}
         self.upstream: Callable[[], Unreached | None] = _nothing
         self.queue: RequestQueue = RequestQueue()
+        self.queued: Callable[[], None] = _nothing
         self._settings = settings
         self._signals = signals
         self._clock = clock
@@ -112,6 +114,7 @@ class Binder:
                 self._turn_away(entry)
             if not entry.bound.done():
                 record.happened(now_s, "queued", waiting=len(self.queue), target=entry.target)
+                self.queued()
                 self._recheck_later()
             return await entry.bound
         except asyncio.CancelledError:
@@ -315,6 +318,10 @@ class Binder:
             unknown = ReplicaSnapshot(replica.info, available=False, slots=0, why="its load cannot be read")
             return ReplicaView(replica, replica.info, unknown, None, health.of(unknown), in_flight.at(name))
         self._unreadable.discard(name)
+        told = view.snapshot.credits
+        if told is not None:  # a request that is bound spends its credit when it is sent, which is soon
+            left = max(0, told - in_flight.unopened_at(view.info.endpoint))
+            view.snapshot = replace(view.snapshot, credits=left)
         return view
 
     def _remember_session(self, session: str | None, replica_id: str) -> None:

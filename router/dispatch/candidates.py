@@ -44,7 +44,7 @@ class ReplicaView:
         return (
             self.snapshot.available
             and not self.health.code
-            and occupied_slots(self.snapshot, self.mine) < self.snapshot.slots
+            and self.snapshot.admits(occupied_slots(self.snapshot, self.mine))
         )
 
     @classmethod

@@ -20,6 +20,7 @@ import structlog
 from router.base.clock import Clock, MonotonicClock
 from router.base.errors import OverspillError, Refused, ReplicaBroken, Unavailable
 from router.base.timers import Alarms
+from router.dispatch.admission import Admission
 from router.dispatch.binding import Binder
 from router.dispatch.blame import Verdict, source_of, verdict
 from router.dispatch.candidates import Unreached
@@ -69,6 +70,9 @@ class Dispatcher:
             HealthBook(settings.breaker, self.clock, self._breaker_changed),
         )
         self._binder = Binder(settings, self._signals, self.clock, self.alarms, self.telemetry)
+        self.admission = Admission(
+            settings, self._signals, self.clock, self.load, lambda: (entry.request for entry in self._binder.queue)
+        )
         self._log = DecisionLog(settings.decision_log)
         self._closed = False
         self._left_alone: set[str] = set()
@@ -120,6 +124,7 @@ class Dispatcher:
         self.settings = settings
         self._signals.health.set_settings(settings.breaker)
         self._signals.latency.expected_answer_tokens = settings.expected_answer_tokens
+        self.admission.reconfigure(settings)
         self._log.capacity = settings.decision_log
         self._log.trim()
         self.telemetry.reconfigurations.inc()
@@ -151,6 +156,10 @@ class Dispatcher:
     def expect(self, upstream: Callable[[], Unreached | None]) -> None:
         """Ask `upstream` at each decision for what is configured and was never reached: it might serve anything."""
         self._binder.upstream = upstream
+
+    def tell_of_waiting(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever a request has to wait: it may be for a credit of the tier above."""
+        self._binder.queued = listener
 
     def unreached(self, locality: Locality) -> str:
         """Name the upstream of which nothing is known yet, and why; empty where no request of `locality` may go."""
@@ -198,7 +207,10 @@ class Dispatcher:
         until_s = self.clock.now_s() + self.settings.max_wait_ms / 1e3
         if request.objective.deadline_s is not None:
             until_s = min(until_s, request.accepted_at_s + request.objective.deadline_s)
-        return await self._binder.bind(journey.pending(until_s), journey.record)
+        began_s = self.clock.now_s()
+        attempt = await self._binder.bind(journey.pending(until_s), journey.record)
+        self.admission.waited(self.clock.now_s() - began_s)
+        return attempt
 
     def has_alternative(self, journey: Journey) -> bool:
         """Whether any other replica may still serve what is left of the request."""
@@ -233,6 +245,8 @@ class Dispatcher:
         in_flight, info = self._signals.in_flight, attempt.info
         beside = in_flight.beside(info)
         in_flight.end(attempt)
+        if attempt.first_at_s is not None:
+            self.admission.served(self.clock.now_s() - attempt.sent_at_s)
         breaker = self._signals.health.breaker(info)
         if finished is not None and not attempt.overdue:
             breaker.succeed()
@@ -369,6 +383,7 @@ class Dispatcher:
             (),
             lambda: [((), float(signals.ladder.overloaded))],
         )
+        self.admission.watch(telemetry)
 
     def _running_by_replica(self) -> list[tuple[tuple[str, ...], float]]:
         return [((name,), float(self._signals.in_flight.at(name).requests)) for name in self._binder.replicas]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from router.dispatch.candidates import PendingRequest
@@ -64,6 +65,9 @@ class RequestQueue:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __iter__(self) -> Iterator[QueueEntry]:
+        return (entry for entry in self._entries if not entry.bound.done())
 
     def in_order(self, *, scarce: bool = False) -> list[QueueEntry]:
         """Return the waiting entries, sorted by `QueueEntry.order`."""

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from router.base.clock import Clock
 from router.values.answer import Answer
+from router.values.credits import Asker, Grant, Want
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import InferenceRequest, Locality, Prompt, PromptSize
 
@@ -33,6 +34,18 @@ class DecisionRecord(Protocol):
 
     def to_json(self) -> Mapping[str, object]:
         """Return it as values that JSON knows."""
+        ...
+
+
+class Admission(Protocol):
+    """What the gateway needs of `router.dispatch.admission`."""
+
+    def grant(self, asker: Asker, want: Want) -> Grant | None:
+        """Say what an instance of a tier below may send from now on; None sets no limit."""
+        ...
+
+    def charge(self, asker: Asker) -> Callable[[], None]:
+        """A request of an instance has come; the result is called if it is refused before it cost anything."""
         ...
 
 
@@ -62,6 +75,11 @@ class Dispatch(Protocol):
 
     def unreached(self, locality: Locality) -> str:
         """Name an upstream that might serve what nobody here does, and was never reached; empty if there is none."""
+        ...
+
+    @property
+    def admission(self) -> Admission:
+        """The credits of this tier."""
         ...
 
 

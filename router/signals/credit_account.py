@@ -1,7 +1,7 @@
 """Credits as the tier that got them sees them: what it may send upstream now, and when to ask for more.
 
-A pure state machine on the tier's clock. Times in reports are relative, and count from when the report was asked for, so
-that a credit is void here no later than there. Whoever never reported credits sets no limit.
+A pure state machine on the tier's clock. Times in reports are relative, and count from when the report was asked for,
+so that a credit is void here no later than there. Whoever never reported credits sets no limit.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ class CreditAccount:
         draw: spreads trials over the fleet.
 
     Attributes:
+        in_line: it wanted more than the last report gave, so that it has a turn to wait for.
         unreadable: reports whose credits could not be read, and were ignored.
     """
 
     def __init__(self, clock: Clock, draw: random.Random) -> None:
+        self.in_line = False
         self.unreadable = 0
         self._clock = clock
         self._draw = draw
@@ -53,10 +55,16 @@ class CreditAccount:
         """Whether the upstream issues credits at all."""
         return self._limited
 
-    def told(self, grant: Grant | None, asked_at_s: float) -> None:
-        """A report has come: `None` says that the upstream issues no credits."""
+    def told(self, grant: Grant | None, asked_at_s: float, wanted: int = 0) -> None:
+        """A report has come.
+
+        Args:
+            grant: None says that the upstream issues no credits.
+            asked_at_s: when it was asked for; wanted: and for how many.
+        """
         now_s = self._now_s()
         self._limited = grant is not None
+        self.in_line = grant is not None and wanted > grant.credits
         if grant is None:
             self._batches.clear()
             return

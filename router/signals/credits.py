@@ -1,7 +1,7 @@
 """Credits of admission: how many requests each instance of the tiers below may send here, and until when.
 
-Thousands of devices whose link comes back at once all have work waiting, and every one of them sees the same free slots.
-So a tier hands its room out instead of showing it (the idea of Breakwater, Cho et al., OSDI 2020; the rules are our own):
+Thousands of devices whose link comes back at once all have work waiting, and each of them sees the same free slots. So
+a tier hands its room out instead of showing it (the idea of Breakwater, Cho et al., OSDI 2020; the rules are our own):
 
     room = (free slots + target wait · slots / mean service time) · min(1, target wait / mean wait)
            − requests waiting − credits out

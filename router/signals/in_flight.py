@@ -86,6 +86,11 @@ class InFlight:
         """Count the requests on all replicas of an endpoint, which share its cores or its GPU."""
         return sum(len(in_flight) for in_flight in self._by_replica.values() if _endpoint(in_flight) == info.endpoint)
 
+    def unopened_at(self, endpoint: str) -> int:
+        """Count the requests bound to an endpoint of which it knows nothing yet."""
+        here = (in_flight for in_flight in self._by_replica.values() if _endpoint(in_flight) == endpoint)
+        return sum(not attempt.opened for in_flight in here for attempt in in_flight)
+
     def at(self, replica_id: str) -> InFlightLoad:
         in_flight = self._by_replica.get(replica_id)
         if not in_flight:

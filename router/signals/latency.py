@@ -163,6 +163,10 @@ class LatencyModel:
             left = mine.left_tokens if len(mine.left_tokens) >= occupied else _spread_evenly(pending, occupied)
             wait_s = _until_free_s(position, slots, left, step_s, answer_s) * math.exp(self._wait_log)
             wait_high_s = wait_s * self._wait.factor
+        free = snapshot.admits(occupied, ahead) if snapshot.credits is not None else position <= 0
+        if snapshot.credits is not None and not free:
+            wait_s = max(wait_s, snapshot.credit_in_s)
+            wait_high_s = max(wait_high_s, wait_s)
         tokens = self._line_tokens(
             snapshot, demand, mine, fresh, min(occupied, slots - 1) if position <= 0 else slots - 1
         )
@@ -181,7 +185,7 @@ class LatencyModel:
             tpot_high_s=tpot_high_s,
             finish_s=ttft_s + rest_tokens * step_s,
             finish_high_s=ttft_high_s + rest_tokens * tpot_high_s,
-            free=position <= 0,
+            free=free,
         )
 
     def observe_ttft(self, info: ReplicaInfo, sent: TtftFeatures, actual_s: float) -> None:

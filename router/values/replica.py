@@ -68,6 +68,9 @@ class ReplicaSnapshot:
         kv_free_tokens: room left in the KV cache, None if the replica does not know.
         age_s: how old the load figures are (remote replicas report now and then).
         back_in_s: seconds until it is expected to be available again, 0 where it is or nobody knows.
+        credits: requests that its tier lets this one send now, shared by all its replicas. They take the place of free
+            slots: it counts what others send too, and how long its queue may be. None where it issues none.
+        credit_in_s: seconds until the next credit is expected, where there is none.
     """
 
     info: ReplicaInfo
@@ -81,6 +84,12 @@ class ReplicaSnapshot:
     age_s: float = 0.0
     why: str = ""
     back_in_s: float = 0.0
+    credits: int | None = None
+    credit_in_s: float = 0.0
+
+    def admits(self, occupied: int, ahead: int = 0) -> bool:
+        """Whether a request may be sent there now, with so many slots occupied and so many requests going first."""
+        return occupied + ahead < self.slots if self.credits is None else ahead < self.credits
 
 
 class Replica(Protocol):

@@ -17,7 +17,9 @@ from router.values.answer import Route
 from router.values.request import Locality, Objective
 from router.wire.names import (
     DEADLINE,
+    DEMAND,
     HOPS,
+    INSTANCE,
     LOCALITY,
     MIN_QUALITY,
     PRIORITY,
@@ -36,7 +38,9 @@ __all__ = [
     "CONFLICT",
     "DEADLINE",
     "DEGRADED",
+    "DEMAND",
     "HOPS",
+    "INSTANCE",
     "LOCALITY",
     "MAX_HOPS",
     "MAX_REQUEST_ID_CHARS",

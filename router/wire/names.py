@@ -23,9 +23,11 @@ LOCALITY = "x-overspill-locality"
 MIN_QUALITY = "x-overspill-min-quality"
 SESSION = "x-overspill-session"
 HOPS = "x-overspill-hops"
+INSTANCE = "x-overspill-instance"
+DEMAND = "x-overspill-demand"
 
 PREFIX = "x-overspill-"
-REQUEST_NAMES = (TTFT, TPOT, DEADLINE, PRIORITY, LOCALITY, MIN_QUALITY, SESSION, HOPS)
+REQUEST_NAMES = (TTFT, TPOT, DEADLINE, PRIORITY, LOCALITY, MIN_QUALITY, SESSION, HOPS, INSTANCE, DEMAND)
 
 # Names other routers use for the same promise; the first one present wins.
 TTFT_NAMES = (TTFT, "x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
@@ -47,7 +49,8 @@ def _letters(name: str) -> str:
 
 _HEADERS = {_letters(name).removeprefix("x"): name for name in {*REQUEST_NAMES, *TTFT_NAMES, *TPOT_NAMES}}
 _SUFFIXES = {name.removeprefix(PREFIX): name for name in REQUEST_NAMES}
-# Without our prefix, as fields of a body or a query. `session` and `hops` are everybody's words, and promise nothing.
+# Without our prefix, as fields of a body or a query. `session`, `hops` and the like are everybody's words, and promise
+# nothing.
 _FIELDS = {_letters(n.removeprefix(PREFIX)): n for n in (DEADLINE, TTFT, TPOT, PRIORITY, LOCALITY, MIN_QUALITY)}
 _FIELDS |= {_letters(n.removeprefix("x-")): n for n in (*TTFT_NAMES, *TPOT_NAMES)}
 _LOCALITIES = {"localonly", "cloudonly"}

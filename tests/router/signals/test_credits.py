@@ -342,7 +342,9 @@ TestFleet.settings = settings(max_examples=30, stateful_step_count=30, deadline=
 
 
 @settings(max_examples=8, deadline=None)
-@given(st.integers(2, 8), st.integers(10, 30), st.integers(1, 4), st.floats(0.0, 0.3), st.randoms(use_true_random=False))
+@given(
+    st.integers(2, 8), st.integers(10, 30), st.integers(1, 4), st.floats(0.0, 0.3), st.randoms(use_true_random=False)
+)
 def test_nobody_starves(slots: int, devices: int, keys: int, loss: float, draw: random.Random) -> None:
     """Everybody wants a request at all times; whoever asks when told to is served within a few rounds of all."""
     clock = VirtualClock()

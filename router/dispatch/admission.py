@@ -1,0 +1,106 @@
+"""Credits of admission at both ends of a tier: what tiers below may send here, what it wants of the tier above."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from functools import partial
+
+from router.base.clock import Clock
+from router.dispatch.telemetry import Telemetry
+from router.policy.registry import load_policy
+from router.signals.credits import CreditIssuer
+from router.signals.latency import occupied_slots
+from router.signals.signals import Signals
+from router.values.credits import NOTHING_WANTED, Asker, Grant, Room, Want
+from router.values.replica import ReplicaSnapshot
+from router.values.request import InferenceRequest, Locality
+from router.values.settings import RouterSettings
+
+
+class Admission:
+    """One tier's credits; its dispatcher tells it of waits and answers.
+
+    Args:
+        load: a snapshot of every replica.
+        waiting: the requests in the tier's queue.
+    """
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        signals: Signals,
+        clock: Clock,
+        load: Callable[[], Sequence[ReplicaSnapshot]],
+        waiting: Callable[[], Iterable[InferenceRequest]],
+    ) -> None:
+        self._settings = settings
+        self._signals = signals
+        self._load = load
+        self._waiting = waiting
+        self._issuer = CreditIssuer(settings.credits, clock)
+        self.waited = self._issuer.waited
+        self.served = self._issuer.served
+
+    def reconfigure(self, settings: RouterSettings) -> None:
+        self._settings = settings
+        self._issuer.settings = settings.credits
+
+    def grant(self, asker: Asker, want: Want) -> Grant | None:
+        """Say what an instance of a tier below may send from now on; None sets no limit."""
+        if not self._settings.credits.enabled:
+            return None
+        return self._issuer.ask(asker, want, self.room())
+
+    def charge(self, asker: Asker) -> Callable[[], None]:
+        """A request of an instance has come. Call the result if it is refused before it cost anything."""
+        batch = self._issuer.used(asker)
+        return _nothing if batch is None else partial(self._issuer.returned, asker, batch)
+
+    def want(self) -> Want:
+        """Count the waiting requests that may leave this tier."""
+        if load_policy(self._settings.policy).locality is Locality.LOCAL_ONLY:
+            return NOTHING_WANTED
+        objectives = [request.objective for request in self._waiting()]
+        leave = [objective for objective in objectives if objective.locality is not Locality.LOCAL_ONLY]
+        return Want(len(leave), sum(objective.priority > 0 for objective in leave))
+
+    def room(self) -> Room:
+        """Return what the replicas can take; those of one endpoint share its slots."""
+        slots: Counter[str] = Counter()
+        occupied: Counter[str] = Counter()
+        for snapshot in self._load():
+            if snapshot.available and not self._signals.health.of(snapshot).code:
+                endpoint = snapshot.info.endpoint
+                slots[endpoint] = max(slots[endpoint], snapshot.slots)
+                occupied[endpoint] += occupied_slots(snapshot, self._signals.in_flight.at(snapshot.info.replica_id))
+        free = sum(max(0, slots[endpoint] - occupied[endpoint]) for endpoint in slots)
+        inside = sum(max(0, occupied[endpoint] - slots[endpoint]) for endpoint in slots)
+        return Room(sum(slots.values()), free, sum(1 for _ in self._waiting()) + inside)
+
+    def watch(self, telemetry: Telemetry) -> None:
+        """Register the gauges."""
+        issuer = self._issuer
+        telemetry.watch(
+            "overspill_credits_outstanding",
+            "Credits that instances of tiers below may still use.",
+            (),
+            lambda: [((), float(issuer.outstanding))],
+        )
+        telemetry.watch(
+            "overspill_credits_in_line",
+            "Instances of tiers below that wait for a credit.",
+            (),
+            lambda: [((), float(issuer.in_line))],
+        )
+        telemetry.watch(
+            "overspill_credits",
+            "Credits since the start, by what became of them; `unbacked`: requests of an instance that held none.",
+            ("event",),
+            lambda: [((name,), float(number)) for name, number in asdict(issuer.counts).items()],
+        )
+
+
+def _nothing() -> None:
+    """A request without a credit gives none back."""
