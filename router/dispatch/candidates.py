@@ -16,9 +16,9 @@ from router.base.errors import (
 from router.dispatch.record import Rejection
 from router.signals.health import Health
 from router.signals.ladder import Ladder
-from router.signals.latency import LatencyModel, occupied_slots
+from router.signals.latency import LatencyModel, occupied_slots, sibling_load
 from router.values.link import LinkSnapshot
-from router.values.prediction import Demand, InFlightLoad
+from router.values.prediction import Demand, InFlightLoad, SiblingLoad
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import ChatPrompt, InferenceRequest, Locality
 from router.values.settings import RouterSettings
@@ -102,10 +102,15 @@ class PoolView:
     def view(self, replica_id: str) -> ReplicaView:
         return next(s for s in self.replicas if s.info.replica_id == replica_id)
 
-    def beside(self, info: ReplicaInfo) -> int:
-        """Answers that run on the other replicas of an endpoint."""
-        others = (s for s in self.replicas if s.info.endpoint == info.endpoint and s.info.replica_id != info.replica_id)
-        return sum(min(occupied_slots(s.snapshot, s.mine), s.snapshot.slots) for s in others)
+    def siblings(self, info: ReplicaInfo) -> tuple[SiblingLoad, ...]:
+        """Return the other rungs of a replica's device that have sequences."""
+        device = info.device_key
+        others = (
+            sibling_load(s.snapshot, s.mine)
+            for s in self.replicas
+            if s.info.device_key == device and s.info.replica_id != info.replica_id
+        )
+        return tuple(load for load in others if load.occupied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +150,8 @@ def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, t
         answer_tokens = max(answer_tokens, expected)
         demand = Demand(pending.request.prompt_tokens, expected, pending.request.prompt_bytes)
         ahead = pool.ahead.get(info.replica_id, 0)
-        prediction = pool.latency.predict(view.snapshot, view.link, demand, view.mine, ahead, beside=pool.beside(info))
+        siblings = pool.siblings(info)
+        prediction = pool.latency.predict(view.snapshot, view.link, demand, view.mine, ahead, siblings=siblings)
         fits, most = _window_cap(pending, info), _most_tokens(pending, info)
         candidates.append(Candidate(info, prediction, fits, session == info.replica_id, most))
     if any(c.window_cap is None for c in candidates):  # cut only where no window holds it whole

@@ -222,7 +222,7 @@ class Dispatcher:
         info = attempt.info
         if attempt.first_at_s is None:
             attempt.first_at_s = now_s
-            attempt.batch = self._signals.in_flight.beside(info)
+            attempt.batch = self._signals.in_flight.on(info)
             self._signals.latency.observe_ttft(info, attempt.work, now_s - attempt.sent_at_s)
             journey.record.happened(now_s, "first_token", replica=info.replica_id)
             if journey.record.ttft_s is None:
@@ -243,7 +243,7 @@ class Dispatcher:
     def attempt_ended(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
         """An attempt ended, whichever way: give the slot back, and learn from a finished answer."""
         in_flight, info = self._signals.in_flight, attempt.info
-        beside = in_flight.beside(info)
+        running, siblings = in_flight.on(info), in_flight.siblings(info)
         in_flight.end(attempt)
         if attempt.first_at_s is not None:
             self.admission.served(self.clock.now_s() - attempt.sent_at_s)
@@ -261,11 +261,12 @@ class Dispatcher:
                 self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
             self._signals.latency.observe_answer(
                 info,
-                batch=round((attempt.batch + beside) / 2),
+                batch=round((attempt.batch + running) / 2),
                 tpot_s=pace_s,
                 tokens=None if journey.request.sampling.ignore_eos or attempt.overran else journey.tokens,
                 ended=finished is FinishReason.STOP,
                 predicted_tpot_s=attempt.choice.candidate.prediction.tpot_s,
+                siblings=siblings,
             )
         self._binder.wake(info.replica_id)
 

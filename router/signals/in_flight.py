@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from router.values.choice import Choice
-from router.values.prediction import NOTHING_IN_FLIGHT, InFlightLoad, TtftFeatures
+from router.values.prediction import NOTHING_IN_FLIGHT, InFlightLoad, SiblingLoad, TtftFeatures
 from router.values.replica import Replica, ReplicaInfo
 
 _AWAY_SHARE = 0.25  # of an answer's time; above it, the pace is the reader's
@@ -24,7 +24,7 @@ class Attempt:
         away_s: how long its reader was busy with what had come, while nobody waited for more.
         overdue: the deadline came before its end; silent: and long after its first text should have come.
         overran: it went on past the cap that it was sent.
-        batch: answers that ran at its endpoint at its first token, itself included.
+        batch: answers that ran on its replica at its first token, itself included.
     """
 
     replica: Replica
@@ -82,9 +82,15 @@ class InFlight:
         if not in_flight:
             del self._by_replica[attempt.info.replica_id]
 
-    def beside(self, info: ReplicaInfo) -> int:
-        """Count the requests on all replicas of an endpoint, which share its cores or its GPU."""
-        return sum(len(in_flight) for in_flight in self._by_replica.values() if _endpoint(in_flight) == info.endpoint)
+    def on(self, info: ReplicaInfo) -> int:
+        """Count the requests on a replica."""
+        return len(self._by_replica.get(info.replica_id, ()))
+
+    def siblings(self, info: ReplicaInfo) -> tuple[SiblingLoad, ...]:
+        """Return what runs on the other rungs of a replica's device."""
+        device, own = info.device_key, info.replica_id
+        others = ((name, next(iter(runs)).info, len(runs)) for name, runs in self._by_replica.items() if name != own)
+        return tuple(SiblingLoad(i, count, count) for _, i, count in others if i.device_key == device)
 
     def unopened_at(self, endpoint: str) -> int:
         """Count the requests bound to an endpoint of which it knows nothing yet."""
@@ -104,7 +110,3 @@ class InFlight:
             unopened_prefill_tokens=sum(attempt.prompt_tokens for attempt in unopened),
             unopened_decode_tokens=sum(attempt.expected_tokens for attempt in unopened),
         )
-
-
-def _endpoint(in_flight: set[Attempt]) -> str:
-    return next(iter(in_flight)).info.endpoint

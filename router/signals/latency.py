@@ -3,10 +3,11 @@
 The model of one replica, in seconds:
 
     ttft    = wait + network + a + b · (queued prefill + prompt) · (1 + slope · running)
-    finish  = ttft + (answer − 1) · step(batch)
+    finish  = ttft + (answer − 1) · pace
+    pace    = sum over the rungs of the device that run something of step(their batch), the newcomer in its own
     step(n) = (1 + slope · (n − 1)) / decode speed · k
 
-Answers on other rungs of the same endpoint share its cores or its GPU: they count in `n`.
+Rungs of one device take turns on it and divide its slots: `SiblingLoad` tells what the others have there.
 
 `a` (overhead) and `b` (a prompt token) are a line through the observed first tokens, fitted by least squares on
 relative errors with exponential forgetting, and held by the prior while little was seen. `k` follows the observed pace
@@ -22,12 +23,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.values.link import LinkSnapshot
-from router.values.prediction import NOTHING_IN_FLIGHT, Demand, InFlightLoad, Prediction, TtftFeatures
+from router.values.prediction import (
+    NOTHING_IN_FLIGHT,
+    Demand,
+    InFlightLoad,
+    Prediction,
+    SiblingLoad,
+    TtftFeatures,
+)
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 
 _QUANTILE = 0.9
 _QUANTILE_STEP = 0.08
 _INITIAL_SPREAD_LOG = math.log(1.5)
+_INITIAL_SIGMA_LOG = 0.3
+_SIGMA_GAIN = 0.05
 _MAX_LOG_RATIO = math.log(8.0)
 _PACE_GAIN = 0.2
 _WAIT_GAIN = 0.1
@@ -113,6 +123,8 @@ class _Learned:
     line: PrefillLine
     first: Spread = field(default_factory=Spread)
     pace: Spread = field(default_factory=Spread)
+    first_sigma: float = _INITIAL_SIGMA_LOG
+    pace_sigma: float = _INITIAL_SIGMA_LOG
     pace_log: float = 0.0
     pace_seen: int = 0
 
@@ -140,41 +152,50 @@ class LatencyModel:
         mine: InFlightLoad = NOTHING_IN_FLIGHT,
         ahead: int = 0,
         *,
-        beside: int = 0,
+        siblings: Sequence[SiblingLoad] = (),
     ) -> Prediction:
         """Predict `demand` on the replica of `snapshot`.
 
         Args:
             mine: this tier's own unfinished requests there.
             ahead: requests of this tier that wait for the same replica and go first.
-            beside: answers that run on other replicas of its endpoint, which share its cores or its GPU.
+            siblings: the other rungs of its device that have sequences.
         """
         info = snapshot.info
         learned = self._of(info)
-        slots = max(snapshot.slots, 1)
+        own_slots = max(snapshot.slots, 1)
+        slots = max(own_slots, *(s.slots for s in siblings)) if siblings else own_slots
         fresh = _fresh(snapshot)
-        occupied = occupied_slots(snapshot, mine)
-        step_s = self._step_s(info, learned, min(occupied + 1, slots) + beside)
+        own = occupied_slots(snapshot, mine)
+        occupied = own + sum(s.occupied for s in siblings)
+        step_s = self._step_s(info, learned, min(own + 1, own_slots))
+        for sibling in siblings:
+            step_s += self._step_s(sibling.info, self._of(sibling.info), sibling.running)
         answer_s = demand.answer_tokens * step_s
         wait_s = wait_high_s = 0.0
-        position = occupied + ahead - slots + 1
+        position = max(occupied + ahead - slots, own + ahead - own_slots) + 1
         if position > 0:
-            pending = snapshot.pending_decode_tokens * fresh + mine.unopened_decode_tokens
-            left = mine.left_tokens if len(mine.left_tokens) >= occupied else _spread_evenly(pending, occupied)
+            left = _left_tokens(snapshot, mine, own, fresh)
+            for sibling in siblings:
+                left += sibling.left_tokens
+            if siblings:
+                left.sort()
             wait_s = _until_free_s(position, slots, left, step_s, answer_s) * math.exp(self._wait_log)
             wait_high_s = wait_s * self._wait.factor
-        free = snapshot.admits(occupied, ahead) if snapshot.credits is not None else position <= 0
+        free = position <= 0
+        if snapshot.credits is not None:  # they count what waits there, and what others send
+            free = ahead < snapshot.credits
         if snapshot.credits is not None and not free:
             wait_s = max(wait_s, snapshot.credit_in_s)
             wait_high_s = max(wait_high_s, wait_s)
         tokens = self._line_tokens(
             snapshot, demand, mine, fresh, min(occupied, slots - 1) if position <= 0 else slots - 1
         )
-        prefill_s = learned.line.predict(tokens)
+        line_s = learned.line.predict(tokens)
         network_s = link.request_s(demand.prompt_bytes) if link else 0.0
         network_high_s = link.request_hi_s(demand.prompt_bytes) if link else 0.0
-        ttft_s = wait_s + network_s + prefill_s
-        ttft_high_s = wait_high_s + network_high_s + prefill_s * learned.first.factor
+        ttft_s = wait_s + network_s + line_s
+        ttft_high_s = wait_high_s + network_high_s + line_s * learned.first.factor
         rest_tokens = max(demand.answer_tokens - 1, 0)
         tpot_high_s = step_s * learned.pace.factor
         return Prediction(
@@ -186,6 +207,11 @@ class LatencyModel:
             finish_s=ttft_s + rest_tokens * step_s,
             finish_high_s=ttft_high_s + rest_tokens * tpot_high_s,
             free=free,
+            prefill_s=learned.line.predict(max(demand.prompt_tokens - demand.cached_tokens, 1)),
+            network_s=network_s,
+            token_device_s=self._step_s(info, learned, slots) / slots,
+            ttft_log_sigma=learned.first_sigma,
+            pace_log_sigma=learned.pace_sigma,
         )
 
     def observe_ttft(self, info: ReplicaInfo, sent: TtftFeatures, actual_s: float) -> None:
@@ -194,7 +220,9 @@ class LatencyModel:
         if actual_s <= 0:
             return
         learned = self._of(info)
-        learned.first.observe(_clip(math.log(actual_s / learned.line.predict(sent.prefill_tokens))))
+        ratio_log = _clip(math.log(actual_s / learned.line.predict(sent.prefill_tokens)))
+        learned.first.observe(ratio_log)
+        learned.first_sigma = _smoothed_sigma(learned.first_sigma, ratio_log)
         learned.line.observe(sent.prefill_tokens, actual_s)
 
     def observe_answer(
@@ -206,24 +234,32 @@ class LatencyModel:
         *,
         ended: bool,
         predicted_tpot_s: float | None = None,
+        siblings: Sequence[SiblingLoad] = (),
     ) -> None:
         """Learn from a finished answer.
 
         Args:
-            batch: sequences that ran at its endpoint, itself included.
+            batch: sequences that ran on it, itself included.
             tpot_s: its pace, None for a single token.
             tokens: its length, None if that was forced and says nothing.
             ended: it stopped by itself; one that ran into its cap only says that answers are at least so long.
             predicted_tpot_s: its pace as predicted when it was sent. The upper figure is measured against that: those
                 that came after it, and made the batch larger, were not known then.
+            siblings: what ran on the device's other rungs. An error is its own by its share of their steps together:
+                taken as all its own, a small rung is learnt 2.2 times too slow.
         """
         if tpot_s is not None and tpot_s > 0:
             learned = self._of(info)
-            ratio_log = _clip(math.log(tpot_s / self._step_s(info, learned, batch)))
-            learned.pace.observe(_clip(math.log(tpot_s / predicted_tpot_s)) if predicted_tpot_s else ratio_log)
+            others_s = sum(self._step_s(s.info, self._of(s.info), s.running) for s in siblings)
+            own_s = self._step_s(info, learned, batch)
+            share = own_s / (own_s + others_s)
+            ratio_log = _clip(math.log(tpot_s / (own_s + others_s)))
+            told_log = _clip(math.log(tpot_s / predicted_tpot_s)) if predicted_tpot_s else ratio_log
+            learned.pace.observe(told_log)
+            learned.pace_sigma = _smoothed_sigma(learned.pace_sigma, told_log)
             learned.pace_seen += 1
             gain = max(_PACE_GAIN, 1.0 / (learned.pace_seen + 1))
-            learned.pace_log = _clip(learned.pace_log + gain * ratio_log)
+            learned.pace_log = _clip(learned.pace_log + gain * share * ratio_log)
         known = self._answer_tokens.get(info.family, float(self.expected_answer_tokens))
         if tokens is not None and (ended or tokens > known):
             self._answer_tokens[info.family] = known + 0.1 * (tokens - known)
@@ -270,7 +306,8 @@ class LatencyModel:
     ) -> float:
         """Count the tokens to prefill before the first token, queued ones included, scaled by the running batch."""
         backlog = max(snapshot.queued_prefill_tokens * fresh + mine.unopened_prefill_tokens, mine.prefill_tokens)
-        return (backlog + demand.prompt_tokens) * (1.0 + snapshot.info.prior.decode_batch_slope * max(running, 0))
+        own = max(demand.prompt_tokens - demand.cached_tokens, 1)
+        return (backlog + own) * (1.0 + snapshot.info.prior.decode_batch_slope * max(running, 0))
 
     def _of(self, info: ReplicaInfo) -> _Learned:
         learned = self._learned.get(info.replica_id)
@@ -284,6 +321,13 @@ class LatencyModel:
         return growth / prior.decode_tokens_per_s * math.exp(learned.pace_log)
 
 
+def sibling_load(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> SiblingLoad:
+    """Return what a replica has, as the other rungs of its device meet it."""
+    occupied = occupied_slots(snapshot, mine)
+    left = _left_tokens(snapshot, mine, occupied, _fresh(snapshot))
+    return SiblingLoad(snapshot.info, occupied, max(snapshot.slots, 1), left)
+
+
 def occupied_slots(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> int:
     """Count the sequences on a replica: the larger of its report and of what this tier has sent."""
     return max(round((snapshot.running + snapshot.queued) * _fresh(snapshot)) + mine.unopened, mine.requests)
@@ -292,6 +336,19 @@ def occupied_slots(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> int:
 def _fresh(snapshot: ReplicaSnapshot) -> float:
     """Return the weight of a report, in (0, 1]; it halves every `_STALE_HALF_LIFE_S`."""
     return 1.0 if snapshot.age_s <= 0 else 0.5 ** (snapshot.age_s / _STALE_HALF_LIFE_S)
+
+
+def _left_tokens(snapshot: ReplicaSnapshot, mine: InFlightLoad, occupied: int, fresh: float) -> list[int]:
+    """Return what each sequence of a replica still generates, ascending: known for this tier's own, else spread."""
+    if len(mine.left_tokens) >= occupied:
+        return list(mine.left_tokens)
+    pending = snapshot.pending_decode_tokens * fresh + mine.unopened_decode_tokens
+    return list(_spread_evenly(pending, occupied))
+
+
+def _smoothed_sigma(sigma: float, error_log: float) -> float:
+    """Return a running root mean square of log errors."""
+    return math.sqrt((1 - _SIGMA_GAIN) * sigma * sigma + _SIGMA_GAIN * error_log * error_log)
 
 
 def _spread_evenly(pending_tokens: float, requests: int) -> Sequence[int]:

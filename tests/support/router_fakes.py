@@ -45,6 +45,7 @@ def info(name: str = "int8", *, remote: bool = False, **changes: Any) -> Replica
         "quality": quality,
         "context_tokens": 8192 if remote else 2048,
         "prior": SpeedPrior(1000.0, 50.0, 0.1, "test"),
+        "device": f"{UPSTREAM if remote else 'local'}/{name}",  # its own, unless a test lets rungs share one
     }
     return ReplicaInfo(**{**fields, **changes})
 

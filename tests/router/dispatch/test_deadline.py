@@ -210,7 +210,7 @@ async def test_bursts_on_engines_that_share_their_cores_are_seldom_cut_once_the_
         prior = SpeedPrior(400.0, 40.0, 0.3, "test")
         for here in ((w.local, w.small), (w.cloud, w.cloud_small)):
             for replica in here:
-                replica.info, replica.host = replace(replica.info, prior=prior), here
+                replica.info, replica.host = replace(replica.info, prior=prior, device=""), here
         w.dispatcher.set_replicas(w.all)
         cut, served = [], []
         for _ in range(5):
@@ -223,7 +223,7 @@ async def test_bursts_on_engines_that_share_their_cores_are_seldom_cut_once_the_
             served.append(len(ended))
             cut.append(sum(event["event"] == "deadline" for r in ended for event in r["events"]))
             await w.clock.advance(10.0)
-        assert sum(served[2:]) >= 60
+        assert sum(served[2:]) >= 30
         assert sum(cut[2:]) <= 0.15 * sum(served[2:]), f"about one in ten is meant to be late: {cut} of {served}"
 
 

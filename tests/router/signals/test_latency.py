@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from router.signals.latency import LatencyModel, PrefillLine, Spread
 from router.signals.link import Link
-from router.values.prediction import Demand, InFlightLoad
+from router.values.prediction import Demand, InFlightLoad, SiblingLoad
 from router.values.replica import ReplicaSnapshot, SpeedPrior
 from tests.support.router_fakes import info
 
 PRIOR = SpeedPrior(prefill_tokens_per_s=1000.0, decode_tokens_per_s=50.0, decode_batch_slope=0.1)
-INFO = info("int8", prior=PRIOR)
+INFO = info("int8", prior=PRIOR, device="")
 IDLE = ReplicaSnapshot(INFO, available=True, slots=4)
 
 
@@ -133,9 +133,43 @@ def test_the_pace_is_learnt_per_batch():
     assert model.predict(busy, None, Demand(10, 11)).tpot_s == pytest.approx(0.06, rel=0.02)
 
 
-def test_answers_on_the_other_rungs_of_an_endpoint_slow_the_pace():
-    model = LatencyModel(128)
-    assert model.predict(IDLE, None, Demand(10, 11), beside=2).tpot_s == pytest.approx(0.02 * 1.2)
+SMALL = info("pruned-int8", prior=replace(PRIOR, decode_tokens_per_s=100.0), device="")
+
+
+def test_the_rungs_of_a_device_take_turns_and_their_steps_add_up():
+    beside = SiblingLoad(SMALL, occupied=2, slots=4, left_tokens=[10, 20])
+    found = LatencyModel(128).predict(IDLE, None, Demand(10, 11), siblings=[beside])
+    assert found.tpot_s == pytest.approx(0.02 + 0.01 * 1.1)
+    assert found.free
+
+
+def test_the_rungs_of_a_device_divide_its_slots():
+    beside = SiblingLoad(SMALL, occupied=4, slots=4, left_tokens=[10, 20, 30, 40])
+    found = LatencyModel(128).predict(IDLE, None, Demand(10, 11), siblings=[beside])
+    assert not found.free
+    assert found.wait_s == pytest.approx(10 * (0.02 + 0.01 * 1.3))
+
+
+def test_a_rungs_own_slots_may_be_fewer_than_its_devices():
+    beside = SiblingLoad(SMALL, occupied=1, slots=8, left_tokens=[50])
+    full = replace(IDLE, running=4, pending_decode_tokens=40)
+    mine = InFlightLoad(requests=4, left_tokens=(5, 10, 15, 20))
+    assert not LatencyModel(128).predict(full, None, Demand(10, 11), mine, siblings=[beside]).free
+
+
+def test_a_rung_that_runs_beside_another_is_not_learnt_too_slow():
+    model, rest = LatencyModel(128), SiblingLoad(INFO, occupied=1, slots=4)
+    for _ in range(40):  # both are as fast as their priors: the small one's answers take both steps
+        model.observe_answer(SMALL, batch=1, tpot_s=0.03, tokens=20, ended=True, siblings=[rest])
+    alone = model.predict(ReplicaSnapshot(SMALL, available=True, slots=4), None, Demand(10, 11))
+    assert alone.tpot_s == pytest.approx(0.01, rel=0.02)
+
+
+def test_what_a_token_costs_the_device_is_a_step_of_a_full_batch_by_its_slots():
+    found = LatencyModel(128).predict(IDLE, None, Demand(500, 11, cached_tokens=400))
+    assert found.token_device_s == pytest.approx(0.02 * 1.3 / 4)
+    assert found.prefill_s == pytest.approx(0.105)
+    assert found.ttft_s == pytest.approx(0.105)
 
 
 def test_the_upper_pace_knows_that_batches_grow_after_an_answer_was_sent():
