@@ -11,7 +11,7 @@ from router.base.clock import Clock
 from router.dispatch.telemetry import Telemetry
 from router.policy.registry import load_policy
 from router.signals.credits import CreditIssuer
-from router.signals.latency import occupied_slots
+from router.signals.occupancy import occupied_slots
 from router.signals.signals import Signals
 from router.values.credits import NOTHING_WANTED, Asker, Grant, Room, Want
 from router.values.replica import ReplicaSnapshot
@@ -67,16 +67,16 @@ class Admission:
         return Want(len(leave), sum(objective.priority > 0 for objective in leave))
 
     def room(self) -> Room:
-        """Return what the replicas can take; those of one endpoint share its slots."""
+        """Return what the replicas can take; those of one device share its slots."""
         slots: Counter[str] = Counter()
         occupied: Counter[str] = Counter()
         for snapshot in self._load():
             if snapshot.available and not self._signals.health.of(snapshot).code:
-                endpoint = snapshot.info.endpoint
-                slots[endpoint] = max(slots[endpoint], snapshot.slots)
-                occupied[endpoint] += occupied_slots(snapshot, self._signals.in_flight.at(snapshot.info.replica_id))
-        free = sum(max(0, slots[endpoint] - occupied[endpoint]) for endpoint in slots)
-        inside = sum(max(0, occupied[endpoint] - slots[endpoint]) for endpoint in slots)
+                device = snapshot.info.device_key
+                slots[device] = max(slots[device], snapshot.slots)
+                occupied[device] += occupied_slots(snapshot, self._signals.in_flight.at(snapshot.info.replica_id))
+        free = sum(max(0, slots[device] - occupied[device]) for device in slots)
+        inside = sum(max(0, occupied[device] - slots[device]) for device in slots)
         return Room(sum(slots.values()), free, sum(1 for _ in self._waiting()) + inside)
 
     def watch(self, telemetry: Telemetry) -> None:

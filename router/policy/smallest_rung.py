@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from router.policy.promise import choose, keeps, late_or_hopeless, shorten
+from dataclasses import replace
+
+from router.policy.promise import choose, keeps, late_or_hopeless
 from router.values.choice import Choice, Hopeless
 from router.values.request import Locality
 from router.values.situation import Situation
@@ -18,12 +20,8 @@ class SmallestRung:
         for candidate in ranked:
             if keeps(candidate, situation):
                 choice = choose(candidate, situation, "pinned" if situation.pinned else "smallest-rung")
-                return (
-                    choice
-                    if choice.reason != "step-down"
-                    else Choice(candidate, "smallest-rung", choice.degraded, choice.max_tokens)
-                )
-        return shorten(ranked, situation) or late_or_hopeless(situation)
+                return replace(choice, reason="smallest-rung") if choice.reason == "step-down" else choice
+        return late_or_hopeless(situation)
 
 
 POLICY = SmallestRung()

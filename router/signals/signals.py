@@ -8,6 +8,7 @@ from router.signals.health import HealthBook
 from router.signals.in_flight import InFlight
 from router.signals.ladder import Ladder
 from router.signals.latency import LatencyModel
+from router.signals.length import LengthModel
 
 
 @dataclass(slots=True)
@@ -15,6 +16,7 @@ class Signals:
     """Estimates and states of one tier; its dispatcher is the one writer."""
 
     latency: LatencyModel
+    lengths: LengthModel
     health: HealthBook
     in_flight: InFlight = field(default_factory=InFlight)
     ladder: Ladder = field(default_factory=Ladder)

@@ -94,10 +94,6 @@ class ReplicaSnapshot:
     credits: int | None = None
     credit_in_s: float = 0.0
 
-    def admits(self, occupied: int, ahead: int = 0) -> bool:
-        """Whether a request may be sent there now, with so many slots occupied and so many requests going first."""
-        return occupied + ahead < self.slots if self.credits is None else ahead < self.credits
-
 
 class Replica(Protocol):
     """An addressable copy serving one model variant."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 
 import httpx
@@ -15,12 +15,9 @@ from prometheus_client import CollectorRegistry
 
 from router.base.clock import MonotonicClock
 from router.base.errors import ContextTooLong, DeadlineLost, ModelNotFound, ReplicaBroken, Shed, Unavailable
-from router.dispatch.admission import Admission
 from router.gateway.app import GatewayDeps, create_app
-from router.signals.health import HealthBook
-from router.signals.latency import LatencyModel
-from router.signals.signals import Signals
 from router.values.answer import Answer, Route
+from router.values.credits import Asker, Want
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import (
     ChatPrompt,
@@ -32,7 +29,6 @@ from router.values.request import (
     TextPrompt,
     TokenChunk,
 )
-from router.values.settings import CreditSettings, RouterSettings
 
 FAMILY = "tiny"
 PRIOR = SpeedPrior(prefill_tokens_per_s=900.0, decode_tokens_per_s=60.0, decode_batch_slope=0.1, source="test")
@@ -86,11 +82,14 @@ class Record:
         return {"request_id": self.request_id, "chosen": "local/tiny-int8"}
 
 
-def no_credits() -> Admission:
+class NoCredits:
     """A tier that issues none."""
-    settings = RouterSettings(credits=CreditSettings(enabled=False))
-    latency, health = LatencyModel(1), HealthBook(settings.breaker, MonotonicClock(), lambda *_: None)
-    return Admission(settings, Signals(latency, health), MonotonicClock(), list, tuple)
+
+    def grant(self, asker: Asker, want: Want) -> None:
+        return None
+
+    def charge(self, asker: Asker) -> Callable[[], None]:
+        return lambda: None
 
 
 @dataclass
@@ -102,7 +101,7 @@ class FakeDispatcher:
     cancelled_starts: list[str] = field(default_factory=list)
     snapshots: list[ReplicaSnapshot] = field(default_factory=list)
     waiting: int = 0
-    admission: Admission = field(default_factory=no_credits)
+    admission: NoCredits = field(default_factory=NoCredits)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     async def start(self, request: InferenceRequest) -> Answer:

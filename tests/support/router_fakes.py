@@ -172,7 +172,7 @@ _request_ids = count()
 
 def request(clock: VirtualClock, prompt_tokens: int = 50, **changes: Any) -> InferenceRequest:
     sampling = {k: changes.pop(k) for k in ("max_tokens", "ignore_eos") if k in changes}
-    names = ("ttft_s", "tpot_s", "deadline_s", "priority", "locality", "min_quality", "session")
+    names = ("ttft_s", "tpot_s", "deadline_s", "late_s", "shorten", "priority", "locality", "min_quality", "session")
     objective = {k: changes.pop(k) for k in names if k in changes}
     if isinstance(objective.get("locality"), str):
         objective["locality"] = Locality(objective["locality"])
