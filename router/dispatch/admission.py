@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 
 from router.base.clock import Clock
+from router.dispatch.queue import RequestQueue
 from router.dispatch.telemetry import Telemetry
 from router.policy.registry import load_policy
 from router.signals.credits import CreditIssuer
-from router.signals.occupancy import occupied_slots
 from router.signals.signals import Signals
 from router.values.credits import NOTHING_WANTED, Asker, Grant, Room, Want
 from router.values.replica import ReplicaSnapshot
-from router.values.request import InferenceRequest, Locality
+from router.values.request import Locality
 from router.values.settings import RouterSettings
 
 
@@ -24,7 +24,7 @@ class Admission:
 
     Args:
         load: a snapshot of every replica.
-        waiting: the requests in the tier's queue.
+        queue: who waits in the tier.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class Admission:
         signals: Signals,
         clock: Clock,
         load: Callable[[], Sequence[ReplicaSnapshot]],
-        waiting: Callable[[], Iterable[InferenceRequest]],
+        queue: RequestQueue,
     ) -> None:
         self._settings = settings
         self._signals = signals
         self._load = load
-        self._waiting = waiting
+        self._queue = queue
         self._issuer = CreditIssuer(settings.credits, clock)
         self.waited = self._issuer.waited
         self.served = self._issuer.served
@@ -62,7 +62,7 @@ class Admission:
         """Count the waiting requests that may leave this tier."""
         if load_policy(self._settings.policy).locality is Locality.LOCAL_ONLY:
             return NOTHING_WANTED
-        objectives = [request.objective for request in self._waiting()]
+        objectives = [entry.request.objective for entry in self._queue]
         leave = [objective for objective in objectives if objective.locality is not Locality.LOCAL_ONLY]
         return Want(len(leave), sum(objective.priority > 0 for objective in leave))
 
@@ -74,10 +74,11 @@ class Admission:
             if snapshot.available and not self._signals.health.of(snapshot).code:
                 device = snapshot.info.device_key
                 slots[device] = max(slots[device], snapshot.slots)
-                occupied[device] += occupied_slots(snapshot, self._signals.in_flight.at(snapshot.info.replica_id))
+                sent = self._signals.in_flight.count(snapshot.info.replica_id)
+                occupied[device] += max(snapshot.running + snapshot.queued, sent)
         free = sum(max(0, slots[device] - occupied[device]) for device in slots)
         inside = sum(max(0, occupied[device] - slots[device]) for device in slots)
-        return Room(sum(slots.values()), free, sum(1 for _ in self._waiting()) + inside)
+        return Room(sum(slots.values()), free, len(self._queue) + inside)
 
     def watch(self, telemetry: Telemetry) -> None:
         """Register the gauges."""

@@ -73,9 +73,7 @@ class Dispatcher:
             HealthBook(settings.breaker, self.clock, self._breaker_changed),
         )
         self._binder = Binder(settings, self._signals, self.clock, self.alarms, self.telemetry)
-        self.admission = Admission(
-            settings, self._signals, self.clock, self.load, lambda: (entry.request for entry in self._binder.queue)
-        )
+        self.admission = Admission(settings, self._signals, self.clock, self.load, self._binder.queue)
         self._log = DecisionLog(settings.decision_log)
         self._closed = False
         self._left_alone: set[str] = set()

@@ -15,7 +15,7 @@ from router.values.credits import Grant
 
 _MOST_CREDITS = 10_000  # at once, whatever a report says
 _LONGEST_S = 3_600.0
-_TRIAL_S = 30.0  # without any report for so long, one request may find out
+_TRIAL_S = 30.0  # a report that is so long overdue may never come: one request finds out
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +70,7 @@ class CreditAccount:
             return
         self._told_s = now_s
         self._again_s, self._wait_s = _time_s(grant.again_s), _time_s(grant.wait_s)
-        self._next_trial_s = now_s + _TRIAL_S * self._draw.uniform(0.5, 1.5)
+        self._next_trial_s = now_s + self._again_s + self._trial_pause_s()
         until_s = min(asked_at_s, now_s) + _time_s(grant.for_s)
         if grant.credits > 0 and until_s > now_s:
             self._batches.append(HeldCredits(until_s, min(grant.credits, _MOST_CREDITS)))
@@ -96,7 +96,7 @@ class CreditAccount:
         self._drop_void(now_s)
         if not self._batches:
             if now_s >= self._next_trial_s:
-                self._next_trial_s = now_s + _TRIAL_S * self._draw.uniform(0.5, 1.5)
+                self._next_trial_s = now_s + self._trial_pause_s()
             return None
         batch = min(self._batches, key=lambda batch: batch.until_s)
         batch.left -= 1
@@ -121,6 +121,9 @@ class CreditAccount:
         if self.available() != 0:
             return 0.0
         return max(0.0, self._told_s + self._wait_s - self._now_s())
+
+    def _trial_pause_s(self) -> float:
+        return _TRIAL_S * self._draw.uniform(0.5, 1.5)
 
     def _drop_void(self, now_s: float) -> None:
         if self._batches and min(batch.until_s for batch in self._batches) <= now_s:

@@ -37,10 +37,11 @@ class PollSchedule:
         self._draw = draw
         self._lost_at_s: float | None = None
 
-    def pause_s(self, *, reachable: bool, confirming: bool = False) -> float:
+    def pause_s(self, *, reachable: bool, busy: bool = False, confirming: bool = False) -> float:
         """Return how long to wait now before the next poll.
 
         Args:
+            busy: requests run there, or a probe has just failed: its loss would have to be found out soon.
             confirming: it has just refused a connection, and a few probes more decide that it is lost.
         """
         if confirming:
@@ -51,8 +52,11 @@ class PollSchedule:
             away_s = min(_LOST_SHARE * (now_s - self._lost_at_s), _LOST_MOST_S)
             return max(self._interval_s, away_s) * self._draw.uniform(*_LOST_JITTER)
         self._lost_at_s = None
-        asked_s = self._account.ask_in_s()
-        pause_s = asked_s if self._account.in_line else max(self._interval_s, asked_s)
+        pause_s = self._account.ask_in_s()
+        if not self._account.in_line:
+            pause_s = max(self._interval_s, pause_s)
+        if busy:
+            pause_s = min(self._interval_s, pause_s)
         return max(pause_s * self._draw.uniform(*_JITTER), self.soonest_s)
 
     def wants_poll(self) -> bool:

@@ -110,6 +110,11 @@ class UpstreamReplica:
     def link(self) -> LinkSnapshot:
         return self._tier.link.snapshot()
 
+    @property
+    def busy(self) -> bool:
+        """Whether requests of this tier run there."""
+        return bool(self._running)
+
     def report(self, report: LoadReport, at_s: float) -> None:
         """Take a load report in, unless a later one is here already; `at_s` is when it was asked for."""
         if at_s < self._reported.at_s:

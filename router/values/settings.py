@@ -50,7 +50,7 @@ class CreditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     queue_wait_target_ms: Milliseconds = 250.0
     lifetime_ms: Milliseconds = 2_000.0
     reserve: Annotated[float, msgspec.Meta(ge=0, le=0.5)] = 0.1
-    asks_per_s: Annotated[float, msgspec.Meta(ge=1, le=1_000_000)] = 500.0
+    asks_per_s: Annotated[float, msgspec.Meta(ge=1, le=1_000_000)] = 200.0
     max_instances: Count = 65_536
 
 

@@ -218,6 +218,16 @@ def test_a_device_that_hears_nothing_tries_now_and_then() -> None:
     assert 10 <= tried <= 40
 
 
+def test_a_device_that_was_told_to_ask_seldom_does_not_take_that_for_silence() -> None:
+    clock = VirtualClock()
+    mine = account(clock)
+    mine.told(Grant(again_s=600.0), clock.now_s())
+    clock.pass_s(600.0)
+    assert mine.available() == 0
+    clock.pass_s(60.0)
+    assert mine.available() == 1
+
+
 def test_when_to_ask_and_what_to_expect() -> None:
     clock = VirtualClock()
     mine = account(clock)

@@ -69,6 +69,7 @@ def test_who_wants_nothing_polls_as_seldom_as_a_large_fleet_must_and_asks_when_i
     assert not polls.wants_poll(), "no limit is known"
     account.told(Grant(again_s=20.0), clock.now_s())
     assert polls.pause_s(reachable=True) >= 18
+    assert polls.pause_s(reachable=True, busy=True) <= 1.1, "the loss of what runs there is found out as ever"
     assert polls.wants_poll()
     account.told(Grant(credits=1, for_s=2.0), clock.now_s())
     assert not polls.wants_poll()
