@@ -13,7 +13,6 @@ import random
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from router.base.errors import OverspillError, Refused, ReplicaUnreachable
 from router.dispatch.dispatcher import Dispatcher
@@ -144,13 +143,21 @@ class Cloud:
         self._seen = seen
         self._loop = loop
         self._count = 0
+        self._last_key = (-1, -1)
+        self._last_report: LoadReport | None = None
 
     def report(self, asker: Asker, want: Want) -> LoadReport | None:
         """Answer a poll."""
         self._seen.polls.append(self._loop.time())
         dispatcher = self.dispatcher
-        report = summarise(dispatcher.load(), waiting=dispatcher.waiting)
-        return _over_the_wire(replace(report, grant=dispatcher.admission.grant(asker, want)))
+        grant = dispatcher.admission.grant(asker, want)
+        load = dispatcher.load()
+        key = (load[0].running, dispatcher.waiting)
+        if grant is None and key == self._last_key:  # thousands get the same report
+            return self._last_report
+        report = replace(summarise(load, waiting=dispatcher.waiting), grant=grant)
+        self._last_key, self._last_report = key, decode_orca(encode_orca(report))
+        return self._last_report
 
     async def serve(self, asker: Asker) -> None:
         """Answer a request that has arrived.
@@ -181,11 +188,6 @@ class Cloud:
         async with contextlib.aclosing(answer.chunks) as chunks:
             async for _ in chunks:
                 pass
-
-
-@lru_cache(maxsize=1024)  # without credits, thousands get the same report
-def _over_the_wire(report: LoadReport) -> LoadReport | None:
-    return decode_orca(encode_orca(report))
 
 
 class LightDevice:
@@ -243,13 +245,15 @@ class LightDevice:
         if self.waiting and self._reachable and self._schedule.wants_poll() and not self._polling:
             self._next_poll.cancel()
             since_s = self._loop.time() - self._polled_at_s
-            self._next_poll = self._loop.call_later(max(0.0, self._schedule.soonest_s - since_s), self._poll)
+            pause_s = max(0.0, self._schedule.soonest_s - since_s)
+            self._next_poll = self._loop.call_later(pause_s + self._scenario.rtt_s / 2, self._poll)
 
     # ── polls ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _poll(self) -> None:
+        """A poll that was sent half a round trip ago arrives."""
         self._polling = True
-        self._loop.call_later(self._scenario.rtt_s / 2, self._poll_arrives, self._loop.time())
+        self._poll_arrives(self._loop.time() - self._scenario.rtt_s / 2)
 
     def _poll_arrives(self, asked_at_s: float) -> None:
         if not self._cloud.reachable:
@@ -262,7 +266,10 @@ class LightDevice:
             return
         want = Want(len(self.waiting))
         report = self._cloud.report(self._asker, want)
-        self._loop.call_later(self._scenario.rtt_s / 2, self._poll_answered, asked_at_s, want.waiting, report)
+        if self.waiting:
+            self._loop.call_later(self._scenario.rtt_s / 2, self._poll_answered, asked_at_s, want.waiting, report)
+        else:  # nothing hangs on it: an event less
+            self._poll_answered(asked_at_s, want.waiting, report)
 
     def _poll_missed(self) -> None:
         self._missed += 1
@@ -285,9 +292,10 @@ class LightDevice:
         self._polled_at_s = self._loop.time()
         pause_s = _POLL_S
         if self._scenario.credits:
-            busy = self._missed > 0 or bool(self._sent)
+            wants = bool(self.waiting) and not self._account.in_line
+            busy = wants or self._missed > 0 or bool(self._sent)
             pause_s = self._schedule.pause_s(reachable=self._reachable, busy=busy)
-        self._next_poll = self._loop.call_later(pause_s, self._poll)
+        self._next_poll = self._loop.call_later(pause_s + self._scenario.rtt_s / 2, self._poll)
 
     # ── requests ────────────────────────────────────────────────────────────────────────────────────────────────────
 

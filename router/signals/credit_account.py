@@ -79,14 +79,17 @@ class CreditAccount:
         """A report's credits could not be read: what was said before stays."""
         self.unreadable += 1
 
+    @property
+    def held(self) -> int:
+        """Credits that are there and not void."""
+        self._drop_void(self._now_s())
+        return sum(batch.left for batch in self._batches)
+
     def available(self) -> int | None:
         """Return how many requests may be sent now, None for no limit."""
         if not self._limited:
             return None
-        now_s = self._now_s()
-        self._drop_void(now_s)
-        held = sum(batch.left for batch in self._batches)
-        return held or int(now_s >= self._next_trial_s)
+        return self.held or int(self._now_s() >= self._next_trial_s)
 
     def spend(self) -> HeldCredits | None:
         """Take a credit for a request that is about to be sent; None where none is needed, or none is left."""

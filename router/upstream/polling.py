@@ -41,7 +41,7 @@ class PollSchedule:
         """Return how long to wait now before the next poll.
 
         Args:
-            busy: requests run there, or a probe has just failed: its loss would have to be found out soon.
+            busy: requests run there or wait without a turn, or a probe has just failed: news is needed soon.
             confirming: it has just refused a connection, and a few probes more decide that it is lost.
         """
         if confirming:

@@ -246,7 +246,8 @@ class UpstreamTier:
         """
         began_s = self.clock.now_s()
         confirming = self._refused and 0 < self._missed_probes < self._hooks.misses_to_be_lost()
-        busy = self._missed_probes > 0 or any(replica.busy for replica in self._replicas)
+        wants = self._hooks.want().waiting > 0 and not self.credits.in_line
+        busy = wants or self._missed_probes > 0 or any(replica.busy for replica in self._replicas)
         pause_s = self._schedule.pause_s(reachable=self.condition.reachable, busy=busy, confirming=confirming)
         sleep = asyncio.create_task(self.clock.sleep(pause_s))
         wake = asyncio.create_task(self._wake.wait())

@@ -288,6 +288,7 @@ class Fleet(RuleBasedStateMachine):
         self.accounts = [account(clock) for clock in self.here]
         self.names = [device(index, f"k{index % 2}", may_hurry=index == 3) for index in range(4)]
         self.free, self.waiting = 8, 0
+        self.jumped = False
 
     def room(self) -> Room:
         return Room(8, self.free, self.waiting)
@@ -321,6 +322,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 4), jump_s=st.sampled_from([-100.0, -0.5, 50.0]))
     def jump(self, index: int, jump_s: float) -> None:
+        self.jumped = True
         (self.there, *self.here)[index].pass_s(jump_s)
 
     @rule(free=st.integers(0, 8), waiting=st.integers(0, 20))
@@ -331,6 +333,11 @@ class Fleet(RuleBasedStateMachine):
     def books_balance(self) -> None:
         counts = self.pool.counts
         assert self.pool.outstanding == counts.issued + counts.returned - counts.spent - counts.expired >= 0
+
+    @invariant()
+    def nobody_holds_what_is_not_out(self) -> None:
+        if not self.jumped:
+            assert sum(mine.held for mine in self.accounts) <= self.pool.outstanding
 
     def teardown(self) -> None:
         """Whatever happened: everybody who asks gets one within bounded time."""
