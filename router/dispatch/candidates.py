@@ -142,11 +142,14 @@ class PoolView:
         for sibling in siblings:
             occupied += sibling.occupied
             slots = max(slots, sibling.slots)
+        room = own < snapshot.slots and occupied < slots
+        if snapshot.credits is not None:  # they count what waits there, and what others send
+            room = snapshot.credits > 0
         return Standing(
             siblings,
             occupied,
             slots,
-            room=own < snapshot.slots and occupied < slots,
+            room=room,
             favoured=self.prices.favours(device, name),
             device_second_price=self.prices.price(device),
             peak_latency_s=self.peaks.of(name),

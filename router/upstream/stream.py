@@ -69,6 +69,7 @@ class UpstreamRequest:
         who: what to call the upstream in messages.
         context_tokens: window of the replica.
         rtt_s: round trip to take off the objective.
+        instance: what to call this tier towards an upstream that issues credits, None for any other.
     """
 
     request: InferenceRequest
@@ -76,6 +77,7 @@ class UpstreamRequest:
     who: str
     context_tokens: int
     rtt_s: float
+    instance: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,8 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
     """
     objective = remaining(call.request, clock.now_s(), call.rtt_s, call.who)
     post = openai_client.encode_post(call.request, objective, call.model, call.context_tokens)
+    if call.instance is not None:
+        post.headers.append((wire_headers.INSTANCE, call.instance))
     trace = ConnectTrace(clock)
     began_s = clock.now_s()
     try:
