@@ -259,6 +259,8 @@ class TokenChunk:
         tokens: how many generated tokens this chunk stands for.
         finish_reason: set on the last chunk only, and always set there; a stream that ends without it broke.
         prompt_tokens: set on the last chunk by a replica that counted the prompt itself, else None.
+        cached_tokens: how many tokens of the prompt were in a KV cache already and not computed: set on the first chunk by
+            a replica that knows it then, on the last one by an upstream that tells it with its usage alone, else None.
         origin: set on the first chunk by an upstream tier, else None.
     """
 
@@ -267,3 +269,4 @@ class TokenChunk:
     finish_reason: FinishReason | None = None
     prompt_tokens: int | None = None
     origin: Origin | None = field(default=None, repr=False)
+    cached_tokens: int | None = None
