@@ -29,7 +29,9 @@ class Sequence:
     Attributes:
         prompt_ids: the rendered prompt.
         max_tokens: the answer's cap, already cut to the window.
+        caller: whose request it is.
         handle: the runtime's handle, None while waiting.
+        cached_tokens: ids of the prompt that were in the KV cache when it was admitted.
         fed: ids in the KV cache.
         generated: ids drawn so far; the last one is not yet fed.
     """
@@ -38,7 +40,9 @@ class Sequence:
     max_tokens: int
     sampler: Sampler
     priority: int = 0
+    caller: str = ""
     handle: int | None = None
+    cached_tokens: int = 0
     fed: int = 0
     generated: list[int] = field(default_factory=list)
 

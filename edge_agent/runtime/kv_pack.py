@@ -139,6 +139,9 @@ class KvPack:
         """Take a row out of the steps and keep its positions. Returns them, and the row that moved as `remove_row` does.
 
         Costs one copy of the row, and no slot beyond its own.
+
+        Raises:
+            MemoryError: nothing has changed.
         """
         last, tokens = self.rows - 1, self.lengths[row]
         moved = last if row != last else None
@@ -147,8 +150,9 @@ class KvPack:
         if parked.room > last:
             room[:] = self._view[:, row, :, :tokens]
         else:  # the room is the last row's own
+            leaving = np.empty(room.shape[1:], np.float32)
             for stretch, kept in zip(self._view, room, strict=True):
-                leaving = stretch[row, :, :tokens].copy()
+                leaving[:] = stretch[row, :, :tokens]
                 stretch[row, :, : self.lengths[last]] = stretch[last, :, : self.lengths[last]]
                 kept[:] = leaving
             self.lengths[row], row = self.lengths[last], last
@@ -169,10 +173,13 @@ class KvPack:
             row = self.add_row()
         else:
             self._move_to(parked, self.rows)
+            row = self.rows
+        found = np.empty((self.shape.kv_heads, tokens, self.shape.head_dim), np.float32)  # row and room may overlap
+        if not keep:
             self.lengths.append(0)
-            row = self.rows - 1
         for stretch, kept in zip(self._view, self._room_view(parked), strict=True):
-            stretch[row, :, :tokens] = kept[:, :tokens]  # the two may overlap, and numpy sees to that
+            found[:] = kept[:, :tokens]
+            stretch[row, :, :tokens] = found
         self.lengths[row] = tokens
         self._touched = True
         if not keep:
@@ -221,14 +228,15 @@ class KvPack:
         if other is None or other is parked:
             return
         here, there = self._room_view(parked), self._room_view(other)
+        leaving = np.empty(here.shape[1:], np.float32)
         parked.room, other.room = room, parked.room
         self._parked[parked.room], self._parked[other.room] = parked, other
         for mine, theirs, my_new, their_new in zip(
             here, there, self._room_view(parked), self._room_view(other), strict=True
         ):
-            kept = mine.copy()
+            leaving[:] = mine
             their_new[:] = theirs
-            my_new[:] = kept
+            my_new[:] = leaving
 
     def swap_rows(self, one: int, other: int) -> None:
         """Exchange two rows."""
