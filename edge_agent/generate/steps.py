@@ -99,7 +99,8 @@ class Steps:
 
     def _open(self, sequence: Sequence, runtime: Runtime) -> None:
         try:
-            sequence.handle, sequence.fed = runtime.open(sequence.prompt_ids, sequence.caller)
+            opened = runtime.open(sequence.prompt_ids, sequence.caller, exact=sequence.exact)
+            sequence.handle, sequence.fed = opened
         except Exception as error:
             log.exception("sequence not opened", model=self._name)
             self._fail_alone(self._by_sequence[id(sequence)], f"no slot: {in_words(error)}", runtime)

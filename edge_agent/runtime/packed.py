@@ -82,12 +82,15 @@ class _Open:
 
     Attributes:
         ids: what the row's positions stand for.
+        first_chunk, exact_tokens: see `KeptCache`.
         sound: nothing has gone wrong with it, so that its cache may be kept.
     """
 
     sequence: int
     caller: str
     ids: list[int] = field(default_factory=list)
+    first_chunk: int = 0
+    exact_tokens: int = 0
     sound: bool = True
 
 
@@ -108,6 +111,7 @@ class PackedRuntime:
         self._pack = KvPack(shape, memory)
         self._open: list[_Open] = []
         self._kept = KeptCaches()
+        self._chunk_tokens = request.chunk_tokens
         self._next_sequence = 0
         self._decode: _Step | None = None
         self.facts = RuntimeFacts(
@@ -126,12 +130,14 @@ class PackedRuntime:
     def kv_bytes(self) -> int:
         return (sum(self._pack.lengths) + self._pack.parked_tokens) * self.facts.kv_bytes_per_token
 
-    def open(self, token_ids: Sequence[int], caller: str = "") -> tuple[int, int]:
+    def open(self, token_ids: Sequence[int], caller: str = "", *, exact: bool = False) -> tuple[int, int]:
         opened = _Open(self._next_sequence, caller)
-        found = self._kept.longest(caller, token_ids)
+        found = self._kept.longest(caller, token_ids, self._chunk_tokens if exact else None)
         if found is not None:
-            self._go_on(*found)
-            opened.ids += token_ids[: found[1]]
+            kept, tokens = found
+            self._go_on(kept, tokens)
+            opened.ids += token_ids[:tokens]
+            opened.first_chunk, opened.exact_tokens = kept.first_chunk, min(kept.exact_tokens, tokens)
         else:
             self._begin(opened, token_ids)
         self._next_sequence += 1
@@ -139,7 +145,7 @@ class PackedRuntime:
         return opened.sequence, len(opened.ids)
 
     def _go_on(self, kept: KeptCache, tokens: int) -> None:
-        """Add a row that begins with what was kept; that stays as it is where it holds more, and is not the next to go."""
+        """Add a row that begins with what was kept; that stays where it holds more, unless it is the next to go."""
         stays = len(kept.ids) - tokens >= LEAST_TOKENS
         if stays and not self._pack.free_slots:
             stays = self._kept.oldest() is not kept
@@ -162,6 +168,7 @@ class PackedRuntime:
         if tuple(token_ids[: len(prefix.token_ids)]) == prefix.token_ids:
             self._pack.append(row, prefix.kv)
             opened.ids += prefix.token_ids
+            opened.first_chunk = opened.exact_tokens = len(prefix.token_ids)
 
     def forward(self, batch: Sequence[StepInput]) -> Logits:
         tokens = len(batch[0].token_ids)
@@ -187,7 +194,10 @@ class PackedRuntime:
                 raise ArithmeticError("the keys and values of a prompt are not finite, or beyond all measure")
             step.logits[unsound] = np.nan
         for item, row in zip(batch, rows, strict=True):
-            self._open[row].ids += item.token_ids
+            opened = self._open[row]
+            if len(rows) == 1 and tokens == self._chunk_tokens and past == opened.exact_tokens == len(opened.ids):
+                opened.exact_tokens += tokens
+            opened.ids += item.token_ids
         logits = step.logits[wanted, 0]
         if not np.isfinite(logits).all():
             self._distrust()
@@ -224,7 +234,7 @@ class PackedRuntime:
             parked, _ = self._pack.park(row)
         except MemoryError:
             return False
-        self._kept.add(KeptCache(closed.caller, ids, parked))
+        self._kept.add(KeptCache(closed.caller, ids, parked, closed.first_chunk, closed.exact_tokens))
         return True
 
     def trim_kept(self, most: int) -> None:

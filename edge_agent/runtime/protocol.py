@@ -97,11 +97,12 @@ class Runtime(Protocol):
         """Memory of the KV cache that is in use now, what is kept included; read from any thread."""
         ...
 
-    def open(self, token_ids: Sequence[int], caller: str = "") -> tuple[int, int]:
+    def open(self, token_ids: Sequence[int], caller: str = "", *, exact: bool = False) -> tuple[int, int]:
         """Start a sequence that will be fed `token_ids`. What is kept of others gives way where it has to.
 
         Args:
             caller: who asks; what was kept of somebody else is not used.
+            exact: use only what a run that reuses nothing would compute to the same bits.
 
         Returns:
             The sequence's handle, and how many leading ids are in the cache already (fewer than len(token_ids)).

@@ -116,6 +116,7 @@ class Intake:
         request = InferenceRequest(
             request_id=context.request_id or "",
             caller=context.caller.digest,
+            cache_salt=wire_headers.cache_salt(context.headers),
             model=api_request.model,
             prompt=api_request.prompt,
             sampling=api_request.sampling,

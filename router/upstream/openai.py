@@ -74,6 +74,7 @@ def encode_post(request: InferenceRequest, objective: Objective, model: str, con
     try:
         headers += wire_headers.objective_headers(objective)
         headers += wire_headers.next_hop(request.headers)
+        headers += wire_headers.cache_salt_headers(request.cache_owner)
         body = encode_request(request, model, context_tokens)
     except (ValueError, TypeError, OverflowError) as error:  # JSON takes no lone surrogate, and no NaN
         raise InvalidRequest(f"the request cannot be written as JSON: {type(error).__name__}") from error

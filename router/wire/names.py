@@ -23,9 +23,10 @@ LOCALITY = "x-overspill-locality"
 MIN_QUALITY = "x-overspill-min-quality"
 SESSION = "x-overspill-session"
 HOPS = "x-overspill-hops"
+CACHE_SALT = "x-overspill-cache-salt"
 
 PREFIX = "x-overspill-"
-REQUEST_NAMES = (TTFT, TPOT, DEADLINE, PRIORITY, LOCALITY, MIN_QUALITY, SESSION, HOPS)
+REQUEST_NAMES = (TTFT, TPOT, DEADLINE, PRIORITY, LOCALITY, MIN_QUALITY, SESSION, HOPS, CACHE_SALT)
 
 # Names other routers use for the same promise; the first one present wins.
 TTFT_NAMES = (TTFT, "x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")

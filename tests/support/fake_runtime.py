@@ -53,12 +53,12 @@ class FakeRuntime:
     def kv_bytes(self) -> int:
         return sum(map(len, self.sequences.values()))
 
-    def open(self, token_ids: Sequence[int], caller: str = "") -> tuple[int, int]:
+    def open(self, token_ids: Sequence[int], caller: str = "", *, exact: bool = False) -> tuple[int, int]:
         assert len(self.sequences) < self.slots, "more sequences than slots"
         self.opened += 1
         self.prompts.append(list(token_ids))
         self.callers[self.opened] = caller
-        cached = self._take_kept(list(token_ids), caller)
+        cached = 0 if exact else self._take_kept(list(token_ids), caller)
         self.trim_kept(self.slots - len(self.sequences) - 1)
         self.sequences[self.opened] = list(token_ids[:cached])
         return self.opened, cached

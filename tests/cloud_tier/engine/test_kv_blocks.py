@@ -29,8 +29,9 @@ def test_blocks_are_conserved_whatever_happens(seed: int, num_blocks: int, block
         action = draw.random()
         if action < 0.5:
             tokens = [draw.randrange(2) for _ in range(draw.randrange(1, num_blocks * block_tokens + 1))]
-            free = pool.num_free
-            table = pool.open(pool.cached_prefix(tokens), pool.blocks_for(len(tokens)), draw.randrange(num_blocks))
+            free, owner = pool.num_free, draw.choice(["", "a", "b"])
+            prefix = pool.cached_prefix(tokens, owner)
+            table = pool.open(prefix, pool.blocks_for(len(tokens)), draw.randrange(num_blocks), owner)
             if table is None:
                 assert pool.num_free == free
                 continue
@@ -47,11 +48,16 @@ def test_blocks_are_conserved_whatever_happens(seed: int, num_blocks: int, block
             pool.register(table, tokens, len(tokens))
             if draw.random() < 0.3:
                 pool.distrust(table)
-                assert not {block for block, _ in pool.cached_prefix(tokens)} & set(table.ids)
+                assert not {block for block, _ in pool.cached_prefix(tokens, table.salt)} & set(table.ids)
             pool.close(table)
             if draw.random() < 0.5:
                 pool.zeroed()
         pool.check([table for table, _ in live])
+        owners: dict[int, set[str]] = {}
+        for table, _ in live:
+            for block in table.ids:
+                owners.setdefault(block, set()).add(table.salt)
+        assert all(len(sharing) == 1 for sharing in owners.values()), "a block shared between owners"
         for table, _ in live:
             assert [block for first, size in table.runs for block in range(first, first + size)] == table.ids
     for table, _ in live:
@@ -144,3 +150,13 @@ def test_nothing_is_shared_when_prefix_caching_is_off() -> None:
     pool = BlockPool(8, 4, prefix_caching=False)
     pool.close(_filled(pool, [0] * 8))
     assert pool.cached_prefix([0] * 9) == []
+
+
+def test_other_owners_find_nothing_of_a_prompt() -> None:
+    pool = BlockPool(16, 4)
+    tokens = list(range(9))
+    table = pool.open(pool.cached_prefix(tokens, "a"), 3, 0, "a")
+    assert table is not None
+    pool.register(table, tokens, 9)
+    pool.close(table)
+    assert [len(pool.cached_prefix(tokens, owner)) for owner in ("a", "b", "")] == [2, 0, 0]

@@ -70,6 +70,37 @@ def test_the_next_turn_begins_where_the_last_one_ended(runtime: PackedRuntime, a
     assert runtime.kv_bytes == 200 * runtime.facts.kv_bytes_per_token  # one chat is kept once
 
 
+def test_exact_reuse_takes_whole_chunks_and_gives_the_same_bits(artifact: Path) -> None:
+    """What an answer added token by token is computed again, in the chunks that a run without any cache has."""
+
+    def run(runtime: PackedRuntime, ids: list[int], decoded: int) -> tuple[int, np.ndarray, np.ndarray]:
+        end = len(ids) - decoded
+        sequence, cached = runtime.open(ids[:end], "a", exact=True)
+        for start in range(cached, end, 32):
+            logits = runtime.forward([StepInput(sequence, ids[start : min(start + 32, end)])]).copy()
+        for token in ids[end:]:
+            logits = runtime.forward([StepInput(sequence, [token])]).copy()
+        row = runtime._row(sequence)
+        kv = runtime._pack.past(row, 1)[:, :, :, : len(ids)].copy()
+        runtime.close_sequence(sequence, keep=True)
+        return cached, logits, kv
+
+    options = RuntimeOptions(intra_op_threads=1)
+    request = RuntimeRequest(artifact, options, slots=2, context_tokens=CONTEXT, chunk_tokens=32)
+    chat = ids_of(13, 230)
+    kept = open_onnx(request)
+    for end, found in ((110, 1), (160, 97), (161, 129), (230, 129)):
+        fresh = open_onnx(request)
+        _, expected_logits, expected_kv = run(fresh, chat[:end], 8)
+        cached, logits, kv = run(kept, chat[:end], 8)
+        assert cached == found
+        np.testing.assert_array_equal(kv, expected_kv)
+        np.testing.assert_array_equal(logits, expected_logits)
+        fresh.close()
+    assert kept.open([*chat, 5], "a")[1] == 230  # who does not need the same bits gets all
+    kept.close()
+
+
 def test_a_chat_is_kept_for_its_caller_alone(runtime: PackedRuntime) -> None:
     chat = ids_of(4, 120)
     served(runtime, chat[:80], "a")
