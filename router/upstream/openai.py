@@ -159,6 +159,7 @@ class _Usage(msgspec.Struct):
 
     prompt_tokens: Any = None
     completion_tokens: Any = None
+    prompt_tokens_details: Any = None
 
     def told_tokens(self, most: int) -> int | None:
         """Generated tokens so far; None where the upstream tells nothing that can be true."""
@@ -167,6 +168,11 @@ class _Usage(msgspec.Struct):
     def told_prompt_tokens(self, most: int) -> int | None:
         """Tokens of the prompt; None where the upstream tells nothing that can be true."""
         return _count(self.prompt_tokens, 1, most)
+
+    def told_cached_tokens(self, most: int) -> int | None:
+        """Tokens of the prompt that were cached; None where the upstream tells nothing that can be true."""
+        details = self.prompt_tokens_details
+        return _count(details.get("cached_tokens"), 0, most) if isinstance(details, dict) else None
 
 
 def _count(told: Any, least: int, most: int) -> int | None:
