@@ -84,8 +84,8 @@ class LocalModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         preload: variants to load at start; the others load with their first request.
         allow_provider_fallback: serve on the CPU where the profile's accelerator is missing, and say so; else refuse.
         unload_idle_s: free the memory of a model that had no request for so long; 0 never does.
-        keep_kv: each model keeps the KV caches of ended answers while nobody needs their slots, so that the next turn of
-            a chat computes only what is new; for the same API key alone, and for ten idle minutes at most.
+        keep_kv: each model keeps the KV caches of ended answers while nobody needs their slots, so that the next turn
+            of a chat computes only what is new; for the same API key alone, and for ten idle minutes at most.
     """
 
     store: str = ""

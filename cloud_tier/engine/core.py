@@ -218,9 +218,7 @@ class EngineCore:
         if finish_reason is not None:
             del self._sequences[sequence.handle]
             self._scheduler.remove(sequence)
-        return Tokens(
-            sequence.handle, tuple(sequence.tokens[length:]), finish_reason, cached_tokens=cached_tokens
-        )
+        return Tokens(sequence.handle, tuple(sequence.tokens[length:]), finish_reason, cached_tokens=cached_tokens)
 
 
 class Pace:

@@ -2,8 +2,8 @@
 
 A block holds the keys and values of `block_tokens` consecutive positions. A full block is known by a digest chained
 over everything before it, so a later prompt with the same beginning shares it; freed blocks keep their content until
-their room is needed (least recently used first). The chain begins with a salt: requests of other salts share nothing, so that
-nobody's timing tells of another's prompt.
+their room is needed (least recently used first). The chain begins with a salt: requests of other salts share nothing,
+so that nobody's timing tells of another's prompt.
 
 On a CPU, attention is several times faster over contiguous keys than over gathered pages. So the pool hands out blocks
 in runs: a new sequence gets the start of a free window as long as it is likely to grow, and the rest of the window is
@@ -107,9 +107,7 @@ class BlockPool:
             parent = digest
         return found
 
-    def open(
-        self, prefix: list[tuple[int, bytes]], num_blocks: int, room: int, salt: str = ""
-    ) -> BlockTable | None:
+    def open(self, prefix: list[tuple[int, bytes]], num_blocks: int, room: int, salt: str = "") -> BlockTable | None:
         """Return a table of `num_blocks` blocks beginning with the cached `prefix`, or None if they are not free.
 
         Args:

@@ -119,7 +119,7 @@ class GenerationLoop:
         return wanted if runtime is None else min(wanted, runtime.facts.slots)
 
     def limit_slots(self, slots: int) -> None:
-        """Admit only while fewer than `slots` run; those that run stay, and what is kept has the rest of them at most."""
+        """Admit only while fewer than `slots` run, and keep no more than the rest; those that run stay."""
         if slots == self._steps.limits.slots:
             return
         self._steps.limits = dataclasses.replace(self._steps.limits, slots=slots)

@@ -1,8 +1,8 @@
 """Which KV caches of ended sequences are still there, and how much of one a new prompt can use. Bookkeeping alone.
 
-The same position computed in a step of another shape differs in its last bits, and INT8 rounding makes that visible now and
-then. What was computed in whole chunks of the prompt from its beginning is *exact*: a run that reuses nothing has the same
-chunks, so the same bits.
+The same position computed in a step of another shape differs in its last bits, and INT8 rounding makes that visible
+now and then. What was computed in whole chunks of the prompt from its beginning is *exact*: a run that reuses nothing
+has the same chunks, so the same bits.
 """
 
 from __future__ import annotations

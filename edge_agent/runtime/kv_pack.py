@@ -5,8 +5,8 @@ the past of the first n rows is one contiguous tensor that the graph reads in pl
 stretch of one anonymous memory map: address space is reserved for the worst case, memory is used only where something
 was written, and `release` returns it to the system at once.
 
-A row that nobody computes any more can be parked: its positions move to the far end of the stretches, out of every step,
-into the room of a slot that no row uses. Rows and parked ones together never need more than the slots that are planned.
+A row that nobody computes any more can be parked: its positions move to the far end of the stretches, out of every
+step, into the room of a slot that no row uses. Rows and parked ones together never need more than the slots planned.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class KvPack:
         return last if row != last else None
 
     def park(self, row: int) -> tuple[Parked, int | None]:
-        """Take a row out of the steps and keep its positions. Returns them, and the row that moved as `remove_row` does.
+        """Take a row out of the steps and keep its positions. Returns them, and the row that moved as of `remove_row`.
 
         Costs one copy of the row, and no slot beyond its own.
 

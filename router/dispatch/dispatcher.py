@@ -26,6 +26,7 @@ from router.dispatch.candidates import Unreached
 from router.dispatch.journey import Journey
 from router.dispatch.record import DecisionLog, DecisionRecord
 from router.dispatch.telemetry import Telemetry
+from router.signals.affinity import Affinity
 from router.signals.breaker import BreakerState
 from router.signals.health import HealthBook
 from router.signals.in_flight import Attempt
@@ -67,6 +68,7 @@ class Dispatcher:
         self._signals = Signals(
             LatencyModel(settings.expected_answer_tokens),
             HealthBook(settings.breaker, self.clock, self._breaker_changed),
+            affinity=Affinity(self.clock),
         )
         self._binder = Binder(settings, self._signals, self.clock, self.alarms, self.telemetry)
         self._log = DecisionLog(settings.decision_log)
@@ -137,6 +139,7 @@ class Dispatcher:
         self._binder.replicas = by_id
         self._signals.health.keep_only([replica.info for replica in replicas])
         self._signals.latency.keep_only(set(by_id))
+        self._signals.affinity.keep_only(set(by_id))
         self.capacity_changed()
 
     @property
@@ -212,9 +215,12 @@ class Dispatcher:
             attempt.first_at_s = now_s
             attempt.batch = self._signals.in_flight.beside(info)
             self._signals.latency.observe_ttft(info, attempt.work, now_s - attempt.sent_at_s)
+            self._signals.affinity.began(journey.request, info.replica_id, chunk.cached_tokens, attempt.sent_at_s)
             journey.record.happened(now_s, "first_token", replica=info.replica_id)
             if journey.record.ttft_s is None:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
+        elif chunk.cached_tokens is not None:
+            self._signals.affinity.told(journey.request, info.replica_id, chunk.cached_tokens)
         attempt.tokens += chunk.tokens
         self.telemetry.count_tokens(info.tier, info.variant, chunk.tokens)
 
@@ -242,6 +248,7 @@ class Dispatcher:
         elif attempt.trial:
             breaker.abandon()
         if finished is not None:
+            self._signals.affinity.ended(journey.request, info.replica_id, journey.tokens)
             pace_s = attempt.pace_s(self.clock.now_s())
             if pace_s is not None:
                 self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)

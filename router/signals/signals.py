@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from router.signals.affinity import Affinity
 from router.signals.health import HealthBook
 from router.signals.in_flight import InFlight
 from router.signals.ladder import Ladder
@@ -18,3 +19,4 @@ class Signals:
     health: HealthBook
     in_flight: InFlight = field(default_factory=InFlight)
     ladder: Ladder = field(default_factory=Ladder)
+    affinity: Affinity = field(default_factory=Affinity)

@@ -207,7 +207,7 @@ class InferenceRequest:
             beginning of the assistant's turn, continues after it and never repeats it.
         continuation_tokens: how many tokens that text counts for against `sampling.max_tokens`.
         caller: digest of the key that it came with; empty where the tier has no keys.
-        cache_salt: tells those apart for whom the caller speaks, as far as KV caches are shared; empty where it does not.
+        cache_salt: tells those apart for whom the caller speaks, so that they share no KV cache; empty if it does not.
         headers: trace context to pass on (`traceparent`), lower-case names.
         prompt_slack: by how much `prompt_tokens` may be too high; 0 unless it was estimated.
         encoded: the prompt's token ids, where the gateway has them.
@@ -275,8 +275,8 @@ class TokenChunk:
         tokens: how many generated tokens this chunk stands for.
         finish_reason: set on the last chunk only, and always set there; a stream that ends without it broke.
         prompt_tokens: set on the last chunk by a replica that counted the prompt itself, else None.
-        cached_tokens: how many tokens of the prompt were in a KV cache already and not computed: set on the first chunk by
-            a replica that knows it then, on the last one by an upstream that tells it with its usage alone, else None.
+        cached_tokens: how many tokens of the prompt were in a KV cache already and not computed: set on the first chunk
+            by a replica that knows it then, on the last one by an upstream that tells it with its usage, else None.
         origin: set on the first chunk by an upstream tier, else None.
     """
 

@@ -18,6 +18,14 @@ def _filled(pool: BlockPool, tokens: list[int], room: int = 0) -> BlockTable:
     return table
 
 
+def _owners_share_nothing(tables: list[BlockTable]) -> bool:
+    owners: dict[int, set[str]] = {}
+    for table in tables:
+        for block in table.ids:
+            owners.setdefault(block, set()).add(table.salt)
+    return all(len(sharing) == 1 for sharing in owners.values())
+
+
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(seed=st.integers(0, 2**32), num_blocks=st.integers(2, 40), block_tokens=st.sampled_from([1, 4, 16]))
@@ -53,11 +61,7 @@ def test_blocks_are_conserved_whatever_happens(seed: int, num_blocks: int, block
             if draw.random() < 0.5:
                 pool.zeroed()
         pool.check([table for table, _ in live])
-        owners: dict[int, set[str]] = {}
-        for table, _ in live:
-            for block in table.ids:
-                owners.setdefault(block, set()).add(table.salt)
-        assert all(len(sharing) == 1 for sharing in owners.values()), "a block shared between owners"
+        assert _owners_share_nothing([table for table, _ in live])
         for table, _ in live:
             assert [block for first, size in table.runs for block in range(first, first + size)] == table.ids
     for table, _ in live:

@@ -1,4 +1,4 @@
-"""Caches of ended sequences on a tiny random llama: what is reused gives the logits of the plain run, for its caller alone."""
+"""Caches of ended sequences on a tiny llama: what is reused gives the logits of the plain run, for its caller alone."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.support.tiny_llama import Sizes, run_plain, write_artifact
 
 SIZES = Sizes()
 CONTEXT = 256
+ACTIONS = ["open", "open", "keep", "keep", "close", "step"]
 tensorrt_artifact = fake_tensorrt.artifact
 
 
@@ -125,9 +126,7 @@ def test_the_last_token_of_a_prompt_is_always_computed(runtime: PackedRuntime, a
     served(runtime, chat)
     sequence, cached = runtime.open(chat, "a")
     assert cached == 59
-    np.testing.assert_allclose(
-        runtime.forward([StepInput(sequence, chat[59:])])[0], plain(artifact, chat), atol=1e-4
-    )
+    np.testing.assert_allclose(runtime.forward([StepInput(sequence, chat[59:])])[0], plain(artifact, chat), atol=1e-4)
 
 
 def test_what_is_kept_refuses_nobody_and_the_oldest_goes_first(runtime: PackedRuntime, artifact: Path) -> None:
@@ -189,13 +188,11 @@ def test_a_shared_runtime_on_memory_of_its_own_keeps_as_well(tensorrt_artifact: 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["open", "open", "keep", "keep", "close", "step"]), st.integers(0, 5), st.integers(1, 60)),
+        st.tuples(st.sampled_from(ACTIONS), st.integers(0, 5), st.integers(1, 60)),
         max_size=40,
     )
 )
-def test_chats_in_any_order_stay_right_and_within_the_plan(
-    artifact: Path, actions: list[tuple[str, int, int]]
-) -> None:
+def test_chats_in_any_order_stay_right_and_within_the_plan(artifact: Path, actions: list[tuple[str, int, int]]) -> None:
     runtime = opened(artifact, slots=2)
     limit_bytes = 2 * CONTEXT * runtime.facts.kv_bytes_per_token
     chats = [ids_of(70 + number % 2, 100 + 20 * number) for number in range(6)]  # three share a beginning, each

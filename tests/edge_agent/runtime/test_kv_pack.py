@@ -18,62 +18,100 @@ def block(tokens: int, value: float, rows: int = 1) -> np.ndarray:
     return (np.arange(np.prod(shape), dtype=np.float32) + value).reshape(shape)
 
 
+class Twin:
+    """A pack, and lists of arrays that hold what it should."""
+
+    def __init__(self) -> None:
+        self.pack = KvPack(SHAPE)
+        self.rows: list[np.ndarray] = []
+        self.parked: list[tuple[Parked, np.ndarray]] = []
+        self._value = 0.0
+
+    def act(self, action: str, pick: int, tokens: int) -> None:
+        """One of the methods, on the row or the parked one that `pick` says, if there is one and room for it."""
+        self._value += 1000
+        if action == "add":
+            self.add()
+        elif action in {"unpark", "copy", "forget"}:
+            if self.parked:
+                getattr(self, action)(pick % len(self.parked), tokens)
+        elif self.rows:
+            getattr(self, action)(pick % len(self.rows), tokens)
+
+    def add(self) -> None:
+        if self.pack.free_slots:
+            assert self.pack.add_row() == len(self.rows)
+            self.rows.append(block(0, 0))
+
+    def append(self, row: int, tokens: int) -> None:
+        if self.rows[row].shape[3] + tokens <= SHAPE.context_tokens:
+            self.pack.append(row, block(tokens, self._value))
+            self.rows[row] = np.concatenate([self.rows[row], block(tokens, self._value)], axis=3)
+
+    def remove(self, row: int, _: int) -> None:
+        self._left(row, self.pack.remove_row(row))
+
+    def park(self, row: int, _: int) -> None:
+        expected = self.rows[row]
+        parked, moved = self.pack.park(row)
+        self._left(row, moved)
+        self.parked.append((parked, expected))
+
+    def _left(self, row: int, moved: int | None) -> None:
+        assert moved == (len(self.rows) - 1 if row != len(self.rows) - 1 else None)
+        self.rows[row] = self.rows[-1]
+        self.rows.pop()
+
+    def swap(self, row: int, tokens: int) -> None:
+        other = tokens % len(self.rows)
+        self.pack.swap_rows(row, other)
+        self.rows[row], self.rows[other] = self.rows[other], self.rows[row]
+
+    def unpark(self, index: int, tokens: int) -> None:
+        parked, expected = self.parked.pop(index)
+        self._came_back(parked, expected, min(tokens, parked.tokens), keep=False)
+
+    def copy(self, index: int, tokens: int) -> None:
+        parked, expected = self.parked[index]
+        if self.pack.free_slots:
+            self._came_back(parked, expected, min(tokens, parked.tokens), keep=True)
+
+    def _came_back(self, parked: Parked, expected: np.ndarray, tokens: int, *, keep: bool) -> None:
+        assert self.pack.unpark(parked, tokens, keep=keep) == len(self.rows)
+        self.rows.append(expected[:, :, :, :tokens])
+
+    def forget(self, index: int, _: int) -> None:
+        self.pack.forget(self.parked.pop(index)[0])
+
+    def check(self) -> None:
+        assert self.pack.lengths == [rows.shape[3] for rows in self.rows]
+        assert self.pack.free_slots == SHAPE.slots - len(self.rows) - len(self.parked)
+        assert self.pack.parked_tokens == sum(rows.shape[3] for _, rows in self.parked)
+        for row, expected in enumerate(self.rows):
+            np.testing.assert_array_equal(self.pack.past(row, 1)[:, :, :, : expected.shape[3]], expected)
+
+    def check_parked(self) -> None:
+        """Take the parked ones back, one after the other, in place of the rows: each is as it was."""
+        while self.parked:
+            while self.rows:
+                self.remove(len(self.rows) - 1, 0)
+            self.unpark(0, SHAPE.context_tokens)
+            self.check()
+
+
+ACTIONS = ["add", "append", "append", "remove", "park", "park", "swap", "unpark", "copy", "forget"]
+
+
 @settings(max_examples=120, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("aardfspppukm"), st.integers(0, 3), st.integers(1, 150)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3), st.integers(1, 150)), max_size=60))
 def test_pack_equals_a_list_of_arrays(actions: list[tuple[str, int, int]]) -> None:
     """Rows that come, grow, leave, are parked, come back whole or in part, while others are parked."""
-    pack = KvPack(SHAPE)
-    model: list[np.ndarray] = []
-    parked: list[tuple[Parked, np.ndarray]] = []
-    value = 0.0
+    twin = Twin()
     for action, pick, tokens in actions:
-        value += 1000
-        if action in "uk" and parked:
-            index = pick % len(parked)
-            there, expected = parked[index]
-            keep = action == "k" and pack.free_slots > 0
-            length = min(tokens, there.tokens)
-            assert pack.unpark(there, length, keep=keep) == len(model)
-            model.append(expected[:, :, :, :length])
-            if not keep:
-                del parked[index]
-        elif action == "m" and parked:
-            pack.forget(parked.pop(pick % len(parked))[0])
-        elif action == "d" and pack.free_slots:
-            assert pack.add_row() == len(model)
-            model.append(block(0, 0))
-        elif not model:
-            continue
-        elif action in {"a", "f"}:
-            row = pick % len(model)
-            if model[row].shape[3] + tokens <= SHAPE.context_tokens:
-                pack.append(row, block(tokens, value))
-                model[row] = np.concatenate([model[row], block(tokens, value)], axis=3)
-        elif action in {"r", "p"}:
-            row = pick % len(model)
-            if action == "p":
-                there, moved = pack.park(row)
-                parked.append((there, model[row]))
-            else:
-                moved = pack.remove_row(row)
-            assert moved == (len(model) - 1 if row != len(model) - 1 else None)
-            model[row] = model[-1]
-            model.pop()
-        elif action == "s":
-            row, other = pick % len(model), tokens % len(model)
-            pack.swap_rows(row, other)
-            model[row], model[other] = model[other], model[row]
-        pack.release()
-        assert pack.lengths == [rows.shape[3] for rows in model]
-        assert pack.free_slots == SHAPE.slots - len(model) - len(parked)
-        assert pack.parked_tokens == sum(rows.shape[3] for _, rows in parked)
-        for row, expected in enumerate(model):
-            np.testing.assert_array_equal(pack.past(row, 1)[:, :, :, : expected.shape[3]], expected)
-    for there, expected in parked:  # one after the other: each comes back as it was
-        for row in range(pack.rows, 0, -1):
-            pack.remove_row(row - 1)
-        row = pack.unpark(there, there.tokens, keep=False)
-        np.testing.assert_array_equal(pack.past(row, 1)[:, :, :, : there.tokens], expected)
+        twin.act(action, pick, tokens)
+        twin.pack.release()
+        twin.check()
+    twin.check_parked()
 
 
 def test_the_past_of_the_first_rows_is_contiguous_and_in_place() -> None:

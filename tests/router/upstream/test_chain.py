@@ -312,7 +312,7 @@ async def test_what_an_upstream_calls_itself_breaks_no_reply() -> None:
 
 
 async def test_what_was_cached_is_told_down_the_chain_with_the_first_token_and_in_the_usage() -> None:
-    async with chain() as (edge, cloud, _, best), sdk(edge) as client:
+    async with chain() as (edge, _, _, best), sdk(edge) as client:
         best.cached_tokens = 1
         replica = next(r for r in edge.dispatcher.replicas if r.info.remote)
         reply = await client.chat.completions.create(**ASK)

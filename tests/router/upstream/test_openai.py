@@ -150,7 +150,9 @@ def test_a_usage_within_the_window_is_believed() -> None:
     assert event.usage.told_prompt_tokens(511) is None
 
 
-@pytest.mark.parametrize("details", ["null", "7", "[]", "{}", '{"cached_tokens":-1}', '{"cached_tokens":513}', '{"cached_tokens":true}'])
+@pytest.mark.parametrize(
+    "details", ["null", "7", "[]", "{}", '{"cached_tokens":-1}', '{"cached_tokens":513}', '{"cached_tokens":true}']
+)
 def test_what_an_upstream_says_of_its_cache_is_believed_within_reason(details: str) -> None:
     line = f'data: {{"usage":{{"prompt_tokens":512,"prompt_tokens_details":{details}}}}}\n'
     (event,) = EventParser().feed(line.encode())
