@@ -23,7 +23,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("router.wire", "router.signals"),
         ("router.policy", "router.upstream"),
         ("router.dispatch",),
-        ("router.gateway",),
+        ("router.gateway", "router.simulation"),
     ),
     "edge_agent": (
         ("edge_agent.mqtt",),

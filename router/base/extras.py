@@ -19,6 +19,8 @@ EXTRA_OF = {
     "ml_dtypes": "cloud",
     "onnxruntime": "edge",
     "tensorrt": "tensorrt",
+    "scipy": "simulate",
+    "matplotlib": "simulate",
 }
 
 

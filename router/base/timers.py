@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from router.base.clock import Clock
+from router.base.clock import Clock, Timer
 
 log = structlog.get_logger("router")
 
@@ -87,33 +87,35 @@ class Deadline:
 
 
 class Alarms:
-    """All alarms of a dispatcher, rung by one task. Use as `async with`."""
+    """All alarms of a dispatcher, on one timer of its clock. Use as `async with`: outside of it nothing rings."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._heap: list[tuple[float, int, Alarm]] = []
         self._order = count()
         self._cancelled = 0
-        self._sleeps_until_s = math.inf
-        self._nudge: asyncio.Future[None] | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._open = False
+        self._timer: Timer | None = None
+        self._rings_at_s = math.inf  # what the timer is set to
 
     async def __aenter__(self) -> Alarms:
-        self._keeper = asyncio.create_task(self._keep(), name="router-alarms")
+        self._open = True
+        self._arm()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._keeper is not None:
-            await end(self._keeper)
+        self._open = False
+        if self._timer is not None:
+            self._timer.cancel()
 
     def set(self, due_s: float, ring: Callable[[], None]) -> Alarm:
         """Call `ring` at `due_s` of the clock. What it raises is logged: the other alarms ring all the same."""
         alarm = Alarm(ring, self)
         heapq.heappush(self._heap, (due_s, next(self._order), alarm))
-        if due_s < self._sleeps_until_s and self._nudge is not None and not self._nudge.done():
-            self._nudge.set_result(None)
+        if due_s < self._rings_at_s:
+            self._arm()
         return alarm
 
     def deadline(self, ring: Callable[[], None]) -> Deadline:
@@ -128,27 +130,25 @@ class Alarms:
             heapq.heapify(self._heap)
             self._cancelled = 0
 
-    async def _keep(self) -> None:
-        while True:
-            self._nudge = asyncio.get_running_loop().create_future()
-            self._sleeps_until_s = self._ring_due()
-            if self._sleeps_until_s == math.inf:
-                await self._nudge
-                continue
-            sleep = asyncio.ensure_future(self._clock.sleep(max(0.0, self._sleeps_until_s - self._clock.now_s())))
-            try:
-                await asyncio.wait({sleep, self._nudge}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                await end(sleep)
-
-    def _ring_due(self) -> float:
-        """Ring what is due; return when the next alarm is, infinity if there is none."""
-        now_s = self._clock.now_s()
-        while self._heap:
-            due_s, _, alarm = self._heap[0]
-            if alarm.ring is not None and due_s > now_s:
-                return due_s
+    def _arm(self) -> None:
+        """Set the timer to the next alarm that was not cancelled."""
+        while self._heap and self._heap[0][2].ring is None:
             heapq.heappop(self._heap)
+            self._cancelled -= 1
+        due_s = self._heap[0][0] if self._heap else math.inf
+        if not self._open or due_s == self._rings_at_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rings_at_s = due_s
+        self._timer = self._clock.call_at(due_s, self._ring_due) if due_s < math.inf else None
+
+    def _ring_due(self) -> None:
+        """Ring what is due. An alarm that is set meanwhile is looked at here too."""
+        self._timer, self._rings_at_s = None, -math.inf
+        now_s = self._clock.now_s()
+        while self._heap and (self._heap[0][0] <= now_s or self._heap[0][2].ring is None):
+            alarm = heapq.heappop(self._heap)[2]
             ring, alarm.ring = alarm.ring, None
             if ring is None:
                 self._cancelled -= 1
@@ -157,7 +157,8 @@ class Alarms:
                 ring()
             except Exception:  # one bad alarm must not end every other bound on waiting
                 log.exception("alarm crashed")
-        return math.inf
+        self._rings_at_s = math.inf
+        self._arm()
 
 
 class Interrupted(Exception):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -16,6 +18,26 @@ _RATIO_BUCKETS = (0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.5, 2.0, 3.0, 5.0
 _BREAKER_LEVEL = {"closed": 0, "half_open": 1, "open": 2}
 
 GaugeSource = Callable[[], Iterable[tuple[tuple[str, ...], float]]]
+
+_Metric = TypeVar("_Metric", Counter, Histogram)
+
+
+class _Labelled(Generic[_Metric]):
+    """A metric whose children are looked up once: the library's own lookup takes as long as ten counts."""
+
+    def __init__(self, metric: _Metric) -> None:
+        self._metric: _Metric = metric
+        self._children: dict[tuple[str, ...], _Metric] = {}
+
+    def labels(self, *values: str) -> _Metric:
+        child = self._children.get(values)
+        if child is None:
+            child = self._children[values] = self._metric.labels(*values)
+        return child
+
+    def collect(self) -> Iterable[MetricFamily]:
+        families: Iterable[MetricFamily] = self._metric.collect()
+        return families
 
 
 class Telemetry:
@@ -27,8 +49,14 @@ class Telemetry:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        counter = partial(Counter, registry=self.registry)
-        histogram = partial(Histogram, registry=self.registry)
+        plain_counter = partial(Counter, registry=self.registry)
+
+        def counter(name: str, text: str, labels: list[str]) -> _Labelled[Counter]:
+            return _Labelled(plain_counter(name, text, labels))
+
+        def histogram(name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> _Labelled[Histogram]:
+            return _Labelled(Histogram(name, text, labels, registry=self.registry, buckets=buckets))
+
         served_by = ["tier", "variant"]
         self.requests = counter(
             "overspill_requests",
@@ -43,8 +71,11 @@ class Telemetry:
             buckets=_TPOT_BUCKETS_S,
         )
         self.e2e_s = histogram("overspill_e2e_seconds", "Accepted to last token.", served_by, buckets=_E2E_BUCKETS_S)
-        self.queue_wait_s = histogram(
-            "overspill_queue_wait_seconds", "Accepted to sent to a replica.", buckets=_TTFT_BUCKETS_S
+        self.queue_wait_s = Histogram(
+            "overspill_queue_wait_seconds",
+            "Accepted to sent to a replica.",
+            buckets=_TTFT_BUCKETS_S,
+            registry=self.registry,
         )
         self.ttft_ratio = histogram(
             "overspill_ttft_actual_over_predicted",
@@ -63,11 +94,16 @@ class Telemetry:
             ["promise", "kept"],
         )
         self.tokens = counter("overspill_generated_tokens", "Tokens streamed to callers.", served_by)
-        self._tokens_by_variant: dict[tuple[str, str], Counter] = {}
+        self.decisions = plain_counter("overspill_decisions", "Times a request was looked at, to be bound or refused.")
         self.step_downs = counter(
             "overspill_step_downs", "Requests sent to a smaller rung to keep an objective.", ["variant"]
         )
-        self.shortened = counter("overspill_shortened_answers", "Answers that a cap or the deadline cut.")
+        self.shortened = plain_counter("overspill_shortened_answers", "Answers that a cap or the deadline cut.")
+        self.given_up = counter(
+            "overspill_given_up",
+            "Answers that gave their slot to others before a deadline they could not keep, by whether text had come.",
+            ["began"],
+        )
         self.failovers = counter(
             "overspill_failovers",
             "Attempts that failed or were refused, by stage (`before_first_token`, `mid_stream`).",
@@ -77,14 +113,7 @@ class Telemetry:
             "overspill_replica_failures", "Attempts that ended in an error, by its code.", ["endpoint", "code"]
         )
         self.breaker_changes = counter("overspill_breaker_changes", "Transitions of a breaker.", ["endpoint", "state"])
-        self.reconfigurations = counter("overspill_router_reconfigurations", "Settings applied at run time.")
-
-    def count_tokens(self, tier: str, variant: str, tokens: int) -> None:
-        """Count what was streamed to a caller; called for every chunk, so that its labels are looked up once."""
-        child = self._tokens_by_variant.get((tier, variant))
-        if child is None:
-            child = self._tokens_by_variant[tier, variant] = self.tokens.labels(tier, variant)
-        child.inc(tokens)
+        self.reconfigurations = plain_counter("overspill_router_reconfigurations", "Settings applied at run time.")
 
     def watch(self, name: str, text: str, labels: tuple[str, ...], source: GaugeSource) -> None:
         """Register a gauge whose values are asked for at every scrape: pairs of label values and number."""

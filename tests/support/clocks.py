@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Any, TypeVar
 
@@ -34,6 +34,12 @@ class VirtualClock:
         heapq.heappush(self._sleepers, (self._now_s + max(duration_s, 0.0), next(self._order), woken))
         await woken
 
+    def call_at(self, due_s: float, ring: Callable[[], None]) -> asyncio.Future[None]:
+        due = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (due_s, next(self._order), due))
+        due.add_done_callback(lambda due: None if due.cancelled() else ring())
+        return due
+
     async def settle(self) -> None:
         """Let everything run that can run without time passing."""
         loop: Any = asyncio.get_running_loop()
@@ -59,12 +65,11 @@ class VirtualClock:
         task = asyncio.ensure_future(work)
         ends_s = self._now_s + limit_s
         try:
+            await self.settle()
             while not task.done():
-                moved = await self.step()
+                assert await self.step(), "nothing can ever happen again, and the work is not done"
                 await self.settle()
-                if not task.done():
-                    assert moved, "nothing can ever happen again, and the work is not done"
-                    assert self._now_s < ends_s, f"not done after {limit_s} s"
+                assert task.done() or self._now_s < ends_s, f"not done after {limit_s} s"
             return task.result()
         finally:
             if not task.done():
@@ -96,6 +101,11 @@ class SteeredClock(MonotonicClock):
         while self.now_s() < ends_at_s:  # noqa: ASYNC110 (time is what it waits for)
             await asyncio.sleep(0.001)
         self.looks += 1
+
+    def call_at(self, due_s: float, ring: Callable[[], None]) -> asyncio.Task[None]:
+        sleeper = asyncio.ensure_future(self.sleep(due_s - self.now_s()))
+        sleeper.add_done_callback(lambda sleeper: None if sleeper.cancelled() else ring())
+        return sleeper
 
     async def pass_by(self, duration_s: float, looks: int) -> None:
         """Jump ahead so often, and let whoever slept look at the clock each time."""

@@ -1,0 +1,273 @@
+"""The real dispatcher over a simulated world: requests in, one row for each out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import structlog
+
+from router.base.errors import OverspillError
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.record import DecisionRecord
+from router.simulation.device import Device
+from router.simulation.loop import LoopClock, VirtualLoop, run_virtually
+from router.simulation.replica import NetworkPath, SimReplica, Truth
+from router.simulation.values import SimRequest, SimRow
+from router.simulation.world import DeviceSpec, RungSpec, World
+from router.values.answer import Answer
+from router.values.replica import ReplicaInfo, SpeedPrior
+from router.values.request import InferenceRequest, Outcome, SamplingParams, TextPrompt
+from router.values.settings import RouterSettings
+
+_PROMPT = TextPrompt("simulated")
+_ROUNDING_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """What a device did in a simulation.
+
+    Attributes:
+        busy_s: seconds in which it computed.
+        most_running: the most slots that were ever held.
+    """
+
+    name: str
+    slots: int
+    busy_s: float
+    most_running: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One simulation.
+
+    Attributes:
+        rows: in the order of the requests.
+        lasted_s: virtual seconds until the last request ended.
+    """
+
+    policy: str
+    seed: int
+    rows: tuple[SimRow, ...]
+    devices: tuple[DeviceUse, ...]
+    lasted_s: float
+
+    @property
+    def value(self) -> float:
+        return sum(row.value for row in self.rows)
+
+    @property
+    def kept_share(self) -> float:
+        return sum(row.kept for row in self.rows) / len(self.rows)
+
+    @property
+    def decisions_a_request(self) -> float:
+        return sum(row.decisions for row in self.rows) / len(self.rows)
+
+
+def simulate(
+    world: World, requests: Sequence[SimRequest], settings: RouterSettings | None = None, *, seed: int = 0
+) -> Result:
+    """Run `requests`, in order of arrival, through a dispatcher over `world`; the same call gives the same rows.
+
+    Args:
+        seed: of the noise, the errors of the declared speeds and the jitter; policies of one seed meet the same ones.
+    """
+    asked = settings or RouterSettings()
+    with _quiet_logs():
+        return run_virtually(lambda loop: _Simulation(world, requests, asked, seed, loop).run())
+
+
+class _Simulation:
+    def __init__(
+        self,
+        world: World,
+        requests: Sequence[SimRequest],
+        settings: RouterSettings,
+        seed: int,
+        loop: VirtualLoop,
+    ) -> None:
+        self._requests = requests
+        self._seed = seed
+        self._loop = loop
+        self._family = world.family
+        self._policy = settings.policy
+        truths = {str(index): truth for index, truth in enumerate(truths_of(world, requests, seed))}
+        self._devices = [Device(spec, loop) for spec in world.devices]
+        self._dispatcher = Dispatcher(
+            _replicas(world, self._devices, truths, seed, loop),
+            # Records are read at each request's end: those that wait must not push out one another's.
+            msgspec.structs.replace(settings, decision_log=max(settings.decision_log, 4 * settings.max_queue)),
+            clock=LoopClock(loop),
+        )
+        self._rows: list[SimRow | None] = [None] * len(requests)
+
+    async def run(self) -> Result:
+        tasks: set[asyncio.Task[None]] = set()
+        loop = self._loop
+        async with self._dispatcher:
+            for index, request in enumerate(self._requests):
+                delay_s = request.arrival_s - loop.time()
+                if delay_s > 0:
+                    await asyncio.sleep(delay_s)
+                task = loop.create_task(self._one(index, request))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            while tasks:
+                await asyncio.gather(*tasks)
+            lasted_s = loop.time()
+        uses = tuple(DeviceUse(d.spec.name, d.spec.slots, d.busy_s, d.most_running) for d in self._devices)
+        return Result(self._policy, self._seed, tuple(row for row in self._rows if row), uses, lasted_s)
+
+    async def _one(self, index: int, request: SimRequest) -> None:
+        """Be the caller of one request, to its end."""
+        accepted_s = self._loop.time()
+        sent = InferenceRequest(
+            request_id=str(index),
+            model=self._family,
+            prompt=_PROMPT,
+            sampling=SamplingParams(max_tokens=request.max_tokens, ignore_eos=request.ignore_eos),
+            objective=request.objective,
+            prompt_tokens=request.prompt_tokens,
+            accepted_at_s=accepted_s,
+            prompt_bytes=request.wire_bytes,
+            caller=request.caller,
+        )
+        answer: Answer | None = None
+        tokens, first_s, last_s = 0, None, None
+        try:
+            answer = await self._dispatcher.start(sent)
+            async with contextlib.aclosing(answer.chunks) as chunks:
+                async for chunk in chunks:
+                    if chunk.tokens:
+                        last_s = self._loop.time() - accepted_s
+                        first_s = last_s if first_s is None else first_s
+                        tokens += chunk.tokens
+        except OverspillError:
+            pass  # the record has the outcome
+        record = self._dispatcher.decision(sent.request_id, request.caller)
+        if record is None:
+            raise RuntimeError(f"request {index} left no decision record")
+        ended_s = self._loop.time() - accepted_s
+        got = _Got(tokens, first_s, last_s, ended_s)
+        self._rows[index] = _row(index, request, record, answer, got)
+
+
+@dataclass(frozen=True, slots=True)
+class _Got:
+    """What a caller got, and when; seconds since it asked."""
+
+    tokens: int
+    first_s: float | None
+    last_s: float | None
+    ended_s: float
+
+
+def _row(index: int, request: SimRequest, record: DecisionRecord, answer: Answer | None, got: _Got) -> SimRow:
+    choice = record.choice if answer is not None else None
+    served = choice.candidate.info if choice is not None else None
+    outcome = record.outcome.value if record.outcome is not None else Outcome.FAILED.value
+    whole = got.tokens >= request.asked_tokens and outcome in {"completed", "degraded"}
+    kept = whole and _in_time(request, got)
+    first = record.choice.candidate.prediction if record.choice is not None else None
+    return SimRow(
+        index=index,
+        arrival_s=request.arrival_s,
+        prompt_tokens=request.prompt_tokens,
+        answer_tokens=request.answer_tokens,
+        kind=request.kind,
+        outcome=outcome,
+        reason=choice.reason if choice is not None else "",
+        variant=served.variant if served is not None else "",
+        tier=served.tier if served is not None else "",
+        quality=served.quality if served is not None else 0.0,
+        ttft_s=got.first_s,
+        finish_s=got.last_s if whole and got.last_s is not None else got.ended_s,
+        tokens=got.tokens,
+        whole=whole,
+        kept=kept,
+        value=request.weight * served.quality if kept and served is not None else 0.0,
+        decisions=record.decisions,
+        predicted_ttft_s=record.promised_ttft_s,
+        predicted_ttft_high_s=record.promised_ttft_high_s,
+        predicted_finish_s=None if first is None else first.finish_s,
+        predicted_finish_high_s=None if first is None else first.finish_high_s,
+    )
+
+
+def _in_time(request: SimRequest, got: _Got) -> bool:
+    """Whether every promise that was asked for was kept, of a whole answer."""
+    asked = request.objective
+    if got.first_s is None or got.last_s is None:
+        return False
+    if asked.ttft_s is not None and got.first_s > asked.ttft_s + _ROUNDING_S:
+        return False
+    if asked.deadline_s is not None and got.last_s > asked.deadline_s + _ROUNDING_S:
+        return False
+    spread_s = got.last_s - got.first_s
+    return asked.tpot_s is None or spread_s <= asked.tpot_s * (got.tokens - 1) + _ROUNDING_S
+
+
+def truths_of(world: World, requests: Sequence[SimRequest], seed: int) -> list[Truth]:
+    """Draw the noise of every request; no policy changes what another one would draw."""
+    draws = np.random.default_rng([seed, 0]).standard_normal((len(requests), 3))
+    jitter = max((device.link.jitter for device in world.devices if device.remote), default=0.0)
+    factors = np.exp(draws * (world.noise.sigma, world.noise.sigma, jitter)).tolist()
+    return [Truth(request.answer_tokens, *noise) for request, noise in zip(requests, factors, strict=True)]
+
+
+def _replicas(
+    world: World, devices: Sequence[Device], truths: dict[str, Truth], seed: int, loop: VirtualLoop
+) -> list[SimReplica]:
+    errors = np.random.default_rng([seed, 1])
+    replicas = []
+    ladder = sorted({rung.quality for spec in world.devices for rung in spec.rungs}, reverse=True)
+    for device in devices:
+        spec = device.spec
+        interval_s = world.report_interval_ms / 1e3
+        path = NetworkPath(spec.link, spec.endpoint_key, interval_s, loop) if spec.remote else None
+        for index, rung in enumerate(spec.rungs):
+            error = world.noise.prior_error_sigma * errors.standard_normal(2)
+            prior = SpeedPrior(
+                prefill_tokens_per_s=rung.prefill_tokens_per_s * math.exp(error[0]),
+                decode_tokens_per_s=1e3 / rung.step_ms * math.exp(error[1]),
+                decode_batch_slope=rung.batch_slope,
+                source="simulation",
+            )
+            info = _info(world, spec, rung, ladder.index(rung.quality), prior)
+            replicas.append(SimReplica(info, device, index, truths, path))
+    return replicas
+
+
+def _info(world: World, device: DeviceSpec, rung: RungSpec, position: int, prior: SpeedPrior) -> ReplicaInfo:
+    return ReplicaInfo(
+        replica_id=f"{device.name}/{rung.variant}",
+        endpoint=device.endpoint_key,
+        tier="cloud" if device.remote else "edge",
+        remote=device.remote,
+        family=world.family,
+        variant=rung.variant,
+        rung=position,
+        quality=rung.quality,
+        context_tokens=rung.context_tokens,
+        prior=prior,
+    )
+
+
+@contextlib.contextmanager
+def _quiet_logs() -> Iterator[None]:
+    """Log nothing below errors: refusals and overload are what is simulated, and the rows tell of them."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
