@@ -174,12 +174,16 @@ class KvPack:
         else:
             self._move_to(parked, self.rows)
             row = self.rows
-        found = np.empty((self.shape.kv_heads, tokens, self.shape.head_dim), np.float32)  # row and room may overlap
+        room = self._room_view(parked)
+        found = np.empty((self.shape.kv_heads, tokens, self.shape.head_dim), np.float32)
         if not keep:
             self.lengths.append(0)
-        for stretch, kept in zip(self._view, self._room_view(parked), strict=True):
-            found[:] = kept[:, :tokens]
-            stretch[row, :, :tokens] = found
+        if parked.room != row:
+            self._view[:, row, :, :tokens] = room[:, :, :tokens]
+        else:  # the row begins in the room, and may overlap
+            for stretch, kept in zip(self._view, room, strict=True):
+                found[:] = kept[:, :tokens]
+                stretch[row, :, :tokens] = found
         self.lengths[row] = tokens
         self._touched = True
         if not keep:
