@@ -314,7 +314,7 @@ class Binder:
         expected = expected_tokens(pending, info)
         if choice.max_tokens is not None:
             expected = max(1, min(expected, choice.max_tokens - pending.request.continuation_tokens))
-        demand = demand_on(pending, info, pool.latency, expected)
+        demand = demand_on(pending, info, pool.affinity, expected)
         siblings = pool.siblings[info.replica_id]
         work = self._signals.latency.sent(view.snapshot, view.link, demand, view.mine, siblings=siblings)
         self._remember_session(pending.request.objective.session, info.replica_id)
@@ -403,6 +403,7 @@ class Binder:
                 replicas={name: self._view(replica) for name, replica in self.replicas.items()},
                 settings=self._settings,
                 latency=self._signals.latency,
+                affinity=self._signals.affinity,
                 ladder=self._signals.ladder,
                 ahead=self.queue.ahead,
                 waiting=len(self.queue),
