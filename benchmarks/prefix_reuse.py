@@ -158,12 +158,12 @@ def keeping_ms(threads: int) -> dict[str, float]:
 def table(rows: list[Row], costs: dict[str, float]) -> Table:
     title = "time to first token of a chat on the device, median (least)"
     shown = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for name in ("answers", "turn", "prompt", "cached", "nothing kept", "kept", ""):
+    for name in ("answers", "turn", "prompt", "cached", "nothing kept, ms", "kept, ms", ""):
         shown.add_column(name, justify="left" if name == "answers" else "right")
     for row in rows:
         gain = f"{row.ttft_fresh_ms / row.ttft_kept_ms:.1f}× ({row.least_fresh_ms / row.least_kept_ms:.1f}×)"
-        fresh = f"{row.ttft_fresh_ms:,.0f} ({row.least_fresh_ms:,.0f}) ms"
-        times = fresh, f"{row.ttft_kept_ms:,.0f} ({row.least_kept_ms:,.0f}) ms"
+        fresh = f"{row.ttft_fresh_ms:,.0f} ({row.least_fresh_ms:,.0f})"
+        times = fresh, f"{row.ttft_kept_ms:,.0f} ({row.least_kept_ms:,.0f})"
         shown.add_row(row.mode, str(row.turn), str(row.prompt_tokens), str(row.cached_tokens), *times, gain)
     shown.caption = "; ".join(f"to {name} {PARKED_TOKENS} tokens: {ms:.1f} ms" for name, ms in costs.items())
     return shown

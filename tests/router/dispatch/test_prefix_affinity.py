@@ -1,4 +1,4 @@
-"""A chat stays where its prompt is cached, because it is cheaper there; nobody else's prediction is the better for it."""
+"""A chat stays where its prompt is cached, since that is cheaper; nobody else's prediction is the better for it."""
 
 from __future__ import annotations
 
