@@ -363,7 +363,7 @@ class Binder:
         info, pool = choice.candidate.info, self._pool()
         view = pool.replicas[info.replica_id]
         expected = _expected_tokens(pending, choice)
-        demand = demand_on(pending, info, pool.latency, expected)
+        demand = demand_on(pending, info, pool.affinity, expected)
         siblings = pool.standings[info.replica_id].siblings
         return Attempt(
             replica=view.replica,
@@ -442,6 +442,7 @@ class Binder:
                 replicas={name: self._view(replica) for name, replica in self.replicas.items()},
                 settings=self._settings,
                 latency=self._signals.latency,
+                affinity=self._signals.affinity,
                 ladder=self._signals.ladder,
                 ahead=self.queue.ahead,
                 waiting=len(self.queue),

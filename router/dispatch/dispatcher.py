@@ -32,6 +32,7 @@ from router.dispatch.journey import Journey
 from router.dispatch.record import DecisionLog, DecisionRecord
 from router.dispatch.self_test import SelfTests
 from router.dispatch.telemetry import Telemetry
+from router.signals.affinity import Affinity
 from router.signals.breaker import BreakerState
 from router.signals.health import HealthBook
 from router.signals.in_flight import Attempt
@@ -80,6 +81,7 @@ class Dispatcher:
             LatencyModel(self.clock),
             LengthModel(settings.expected_answer_tokens),
             HealthBook(settings.breaker, self.clock, self._breaker_changed),
+            affinity=Affinity(self.clock),
         )
         self._binder = Binder(settings, self._signals, self.clock, self.alarms, self.telemetry)
         self._hedges = HedgeBudget()
@@ -165,7 +167,7 @@ class Dispatcher:
             raise ValueError(f"replica ids must be unique; {', '.join(double)} is there twice")
         self._binder.replicas = by_id
         self._signals.health.keep_only([replica.info for replica in replicas])
-        for learnt in (self._signals.latency, self._signals.prices, self._signals.peaks):
+        for learnt in (self._signals.latency, self._signals.prices, self._signals.peaks, self._signals.affinity):
             learnt.keep_only(set(by_id))
         self._binder.reconsider()
 
@@ -282,9 +284,12 @@ class Dispatcher:
             attempt.first_at_s = now_s
             session = journey.request.objective.session
             attempt.mark = self._signals.latency.first_token(attempt, now_s, session, chunk.cached_tokens)
+            self._signals.affinity.began(journey.request, info.replica_id, chunk.cached_tokens, attempt.sent_at_s)
             journey.record.happened(now_s, "first_token", replica=info.replica_id)
             if journey.record.ttft_s is None:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
+        elif chunk.cached_tokens is not None:
+            self._signals.affinity.told(journey.request, info.replica_id, chunk.cached_tokens)
         attempt.tokens += chunk.tokens
         if chunk.tokens:
             attempt.last_at_s = now_s
@@ -324,6 +329,7 @@ class Dispatcher:
             breaker.abandon()
         journey.record.finished = finished
         if finished is not None:
+            self._signals.affinity.ended(journey.request, info.replica_id, journey.tokens)
             pace_s = attempt.pace_s
             if pace_s is not None:
                 self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)

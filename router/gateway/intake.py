@@ -150,6 +150,7 @@ class Intake:
         request = InferenceRequest(
             request_id=context.request_id or "",
             caller=context.caller.digest,
+            cache_salt=wire_headers.cache_salt(context.headers),
             model=api_request.model,
             prompt=api_request.prompt,
             sampling=api_request.sampling,
@@ -250,11 +251,14 @@ async def collect(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) 
     """
     pieces: list[str] = []
     tokens = 0
+    cached_tokens: int | None = None
     async for chunk in chunks:
+        if not pieces or chunk.finish_reason is not None:
+            cached_tokens = chunk.cached_tokens if cached_tokens is None else cached_tokens
         pieces.append(chunk.text)
         tokens += chunk.tokens
         if chunk.finish_reason is not None:
-            usage = Usage(chunk.prompt_tokens or prompt_tokens, tokens)
+            usage = Usage(chunk.prompt_tokens or prompt_tokens, tokens, cached_tokens)
             return Whole("".join(pieces), chunk.finish_reason, usage)
     raise unfinished()
 

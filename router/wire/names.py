@@ -28,6 +28,7 @@ HOPS = "x-overspill-hops"
 INSTANCE = "x-overspill-instance"
 DEMAND = "x-overspill-demand"
 ATTEMPTS_LEFT = "x-overspill-attempts-left"
+CACHE_SALT = "x-overspill-cache-salt"
 
 PREFIX = "x-overspill-"
 REQUEST_NAMES = (
@@ -44,6 +45,7 @@ REQUEST_NAMES = (
     ATTEMPTS_LEFT,
     INSTANCE,
     DEMAND,
+    CACHE_SALT,
 )
 
 # Names other routers use for the same promise; the first one present wins.
