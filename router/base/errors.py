@@ -56,6 +56,8 @@ class OverspillError(Exception):
         code: stable machine-readable string, the `code` of an OpenAI-shaped error.
         kind: the `type` of an OpenAI-shaped error.
         param: the request field or configuration key at fault, if there is one.
+        attempts: replicas that a request was tried on before this became its end, in this tier and those behind it;
+            None where nobody counted.
     """
 
     status: int = 500
@@ -65,6 +67,7 @@ class OverspillError(Exception):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         self.message = _clipped(message, _MAX_MESSAGE_CHARS)
         self.param = param if param is None else _clipped(param, _MAX_PARAM_CHARS)
+        self.attempts: int | None = None
         super().__init__(self.message)
 
 

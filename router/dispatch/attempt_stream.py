@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable
 
 import structlog
 
@@ -41,6 +42,7 @@ class AttemptStream:
         self._ended = False
         self._reader: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> AttemptStream:
         name = f"attempt {self._request.request_id} on {self._attempt.info.replica_id}"
@@ -49,13 +51,32 @@ class AttemptStream:
 
     async def __aexit__(self, *_: object) -> None:
         self._deadline.cancel()
-        if not self._task.done():
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+        elif not self._task.done():
             await self._end_task()
 
     @property
     def ready(self) -> bool:
         """Text, or the end with everything given back, is here already: handing it on waits for nothing."""
         return any(self._task.done() if chunk.finish_reason else chunk.text for chunk in self._chunks)
+
+    @property
+    def whole(self) -> bool:
+        """The replica has ended its stream, or said the last word of it."""
+        return self._task.done() or bool(self._chunks and self._chunks[-1].finish_reason is not None)
+
+    def stop(self, freed: Callable[[], None]) -> None:
+        """Cancel the work on the replica now, whether or not anybody reads: what has come can still be read.
+
+        Args:
+            freed: called when the replica has let go, or has not within bounds.
+        """
+        if self._ending is None:
+            name = f"end of attempt {self._request.request_id} on {self._attempt.info.replica_id}"
+            self._ending = asyncio.create_task(self._end_task(), name=name)
+            self._ending.add_done_callback(lambda _: freed())
+            self._wake_reader()
 
     async def next(self, due_s: float) -> TokenChunk:
         """Return the next chunk.
@@ -64,11 +85,11 @@ class AttemptStream:
             due_s: on the tier's clock; infinity for no bound.
 
         Raises:
-            Elapsed: none came by then.
+            Elapsed: none came by then, or none will since the work was stopped.
             StopAsyncIteration: the replica ended its stream.
             Exception: what the replica raised, after the chunks that came before it.
         """
-        if not self._chunks and not self._ended:
+        if not self._chunks and not self._ended and self._ending is None:
             self._reader = asyncio.get_running_loop().create_future()
             self._deadline.move(due_s)
             try:

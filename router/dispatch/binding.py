@@ -1,7 +1,10 @@
 """Late binding: requests wait in the tier's queue and are bound to a replica when it can start them.
 
-Whenever capacity changes, and every now and then because predictions age, everyone who waits is decided again in
-order. A request is bound when the policy's choice is free; else it waits for that choice, and those behind it see that.
+A decision either binds a request, turns it away, or says for which replicas it waits and with which rank there. A free
+slot then looks only at those who stand first for it: the first is decided again, and bound if it still stands first
+(lazy evaluation of a greedy choice; Minoux, 1978). Newcomers stand in the same order as everyone. Whoever may become
+hopeless is decided again at the time that its last decision named. All of it is done in turns of a few decisions, so
+that the event loop stays free however many wait.
 """
 
 from __future__ import annotations
@@ -9,20 +12,21 @@ from __future__ import annotations
 import asyncio
 import math
 import zlib
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable
 
 import structlog
 
 from router.base.clock import Clock
 from router.base.errors import DeadlineLost, Evicted, OverspillError, PromiseLost, Shed, Unavailable
-from router.base.timers import Alarms
+from router.base.timers import Alarm, Alarms
 from router.dispatch.candidates import (
     PendingRequest,
     PoolView,
     ReplicaView,
     Unreached,
     assess,
+    demand_on,
     expected_tokens,
     explain_none,
 )
@@ -34,18 +38,21 @@ from router.policy.registry import load_policy
 from router.signals.in_flight import Attempt
 from router.signals.signals import Signals
 from router.values.choice import Choice, Hopeless
-from router.values.prediction import Demand
 from router.values.replica import Replica, ReplicaSnapshot
 from router.values.request import Locality
 from router.values.settings import RouterSettings
 
 log = structlog.get_logger("router")
 
-# Interval of decisions for waiting requests while no capacity changes.
-_RECHECK_S = 0.1
+# Interval in which overload is judged while requests wait, and free slots are looked for that nobody told of.
+_RECHECK_S = 0.5
+# Decisions in one turn of the event loop, each with what it wakes.
+_DECISIONS_A_TURN = 8
+# Requests decided again for one free slot before the best of them takes it.
+_LOOKS_A_SLOT = 12
+# Views of replicas are read again after so long, or once this tier has sent or ended anything.
+_MOMENT_S = 0.001
 _SESSIONS_KEPT = 4096
-# Requests decided beside those that wait for the replica where an attempt ended: the first might prefer it now.
-_OTHERS_AN_END = 8
 _RETRY_AFTER_S = 1.0  # where nothing better is known
 # Refusals for want of capacity count as waiting requests for so long, in the measure of overload.
 _REFUSALS_COUNT_S = 2.0
@@ -70,27 +77,42 @@ class Binder:
         self._refused_at_s: deque[float] = deque()
         self._unreadable: set[str] = set()
         self._scheduled = False
-        self._everyone = False
-        self._freed: set[str] = set()
+        self._freed: dict[str, None] = {}
+        self._again: deque[QueueEntry] = deque()
+        self._pool_now: PoolView | None = None
+        self._moment = 0
+        self._looks = 0
         self._rechecking = False
+        self._due_alarm: Alarm | None = None
+        self._due_at_s = math.inf
 
     def reconfigure(self, settings: RouterSettings) -> None:
         self._policy = load_policy(settings.policy)
         self._settings = settings
-        self.wake()
+        self.reconsider()
 
     def wake(self, freed: str | None = None) -> None:
         """Schedule decisions for the waiting requests. Call it on the event loop.
 
         Args:
-            freed: replica where an attempt ended, if that is all that happened. Then only those are decided that wait
-                for it, while it has room, and a few ahead of them; every `_RECHECK_S` everyone is decided anyway.
+            freed: replica where an attempt ended, if that is all that happened: its device has a slot. None: any
+                replica may have one.
         """
+        self._pool_now = None
         if freed is None:
-            self._everyone = True
-        else:
-            self._freed.add(freed)
-        if len(self.queue) and not self._scheduled:
+            self._freed.update(dict.fromkeys(self.replicas))
+        elif freed in self.replicas:
+            self._freed.update(dict.fromkeys(self._on_device(self.replicas[freed].info.device_key)))
+        if len(self.queue):
+            self._schedule()
+
+    def reconsider(self) -> None:
+        """Decide everyone who waits again, a few a turn: what they may wait for has changed."""
+        self._again = deque(self.queue)
+        self.wake()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._pump)
 
@@ -106,12 +128,12 @@ class Binder:
         self.queue.enter(entry)
         alarm = self._alarms.set(pending.wait_until_s, lambda: self._give_up(entry))
         try:
-            self._decide_for(entry, self._pool(self._ahead(entry)))
+            self._newcomer(entry)
             if not entry.bound.done():
                 self._update_ladder()
                 self._turn_away(entry)
             if not entry.bound.done():
-                record.happened(now_s, "queued", waiting=len(self.queue), target=entry.target)
+                record.happened(now_s, "queued", waiting=len(self.queue), target=next(iter(entry.waits_for), None))
                 self._recheck_later()
             return await entry.bound
         except asyncio.CancelledError:
@@ -124,7 +146,7 @@ class Binder:
 
     def has_candidate(self, pending: PendingRequest) -> bool:
         """Whether any replica may serve what is left of a request."""
-        situation, rejections = assess(pending, self._pool(Counter()))
+        situation, rejections = assess(pending, self._pool())
         return situation is not None or any(r.waits for r in rejections)
 
     def unreached(self, locality: Locality) -> Unreached | None:
@@ -133,88 +155,168 @@ class Binder:
 
     def refuse_all(self, error: OverspillError) -> None:
         """Refuse every waiting request with `error`."""
-        for entry in self.queue.in_order():
-            entry.bound.set_exception(error)
+        for entry in list(self.queue):
+            self._refuse(entry, error)
+
+    def _newcomer(self, entry: QueueEntry) -> None:
+        """Decide a newcomer; where somebody who waits stands before it, it waits behind them."""
+        self._look_around()
+        choice = self._decide(entry)
+        if choice is None:
+            return
+        if choice.candidate.prediction.free:
+            device = choice.candidate.info.device_key
+            firsts = [self.queue.first(name) for name in self._on_device(device)]
+            if all(first is None or entry.key(choice.rank) <= first[0] for first in firsts):
+                self._take(entry, choice)
+                return
+            self._freed.update(dict.fromkeys(self._on_device(device)))
+            self._schedule()
+        self._wait(entry, choice)
+
+    def _on_device(self, device: str) -> list[str]:
+        return [name for name, replica in self.replicas.items() if replica.info.device_key == device]
 
     def _pump(self) -> None:
-        """Decide for the waiting requests, in order; each sees what those before it have taken or wait for."""
+        """One turn: who was to be looked at again, then who stands first for the slots that are free."""
         self._scheduled = False
-        ahead: Counter[str] = Counter()
-        pool = self._pool(ahead)
-        for entry in self._due(pool, ahead):
-            try:
-                taken = self._decide_for(entry, pool)
-            except Exception:  # its own failure: those behind it are still decided
-                log.exception("decision crashed", request_id=entry.record.request_id)
-                if not entry.bound.done():
-                    entry.bound.set_exception(_internal_error(entry.record.request_id))
-                continue
-            if taken:
-                pool.replicas = self._views()
-            elif entry.target is not None and not entry.bound.done():
-                ahead[entry.target] += 1
+        self._look_around()
+        self._looks = _DECISIONS_A_TURN
+        while self._looks > 0 and self._again:
+            entry = self._again.popleft()
+            if not entry.bound.done():
+                self._look_again(entry)
+        while self._looks > 0 and self._freed:
+            self._fill_a_slot()
+        if self._again or self._freed:
+            self._schedule()
         self._update_ladder()
         self._turn_away(None)
 
-    def _due(self, pool: PoolView, ahead: Counter[str]) -> Iterator[QueueEntry]:
-        """Yield, in order, which requests are to be decided now; those passed over are counted in `ahead`."""
-        freed = None if self._everyone else frozenset(self._freed)
-        self._everyone, self._freed = False, set()
-        others = _OTHERS_AN_END
-        for entry in self.queue.in_order(scarce=self._signals.ladder.overloaded):
-            if freed is not None:
-                if not any(view.has_room for view in pool.replicas if view.info.replica_id in freed):
-                    return
-                if entry.target is not None and entry.target not in freed:
-                    others -= 1
-                    if others < 0:
-                        ahead[entry.target] += 1
-                        continue
-            yield entry
+    def _fill_a_slot(self) -> None:
+        """Give one free slot to who stands first for it, or find that nobody takes any."""
+        for _ in range(_LOOKS_A_SLOT):
+            entry = self._first_for_a_slot()
+            if entry is None:
+                self._freed.clear()
+                return
+            if entry.moment == self._moment and entry.choice is not None:
+                self._take(entry, entry.choice)
+                return
+            choice = self._decide(entry)
+            if choice is not None:
+                self._wait(entry, choice)
+        decided = [e for e in self.queue if e.moment == self._moment and e.takes_a_slot]
+        if decided:
+            first = min(decided, key=QueueEntry.own_key)
+            assert first.choice is not None  # noqa: S101 - `takes_a_slot` says so
+            self._take(first, first.choice)
+        else:
+            self._freed.clear()
 
-    def _decide_for(self, entry: QueueEntry, pool: PoolView) -> bool:
-        """Bind, turn away or leave waiting; returns whether a slot was taken."""
+    def _first_for_a_slot(self) -> QueueEntry | None:
+        """Return who stands first for any slot that is free."""
+        pool, best = self._pool(), None
+        for name in list(self._freed):
+            first = self.queue.first(name) if pool.has_room(name) else None
+            if first is None:
+                del self._freed[name]
+            elif first[1].moment == self._moment and not first[1].takes(name):
+                continue  # decided at this very moment, it goes elsewhere or waits
+            elif best is None or first[0] < best[0]:
+                best = first
+        return None if best is None else best[1]
+
+    def _look_again(self, entry: QueueEntry) -> None:
+        choice = self._decide(entry)
+        if choice is None:
+            return
+        self._wait(entry, choice)
+        if choice.candidate.prediction.free:
+            self._freed[choice.candidate.info.replica_id] = None
+
+    def _wait(self, entry: QueueEntry, choice: Choice) -> None:
+        """Let an entry wait as its decision says."""
+        if entry.promised is None and not choice.candidate.prediction.free:
+            entry.promised = choice
+            entry.wait_factor = self._signals.latency.wait_factor(choice.candidate.info)
+        self.queue.place(entry, choice.waits_for, self._clock.now_s() + choice.good_for_s)
+        self._watch_due()
+
+    def _decide(self, entry: QueueEntry) -> Choice | None:
+        """Ask the policy; None where the entry was turned away, or can only wait for time to pass."""
+        self._looks -= 1
+        self.queue.displace(entry)
+        try:
+            return self._judge(entry, self._pool())
+        except Exception:  # its own failure: the others are still decided
+            log.exception("decision crashed", request_id=entry.record.request_id)
+            self._refuse(entry, _internal_error(entry.record.request_id))
+            return None
+
+    def _judge(self, entry: QueueEntry, pool: PoolView) -> Choice | None:
         pending, record = entry.pending, entry.record
+        self._telemetry.decisions.inc()
         situation, rejections = assess(pending, pool)
         record.looked(situation, rejections)
-        entry.target = None
+        entry.moment = self._moment
         if situation is None:
             if not any(r.waits for r in rejections):
-                entry.bound.set_exception(explain_none(pending, rejections))
-            return False
+                self._refuse(entry, explain_none(pending, rejections))
+            else:
+                self.queue.place(entry, {}, pool.now_s + _RECHECK_S)
+                self._watch_due()
+            return None
+        if not entry.offered:
+            entry.offered = True
+            self._signals.prices.arrived(pool.now_s, self._policy.offers(situation))
         choice = self._policy.decide(situation)
         if isinstance(choice, Hopeless):
             kind = DeadlineLost if choice.deadline_lost else PromiseLost
             if not choice.deadline_lost:
                 self._refused_at_s.append(pool.now_s)
             message = f"the promise cannot be kept: {choice.why}"
-            entry.bound.set_exception(kind(message, retry_after_s=_spread(choice.retry_after_s, record.request_id)))
-            return False
-        record.choice = choice
+            self._refuse(entry, kind(message, retry_after_s=_spread(choice.retry_after_s, record.request_id)))
+            return None
+        entry.choice = record.choice = choice
         record.promise(choice, situation.waited_s)
-        prediction = choice.candidate.prediction
-        if prediction.free:
-            self._take(entry, choice, pool)
-            return True
-        if entry.promised is None:
-            entry.promised = choice
-            entry.wait_factor = pool.latency.wait_factor(choice.candidate.info)
-            entry.work_s = prediction.finish_s - prediction.wait_s
-            objective = situation.objective
-            ends = [s for s in (objective.deadline_s, objective.ttft_s) if s is not None]
-            entry.promise_s = min(ends, default=pool.settings.ttft_slo_ms / 1e3)
-        entry.target = choice.candidate.info.replica_id
-        return False
+        return choice
 
-    def _take(self, entry: QueueEntry, choice: Choice, pool: PoolView) -> None:
+    def _refuse(self, entry: QueueEntry, error: OverspillError) -> None:
+        """Turn an entry away; it leaves the queue at once."""
+        self.queue.leave(entry)
+        if not entry.bound.done():
+            entry.bound.set_exception(error)
+
+    def _watch_due(self) -> None:
+        """Keep one alarm at the time when the next entry is to be decided again."""
+        due_s = self.queue.next_due_s()
+        if due_s < self._due_at_s:
+            if self._due_alarm is not None:
+                self._due_alarm.cancel()
+            self._due_at_s = due_s
+            self._due_alarm = self._alarms.set(due_s, self._look_at_due)
+
+    def _look_at_due(self) -> None:
+        self._due_at_s, self._due_alarm = math.inf, None
+        now_s = self._clock.now_s()
+        while (entry := self.queue.pop_due(now_s)) is not None:
+            self._again.append(entry)
+        if self._again:
+            self._schedule()
+        self._watch_due()
+
+    def _take(self, entry: QueueEntry, choice: Choice) -> None:
         now_s = self._clock.now_s()
         pending, record, info = entry.pending, entry.record, choice.candidate.info
-        view = pool.view(info.replica_id)
-        expected = expected_tokens(pending, info, self._signals.latency)
+        pool = self._pool()
+        view = pool.replicas[info.replica_id]
+        expected = expected_tokens(pending, info)
         if choice.max_tokens is not None:
             expected = max(1, min(expected, choice.max_tokens - pending.request.continuation_tokens))
-        demand = Demand(pending.request.prompt_tokens, expected, pending.request.prompt_bytes)
-        work = self._signals.latency.sent(view.snapshot, view.link, demand, view.mine)
+        demand = demand_on(pending, info, pool.latency, expected)
+        siblings = pool.siblings[info.replica_id]
+        work = self._signals.latency.sent(view.snapshot, view.link, demand, view.mine, siblings=siblings)
         self._remember_session(pending.request.objective.session, info.replica_id)
         hoped = entry.promised.candidate if entry.promised is not None else None
         if hoped is not None and hoped.info.replica_id == info.replica_id:
@@ -233,6 +335,9 @@ class Binder:
             trial=self._signals.health.breaker(info).begin(),
         )
         self._signals.in_flight.begin(attempt)  # last: nothing may fail between taking the slot and handing it over
+        self._pool_now = None
+        self._moment += 1
+        self.queue.leave(entry)
         entry.bound.set_result(attempt)
 
     def _count(self, choice: Choice, waited_s: float) -> None:
@@ -244,24 +349,24 @@ class Binder:
         """Refuse the last in order of each class that is over its bound, with a time to come back."""
         while (entry := self.queue.crowded_out(self._settings)) is not None:
             kind = Shed if entry is newcomer else Evicted
-            waiting = len(self.queue.in_order()) - 1
+            waiting = len(self.queue) - 1
             retry_after_s = self._backlog_s(entry)
             self._refused_at_s.append(self._clock.now_s())
-            entry.bound.set_exception(kind(f"the queue is full: {waiting} requests wait", retry_after_s=retry_after_s))
+            self._refuse(entry, kind(f"the queue is full: {waiting} requests wait", retry_after_s=retry_after_s))
 
     def _give_up(self, entry: QueueEntry) -> None:
         """Refuse a request whose wait has reached its bound."""
         if entry.bound.done():
             return
         waited_s = self._clock.now_s() - entry.pending.request.accepted_at_s
-        deadline_s = entry.pending.request.objective.deadline_s
+        deadline_s = entry.pending.request.objective.ends_s
         retry_after_s = self._backlog_s(entry)
         if deadline_s is not None and waited_s >= deadline_s:
             message = f"the deadline of {deadline_s:g} s passed while the request waited for a free replica"
-            entry.bound.set_exception(DeadlineLost(message, retry_after_s=retry_after_s))
+            self._refuse(entry, DeadlineLost(message, retry_after_s=retry_after_s))
             return
         message = f"no replica became free within {waited_s:.1f} s"
-        entry.bound.set_exception(Unavailable(message, retry_after_s=retry_after_s))
+        self._refuse(entry, Unavailable(message, retry_after_s=retry_after_s))
 
     def _release_unclaimed(self, entry: QueueEntry) -> None:
         """A request was cancelled between being bound and being sent: give the slot back."""
@@ -276,32 +381,37 @@ class Binder:
         """When a request like this one should find a free replica, were it sent again then."""
         wait_s = _RETRY_AFTER_S
         try:
-            situation, _ = assess(entry.pending, self._pool(self._ahead(entry)))
+            situation, _ = assess(entry.pending, self._pool())
             if situation is not None:
                 wait_s = backlog_s(situation)
         except Exception:  # an estimate: the refusal it goes with must reach its caller in any case
             log.exception("estimate of the backlog crashed", request_id=entry.record.request_id)
         return _spread(wait_s, entry.record.request_id)
 
-    def _ahead(self, newcomer: QueueEntry) -> Counter[str]:
-        """Count, by replica, the waiting requests other than `newcomer`."""
-        return Counter(e.target for e in self.queue.in_order() if e is not newcomer and e.target is not None)
+    def _look_around(self) -> None:
+        """Begin a new moment, unless the last one has just begun."""
+        if self._pool_now is not None and self._clock.now_s() - self._pool_now.now_s > _MOMENT_S:
+            self._pool_now = None
 
-    def _pool(self, ahead: Counter[str]) -> PoolView:
-        return PoolView(
-            now_s=self._clock.now_s(),
-            replicas=self._views(),
-            settings=self._settings,
-            latency=self._signals.latency,
-            ladder=self._signals.ladder,
-            ahead=ahead,
-            session_replica=self._sessions,
-            locality=self._policy.locality,
-            unreached=self.upstream(),
-        )
-
-    def _views(self) -> Sequence[ReplicaView]:
-        return [self._view(replica) for replica in self.replicas.values()]
+    def _pool(self) -> PoolView:
+        """Return what decisions of this moment see; it is made anew once anything changed."""
+        pool = self._pool_now
+        if pool is None:
+            self._moment += 1
+            pool = self._pool_now = PoolView(
+                now_s=self._clock.now_s(),
+                replicas={name: self._view(replica) for name, replica in self.replicas.items()},
+                settings=self._settings,
+                latency=self._signals.latency,
+                ladder=self._signals.ladder,
+                ahead=self.queue.ahead,
+                waiting=len(self.queue),
+                prices=self._signals.prices,
+                session_replica=self._sessions,
+                locality=self._policy.locality,
+                unreached=self.upstream(),
+            )
+        return pool
 
     def _view(self, replica: Replica) -> ReplicaView:
         """Return a replica's view; one whose load cannot be read is unavailable."""
@@ -343,7 +453,9 @@ class Binder:
         self._rechecking = False
         self._update_ladder()
         if len(self.queue):
-            self.wake()
+            self._freed.update(dict.fromkeys(self.replicas))
+            self._pool_now = None
+            self._schedule()
             self._recheck_later()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from router.base.errors import (
     ContextTooLong,
@@ -16,9 +16,12 @@ from router.base.errors import (
 from router.dispatch.record import Rejection
 from router.signals.health import Health
 from router.signals.ladder import Ladder
-from router.signals.latency import LatencyModel, occupied_slots
+from router.signals.latency import LatencyModel
+from router.signals.length import LengthWatch
+from router.signals.occupancy import occupied_slots, sibling_load
+from router.signals.prices import CapacityPrices
 from router.values.link import LinkSnapshot
-from router.values.prediction import Demand, InFlightLoad
+from router.values.prediction import Demand, InFlightLoad, SiblingLoad
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import ChatPrompt, InferenceRequest, Locality
 from router.values.settings import RouterSettings
@@ -37,15 +40,6 @@ class ReplicaView:
     link: LinkSnapshot | None
     health: Health
     mine: InFlightLoad
-
-    @property
-    def has_room(self) -> bool:
-        """A request that is sent to it now would start at once."""
-        return (
-            self.snapshot.available
-            and not self.health.code
-            and occupied_slots(self.snapshot, self.mine) < self.snapshot.slots
-        )
 
     @classmethod
     def of(
@@ -83,29 +77,47 @@ class PoolView:
     """What one moment's decisions need besides the request.
 
     Attributes:
-        ahead: replica id → requests that wait for it and go first.
+        replicas: by replica id.
+        ahead: requests that wait for a replica and go before one of that priority.
+        waiting: requests in the queue.
         session_replica: session → the replica that served it last.
         locality: what the tier's policy allows at all.
         unreached: an upstream that might serve anything, and cannot be asked yet.
+        siblings: replica id → the other rungs of its device that have sequences.
     """
 
     now_s: float
-    replicas: Sequence[ReplicaView]
+    replicas: Mapping[str, ReplicaView]
     settings: RouterSettings
     latency: LatencyModel
     ladder: Ladder
-    ahead: Mapping[str, int]
+    ahead: Callable[[str, int], int]
+    waiting: int
+    prices: CapacityPrices
     session_replica: Mapping[str, str]
     locality: Locality = Locality.ANY
     unreached: Unreached | None = None
+    siblings: Mapping[str, tuple[SiblingLoad, ...]] = field(init=False)
 
-    def view(self, replica_id: str) -> ReplicaView:
-        return next(s for s in self.replicas if s.info.replica_id == replica_id)
+    def __post_init__(self) -> None:
+        by_device: dict[str, list[SiblingLoad]] = {}
+        for view in self.replicas.values():
+            load = sibling_load(view.snapshot, view.mine)
+            if load.occupied:
+                by_device.setdefault(view.info.device_key, []).append(load)
+        self.siblings = {
+            name: tuple(load for load in by_device.get(view.info.device_key, ()) if load.info.replica_id != name)
+            for name, view in self.replicas.items()
+        }
 
-    def beside(self, info: ReplicaInfo) -> int:
-        """Answers that run on the other replicas of an endpoint."""
-        others = (s for s in self.replicas if s.info.endpoint == info.endpoint and s.info.replica_id != info.replica_id)
-        return sum(min(occupied_slots(s.snapshot, s.mine), s.snapshot.slots) for s in others)
+    def has_room(self, replica_id: str) -> bool:
+        """Whether a request that is sent to a replica now would start at once."""
+        view = self.replicas.get(replica_id)
+        if view is None or not view.snapshot.available or view.health.code:
+            return False
+        own, slots = occupied_slots(view.snapshot, view.mine), view.snapshot.slots
+        others = self.siblings[replica_id]
+        return own < slots and own + sum(s.occupied for s in others) < max([slots, *(s.slots for s in others)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +128,13 @@ class PendingRequest:
         request: what is left of it: `prompt_tokens` holds the text emitted so far, and so does `continuation_tokens`.
         failed: replica ids that failed for it.
         wait_until_s: when it is given up, on the tier's clock.
+        length: what is believed of the length of its whole answer.
     """
 
     request: InferenceRequest
     failed: frozenset[str]
     wait_until_s: float
+    length: LengthWatch
 
     @property
     def left_tokens(self) -> int | None:
@@ -135,19 +149,34 @@ def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, t
     candidates: list[Candidate] = []
     session = pool.session_replica.get(pending.request.objective.session or "")
     answer_tokens = 1
-    for view in pool.replicas:
+    request = pending.request
+    for name, view in pool.replicas.items():
         rejection = _reject(pending, view, pool)
         if rejection is not None:
             rejections.append(rejection)
             continue
         info = view.info
-        expected = expected_tokens(pending, info, pool.latency)
+        expected = expected_tokens(pending, info)
         answer_tokens = max(answer_tokens, expected)
-        demand = Demand(pending.request.prompt_tokens, expected, pending.request.prompt_bytes)
-        ahead = pool.ahead.get(info.replica_id, 0)
-        prediction = pool.latency.predict(view.snapshot, view.link, demand, view.mine, ahead, beside=pool.beside(info))
-        fits, most = _window_cap(pending, info), _most_tokens(pending, info)
-        candidates.append(Candidate(info, prediction, fits, session == info.replica_id, most))
+        demand = demand_on(pending, info, pool.latency, expected)
+        siblings = pool.siblings[name]
+        ahead = 0 if pool.has_room(name) else pool.ahead(name, request.objective.priority)
+        prediction = pool.latency.predict(view.snapshot, view.link, demand, view.mine, ahead, siblings=siblings)
+        own = occupied_slots(view.snapshot, view.mine)
+        candidates.append(
+            Candidate(
+                info,
+                prediction,
+                _window_cap(pending, info),
+                session == name,
+                _most_tokens(pending, info),
+                price=_price(request, view, pool.settings, expected),
+                idle=not own and not siblings,
+                slots=max([view.snapshot.slots, 1, *(s.slots for s in siblings)]),
+                favoured=pool.prices.favours(info.device_key, name),
+                device_second_price=pool.prices.price(info.device_key),
+            )
+        )
     if any(c.window_cap is None for c in candidates):  # cut only where no window holds it whole
         short = [c.info for c in candidates if c.window_cap is not None]
         rejections += [Rejection(info, "context", _too_long(pending, info)) for info in short]
@@ -165,9 +194,8 @@ def _situation(
     answer_tokens: int,
 ) -> Situation:
     request, settings = pending.request, pool.settings
-    eligible = [
-        s.info for s in pool.replicas if _names(request.model, s.info) and not _out_of_bounds(request, s.info, pool)
-    ]
+    infos = [view.info for view in pool.replicas.values()]
+    eligible = [info for info in infos if _names(request.model, info) and not _out_of_bounds(request, info, pool)]
     rejected = {r.info.replica_id: r for r in rejections}
     local = [info for info in eligible if not info.remote]
     remote = [info for info in eligible if info.remote]
@@ -175,7 +203,7 @@ def _situation(
     objective = request.objective
     if objective.ttft_s is None and not begun:
         objective = replace(objective, ttft_s=settings.ttft_slo_ms / 1e3)
-    shortened = not begun and request.objective.priority <= 0
+    shortened = not begun and request.objective.shorten
     return Situation(
         objective=objective,
         ttft_promised=request.objective.ttft_s is not None,
@@ -194,7 +222,19 @@ def _situation(
         local_down=bool(local) and all(_is_down(rejected, info) for info in local),
         remote_down=bool(remote) and all(_is_down(rejected, info) for info in remote),
         settings=settings,
+        length=pending.length.curve,
+        now_s=pool.now_s,
+        waiting=pool.waiting,
     )
+
+
+def _price(request: InferenceRequest, view: ReplicaView, settings: RouterSettings, expected: int) -> float:
+    """What the operator's prices make of serving it there, in answers of full quality."""
+    prices = settings.prices
+    if view.link is None:
+        return prices.local_answer
+    tokens = request.prompt_tokens + expected
+    return prices.cloud_kilotoken * tokens / 1e3 + prices.uplink_mbyte * request.prompt_bytes / 1e6
 
 
 def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> OverspillError:
@@ -233,10 +273,20 @@ def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> Ov
     )
 
 
-def expected_tokens(pending: PendingRequest, info: ReplicaInfo, latency: LatencyModel) -> int:
+def expected_tokens(pending: PendingRequest, info: ReplicaInfo) -> int:
     """Expected length of the rest of the answer on a replica: never more than its window leaves."""
     most = _most_tokens(pending, info)
-    return most if pending.request.sampling.ignore_eos else min(latency.answer_tokens(info.family, most), most)
+    if pending.request.sampling.ignore_eos:
+        return most
+    return max(1, round(pending.length.curve.expected_left(pending.request.continuation_tokens, most)))
+
+
+def demand_on(pending: PendingRequest, info: ReplicaInfo, latency: LatencyModel, expected: int) -> Demand:
+    """Return what a request asks of a replica that is expected to generate `expected` tokens for it."""
+    request = pending.request
+    cached = latency.cached_tokens(info, request.objective.session, request.prompt_tokens)
+    longest = 0 if request.continuation_tokens else min(pending.length.longest, _most_tokens(pending, info))
+    return Demand(request.prompt_tokens, expected, request.prompt_bytes, cached, longest)
 
 
 def _most_tokens(pending: PendingRequest, info: ReplicaInfo) -> int:

@@ -31,6 +31,7 @@ from router.signals.breaker import BreakerState
 from router.signals.health import HealthBook
 from router.signals.in_flight import Attempt
 from router.signals.latency import LatencyModel
+from router.signals.length import LengthModel
 from router.signals.signals import Signals
 from router.values.answer import Answer
 from router.values.replica import Replica, ReplicaSnapshot
@@ -66,7 +67,8 @@ class Dispatcher:
         self.telemetry = telemetry or Telemetry()
         self.alarms = Alarms(self.clock)
         self._signals = Signals(
-            LatencyModel(settings.expected_answer_tokens),
+            LatencyModel(self.clock),
+            LengthModel(settings.expected_answer_tokens),
             HealthBook(settings.breaker, self.clock, self._breaker_changed),
         )
         self._binder = Binder(settings, self._signals, self.clock, self.alarms, self.telemetry)
@@ -103,7 +105,7 @@ class Dispatcher:
             raise _shutting_down()
         record = DecisionRecord.of(request, self.settings.policy)
         self._log.add(record)
-        journey = Journey(self, request, record)
+        journey = Journey(self, request, record, self._signals.lengths.watch(request, self._family(request.model)))
         chunks = journey.chunks()
         first = await anext(chunks)
         if journey.route is None:
@@ -111,6 +113,11 @@ class Dispatcher:
             raise ReplicaBroken("the replica ended without an answer")
         journey.answer = Answer(journey.route, _Opened(first, chunks), lambda: journey.ready)
         return journey.answer
+
+    def _family(self, model: str) -> str:
+        """The family of a model's name; a name that nobody serves is its own."""
+        infos = (replica.info for replica in self._binder.replicas.values())
+        return next((info.family for info in infos if model in (info.family, info.variant)), model)
 
     def decision(self, request_id: str, caller: str = "") -> DecisionRecord | None:
         """Return the record of a recent request of this caller: the digest of a key, empty where there are none."""
@@ -121,7 +128,7 @@ class Dispatcher:
         self._binder.reconfigure(settings)
         self.settings = settings
         self._signals.health.set_settings(settings.breaker)
-        self._signals.latency.expected_answer_tokens = settings.expected_answer_tokens
+        self._signals.lengths.expected_tokens = settings.expected_answer_tokens
         self._log.capacity = settings.decision_log
         self._log.trim()
         self.telemetry.reconfigurations.inc()
@@ -139,7 +146,7 @@ class Dispatcher:
         self._binder.replicas = by_id
         self._signals.health.keep_only([replica.info for replica in replicas])
         self._signals.latency.keep_only(set(by_id))
-        self.capacity_changed()
+        self._binder.reconsider()
 
     @property
     def replicas(self) -> list[Replica]:
@@ -198,8 +205,9 @@ class Dispatcher:
             raise _shutting_down()
         request = journey.request
         until_s = self.clock.now_s() + self.settings.max_wait_ms / 1e3
-        if request.objective.deadline_s is not None:
-            until_s = min(until_s, request.accepted_at_s + request.objective.deadline_s)
+        ends_s = request.objective.ends_s
+        if ends_s is not None:
+            until_s = min(until_s, request.accepted_at_s + ends_s)
         return await self._binder.bind(journey.pending(until_s), journey.record)
 
     def has_alternative(self, journey: Journey) -> bool:
@@ -212,12 +220,14 @@ class Dispatcher:
         info = attempt.info
         if attempt.first_at_s is None:
             attempt.first_at_s = now_s
-            attempt.batch = self._signals.in_flight.beside(info)
-            self._signals.latency.observe_ttft(info, attempt.work, now_s - attempt.sent_at_s)
+            session = journey.request.objective.session
+            attempt.mark = self._signals.latency.first_token(attempt, now_s, session, chunk.cached_tokens)
             journey.record.happened(now_s, "first_token", replica=info.replica_id)
             if journey.record.ttft_s is None:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
         attempt.tokens += chunk.tokens
+        if journey.tokens >= journey.length.next_tokens:
+            self._signals.lengths.grew(journey.length, journey.tokens)
         self.telemetry.tokens.labels(info.tier, info.variant).inc(chunk.tokens)
 
     def _note_ttft(self, attempt: Attempt, journey: Journey, ttft_s: float) -> None:
@@ -232,11 +242,12 @@ class Dispatcher:
 
     def attempt_ended(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
         """An attempt ended, whichever way: give the slot back, and learn from a finished answer."""
-        in_flight, info = self._signals.in_flight, attempt.info
-        beside = in_flight.beside(info)
-        in_flight.end(attempt)
+        now_s, info = self.clock.now_s(), attempt.info
+        self._signals.in_flight.end(attempt)
+        session = journey.request.objective.session
+        self._signals.latency.ended(attempt, now_s, session, whole=finished is not None and not attempt.overdue)
         breaker = self._signals.health.breaker(info)
-        if finished is not None and not attempt.overdue:
+        if finished is not None and not attempt.overdue and not attempt.gave_up:
             breaker.succeed()
         elif attempt.silent:
             source = source_of(journey.request, Verdict.DOWN)
@@ -244,17 +255,12 @@ class Dispatcher:
         elif attempt.trial:
             breaker.abandon()
         if finished is not None:
-            pace_s = attempt.pace_s(self.clock.now_s())
+            pace_s = attempt.pace_s(now_s)
             if pace_s is not None:
                 self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
-            self._signals.latency.observe_answer(
-                info,
-                batch=round((attempt.batch + beside) / 2),
-                tpot_s=pace_s,
-                tokens=None if journey.request.sampling.ignore_eos or attempt.overran else journey.tokens,
-                ended=finished is FinishReason.STOP,
-                predicted_tpot_s=attempt.choice.candidate.prediction.tpot_s,
-            )
+            if not attempt.overran:
+                whole = finished is FinishReason.STOP
+                self._signals.lengths.ended(journey.length, info.family, journey.tokens, by_itself=whole)
         self._binder.wake(info.replica_id)
 
     def deadline_passed(self, attempt: Attempt, journey: Journey) -> None:
@@ -262,12 +268,27 @@ class Dispatcher:
         now_s = self.clock.now_s()
         attempt.overdue = True
         journey.record.happened(now_s, "deadline", replica=attempt.info.replica_id)
-        took_s = now_s - attempt.sent_at_s
-        predicted = attempt.choice.candidate.prediction
-        if attempt.first_at_s is None and took_s > predicted.ttft_s:
-            self._signals.latency.observe_ttft(attempt.info, attempt.work, took_s)
+        if self._late_to_begin(attempt):
+            took_s, high_s = now_s - attempt.sent_at_s, attempt.choice.candidate.prediction.ttft_high_s
             counted = journey.request.prompt_slack == 0  # an estimate may be that far off by itself
-            attempt.silent = counted and took_s > max(_SILENT * predicted.ttft_high_s, _SILENT_LEAST_S)
+            attempt.silent = counted and took_s > max(_SILENT * high_s, _SILENT_LEAST_S)
+
+    def given_up(self, attempt: Attempt, journey: Journey) -> None:
+        """An answer gives its slot up before its deadline. It is told, counted, and no verdict on its replica."""
+        attempt.gave_up = True
+        began = attempt.first_at_s is not None
+        info = attempt.info
+        journey.record.happened(self.clock.now_s(), "given_up", replica=info.replica_id, emitted_tokens=journey.tokens)
+        self.telemetry.given_up.labels("yes" if began else "no").inc()
+        self._late_to_begin(attempt)
+
+    def _late_to_begin(self, attempt: Attempt) -> bool:
+        """Learn of an attempt that ends before its first token that it would have taken at least so long."""
+        took_s = self.clock.now_s() - attempt.sent_at_s
+        late = attempt.first_at_s is None and took_s > attempt.choice.candidate.prediction.ttft_s
+        if late:
+            self._signals.latency.observe_ttft(attempt.info, attempt.work, took_s, censored=True)
+        return late
 
     def cap_exceeded(self, attempt: Attempt, journey: Journey) -> None:
         """A replica went on past the cap that it was sent: the answer ends there, and teaches nothing of lengths."""
@@ -353,6 +374,7 @@ class Dispatcher:
         elif state is BreakerState.OPEN and not known and not self._signals.health.breaker_of(endpoint).unreachable:
             self._left_alone.add(endpoint)
             level = logging.WARNING
+        self._binder.reconsider()
         log.log(level, "breaker", endpoint=endpoint, state=state.value, why=why)
 
     def _watch(self) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Protocol
-
-import structlog
 
 from router.base.clock import Clock
 from router.base.errors import (
@@ -17,22 +14,19 @@ from router.base.errors import (
     ReplicaBroken,
     ReplicaCrashed,
     ReplicaError,
-    ReplicaFailed,
     ReplicasFailed,
-    ReplicaUnreachable,
 )
 from router.base.timers import Alarms
-from router.dispatch.answer_room import AnswerRoom
-from router.dispatch.attempt_stream import AttemptStream, Elapsed
+from router.dispatch.attempt_run import AttemptRun
 from router.dispatch.blame import Verdict, outcome_of, verdict
 from router.dispatch.candidates import PendingRequest
 from router.dispatch.record import DecisionRecord
 from router.signals.in_flight import Attempt
+from router.signals.length import LengthWatch
 from router.values.answer import Answer, Route
+from router.values.replica import ReplicaInfo
 from router.values.request import FinishReason, InferenceRequest, Origin, Outcome, TokenChunk
 from router.values.settings import RouterSettings
-
-log = structlog.get_logger("router")
 
 _RETRY_AFTER_S = 1.0
 _MAX_CRASHES = 2  # replicas on which one request may crash: its content may be what does it
@@ -65,6 +59,10 @@ class Feedback(Protocol):
         """A replica went on past the cap that it was sent; the answer ends there."""
         ...
 
+    def given_up(self, attempt: Attempt, journey: Journey) -> None:
+        """The answer gives its slot up: it can no longer keep its deadline, and others wait."""
+        ...
+
     def attempt_ended(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
         """An attempt ended: completed, failed or cancelled."""
         ...
@@ -83,13 +81,16 @@ class Journey:
     """Use `chunks()` once; closing it ends the work wherever it is.
 
     Attributes:
+        length: what is believed of the whole answer's length, told how it goes on.
         request: what is left to do: after a break, with the text emitted so far as its continuation.
         route: where the answer comes from, set before the first chunk; changed at its end if it was cut.
         answer: what the caller holds, kept like `route`.
+        gave_up: the answer gave its slot up before its deadline.
         cut: the answer was ended before the caller's own cap and before the model's end, by a cap or by the deadline.
         last_at_s: when the last token came.
         failed: replica ids that may not serve it again.
         attempts: replicas that were tried.
+        spent: attempts that failed, those told by upstream tiers included: what the budget has lost.
         crashes: how many of them crashed.
         tokens, chars: what the caller has got.
     """
@@ -97,21 +98,24 @@ class Journey:
     dispatcher: Feedback
     request: InferenceRequest
     record: DecisionRecord
+    length: LengthWatch
     route: Route | None = None
     failed: set[str] = field(default_factory=set)
     attempts: int = 0
+    spent: int = 0
     crashes: int = 0
     tokens: int = 0
     chars: int = 0
     degraded: bool = False
     cut: bool = False
+    gave_up: bool = False
     answer: Answer | None = None
     last_at_s: float | None = None
     _cap: int | None = None
     _window_left: int = 0
     _text: list[str] = field(default_factory=list)
     _accepted: InferenceRequest = field(init=False)
-    _run: _AttemptRun | None = None
+    _run: AttemptRun | None = None
 
     def __post_init__(self) -> None:
         self._accepted = self.request
@@ -143,8 +147,9 @@ class Journey:
                             if chunk.finish_reason is not None:
                                 last = chunk
                                 break
-                            handed_s = clock.now_s()
+                            attempt.handed_at_s = handed_s = clock.now_s()
                             yield chunk
+                            attempt.handed_at_s = None
                             attempt.away_s += clock.now_s() - handed_s
                 except OverspillError as failure:
                     self._give_up_on(attempt, failure)
@@ -155,6 +160,7 @@ class Journey:
             outcome = Outcome.DEGRADED if self.degraded else Outcome.COMPLETED
         except OverspillError as refusal:
             outcome, error = outcome_of(refusal), refusal.message
+            refusal.attempts = self.spent or refusal.attempts
             raise
         except Exception as bug:
             outcome, error = Outcome.FAILED, f"internal error: {type(bug).__name__}"
@@ -172,16 +178,40 @@ class Journey:
             raise self._broken(error) from error
 
     def pending(self, wait_until_s: float) -> PendingRequest:
-        return PendingRequest(self.request, frozenset(self.failed), wait_until_s)
+        return PendingRequest(self.request, frozenset(self.failed), wait_until_s, self.length)
 
-    def _running(self, attempt: Attempt) -> _AttemptRun:
-        self._run = _AttemptRun(self, attempt, self._capped(attempt))
+    def _running(self, attempt: Attempt) -> AttemptRun:
+        self._run = AttemptRun(self, self.dispatcher, attempt, self._for_upstream(attempt, self._capped(attempt)))
+        attempt.ends_s = self.ends_s()
+        if self.dispatcher.settings.give_up == "deadline" and attempt.ends_s < math.inf:
+            attempt.give_up = self._run.give_up
         return self._run
+
+    @property
+    def attempts_left(self) -> int:
+        """Replicas that may still be tried, here and in upstream tiers together."""
+        most, told = self.dispatcher.settings.max_attempts, self._accepted.attempts_left
+        return (most if told is None else min(most, told)) - self.spent
+
+    def _for_upstream(self, attempt: Attempt, request: InferenceRequest) -> InferenceRequest:
+        """Hand on what is left of the budget; one attempt stays here where the request might still go another way."""
+        if not attempt.info.remote:
+            return request
+        left = self.attempts_left
+        return replace(request, attempts_left=max(1, left - 1 if self._another_way(attempt) else left))
+
+    def _another_way(self, attempt: Attempt) -> bool:
+        """Whether the request might be served at another endpoint than the one of this attempt."""
+        return any(info.endpoint != attempt.info.endpoint for info in self._seen())
+
+    def _seen(self) -> list[ReplicaInfo]:
+        """Replicas that could serve the request when it was last decided."""
+        return [] if self.record.situation is None else [c.info for c in self.record.situation.candidates]
 
     def ends_s(self) -> float:
         """When the answer has to end; infinity without a deadline, or where it no longer applies."""
-        deadline_s = self.request.objective.deadline_s
-        return math.inf if deadline_s is None else self.request.accepted_at_s + deadline_s
+        ends_s = self.request.objective.ends_s
+        return math.inf if ends_s is None else self.request.accepted_at_s + ends_s
 
     def end_at_deadline(self, attempt: Attempt) -> TokenChunk:
         """End an answer whose time is over with the text so far.
@@ -197,6 +227,33 @@ class Journey:
                 retry_after_s=_RETRY_AFTER_S,
             )
         return TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
+
+    def give_up(self, attempt: Attempt) -> None:
+        """Note that an attempt gives its slot up; its reader hears of it when it has read what was made by then."""
+        self.gave_up = True
+        self.dispatcher.given_up(attempt, self)
+
+    def end_given_up(self, attempt: Attempt) -> TokenChunk:
+        """End an answer that gave its slot up with the text so far.
+
+        Raises:
+            DeadlineLost: there is no text.
+        """
+        if not self._text:
+            raise DeadlineLost(
+                f"the request gave up its slot on {attempt.info.replica_id}: it could no longer keep its deadline of "
+                f"{self.request.objective.deadline_s:g} s, and others wait",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        return TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
+
+    def cap_exceeded(self, attempt: Attempt) -> None:
+        """Note that a replica went on past the cap that it was sent."""
+        self.dispatcher.cap_exceeded(attempt, self)
+
+    def over(self, attempt: Attempt, finished: FinishReason | None) -> None:
+        """Give back what an attempt held: exactly once for each."""
+        self.dispatcher.attempt_ended(attempt, self, finished)
 
     def take(self, attempt: Attempt, chunk: TokenChunk, origin: Origin | None) -> None:
         """Count a chunk that goes to the caller."""
@@ -249,9 +306,9 @@ class Journey:
         capped = self._cap is not None and length >= self._cap
         early = self.request.objective.deadline_s is not None and length < self._window_left
         self.cut = capped or early
-        if self.cut and not self.degraded:
+        if self.cut and (self.gave_up or not self.degraded):
             self.degraded = True
-            self.route = replace(route, degraded=True, reason="shorter-answer")
+            self.route = replace(route, degraded=True, reason="given-up" if self.gave_up else "shorter-answer")
             if self.answer is not None:
                 self.answer.route = self.route
 
@@ -268,11 +325,14 @@ class Journey:
 
     def _give_up_on(self, attempt: Attempt, error: OverspillError) -> None:
         """Note the failure, and fold what was emitted into the request; raises if no other replica may try."""
-        if isinstance(error, DeadlineLost) and self.dispatcher.clock.now_s() >= self.ends_s():
+        if isinstance(error, DeadlineLost) and (self.gave_up or self.dispatcher.clock.now_s() >= self.ends_s()):
             raise error
         found = verdict(error)
+        self.spent += (error.attempts or 1) if attempt.info.remote else 1
         if not found.cools:
             self.failed.add(attempt.info.replica_id)
+        if attempt.info.remote and self.attempts_left == 1 and self._another_way(attempt):  # the one that was kept
+            self.failed |= {info.replica_id for info in self._seen() if info.endpoint == attempt.info.endpoint}
         if self._text:
             accepted = self._accepted
             self.request = replace(
@@ -281,14 +341,14 @@ class Journey:
                 continuation_tokens=accepted.continuation_tokens + self.tokens,
                 prompt_tokens=accepted.prompt_tokens + self.tokens,
                 # A broken answer is finished as soon as can be: late is better than cut off. All else holds.
-                objective=replace(accepted.objective, ttft_s=None, tpot_s=None, deadline_s=None),
+                objective=replace(accepted.objective, ttft_s=None, tpot_s=None, deadline_s=None, late_s=None),
             )
         self.dispatcher.failed(attempt, self, error)
         if isinstance(error, ReplicaCrashed):
             self.crashes += 1
             if self.crashes >= _MAX_CRASHES or not self.dispatcher.has_alternative(self):
                 raise self._final(error) from error
-        last = self.attempts >= self.dispatcher.settings.max_attempts
+        last = self.attempts_left < 1
         own = found in {Verdict.REQUEST, Verdict.REFUSED_ONE}
         if last or (own and not self.dispatcher.has_alternative(self)):
             raise self._final(error) from error
@@ -304,96 +364,6 @@ class Journey:
 
     def _broken(self, error: OverspillError) -> ReplicaBroken:
         return ReplicaBroken(f"the answer broke off after {self.tokens} tokens, nobody can finish it: {error.message}")
-
-
-class _AttemptRun:
-    """One attempt, from the moment its replica gets the request until all that it held is given back.
-
-    Chunks without text (half a character, the beginning of a stop string) are held back and counted with the next one,
-    so that what the caller has got is always whole tokens, and a break loses none of them.
-    """
-
-    def __init__(self, journey: Journey, attempt: Attempt, request: InferenceRequest) -> None:
-        self._journey = journey
-        self._attempt = attempt
-        dispatcher = journey.dispatcher
-        self._dispatcher = dispatcher
-        self._clock = dispatcher.clock
-        self._timeout_s = dispatcher.settings.first_token_timeout_ms / 1e3
-        self._ends_s = journey.ends_s()
-        self._room = AnswerRoom(request.most_answer_tokens(attempt.info.context_tokens))
-        self._held_tokens = 0
-        self._origin: Origin | None = None
-        self._finished: FinishReason | None = None
-        self._quiet_since_s = self._clock.now_s()
-        self.stream = AttemptStream(attempt, request, self._clock, dispatcher.alarms)
-
-    async def __aenter__(self) -> _AttemptRun:
-        await self.stream.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            await self.stream.__aexit__(kind, error, trace)
-        finally:
-            self._dispatcher.attempt_ended(self._attempt, self._journey, self._finished)
-
-    async def next(self) -> TokenChunk:
-        """Return the next chunk that has text, or the last one; every wait is bounded.
-
-        Raises:
-            OverspillError: the attempt failed.
-        """
-        journey, attempt = self._journey, self._attempt
-        self._quiet_since_s = self._clock.now_s()
-        while True:
-            chunk, over = self._room.fit(await self._read())
-            if over:
-                self._dispatcher.cap_exceeded(attempt, journey)
-            self._origin = chunk.origin or self._origin
-            if chunk.text or chunk.finish_reason is not None:
-                break
-            self._held_tokens += chunk.tokens
-            now_s = self._clock.now_s()
-            if chunk.tokens:
-                self._quiet_since_s = now_s
-            elif now_s > self._quiet_since_s + self._timeout_s:
-                raise self._broken("nothing but empty chunks for too long")
-        if chunk.prompt_tokens is not None and journey.counts_own_text:
-            chunk = replace(chunk, prompt_tokens=None)
-        if self._held_tokens:
-            chunk, self._held_tokens = replace(chunk, tokens=chunk.tokens + self._held_tokens), 0
-        self._finished = chunk.finish_reason
-        self._timeout_s = self._dispatcher.settings.stall_timeout_ms / 1e3
-        journey.take(attempt, chunk, self._origin)
-        return chunk
-
-    async def _read(self) -> TokenChunk:
-        """Wait for the next chunk; what a replica does wrong becomes an error of the tree."""
-        if self._clock.now_s() >= self._ends_s:  # its reader took too long
-            return self._journey.end_at_deadline(self._attempt)
-        name = self._attempt.info.replica_id
-        try:
-            return await self.stream.next(min(self._quiet_since_s + self._timeout_s, self._ends_s))
-        except StopAsyncIteration:
-            raise self._broken("the stream ended without a finish reason") from None
-        except Elapsed:
-            if self._clock.now_s() >= self._ends_s:
-                return self._journey.end_at_deadline(self._attempt)
-            if self._attempt.first_at_s is None:
-                raise ReplicaUnreachable(f"{name}: silent for too long") from None
-            raise self._broken("silent for too long") from None
-        except OverspillError:
-            raise
-        except Exception as error:  # its bug is its failure, or the request's: one other replica may try
-            log.exception("replica crashed", replica=name, request_id=self._journey.request.request_id)
-            raise ReplicaCrashed(f"{name}: crashed with {type(error).__name__}") from error
-
-    def _broken(self, why: str) -> ReplicaError:
-        kind = ReplicaFailed if self._attempt.first_at_s is None else ReplicaBroken
-        return kind(f"{self._attempt.info.replica_id}: {why}")
 
 
 def _cap_of(attempt: Attempt, origin: Origin | None) -> int | None:

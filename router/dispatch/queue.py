@@ -1,10 +1,20 @@
-"""Who may wait, and in which order: a bounded queue with a class for sheddable requests."""
+"""Who waits, for which replicas, and who goes first at each: ordered heaps that are put right lazily.
+
+An entry stands in the heap of every replica that it waits for, under the rank that the policy gave it there. Ranks are
+not kept up to date: when a slot is free, whoever stands first is decided again, and stands back where its new rank
+belongs. So a completion costs a few decisions, however many wait.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
+from typing import TypeVar
 
 from router.dispatch.candidates import PendingRequest
 from router.dispatch.record import DecisionRecord
@@ -13,6 +23,11 @@ from router.values.choice import Choice
 from router.values.request import InferenceRequest
 from router.values.settings import RouterSettings
 
+Key = tuple[bool, int, float, float]
+"""Sorts entries: a begun answer first, then priority, then rank, then age."""
+
+_SWEEP_ABOVE = 64
+
 
 @dataclass(eq=False, slots=True)
 class QueueEntry:
@@ -20,20 +35,24 @@ class QueueEntry:
 
     Attributes:
         entered_s: when it came in, on the tier's clock.
-        work_s: predicted time on an idle replica.
-        promise_s: accepted → when the first part of the promise is due.
-        target: replica id it waits for, None before the first decision.
+        choice: the last decision, None before the first.
         promised, wait_factor: the first choice that it had to wait for, and `LatencyModel.wait_factor` then.
+        version: of its places in the heaps; older ones are void.
+        waits_for: replica id → rank, as of that version.
+        moment: the moment of its last decision, see `Binder`.
+        offered: the prices of capacity know of it.
     """
 
     pending: PendingRequest
     record: DecisionRecord
     entered_s: float
-    work_s: float = 0.0
-    promise_s: float = math.inf
-    target: str | None = None
+    choice: Choice | None = None
     promised: Choice | None = None
     wait_factor: float = 1.0
+    version: int = 0
+    waits_for: Mapping[str, float] = field(default_factory=dict)
+    moment: int = -1
+    offered: bool = False
     bound: asyncio.Future[Attempt] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -45,15 +64,27 @@ class QueueEntry:
         """Whether its answer has begun; such a request goes before all others."""
         return self.request.continuation_tokens > 0
 
-    def order(self, *, scarce: bool) -> tuple[bool, int, float, float]:
-        """Higher priority first, and then by slack, or, when capacity is scarce, by value density.
+    @property
+    def takes_a_slot(self) -> bool:
+        """Whether its last decision found a free slot for it."""
+        return self.choice is not None and self.choice.candidate.prediction.free
 
-        Slack is the latest time at which the work can begin. Value density prefers short work, since everyone counts
-        the same; a second of waiting makes up for a second of work, so long requests are not starved.
-        """
-        accepted_s = self.request.accepted_at_s
-        key = accepted_s + (self.work_s if scarce else self.promise_s - self.work_s)
-        return (not self.continuing, -self.request.objective.priority, key, accepted_s)
+    def takes(self, replica_id: str) -> bool:
+        """Whether its last decision found a free slot for it there."""
+        return self.takes_a_slot and self.choice is not None and self.choice.candidate.info.replica_id == replica_id
+
+    def own_key(self) -> Key:
+        """Its key at the rank of its last decision."""
+        return self.key(0.0 if self.choice is None else self.choice.rank)
+
+    def key(self, rank: float) -> Key:
+        request = self.request
+        return (not self.continuing, -request.objective.priority, -rank, request.accepted_at_s)
+
+
+_Item = tuple[Key, int, int, QueueEntry]
+_Due = tuple[float, int, int, QueueEntry]
+_P = TypeVar("_P", _Item, _Due)
 
 
 class RequestQueue:
@@ -61,15 +92,16 @@ class RequestQueue:
 
     def __init__(self) -> None:
         self._entries: dict[QueueEntry, None] = {}
+        self._heaps: dict[str, list[_Item]] = {}
+        self._due: list[_Due] = []
+        self._order = count()
+        self._waiting_by_priority: dict[str, Counter[int]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def in_order(self, *, scarce: bool = False) -> list[QueueEntry]:
-        """Return the waiting entries, sorted by `QueueEntry.order`."""
-        waiting = [entry for entry in self._entries if not entry.bound.done()]
-        waiting.sort(key=lambda entry: entry.order(scarce=scarce))
-        return waiting
+    def __iter__(self) -> Iterator[QueueEntry]:
+        return iter([entry for entry in self._entries if not entry.bound.done()])
 
     def enter(self, entry: QueueEntry) -> None:
         self._entries[entry] = None
@@ -77,21 +109,89 @@ class RequestQueue:
     def leave(self, entry: QueueEntry) -> None:
         """Remove an entry; one that is not in the queue is ignored."""
         self._entries.pop(entry, None)
+        self.displace(entry)
+
+    def place(self, entry: QueueEntry, waits_for: Mapping[str, float], look_again_s: float) -> None:
+        """Let an entry wait for replicas, and take it out of where it waited before.
+
+        Args:
+            waits_for: replica id → rank there; empty: it waits for time to pass only.
+            look_again_s: when it is to be decided again at the latest, on the tier's clock; infinity for never.
+        """
+        self.displace(entry)
+        entry.waits_for = waits_for
+        version, order, priority = entry.version, next(self._order), entry.request.objective.priority
+        for replica_id, rank in waits_for.items():
+            heap = self._heaps.setdefault(replica_id, [])
+            heapq.heappush(heap, (entry.key(rank), order, version, entry))
+            self._waiting_by_priority.setdefault(replica_id, Counter())[priority] += 1
+            if len(heap) > _SWEEP_ABOVE + 2 * len(self._entries):
+                _sweep(heap)
+        if look_again_s < math.inf:
+            heapq.heappush(self._due, (look_again_s, order, version, entry))
+            if len(self._due) > _SWEEP_ABOVE + 2 * len(self._entries):
+                _sweep(self._due)
+
+    def first(self, replica_id: str) -> tuple[Key, QueueEntry] | None:
+        """Return who stands first at a replica, with its key there; None if nobody waits for it."""
+        heap = self._heaps.get(replica_id)
+        while heap:
+            key, _, version, entry = heap[0]
+            if entry.version == version and not entry.bound.done():
+                return key, entry
+            heapq.heappop(heap)
+        return None
+
+    def ahead(self, replica_id: str, priority: int) -> int:
+        """Count who waits for a replica with that priority or a higher one."""
+        waiting = self._waiting_by_priority.get(replica_id)
+        return sum(number for level, number in waiting.items() if level >= priority) if waiting else 0
+
+    def next_due_s(self) -> float:
+        """When the next entry is to be decided again, infinity if none is."""
+        while self._due:
+            due_s, _, version, entry = self._due[0]
+            if entry.version == version and not entry.bound.done():
+                return due_s
+            heapq.heappop(self._due)
+        return math.inf
+
+    def pop_due(self, now_s: float) -> QueueEntry | None:
+        """Take the next entry whose time to be decided again has come."""
+        if self.next_due_s() > now_s:
+            return None
+        return heapq.heappop(self._due)[3]
 
     def crowded_out(self, settings: RouterSettings) -> QueueEntry | None:
         """Return the entry to refuse because a class is full: the last in order of that class, None if none is.
 
-        That need not be the newcomer: one of higher priority pushes out the least. Only priority counts here, and then
-        age: the newest of the least goes.
+        That need not be the newcomer: it is the one of least priority, and among those of least rank.
         """
         if len(self._entries) <= min(settings.max_queue, settings.max_sheddable_queue):
             return None
-        waiting = [entry for entry in reversed(self._entries) if not entry.bound.done()]  # of equals, the newest
+        waiting = [entry for entry in self._entries if not entry.bound.done()]
         sheddable = [entry for entry in waiting if entry.request.objective.priority < 0 and not entry.continuing]
         if len(sheddable) > settings.max_sheddable_queue:
             return max(sheddable, key=_least)
         return max(waiting, key=_least) if len(waiting) > settings.max_queue else None
 
+    def displace(self, entry: QueueEntry) -> None:
+        """Take an entry out of where it waits; it stays in the queue."""
+        priority = entry.request.objective.priority
+        for replica_id in entry.waits_for:
+            waiting = self._waiting_by_priority[replica_id]
+            waiting[priority] -= 1
+            if not waiting[priority]:
+                del waiting[priority]
+        entry.version += 1
+        entry.waits_for = {}
 
-def _least(entry: QueueEntry) -> tuple[bool, int, float]:
-    return (not entry.continuing, -entry.request.objective.priority, entry.request.accepted_at_s)
+
+def _sweep(heap: list[_P]) -> None:
+    """Drop the places that are void."""
+    heap[:] = [place for place in heap if place[3].version == place[2] and not place[3].bound.done()]
+    heapq.heapify(heap)
+
+
+def _least(entry: QueueEntry) -> Key:
+    return entry.key(max(entry.waits_for.values(), default=-math.inf))

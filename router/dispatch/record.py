@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from router.policy.promise import is_smaller, shortest_of_use, wanted_tokens
+from router.policy.promise import is_smaller, wanted_tokens
 from router.values.choice import Choice
 from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest, Objective, Outcome
@@ -23,6 +23,7 @@ REASONS = {
     "upstream-down": "the upstream cannot take requests, and what is left here is a smaller rung",
     "step-down": "no full-quality rung keeps the objective, this smaller one does",
     "shorter-answer": "the answer is capped, so that the deadline, the window or an overloaded tier can hold it",
+    "given-up": "its deadline could no longer be kept, and its slot was given to others; the text so far",
     "late": "no replica keeps the objective; this one comes closest",
     "pinned": "the request names this exact variant",
     "local-only": "the request's locality, or the policy, keeps it here",
@@ -172,6 +173,8 @@ class DecisionRecord:
                 "default_ttft_ms": self._default_ttft_ms(),
                 "tpot_ms": _ms_or_none(objective.tpot_s),
                 "deadline_ms": _ms_or_none(objective.deadline_s),
+                "late_value_ms": _ms_or_none(objective.late_s),
+                "shorten": objective.shorten,
                 "priority": objective.priority,
                 "locality": objective.locality.value,
                 "min_quality": objective.min_quality,
@@ -267,8 +270,6 @@ def why_not(candidate: Candidate, chosen: Candidate, situation: Situation) -> tu
     A promise that the chosen one misses too is no reason against another: what came next decided.
     """
     tokens = wanted_tokens(situation)
-    if "deadline" in _misses(chosen, situation, tokens):  # it was chosen for a shorter answer
-        tokens = shortest_of_use(situation)
     missed_anyway = _misses(chosen, situation, tokens)
     for code, figures in _misses(candidate, situation, tokens).items():
         if code not in missed_anyway:

@@ -94,10 +94,16 @@ class Telemetry:
             ["promise", "kept"],
         )
         self.tokens = counter("overspill_generated_tokens", "Tokens streamed to callers.", served_by)
+        self.decisions = plain_counter("overspill_decisions", "Times a request was looked at, to be bound or refused.")
         self.step_downs = counter(
             "overspill_step_downs", "Requests sent to a smaller rung to keep an objective.", ["variant"]
         )
         self.shortened = plain_counter("overspill_shortened_answers", "Answers that a cap or the deadline cut.")
+        self.given_up = counter(
+            "overspill_given_up",
+            "Answers that gave their slot to others before a deadline they could not keep, by whether text had come.",
+            ["began"],
+        )
         self.failovers = counter(
             "overspill_failovers",
             "Attempts that failed or were refused, by stage (`before_first_token`, `mid_stream`).",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, replace
@@ -106,6 +107,7 @@ class Intake:
         objective = self._objective(context, api_request)
         unreached = self.deps.dispatcher.unreached(objective.locality)
         passed_on = wire_headers.passed_on(context.headers)
+        attempts_left = wire_headers.attempts_left(context.headers)
         began = time.perf_counter()
         try:
             size = await self._count(api_request)
@@ -127,6 +129,7 @@ class Intake:
             continuation=api_request.continuation,
             headers=passed_on,
             encoded=size.encoded,
+            attempts_left=attempts_left,
         )
         context.drop_body()
         answer = await self.deps.dispatcher.start(request)
@@ -139,7 +142,8 @@ class Intake:
         return self._perhaps_later(ModelNotFound.of(model, known), self._unreached(context))
 
     def _unreached(self, context: RequestContext) -> str:
-        return self.deps.dispatcher.unreached(wire_headers.parse_objective(context.headers, Objective()).locality)
+        anything = Objective(deadline_s=math.inf)  # the deadline of a late value may stand in the body
+        return self.deps.dispatcher.unreached(wire_headers.parse_objective(context.headers, anything).locality)
 
     def _perhaps_later(self, error: OverspillError, unreached: str) -> OverspillError:
         """Nothing is final while an upstream that might serve the request was never reached."""

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from router.policy.promise import choose, is_smaller, keeps, late_or_hopeless, reason_for, shorten
+from router.policy.promise import choose, is_smaller, keeps, late_or_hopeless, reason_for
+from router.policy.protocol import Unpriced
 from router.values.choice import Choice, Hopeless
-from router.values.request import Locality
 from router.values.situation import Candidate, Situation
 
 
-class CloudFirst:
+class CloudFirst(Unpriced):
     """See the module."""
-
-    locality = Locality.ANY
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
         ranked = sorted(situation.candidates, key=lambda c: self._rank(c, situation))
         for candidate in ranked:
             if keeps(candidate, situation):
                 return choose(candidate, situation, self._reason(candidate, situation))
-        return shorten(ranked, situation) or late_or_hopeless(situation)
+        return late_or_hopeless(situation)
 
     @staticmethod
     def _rank(candidate: Candidate, situation: Situation) -> tuple[bool, bool, float, float]:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from router.policy.promise import choose, keeps, late_or_hopeless, reason_for, shorten
+from router.policy.promise import choose, keeps, late_or_hopeless, reason_for
+from router.policy.protocol import Unpriced
 from router.values.choice import Choice, Hopeless
-from router.values.request import Locality
 from router.values.situation import Situation
 
 
-class LocalFirst:
+class LocalFirst(Unpriced):
     """See the module."""
-
-    locality = Locality.ANY
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
         ranked = sorted(situation.candidates, key=lambda c: (c.info.remote, -c.info.quality, c.prediction.ttft_s))
         for candidate in ranked:
             if keeps(candidate, situation):
                 return choose(candidate, situation, reason_for(candidate, situation))
-        return shorten(ranked, situation) or late_or_hopeless(situation)
+        return late_or_hopeless(situation)
 
 
 POLICY = LocalFirst()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from router.policy.quality_in_objective import QualityInObjective
 from router.values.choice import Choice, Hopeless
 from router.values.request import Locality
@@ -16,7 +18,7 @@ class LocalOnly(QualityInObjective):
     def decide(self, situation: Situation) -> Choice | Hopeless:
         choice = super().decide(situation)
         if isinstance(choice, Choice) and not choice.degraded and choice.reason not in {"pinned", "late"}:
-            return Choice(choice.candidate, "local-only", choice.degraded, choice.max_tokens)
+            return replace(choice, reason="local-only")
         return choice
 
 

@@ -1,12 +1,11 @@
-"""The default: the best quality that keeps the objective, the device first among near equals.
+"""The best quality that keeps the objective, the device first among near equals.
 
 1. Among the candidates that keep the objective, take the best quality. Rungs closer than `device_first_quality_slack`
    are equals: then the device goes before the cloud, the replica that knows the session before others, and the sooner
    first token before the later.
 2. If only smaller rungs keep what the caller asked for, step down; for the tier's default TTFT, only
    when the better ones are busy: a slow model is what it is, a queue is load.
-3. If none does, shorten the answer to what fits the deadline.
-4. Else serve late where that is of use, or say when to come back (`router.policy.promise.late_or_hopeless`).
+3. Else serve late where that is of use, or say when to come back (`router.policy.promise.late_or_hopeless`).
 
 A choice may fall on a busy replica, whose predicted wait keeps the promise: the device is worth waiting for as long as
 the promise holds. Under overload all rungs count as equals, so that every one of them works, and answers are capped.
@@ -14,16 +13,14 @@ the promise holds. Under overload all rungs count as equals, so that every one o
 
 from __future__ import annotations
 
-from router.policy.promise import choose, is_smaller, keeps, late_or_hopeless, reason_for, shorten
+from router.policy.promise import choose, is_smaller, keeps, late_or_hopeless, reason_for
+from router.policy.protocol import Unpriced
 from router.values.choice import Choice, Hopeless
-from router.values.request import Locality
 from router.values.situation import Candidate, Situation
 
 
-class QualityInObjective:
+class QualityInObjective(Unpriced):
     """See the module."""
-
-    locality = Locality.ANY
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
         everyone = situation.candidates
@@ -33,8 +30,7 @@ class QualityInObjective:
         if keepers:
             winner = self._best(keepers, situation)
             return choose(winner, situation, reason_for(winner, situation))
-        ranked = sorted(situation.candidates, key=lambda c: (-c.info.quality, c.info.remote))
-        return shorten(ranked, situation) or late_or_hopeless(situation)
+        return late_or_hopeless(situation)
 
     @staticmethod
     def _best(keepers: list[Candidate], situation: Situation) -> Candidate:

@@ -2,7 +2,8 @@
 
 | name | what it does |
 |---|---|
-| `quality-in-objective` | the default: the best quality that keeps the objective; among near equals the device first |
+| `slo-utility` | the default: the most value kept a device-second, late bound |
+| `quality-in-objective` | the best quality that keeps the objective; among near equals the device first |
 | `local-first` | the device while any of its rungs keeps the objective, even a smaller one; then the upstream |
 | `cloud-first` | remote replicas while they keep the objective, the device when they do not |
 | `local-only` | never leaves this tier, whatever the request's locality says |
@@ -17,6 +18,7 @@ from router.base.errors import ConfigError
 from router.policy.protocol import Policy
 
 POLICIES = {
+    "slo-utility": "router.policy.slo_utility",
     "quality-in-objective": "router.policy.quality_in_objective",
     "cloud-first": "router.policy.cloud_first",
     "local-first": "router.policy.local_first",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from router.signals.token_clock import Mark
 from router.values.choice import Choice
 from router.values.prediction import NOTHING_IN_FLIGHT, InFlightLoad, TtftFeatures
 from router.values.replica import Replica, ReplicaInfo
@@ -22,9 +25,15 @@ class Attempt:
         opened: the replica has it, so its snapshots can show it.
         first_at_s: when its first text came, None before; tokens: how many came.
         away_s: how long its reader was busy with what had come, while nobody waited for more.
+        handed_at_s: since when it is so now, None while it waits for more.
         overdue: the deadline came before its end; silent: and long after its first text should have come.
         overran: it went on past the cap that it was sent.
-        batch: answers that ran at its endpoint at its first token, itself included.
+        mark: where its device's clock stood at its first token.
+        ends_s: when its answer is worth nothing any more, on the tier's clock; infinity without a deadline.
+        give_up: ends it now and frees its slot, with the text so far: for one that can no longer keep its promise while
+            others wait. Returns whether it did; False where it is over anyway. None where the promise or the setting
+            `router.give_up` does not allow it.
+        gave_up: it did.
     """
 
     replica: Replica
@@ -38,10 +47,14 @@ class Attempt:
     first_at_s: float | None = None
     tokens: int = 0
     away_s: float = 0.0
+    handed_at_s: float | None = None
     overdue: bool = False
     silent: bool = False
     overran: bool = False
-    batch: int = 1
+    mark: Mark | None = None
+    ends_s: float = math.inf
+    give_up: Callable[[], bool] | None = None
+    gave_up: bool = False
 
     def pace_s(self, now_s: float) -> float | None:
         """Seconds a token until now, None where the reader set the pace, or too little came to tell.
@@ -52,7 +65,8 @@ class Attempt:
         if self.first_at_s is None or self.tokens < 2:
             return None
         lasted_s = now_s - self.first_at_s
-        return None if self.away_s > _AWAY_SHARE * lasted_s else lasted_s / (self.tokens - 1)
+        away_s = self.away_s + (0.0 if self.handed_at_s is None else now_s - self.handed_at_s)
+        return None if away_s > _AWAY_SHARE * lasted_s else lasted_s / (self.tokens - 1)
 
     @property
     def info(self) -> ReplicaInfo:
@@ -82,10 +96,6 @@ class InFlight:
         if not in_flight:
             del self._by_replica[attempt.info.replica_id]
 
-    def beside(self, info: ReplicaInfo) -> int:
-        """Count the requests on all replicas of an endpoint, which share its cores or its GPU."""
-        return sum(len(in_flight) for in_flight in self._by_replica.values() if _endpoint(in_flight) == info.endpoint)
-
     def at(self, replica_id: str) -> InFlightLoad:
         in_flight = self._by_replica.get(replica_id)
         if not in_flight:
@@ -99,7 +109,3 @@ class InFlight:
             unopened_prefill_tokens=sum(attempt.prompt_tokens for attempt in unopened),
             unopened_decode_tokens=sum(attempt.expected_tokens for attempt in unopened),
         )
-
-
-def _endpoint(in_flight: set[Attempt]) -> str:
-    return next(iter(in_flight)).info.endpoint

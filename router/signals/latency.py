@@ -2,135 +2,117 @@
 
 The model of one replica, in seconds:
 
-    ttft    = wait + network + a + b · (queued prefill + prompt) · (1 + slope · running)
-    finish  = ttft + (answer − 1) · step(batch)
-    step(n) = (1 + slope · (n − 1)) / decode speed · k
+    ttft    = wait + network + level · (a + b · (queued prefill + prompt − cached) · (1 + slope · running))
+    finish  = ttft + (answer − 1) · pace
+    pace    = sum over the rungs of the device that run something of step(their batch), the newcomer in its own
+    step(n) = level · (1 + slope · (n − 1)) / decode speed
 
-Answers on other rungs of the same endpoint share its cores or its GPU: they count in `n`.
+Rungs of one device take turns on it and divide its slots: `SiblingLoad` tells what the others have there. Each level is
+followed by `level.py`, the line by `prefill.py`; steps are learnt from the tokens that a device's clock says should
+have come (`token_clock.py`). What neither can know when a request is sent (who joins the batch, prefills in between) is
+a median factor for each band of occupancy; and the upper figures are the medians times a tracked 0.9 quantile of the
+error, band by band (`upper.py`). The upper finish holds the spread of the answer's length as well:
 
-`a` (overhead) and `b` (a prompt token) are a line through the observed first tokens, fitted by least squares on
-relative errors with exponential forgetting, and held by the prior while little was seen. `k` follows the observed pace
-(a moving mean of log ratios, so that twice too slow and twice too fast weigh alike), and so does a factor on `wait`.
-The upper figures widen each part by a running 0.9 quantile of its own log error, tracked by stochastic approximation
-(Robbins and Monro, 1951): "high" is meant to be kept nine times in ten, whatever the errors' distribution.
+    finish_high = (ttft + (answer − 1) · pace · exp(√(log²(longest / expected) + (1.28 σ_pace)²))) · correction
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from router.base.clock import Clock, MonotonicClock
+from router.signals.exploration import Exploration
+from router.signals.in_flight import Attempt
+from router.signals.learnt import Device, Speeds
+from router.signals.level import MAX_LOG
+from router.signals.occupancy import (
+    backlog_tokens,
+    interference,
+    left_tokens,
+    line_tokens,
+    occupied_slots,
+)
+from router.signals.prefill import PrefillLine
+from router.signals.prefix_hits import PrefixHits
+from router.signals.token_clock import Mark
+from router.signals.upper import NORMAL_90, band_of, kept_if_censored
 from router.values.link import LinkSnapshot
-from router.values.prediction import NOTHING_IN_FLIGHT, Demand, InFlightLoad, Prediction, TtftFeatures
-from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
+from router.values.prediction import (
+    NOTHING_IN_FLIGHT,
+    Demand,
+    InFlightLoad,
+    Prediction,
+    SiblingLoad,
+    TtftFeatures,
+)
+from router.values.replica import ReplicaInfo, ReplicaSnapshot
 
-_QUANTILE = 0.9
-_QUANTILE_STEP = 0.08
-_INITIAL_SPREAD_LOG = math.log(1.5)
-_MAX_LOG_RATIO = math.log(8.0)
-_PACE_GAIN = 0.2
-_WAIT_GAIN = 0.1
-_FORGET = 0.92
-_OUTLIER = 4.0  # one observation moves the line as if it were at most this many times off
-_PRIOR_AT_TOKENS = (16.0, 1024.0)
-_PRIOR_WEIGHT = 0.5
-# Prior of `a`: accepting, sampling and detokenizing, on any replica.
-_OVERHEAD_S = 0.005
-_MIN_OVERHEAD_S = 0.0005
-# Age at which a remote load figure has half of its weight; requests of this tier keep theirs.
-_STALE_HALF_LIFE_S = 5.0
 # Waits shorter than this are scheduling noise.
 _MIN_LEARNT_WAIT_S = 0.02
+_WAIT_GAIN = 0.1
+# How long what was computed of a replica's state stands, if nothing else changed: ageing is slower by far.
+_STATE_LASTS_S = 0.25
+# Spread of log lengths where nobody knows the longest answer to expect: a factor of 2.
+_UNKNOWN_LENGTH_LOG = NORMAL_90 * math.log(2.0)
+# Answers of fewer tokens tell more of the first gap than of the pace.
+_LEAST_PACE_TOKENS = 4
+# An error says next to nothing of a rung whose steps made up less of the time.
+_LEAST_SHARE = 0.7
+# Requests that wait take up to so many slots that are free yet: from there on, what is left of answers is of interest.
+_WAITS_SOON = 64
 
 
 @dataclass(slots=True)
-class Spread:
-    """A running 0.9 quantile of log(actual / predicted), never below 0."""
+class _State:
+    """What a prediction needs of a replica whatever the request; the first five say for what it was computed."""
 
-    log: float = _INITIAL_SPREAD_LOG
-
-    def observe(self, ratio_log: float) -> None:
-        inside = ratio_log <= self.log
-        self.log = min(max(self.log + _QUANTILE_STEP * ((_QUANTILE - 1) if inside else _QUANTILE), 0.0), _MAX_LOG_RATIO)
-
-    @property
-    def factor(self) -> float:
-        return math.exp(self.log)
-
-
-class PrefillLine:
-    """seconds = a + b · tokens, learned online."""
-
-    def __init__(self, prior: SpeedPrior) -> None:
-        self._prior_a = _OVERHEAD_S
-        self._prior_b = 1.0 / prior.prefill_tokens_per_s
-        self.a_s = self._prior_a
-        self.b_s = self._prior_b
-        self._seen = 0
-        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # w, wx, wxx, wy, wxy
-
-    def predict(self, tokens: float) -> float:
-        return self.a_s + self.b_s * tokens
-
-    def observe(self, tokens: float, seconds: float) -> None:
-        expected_s = self.predict(tokens)
-        y = min(max(seconds, expected_s / _OUTLIER), expected_s * _OUTLIER)
-        weight = 1.0 / (expected_s * expected_s)
-        new = (weight, weight * tokens, weight * tokens * tokens, weight * y, weight * tokens * y)
-        self._sums = tuple(_FORGET * old + add for old, add in zip(self._sums, new, strict=True))  # type: ignore[assignment]
-        self._seen += 1
-        self._fit()
-
-    def _fit(self) -> None:
-        w, wx, wxx, wy, wxy = self._sums
-        trust = _PRIOR_WEIGHT * max(0.1, 1.0 / (1.0 + self._seen / 4.0))
-        for x in _PRIOR_AT_TOKENS:  # weighted by today's estimate, or a prior far off would hold for ever
-            weight = trust / self.predict(x) ** 2
-            y = self._prior_a + self._prior_b * x
-            w, wx, wxx, wy, wxy = (
-                w + weight,
-                wx + weight * x,
-                wxx + weight * x * x,
-                wy + weight * y,
-                wxy + weight * x * y,
-            )
-        determinant = w * wxx - wx * wx
-        if determinant <= 1e-12 * w * wxx:
-            return
-        a_s = (wy * wxx - wx * wxy) / determinant
-        b_s = (w * wxy - wx * wy) / determinant
-        if a_s < _MIN_OVERHEAD_S:
-            a_s, b_s = _MIN_OVERHEAD_S, max(wxy - _MIN_OVERHEAD_S * wx, 0.0) / wxx
-        elif b_s < self._prior_b / 50:
-            b_s = self._prior_b / 50
-            a_s = max((wy - b_s * wx) / w, _MIN_OVERHEAD_S)
-        self.a_s, self.b_s = a_s, b_s
-
-
-@dataclass(slots=True)
-class _Learned:
-    line: PrefillLine
-    first: Spread = field(default_factory=Spread)
-    pace: Spread = field(default_factory=Spread)
-    pace_log: float = 0.0
-    pace_seen: int = 0
+    snapshot: ReplicaSnapshot
+    mine: InFlightLoad
+    siblings: Sequence[SiblingLoad]
+    link: LinkSnapshot | None
+    version: int
+    at_s: float
+    position: int
+    slots: int
+    left: list[int]
+    line_a_s: float
+    line_b_s: float
+    backlog_s: float
+    behind_s: float
+    alone: tuple[float, float]
+    pace_s: float
+    pace_high_s: float
+    ttft_factor: float
+    wait_factor: float
+    wait_high: float
+    finish_log: float
+    token_device_s: float
+    prefill_sigma: float
+    pace_sigma: float
+    explore: bool
 
 
 class LatencyModel:
-    """Predicts for every replica, learns from every answer; one writer, the dispatcher."""
+    """Predicts for every replica, learns from every answer; one writer, the dispatcher.
 
-    def __init__(self, expected_answer_tokens: int) -> None:
-        self.expected_answer_tokens = expected_answer_tokens
-        self._learned: dict[str, _Learned] = {}
-        self._answer_tokens: dict[str, float] = {}
-        self._wait_log = 0.0
-        self._wait = Spread()
+    Args:
+        clock: what ageing is measured on.
+    """
 
-    def answer_tokens(self, family: str, max_tokens: int | None) -> int:
-        """Expected answer length: the cap, or what answers of this family have run to, whichever is lower."""
-        expected = max(1, round(self._answer_tokens.get(family, float(self.expected_answer_tokens))))
-        return expected if max_tokens is None else max(1, min(max_tokens, expected))
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.hits = PrefixHits()
+        self._now_s = (clock or MonotonicClock()).now_s
+        self._speeds: dict[str, Speeds] = {}
+        self._devices: dict[str, Device] = {}
+        self._states: dict[str, _State] = {}
+        self._version = 0
+        self._exploration = Exploration()
+
+    def cached_tokens(self, info: ReplicaInfo, session: str | None, prompt_tokens: int) -> int:
+        """Return how many of a prompt's tokens the replica is expected to hold computed, for `Demand`."""
+        return self.hits.expected(info.replica_id, session, prompt_tokens, self._now_s())
 
     def predict(
         self,
@@ -140,96 +122,204 @@ class LatencyModel:
         mine: InFlightLoad = NOTHING_IN_FLIGHT,
         ahead: int = 0,
         *,
-        beside: int = 0,
+        siblings: Sequence[SiblingLoad] = (),
     ) -> Prediction:
-        """Predict `demand` on the replica of `snapshot`.
+        """Predict `demand` on the replica of `snapshot`. Cheap while its state is the same: given the same objects.
 
         Args:
             mine: this tier's own unfinished requests there.
             ahead: requests of this tier that wait for the same replica and go first.
-            beside: answers that run on other replicas of its endpoint, which share its cores or its GPU.
+            siblings: the other rungs of its device that have sequences.
         """
-        info = snapshot.info
-        learned = self._of(info)
-        slots = max(snapshot.slots, 1)
-        fresh = _fresh(snapshot)
-        occupied = occupied_slots(snapshot, mine)
-        step_s = self._step_s(info, learned, min(occupied + 1, slots) + beside)
-        answer_s = demand.answer_tokens * step_s
+        now_s = self._now_s()
+        name = snapshot.info.replica_id
+        state = self._states.get(name)
+        if (
+            state is None
+            or state.snapshot is not snapshot
+            or state.mine is not mine
+            or state.link is not link
+            or state.version != self._version
+            or now_s - state.at_s > _STATE_LASTS_S
+            or (state.siblings is not siblings and state.siblings != siblings)
+        ):
+            state = self._states[name] = self._state_of(snapshot, link, mine, siblings, now_s)
+        own_tokens = max(demand.prompt_tokens - demand.cached_tokens, 1)
+        pace_s = state.pace_s
         wait_s = wait_high_s = 0.0
-        position = occupied + ahead - slots + 1
+        position = state.position + ahead
         if position > 0:
-            pending = snapshot.pending_decode_tokens * fresh + mine.unopened_decode_tokens
-            left = mine.left_tokens if len(mine.left_tokens) >= occupied else _spread_evenly(pending, occupied)
-            wait_s = _until_free_s(position, slots, left, step_s, answer_s) * math.exp(self._wait_log)
-            wait_high_s = wait_s * self._wait.factor
-        tokens = self._line_tokens(
-            snapshot, demand, mine, fresh, min(occupied, slots - 1) if position <= 0 else slots - 1
-        )
-        prefill_s = learned.line.predict(tokens)
-        network_s = link.request_s(demand.prompt_bytes) if link else 0.0
-        network_high_s = link.request_hi_s(demand.prompt_bytes) if link else 0.0
-        ttft_s = wait_s + network_s + prefill_s
-        ttft_high_s = wait_high_s + network_high_s + prefill_s * learned.first.factor
-        rest_tokens = max(demand.answer_tokens - 1, 0)
-        tpot_high_s = step_s * learned.pace.factor
+            answer_s = demand.answer_tokens * pace_s
+            wait_s = _until_free_s(position, state.slots, state.left, pace_s, answer_s) * state.wait_factor
+            wait_high_s = wait_s * state.wait_high
+        network_s = link.request_s(demand.prompt_bytes) if link is not None else 0.0
+        sent_s = network_s + state.line_a_s + state.line_b_s * own_tokens + state.backlog_s
+        ttft_s = wait_s + sent_s
+        rest = max(demand.answer_tokens - 1, 0)
+        rest_s = rest * pace_s
+        answer_log = _UNKNOWN_LENGTH_LOG
+        if demand.answer_high_tokens:
+            answer_log = math.log(max(demand.answer_high_tokens, 1) / max(demand.answer_tokens, 1))
+        spread = math.sqrt(answer_log * answer_log + NORMAL_90 * NORMAL_90 * state.pace_sigma * state.pace_sigma)
+        finish_high_s = wait_high_s + (sent_s + rest_s * math.exp(spread)) * math.exp(state.finish_log)
         return Prediction(
-            wait_s=wait_s,
-            ttft_s=ttft_s,
-            ttft_high_s=ttft_high_s,
-            tpot_s=step_s,
-            tpot_high_s=tpot_high_s,
-            finish_s=ttft_s + rest_tokens * step_s,
-            finish_high_s=ttft_high_s + rest_tokens * tpot_high_s,
-            free=position <= 0,
+            wait_s,
+            ttft_s,
+            wait_high_s + sent_s * state.ttft_factor,
+            pace_s,
+            state.pace_high_s,
+            ttft_s + rest_s,
+            finish_high_s,
+            position <= 0,
+            state.alone[0] + state.alone[1] * own_tokens,
+            network_s,
+            state.token_device_s,
+            state.prefill_sigma,
+            state.pace_sigma,
+            now_s - self._speeds[name].seen_s,
+            state.explore,
         )
 
-    def observe_ttft(self, info: ReplicaInfo, sent: TtftFeatures, actual_s: float) -> None:
-        """Learn from sent → first token, against what was predicted when it was sent."""
-        actual_s -= sent.network_s
-        if actual_s <= 0:
-            return
-        learned = self._of(info)
-        learned.first.observe(_clip(math.log(actual_s / learned.line.predict(sent.prefill_tokens))))
-        learned.line.observe(sent.prefill_tokens, actual_s)
-
-    def observe_answer(
+    def sent(
         self,
-        info: ReplicaInfo,
-        batch: int,
-        tpot_s: float | None,
-        tokens: int | None,
+        snapshot: ReplicaSnapshot,
+        link: LinkSnapshot | None,
+        demand: Demand,
+        mine: InFlightLoad,
         *,
-        ended: bool,
-        predicted_tpot_s: float | None = None,
-    ) -> None:
-        """Learn from a finished answer.
+        siblings: Sequence[SiblingLoad] = (),
+    ) -> TtftFeatures:
+        """Return what a request that is sent now finds on the replica, and is told: what its answer is judged by."""
+        now_s, info = self._now_s(), snapshot.info
+        told = self.predict(snapshot, link, demand, mine, siblings=siblings)
+        device, speeds = self._device(info), self._of(info)
+        self._advance(device, now_s)
+        device.clock.prefilling += 1
+        device.clock.foreign[info.replica_id] = max(0, occupied_slots(snapshot, mine) - mine.requests)
+        self._exploration.sent(speeds, now_s, explores=told.explore)
+        state = self._states.pop(info.replica_id)
+        occupied = state.position + state.slots
+        return TtftFeatures(
+            prefill_tokens=line_tokens(snapshot, demand, mine),
+            network_s=told.network_s,
+            prompt_tokens=demand.prompt_tokens,
+            cached_tokens=demand.cached_tokens,
+            scale=interference(snapshot, mine),
+            behind_s=state.behind_s,
+            band=band_of(occupied, state.slots, waits=not told.free),
+            told=told,
+        )
+
+    def first_token(
+        self, attempt: Attempt, now_s: float, session: str | None = None, cached_tokens: int | None = None
+    ) -> Mark:
+        """Learn from an attempt's first token; returns where its device's clock stands.
 
         Args:
-            batch: sequences that ran at its endpoint, itself included.
-            tpot_s: its pace, None for a single token.
-            tokens: its length, None if that was forced and says nothing.
-            ended: it stopped by itself; one that ran into its cap only says that answers are at least so long.
-            predicted_tpot_s: its pace as predicted when it was sent. The upper figure is measured against that: those
-                that came after it, and made the batch larger, were not known then.
+            cached_tokens: prompt tokens that came from a prefix cache, None where the replica does not tell.
         """
-        if tpot_s is not None and tpot_s > 0:
-            learned = self._of(info)
-            ratio_log = _clip(math.log(tpot_s / self._step_s(info, learned, batch)))
-            learned.pace.observe(_clip(math.log(tpot_s / predicted_tpot_s)) if predicted_tpot_s else ratio_log)
-            learned.pace_seen += 1
-            gain = max(_PACE_GAIN, 1.0 / (learned.pace_seen + 1))
-            learned.pace_log = _clip(learned.pace_log + gain * ratio_log)
-        known = self._answer_tokens.get(info.family, float(self.expected_answer_tokens))
-        if tokens is not None and (ended or tokens > known):
-            self._answer_tokens[info.family] = known + 0.1 * (tokens - known)
+        info, sent = attempt.info, attempt.work
+        device = self._device(info)
+        self._advance(device, now_s)
+        device.clock.prefilling = max(0, device.clock.prefilling - 1)
+        self.observe_ttft(info, sent, now_s - attempt.sent_at_s, cached_tokens)
+        if cached_tokens is not None:
+            self.hits.observe(info.replica_id, session, attempt.prompt_tokens, cached_tokens)
+        return device.clock.began(info.replica_id)
+
+    def observe_ttft(
+        self,
+        info: ReplicaInfo,
+        sent: TtftFeatures,
+        actual_s: float,
+        cached_tokens: int | None = None,
+        *,
+        censored: bool = False,
+    ) -> None:
+        """Learn from sent → first token, against what was predicted when it was sent.
+
+        Args:
+            censored: none had come by then, which was later than predicted.
+        """
+        now_s = self._now_s()
+        speeds, device = self._of(info), self._device(info)
+        told = sent.told
+        if told is not None:
+            if censored:
+                device.ttft_high.kept(sent.band, kept_if_censored(actual_s, told.ttft_s, told.ttft_high_s))
+            else:
+                device.ttft_high.observe(sent.band, _log_ratio(actual_s, told.ttft_s))
+            if actual_s > sent.network_s:
+                error_log = _log_ratio(actual_s - sent.network_s, told.ttft_s - sent.network_s)
+                device.ttft_bias.observe(sent.band, error_log)
+        actual_s -= sent.network_s + sent.behind_s
+        if actual_s > 0:
+            hit = sent.cached_tokens if cached_tokens is None else min(max(cached_tokens, 0), sent.prompt_tokens)
+            tokens = max(sent.prefill_tokens + (sent.cached_tokens - hit) * sent.scale, 1.0)
+            level_log = speeds.prefill.log(now_s)
+            shape_s = speeds.line.predict(tokens)
+            speeds.prefill.observe(_log_ratio(actual_s, shape_s) - level_log, now_s)
+            speeds.line.observe(tokens, actual_s * math.exp(-speeds.prefill.log(now_s)))
+        speeds.seen_s = now_s
+        self._version += 1
+
+    def ended(self, attempt: Attempt, now_s: float, session: str | None = None, *, whole: bool) -> None:
+        """An attempt ended, whichever way: learn its pace, and its finish where that is known or censored.
+
+        Args:
+            whole: its answer came to its own end or to its caller's cap. One that its deadline cut is censored: it
+                would have gone on. One that broke or was cancelled teaches its pace alone.
+        """
+        info, sent = attempt.info, attempt.work
+        device = self._device(info)
+        self._advance(device, now_s)
+        if attempt.first_at_s is None or attempt.mark is None:
+            device.clock.prefilling = max(0, device.clock.prefilling - 1)
+        else:
+            device.clock.ended(info.replica_id)
+            self.hits.served(info.replica_id, session, attempt.prompt_tokens + attempt.tokens, now_s)
+            self._observe_pace(attempt, attempt.pace_s(now_s), now_s)
+        told = sent.told
+        if told is not None and (whole or attempt.overdue):
+            took_s = now_s - attempt.sent_at_s
+            if whole:
+                device.finish_high.kept(sent.band, float(took_s <= told.finish_high_s))
+            else:
+                device.finish_high.kept(sent.band, kept_if_censored(took_s, told.finish_s, told.finish_high_s))
+            self._version += 1
+
+    def _observe_pace(self, attempt: Attempt, pace_s: float | None, now_s: float) -> None:
+        info, sent, mark = attempt.info, attempt.work, attempt.mark
+        if pace_s is None or pace_s <= 0 or mark is None:
+            return
+        device, speeds = self._device(info), self._of(info)
+        if sent.told is not None:
+            error_log = _log_ratio(pace_s, sent.told.tpot_s)
+            device.pace_bias.observe(sent.band, error_log)
+            device.observe_pace_error(sent.band, error_log)
+        clock = device.clock
+        alone, beside = clock.alone_tokens - mark.alone_tokens, clock.beside_tokens - mark.beside_tokens
+        expected = alone + device.beside_share * beside
+        if attempt.tokens >= _LEAST_PACE_TOKENS and expected > 0:
+            error_log = _log_ratio(expected, attempt.tokens - 1)
+            shares = clock.shares(mark)
+            variances = {n: s * s * self._speeds[n].pace.variance for n, s in shares.items() if n in self._speeds}
+            beside_variance = device.observe_beside(alone, beside, error_log)
+            total = sum(variances.values()) + beside_variance
+            for name, own in variances.items():
+                share = shares[name]
+                if share >= _LEAST_SHARE:
+                    level = self._speeds[name].pace
+                    level.observe(error_log, now_s, share=share, others_variance=total - own)
+        speeds.seen_s = now_s
+        self._version += 1
 
     def wait_factor(self, info: ReplicaInfo) -> float:
         """Return the factor that was learnt for waits on that replica."""
-        return math.exp(self._wait_log + self._of(info).pace_log)
+        return math.exp(self._device(info).wait_log + self._of(info).pace.log(self._now_s()))
 
     def observe_wait(self, info: ReplicaInfo, predicted_s: float, factor: float, actual_s: float) -> None:
-        """Learn from a request that had to wait for a free replica.
+        """Learn from a request that had to wait for a replica, and was bound to that very one.
 
         Args:
             info: the replica whose wait was predicted.
@@ -239,63 +329,97 @@ class LatencyModel:
         """
         if predicted_s < _MIN_LEARNT_WAIT_S:
             return
-        ratio_log = math.log(max(actual_s, _MIN_LEARNT_WAIT_S / 2) / predicted_s)
-        self._wait.observe(_clip(ratio_log))
-        truth_log = ratio_log + math.log(factor) - self._of(info).pace_log
-        self._wait_log = _clip(self._wait_log + _WAIT_GAIN * (_clip(truth_log) - self._wait_log))
-
-    def sent(
-        self, snapshot: ReplicaSnapshot, link: LinkSnapshot | None, demand: Demand, mine: InFlightLoad
-    ) -> TtftFeatures:
-        """Return what a request that is sent now finds on the replica, for `observe_ttft`."""
-        running = min(
-            max(snapshot.running + snapshot.queued + mine.unopened, mine.requests), max(snapshot.slots, 1) - 1
-        )
-        return TtftFeatures(
-            prefill_tokens=self._line_tokens(snapshot, demand, mine, 1.0, running),
-            network_s=link.request_s(demand.prompt_bytes) if link else 0.0,
-        )
+        device = self._device(info)
+        ratio_log = _log_ratio(max(actual_s, _MIN_LEARNT_WAIT_S / 2), predicted_s)
+        device.wait_high.observe(0, ratio_log)
+        truth_log = ratio_log + math.log(factor) - self._of(info).pace.log(self._now_s())
+        device.wait_log = _clip(device.wait_log + _WAIT_GAIN * (_clip(truth_log) - device.wait_log))
+        self._version += 1
 
     def keep_only(self, replica_ids: set[str]) -> None:
-        """Forget replicas that are gone."""
-        for replica_id in self._learned.keys() - replica_ids:
-            del self._learned[replica_id]
+        """Forget replicas that are gone, and devices of which none is left."""
+        for replica_id in self._speeds.keys() - replica_ids:
+            del self._speeds[replica_id]
+            self._states.pop(replica_id, None)
+            self.hits.forget(replica_id)
+        left = {speeds.info.device_key for speeds in self._speeds.values()}
+        for key in [key for key in self._devices if key not in left]:
+            del self._devices[key]
+        self._version += 1
 
-    def _line_tokens(
-        self, snapshot: ReplicaSnapshot, demand: Demand, mine: InFlightLoad, fresh: float, running: int
-    ) -> float:
-        """Count the tokens to prefill before the first token, queued ones included, scaled by the running batch."""
-        backlog = max(snapshot.queued_prefill_tokens * fresh + mine.unopened_prefill_tokens, mine.prefill_tokens)
-        return (backlog + demand.prompt_tokens) * (1.0 + snapshot.info.prior.decode_batch_slope * max(running, 0))
+    def _state_of(
+        self,
+        snapshot: ReplicaSnapshot,
+        link: LinkSnapshot | None,
+        mine: InFlightLoad,
+        siblings: Sequence[SiblingLoad],
+        now_s: float,
+    ) -> _State:
+        info = snapshot.info
+        speeds, device = self._of(info), self._device(info)
+        own_slots = max(snapshot.slots, 1)
+        slots = max(own_slots, *(s.slots for s in siblings)) if siblings else own_slots
+        own = occupied_slots(snapshot, mine)
+        occupied = own + sum(s.occupied for s in siblings)
+        position = max(occupied - slots, own - own_slots) + 1
+        band = band_of(occupied + 1, slots, waits=position > 0)
+        pace_s = speeds.step_s(min(own + 1, own_slots), now_s)
+        behind_s = 0.0
+        for sibling in siblings:
+            other = self._of(sibling.info)
+            pace_s += other.step_s(sibling.running, now_s)
+            behind_s += other.line.b_s * math.exp(other.prefill.log(now_s)) * sibling.prefill_tokens
+        pace_s *= math.exp(device.pace_bias.log(band))
+        if link is not None:
+            pace_s = max(pace_s, link.token_s(occupied + 1))
+        left: list[int] = []
+        if position > -_WAITS_SOON:
+            left = sorted([*left_tokens(snapshot, mine), *(t for s in siblings for t in s.left_tokens)])
+        bias = math.exp(device.ttft_bias.log(band))
+        level = math.exp(speeds.prefill.log(now_s))
+        scale = interference(snapshot, mine)
+        backlog = backlog_tokens(snapshot, mine)
+        return _State(
+            snapshot=snapshot,
+            mine=mine,
+            siblings=siblings,
+            link=link,
+            version=self._version,
+            at_s=now_s,
+            position=position,
+            slots=slots,
+            left=left,
+            line_a_s=level * bias * speeds.line.a_s,
+            line_b_s=level * bias * speeds.line.b_s * scale,
+            backlog_s=bias * (level * speeds.line.b_s * scale * backlog + behind_s),
+            behind_s=behind_s,
+            alone=(level * speeds.line.a_s, level * speeds.line.b_s),
+            pace_s=pace_s,
+            pace_high_s=pace_s * math.exp(device.pace_high.log(band)),
+            ttft_factor=math.exp(device.ttft_high.log(band)),
+            wait_factor=math.exp(device.wait_log),
+            wait_high=math.exp(device.wait_high.log(0)),
+            finish_log=device.finish_high.log(band),
+            token_device_s=speeds.step_s(slots, now_s) / slots,
+            prefill_sigma=math.sqrt(speeds.prefill.noise + speeds.prefill.variance),
+            pace_sigma=device.pace_sigma,
+            explore=mine.requests == 0 and self._exploration.due(speeds, link, now_s),
+        )
 
-    def _of(self, info: ReplicaInfo) -> _Learned:
-        learned = self._learned.get(info.replica_id)
-        if learned is None:
-            learned = self._learned[info.replica_id] = _Learned(PrefillLine(info.prior))
-        return learned
+    def _of(self, info: ReplicaInfo) -> Speeds:
+        speeds = self._speeds.get(info.replica_id)
+        if speeds is None:
+            speeds = self._speeds[info.replica_id] = Speeds(info, PrefillLine(info.prior), self._now_s())
+        return speeds
 
-    def _step_s(self, info: ReplicaInfo, learned: _Learned, batch: int) -> float:
-        prior = info.prior
-        growth = 1.0 + prior.decode_batch_slope * (max(batch, 1) - 1)
-        return growth / prior.decode_tokens_per_s * math.exp(learned.pace_log)
+    def _device(self, info: ReplicaInfo) -> Device:
+        device = self._devices.get(info.device_key)
+        if device is None:
+            device = self._devices[info.device_key] = Device()
+        return device
 
-
-def occupied_slots(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> int:
-    """Count the sequences on a replica: the larger of its report and of what this tier has sent."""
-    return max(round((snapshot.running + snapshot.queued) * _fresh(snapshot)) + mine.unopened, mine.requests)
-
-
-def _fresh(snapshot: ReplicaSnapshot) -> float:
-    """Return the weight of a report, in (0, 1]; it halves every `_STALE_HALF_LIFE_S`."""
-    return 1.0 if snapshot.age_s <= 0 else 0.5 ** (snapshot.age_s / _STALE_HALF_LIFE_S)
-
-
-def _spread_evenly(pending_tokens: float, requests: int) -> Sequence[int]:
-    """Remainders of requests of which only the sum is known: evenly spread over twice their mean."""
-    if requests <= 0:
-        return ()
-    mean = pending_tokens / requests
-    return [round(2.0 * mean * (index + 1) / (requests + 1)) for index in range(requests)]
+    def _advance(self, device: Device, now_s: float) -> None:
+        device.clock.advance(now_s, lambda name, batch: self._speeds[name].step_s(batch, now_s))
 
 
 def _until_free_s(position: int, slots: int, left: Sequence[int], step_s: float, answer_s: float) -> float:
@@ -305,5 +429,9 @@ def _until_free_s(position: int, slots: int, left: Sequence[int], step_s: float,
     return first_s + max(position - len(left), 0) / slots * answer_s
 
 
+def _log_ratio(actual: float, predicted: float) -> float:
+    return _clip(math.log(max(actual, 1e-9) / max(predicted, 1e-9)))
+
+
 def _clip(value: float) -> float:
-    return min(max(value, -_MAX_LOG_RATIO), _MAX_LOG_RATIO)
+    return min(max(value, -MAX_LOG), MAX_LOG)

@@ -8,6 +8,8 @@ from router.signals.health import HealthBook
 from router.signals.in_flight import InFlight
 from router.signals.ladder import Ladder
 from router.signals.latency import LatencyModel
+from router.signals.length import LengthModel
+from router.signals.prices import CapacityPrices
 
 
 @dataclass(slots=True)
@@ -15,6 +17,8 @@ class Signals:
     """Estimates and states of one tier; its dispatcher is the one writer."""
 
     latency: LatencyModel
+    lengths: LengthModel
     health: HealthBook
     in_flight: InFlight = field(default_factory=InFlight)
+    prices: CapacityPrices = field(default_factory=CapacityPrices)
     ladder: Ladder = field(default_factory=Ladder)

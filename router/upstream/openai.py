@@ -74,6 +74,8 @@ def encode_post(request: InferenceRequest, objective: Objective, model: str, con
     try:
         headers += wire_headers.objective_headers(objective)
         headers += wire_headers.next_hop(request.headers)
+        if request.attempts_left is not None:
+            headers.append((wire_headers.ATTEMPTS_LEFT, str(request.attempts_left)))
         body = encode_request(request, model, context_tokens)
     except (ValueError, TypeError, OverflowError) as error:  # JSON takes no lone surrogate, and no NaN
         raise InvalidRequest(f"the request cannot be written as JSON: {type(error).__name__}") from error
@@ -178,6 +180,12 @@ class UpstreamError(msgspec.Struct):
     message: str = ""
     code: str | int | None = None
     param: str | None = None
+    attempts: Any = None
+
+    @property
+    def told_attempts(self) -> int | None:
+        """Replicas that it tried; None where it tells nothing that can be true."""
+        return _count(self.attempts, 1, wire_headers.MAX_ATTEMPTS)
 
 
 class Event(msgspec.Struct):
@@ -207,6 +215,11 @@ class Event(msgspec.Struct):
         if self.error is None:
             return None
         return (self.error if isinstance(self.error, str) else self.error.message) or "no message"
+
+    @property
+    def told_attempts(self) -> int | None:
+        """Replicas that the upstream tried before it gave up."""
+        return self.error.told_attempts if isinstance(self.error, UpstreamError) else None
 
 
 _event_decoder = msgspec.json.Decoder(Event)
@@ -273,6 +286,12 @@ class _ErrorBody(msgspec.Struct):
 def decode_error(status: int, headers: Mapping[str, str], body: bytes, who: str) -> OverspillError:
     """Turn an upstream's refusal into the error that the router understands."""
     told = _told(body)
+    error = _error_of(status, told, headers, who)
+    error.attempts = told.told_attempts
+    return error
+
+
+def _error_of(status: int, told: UpstreamError, headers: Mapping[str, str], who: str) -> OverspillError:
     message = f"{who}: {told.message or f'HTTP {status}'}"
     if status in {401, 403}:
         return ReplicaFailed(f"{who} does not accept this tier's API key (HTTP {status}): {told.message}")

@@ -97,7 +97,8 @@ def remaining(request: InferenceRequest, now_s: float, rtt_s: float, who: str) -
     """Return what is left of the promise once the request has travelled.
 
     A TTFT objective that is already lost, or was kept by the replica that began the answer, is left out: the upstream
-    shall answer as well as it can rather than refuse what this tier has decided to serve.
+    shall answer as well as it can rather than refuse what this tier has decided to serve. Past the deadline, what late
+    value is left ends when it does here, and begins to fall at once.
 
     Raises:
         InvalidRequest: the request may not leave this tier.
@@ -107,16 +108,19 @@ def remaining(request: InferenceRequest, now_s: float, rtt_s: float, who: str) -
     if objective.locality is Locality.LOCAL_ONLY:
         raise InvalidRequest(f"{who}: the request is `local-only`", param=wire_headers.LOCALITY)
     spent_s = max(0.0, now_s - request.accepted_at_s) + rtt_s
-    ttft_s, deadline_s = objective.ttft_s, objective.deadline_s
+    ttft_s, deadline_s, late_s = objective.ttft_s, objective.deadline_s, objective.late_s
     if deadline_s is not None:
         deadline_s -= spent_s
+        if late_s is not None and deadline_s < _LEAST_S:  # what is left falls from now on
+            late_s += deadline_s - _LEAST_S
+            deadline_s = _LEAST_S if late_s >= _LEAST_S else 0.0
         if deadline_s < _LEAST_S:
             raise DeadlineLost(f"{who}: the deadline would pass on the way", retry_after_s=1.0)
     if ttft_s is not None:
         ttft_s -= spent_s
         if request.continuation or ttft_s < _LEAST_S:
             ttft_s = None
-    return replace(objective, ttft_s=ttft_s, deadline_s=deadline_s)
+    return replace(objective, ttft_s=ttft_s, deadline_s=deadline_s, late_s=late_s)
 
 
 async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clock, lost: LostNews) -> OpenStream:
@@ -219,6 +223,7 @@ class OpenStream:
         self._parser = EventParser()
         self._last: Event | None = None
         self._failure: str | None = None
+        self._attempts: int | None = None
         self._done = False
         self._emitted = False
         self._tokens = 0
@@ -281,7 +286,7 @@ class OpenStream:
         for event in self._parser.feed(data):
             if event.error_message is not None:
                 if self._last is None:
-                    self._failure = event.error_message
+                    self._failure, self._attempts = event.error_message, event.told_attempts
                 self._done = self._last is not None
                 return
             if event.usage is not None:
@@ -312,9 +317,11 @@ class OpenStream:
         return TokenChunk(text, tokens, finish_reason=finish, prompt_tokens=prompt_tokens, origin=origin)
 
     def _broken(self, why: str) -> OverspillError:
-        if self._emitted:
-            return ReplicaBroken(f"{self._call.who}: the stream broke after {self._tokens} tokens: {why}")
-        return ReplicaFailed(f"{self._call.who}: the stream broke before the first token: {why}")
+        kind = ReplicaBroken if self._emitted else ReplicaFailed
+        when = f"after {self._tokens} tokens" if self._emitted else "before the first token"
+        error = kind(f"{self._call.who}: the stream broke {when}: {why}")
+        error.attempts = self._attempts
+        return error
 
 
 async def _read_some(response: Response) -> bytes:

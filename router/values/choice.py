@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from router.values.situation import Candidate
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Send it there; if the candidate is not free, wait for it and decide again when anything changes.
+    """Send it there; if the candidate is not free, wait, and decide again when a slot is.
 
     Attributes:
-        degraded: a smaller rung, or a cap that is expected to cut the answer or takes back what the caller asked for.
-        max_tokens: a lower cap than the caller's on the whole answer, None if the caller's stands. Where it only bounds
-            what might run past the deadline, nothing is given up before it is reached.
+        degraded: a smaller rung, or a cap that takes back what the caller asked for.
+        max_tokens: a lower cap than the caller's on the whole answer, None if the caller's stands.
+        rank: who of those that wait goes first, among equal priority: the higher.
+        waits_for: replica id → the rank with which its next free slot is waited for, the candidate's included.
+        good_for_s: how long it may wait by this decision before it is to be decided again; infinity: until a slot is
+            free.
     """
 
     candidate: Candidate
     reason: str
     degraded: bool
     max_tokens: int | None = None
+    rank: float = 0.0
+    waits_for: Mapping[str, float] = field(default_factory=dict)
+    good_for_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

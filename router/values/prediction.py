@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.values.replica import ReplicaInfo
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request asks of a replica, in tokens and bytes still to process."""
+    """What a request asks of a replica, in tokens and bytes still to process.
+
+    Attributes:
+        answer_tokens: expected length of the answer; answer_high_tokens: its 0.9 quantile, 0 where nobody knows.
+        cached_tokens: of the prompt's, those the replica is expected to hold computed: its session was served there.
+    """
 
     prompt_tokens: int
     answer_tokens: int
     prompt_bytes: int = 0
+    cached_tokens: int = 0
+    answer_high_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +45,26 @@ NOTHING_IN_FLIGHT = InFlightLoad()
 
 
 @dataclass(frozen=True, slots=True)
-class TtftFeatures:
-    """What a request found when it was sent: effective tokens to prefill, and the network's share of its TTFT."""
+class SiblingLoad:
+    """Another rung of the same device that has sequences: it shares the device's slots and its time.
 
-    prefill_tokens: float
-    network_s: float
+    Attributes:
+        occupied: sequences it has, those queued inside it included.
+        slots: sequences it would run at once, alone on the device.
+        left_tokens: tokens each of this tier's requests there is still expected to generate, ascending.
+        prefill_tokens: prompt tokens it has taken in and not computed; they come first.
+    """
+
+    info: ReplicaInfo
+    occupied: int
+    slots: int
+    left_tokens: Sequence[int] = ()
+    prefill_tokens: float = 0.0
+
+    @property
+    def running(self) -> int:
+        """Sequences in its slots."""
+        return min(self.occupied, self.slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +72,15 @@ class Prediction:
     """Seconds from now. `_high_s` is the figure expected to hold nine times in ten.
 
     Attributes:
-        wait_s: until a slot is free.
-        tpot_s: one decode step at the batch size expected.
+        wait_s: until a slot of the device is free.
+        tpot_s: seconds a token, the steps of all rungs that run on the device together.
         free: the replica can start at once.
+        prefill_s: of its own prompt, alone on the device: no wait, no network, nothing queued before it.
+        network_s: round trip and upload.
+        token_device_s: device-seconds that one token costs at the device's full batch.
+        ttft_log_sigma, pace_log_sigma: spread of log(actual / predicted), of prefill and of seconds a token.
+        staleness_s: since the replica last taught anything.
+        explore: so long ago, and so much avoided, that one request without a tight promise should try it.
     """
 
     wait_s: float
@@ -61,6 +91,18 @@ class Prediction:
     finish_s: float
     finish_high_s: float
     free: bool
+    prefill_s: float = 0.0
+    network_s: float = 0.0
+    token_device_s: float = 0.0
+    ttft_log_sigma: float = 0.3
+    pace_log_sigma: float = 0.3
+    staleness_s: float = 0.0
+    explore: bool = False
+
+    @property
+    def backlog_s(self) -> float:
+        """Prefill of others that comes before its own, on a replica that is free."""
+        return max(0.0, self.ttft_s - self.wait_s - self.network_s - self.prefill_s)
 
     def finish_with(self, answer_tokens: int) -> float:
         """`finish_s` for another answer length."""
@@ -69,3 +111,26 @@ class Prediction:
     def finish_high_with(self, answer_tokens: int) -> float:
         """`finish_high_s` for another answer length."""
         return self.ttft_high_s + max(answer_tokens - 1, 0) * self.tpot_high_s
+
+
+@dataclass(frozen=True, slots=True)
+class TtftFeatures:
+    """What a request found when it was sent, and what it was told then.
+
+    Attributes:
+        prefill_tokens: tokens to prefill before its first one, effective: queued ones and the batch's part included.
+        network_s: the network's share of its TTFT; behind_s: that of prompts on other rungs of the device.
+        prompt_tokens, cached_tokens: of its own prompt, and those expected to be cached.
+        scale: effective tokens a token.
+        band: of the device's occupancy, for the upper figures.
+        told: the prediction at the moment of binding, None where none was made.
+    """
+
+    prefill_tokens: float
+    network_s: float
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    scale: float = 1.0
+    behind_s: float = 0.0
+    band: int = 0
+    told: Prediction | None = None

@@ -41,6 +41,7 @@ class ReplicaInfo:
         rung: position on the family's ladder, 0 is the best.
         quality: catalogue score in [0, 1], relative to the family's reference.
         context_tokens: window for prompt and answer together on this replica.
+        device: what its rungs compute on, where that is not all of `endpoint`; replicas of one device share its slots.
     """
 
     replica_id: str
@@ -53,6 +54,12 @@ class ReplicaInfo:
     quality: float
     context_tokens: int
     prior: SpeedPrior
+    device: str = ""
+
+    @property
+    def device_key(self) -> str:
+        """Name the device: replicas with one key divide its slots and its time."""
+        return self.device or self.endpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,6 +171,8 @@ class Objective:
         ttft_s: accepted → first non-empty token, in seconds.
         tpot_s: (end to end − TTFT) / (n − 1), in seconds a token.
         deadline_s: accepted → last token, in seconds.
+        late_s: seconds after the deadline over which the value of the answer falls from 1 to 0; None: at once.
+        shorten: an overloaded tier may cap the answer at `overload_answer_tokens`.
         priority: higher is better; negative may be shed first.
         min_quality: lowest acceptable quality of a rung, in [0, 1].
         session: requests of one session prefer one replica.
@@ -179,10 +181,23 @@ class Objective:
     ttft_s: float | None = None
     tpot_s: float | None = None
     deadline_s: float | None = None
+    late_s: float | None = None
+    shorten: bool = False
     priority: int = 0
     locality: Locality = Locality.ANY
     min_quality: float = 0.0
     session: str | None = None
+
+    @property
+    def ends_s(self) -> float | None:
+        """Accepted → an answer is worth nothing any more, in seconds; None without a deadline."""
+        return None if self.deadline_s is None else self.deadline_s + (self.late_s or 0.0)
+
+    def value_at(self, finish_s: float) -> float:
+        """What an answer whose last token comes `finish_s` after its request was accepted is worth, from 1 to 0."""
+        if self.deadline_s is None or finish_s <= self.deadline_s:
+            return 1.0
+        return max(0.0, 1.0 - (finish_s - self.deadline_s) / self.late_s) if self.late_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +216,7 @@ class InferenceRequest:
         headers: trace context to pass on (`traceparent`), lower-case names.
         prompt_slack: by how much `prompt_tokens` may be too high; 0 unless it was estimated.
         encoded: the prompt's token ids, where the gateway has them.
+        attempts_left: replicas that may be tried for it, this tier's own bound (`max_attempts`) apart; None: no other.
     """
 
     request_id: str
@@ -217,6 +233,7 @@ class InferenceRequest:
     prompt_slack: int = 0
     caller: str = field(default="", repr=False)
     encoded: EncodedPrompt | None = field(default=None, compare=False, repr=False)
+    attempts_left: int | None = None
 
     def token_ids(self, encoder: object) -> list[int] | None:
         """Return prompt and continuation as `encoder` would encode them, None where that was not done yet."""
@@ -260,6 +277,7 @@ class TokenChunk:
         finish_reason: set on the last chunk only, and always set there; a stream that ends without it broke.
         prompt_tokens: set on the last chunk by a replica that counted the prompt itself, else None.
         origin: set on the first chunk by an upstream tier, else None.
+        cached_tokens: on the first chunk, prompt tokens that came from a prefix cache; None where nobody tells.
     """
 
     text: str
@@ -267,3 +285,4 @@ class TokenChunk:
     finish_reason: FinishReason | None = None
     prompt_tokens: int | None = None
     origin: Origin | None = field(default=None, repr=False)
+    cached_tokens: int | None = None

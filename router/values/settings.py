@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 Milliseconds = Annotated[float, msgspec.Meta(gt=0, le=86_400_000)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Price = Annotated[float, msgspec.Meta(ge=0, le=1_000)]
 
 
 class BreakerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -33,6 +34,35 @@ class BreakerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ValueError(f"max_open_ms = {self.max_open_ms} is below open_ms = {self.open_ms}")
 
 
+class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[router.prices]`: what serving costs besides time, in answers of full quality; 0 is free.
+
+    A replica is chosen for quality × P(promise kept) − its price, so 0.1 means: a tenth of an answer is given up to
+    avoid it once.
+
+    Attributes:
+        cloud_kilotoken: a thousand tokens, prompt and answer, served by the upstream.
+        uplink_mbyte: a million bytes sent to the upstream.
+        local_answer: one answer on this device: its energy.
+    """
+
+    cloud_kilotoken: Price = 0.0
+    uplink_mbyte: Price = 0.0
+    local_answer: Price = 0.0
+
+
+class Fairness(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[router.fairness]`: how far work that costs much may be put back; 0 sets no bound.
+
+    Attributes:
+        long_answers: an answer's cost counts at most as so many times the mean of what was served lately.
+        callers: a caller who took more device time than its share is put back by at most this factor.
+    """
+
+    long_answers: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 0.0
+    callers: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 0.0
+
+
 class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`[router]`. Every key can be changed on a running tier.
 
@@ -47,17 +77,22 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         max_wait_ms: longest wait for a free replica.
         first_token_timeout_ms: sent → first token; then the replica counts as failed.
         stall_timeout_ms: longest gap inside a running answer; then the stream counts as broken.
-        max_attempts: replicas tried for one request, continuations included.
+        max_attempts: replicas tried for one request, continuations and those of upstream tiers included.
         overload_enter, overload_leave: share of `max_queue` that waits, at which overload begins and ends. While it
-            lasts, answers are capped to `overload_answer_tokens` and smaller rungs count as good enough.
+            lasts, answers of callers who allow it (`x-overspill-shorten`) are capped to `overload_answer_tokens`, and
+            smaller rungs count as good enough.
         overload_answer_tokens: the cap of an answer under overload.
+        give_up: `deadline`: under overload, an answer that can no longer keep its deadline, nor any late value, gives
+            its slot to others, and its caller gets the text so far. `off`: it runs on to the deadline.
         min_answer_tokens: no answer is shortened below this.
         expected_answer_tokens: assumed length of an answer before any was seen.
         decision_log: decision records kept for `/v1/decisions`.
-        breaker: see `BreakerSettings`.
+        mixing_cost: factor on the cost of a request that would be the first of its rung on a device where another rung
+            runs.
+        breaker, prices, fairness: see there.
     """
 
-    policy: str = "quality-in-objective"
+    policy: str = "slo-utility"
     ttft_slo_ms: Milliseconds = 3_000.0
     device_first_quality_slack: Share = 0.05
     max_queue: Count = 64
@@ -69,10 +104,14 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     overload_enter: Share = 0.25
     overload_leave: Share = 0.1
     overload_answer_tokens: Count = 64
+    give_up: Literal["deadline", "off"] = "deadline"
     min_answer_tokens: Count = 16
     expected_answer_tokens: Count = 128
     decision_log: Count = 2_048
+    mixing_cost: Annotated[float, msgspec.Meta(ge=1, le=100)] = 2.0
     breaker: BreakerSettings = BreakerSettings()
+    prices: Prices = Prices()
+    fairness: Fairness = Fairness()
 
     def __post_init__(self) -> None:
         """Check what the types cannot say; msgspec puts the key's path in front of a ValueError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from router.values.length import LengthCurve
 from router.values.prediction import Prediction
 from router.values.replica import ReplicaInfo
 from router.values.request import Objective
@@ -18,6 +19,11 @@ class Candidate:
         window_cap: longest answer its context window leaves, where the caller asked for more; None where all fits.
         most_tokens: longest rest of the answer that the caller's cap and its window allow, None where neither is known.
         session: it served the request's session before.
+        price: of serving it there, in answers of full quality.
+        idle: nothing runs on its device.
+        slots: sequences that its device runs at once.
+        favoured: its device had better run this rung than another; two side by side slow each other.
+        device_second_price: value that others would get from a second of its device.
     """
 
     info: ReplicaInfo
@@ -25,6 +31,11 @@ class Candidate:
     window_cap: int | None = None
     session: bool = False
     most_tokens: int | None = None
+    price: float = 0.0
+    idle: bool = False
+    slots: int = 1
+    favoured: bool = True
+    device_second_price: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +45,13 @@ class Situation:
     Attributes:
         objective: with the tier's default TTFT filled in. For the rest of a broken answer it holds no TTFT any more.
         ttft_promised: the caller asked for the TTFT itself, rather than getting the tier's default.
+        now_s: on the tier's clock.
+        waiting: requests in the tier's queue.
         waited_s: accepted → now.
         wait_left_s: how much longer the request may wait for a free replica.
         best_quality: of any rung the request could ever be served by, healthy or not: what degraded is measured from.
         answer_tokens: expected length of what is left to generate, under the caller's own cap.
+        length: the distribution of the whole answer's length, under the caller's own cap.
         open_ended: the caller set no cap of its own.
         emitted_tokens: what the caller already got from replicas that broke.
         answer_cap: cap forced by overload, None if the caller's own stands.
@@ -64,3 +78,6 @@ class Situation:
     local_down: bool
     remote_down: bool
     settings: RouterSettings
+    length: LengthCurve
+    now_s: float
+    waiting: int = 0

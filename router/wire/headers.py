@@ -9,21 +9,24 @@ from __future__ import annotations
 import math
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from router.base.errors import InvalidRequest
 from router.values.answer import Route
 from router.values.request import Locality, Objective
 from router.wire.names import (
+    ATTEMPTS_LEFT,
     DEADLINE,
     HOPS,
+    LATE_VALUE,
     LOCALITY,
     MIN_QUALITY,
     PRIORITY,
     REQUEST_ID,
     REQUEST_NAMES,
     SESSION,
+    SHORTEN,
     TPOT,
     TPOT_NAMES,
     TTFT,
@@ -33,11 +36,14 @@ from router.wire.names import (
 )
 
 __all__ = [
+    "ATTEMPTS_LEFT",
     "CONFLICT",
     "DEADLINE",
     "DEGRADED",
     "HOPS",
+    "LATE_VALUE",
     "LOCALITY",
+    "MAX_ATTEMPTS",
     "MAX_HOPS",
     "MAX_REQUEST_ID_CHARS",
     "MAX_TOKENS",
@@ -51,12 +57,14 @@ __all__ = [
     "REQUEST_NAMES",
     "RUNG",
     "SESSION",
+    "SHORTEN",
     "TIER",
     "TPOT",
     "TPOT_NAMES",
     "TRACE_NAMES",
     "TTFT",
     "TTFT_NAMES",
+    "attempts_left",
     "header_safe",
     "lower_case",
     "next_hop",
@@ -87,6 +95,8 @@ CONFLICT = "\n"
 _SINGLE = frozenset({*REQUEST_NAMES, *TTFT_NAMES, *TPOT_NAMES, REQUEST_ID})
 _SERVED = frozenset({*_SINGLE, *REPLY_NAMES})  # reply headers: proxies carry them from one exchange over to the next
 MAX_HOPS = 8
+MAX_ATTEMPTS = 1_000_000
+_ALLOW = "allow"
 _MAX_MS = 7 * 24 * 3600 * 1000.0
 _MAX_PRIORITY = 2**31 - 1
 MAX_REQUEST_ID_CHARS = 128
@@ -145,34 +155,35 @@ def parse_objective(headers: Mapping[str, str], default: Objective) -> Objective
     refuse_headers(headers, _SERVED)
     _refuse_conflicts(headers)
     found: dict[str, object] = {}
-    ttft_s = _first_s(headers, TTFT_NAMES)
-    if ttft_s is not None:
-        found["ttft_s"] = ttft_s
-    tpot_s = _first_s(headers, TPOT_NAMES)
-    if tpot_s is not None:
-        found["tpot_s"] = tpot_s
-    deadline_s = _first_s(headers, (DEADLINE,))
-    if deadline_s is not None:
-        found["deadline_s"] = deadline_s
-    if PRIORITY in headers:
-        found["priority"] = _priority(headers[PRIORITY])
-    if LOCALITY in headers:
-        found["locality"] = _locality(headers[LOCALITY])
-    if MIN_QUALITY in headers:
-        found["min_quality"] = _number(headers[MIN_QUALITY], MIN_QUALITY, 0.0, 1.0, "a number from 0 to 1")
-    if SESSION in headers:
-        if not _SESSION.fullmatch(headers[SESSION]):
-            raise InvalidRequest(f"`{SESSION}` must be 1 to 256 printable ASCII characters", param=SESSION)
-        found["session"] = headers[SESSION]
-    return replace(default, **found) if found else default  # type: ignore[arg-type]
+    for field, names in _LIMITS.items():
+        value_s = _first_s(headers, names)
+        if value_s is not None:
+            found[field] = value_s
+    for name, (field, read) in _WISHES.items():
+        if name in headers:
+            found[field] = read(headers[name])
+    objective = replace(default, **found) if found else default  # type: ignore[arg-type]
+    if objective.late_s is not None and objective.deadline_s is None:
+        raise InvalidRequest(
+            f"`{LATE_VALUE}` says how the value of an answer falls after its deadline: send `{DEADLINE}` with it",
+            param=LATE_VALUE,
+        )
+    return objective
 
 
 def objective_headers(objective: Objective) -> list[tuple[str, str]]:
     """Return the headers that `parse_objective` reads back as `objective`."""
     lines = []
-    for name, value_s in ((TTFT, objective.ttft_s), (TPOT, objective.tpot_s), (DEADLINE, objective.deadline_s)):
+    for name, value_s in (
+        (TTFT, objective.ttft_s),
+        (TPOT, objective.tpot_s),
+        (DEADLINE, objective.deadline_s),
+        (LATE_VALUE, objective.late_s),
+    ):
         if value_s is not None:
             lines.append((name, f"{max(value_s * 1000, 0.001):.3f}"))  # 0 would be refused
+    if objective.shorten:
+        lines.append((SHORTEN, _ALLOW))
     if objective.priority:
         lines.append((PRIORITY, str(objective.priority)))
     if objective.locality is not Locality.ANY:
@@ -205,6 +216,25 @@ def passed_on(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
             )
         kept.append((HOPS, hops))
     return tuple(kept)
+
+
+def attempts_left(headers: Mapping[str, str]) -> int | None:
+    """Return what the tier before left of its budget of attempts, None where it says nothing.
+
+    Raises:
+        InvalidRequest: it is no whole number from 1 up.
+    """
+    text = headers.get(ATTEMPTS_LEFT)
+    if text is None:
+        return None
+    left = whole_number(text, MAX_ATTEMPTS)
+    if not left:
+        raise InvalidRequest(
+            f"`{ATTEMPTS_LEFT}: {header_safe(text[:16])}`: expected a whole number from 1 to {MAX_ATTEMPTS}, "
+            "the replicas that may still be tried",
+            param=ATTEMPTS_LEFT,
+        )
+    return left
 
 
 def next_hop(kept: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
@@ -282,6 +312,15 @@ def _priority(text: str) -> int:
     return -size if text.startswith("-") else size
 
 
+def _allowed(text: str) -> bool:
+    if text.lower() != _ALLOW:
+        raise InvalidRequest(
+            f"`{SHORTEN}: {header_safe(text[:40])}`: expected `{_ALLOW}`; leave the header out to have none shortened",
+            param=SHORTEN,
+        )
+    return True
+
+
 def _locality(text: str) -> Locality:
     try:
         return Locality(text.lower())
@@ -290,3 +329,24 @@ def _locality(text: str) -> Locality:
         raise InvalidRequest(
             f"`{LOCALITY}: {header_safe(text[:40])}`: expected one of {known}", param=LOCALITY
         ) from None
+
+
+def _quality(text: str) -> float:
+    return _number(text, MIN_QUALITY, 0.0, 1.0, "a number from 0 to 1")
+
+
+def _session(text: str) -> str:
+    if not _SESSION.fullmatch(text):
+        raise InvalidRequest(f"`{SESSION}` must be 1 to 256 printable ASCII characters", param=SESSION)
+    return text
+
+
+# Field of `Objective` → the names of its header; and header → field and what reads it.
+_LIMITS = {"ttft_s": TTFT_NAMES, "tpot_s": TPOT_NAMES, "deadline_s": (DEADLINE,), "late_s": (LATE_VALUE,)}
+_WISHES: dict[str, tuple[str, Callable[[str], object]]] = {
+    SHORTEN: ("shorten", _allowed),
+    PRIORITY: ("priority", _priority),
+    LOCALITY: ("locality", _locality),
+    MIN_QUALITY: ("min_quality", _quality),
+    SESSION: ("session", _session),
+}

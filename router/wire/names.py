@@ -18,14 +18,29 @@ REQUEST_ID = "x-request-id"
 DEADLINE = "x-overspill-deadline-ms"
 TTFT = "x-overspill-ttft-slo-ms"
 TPOT = "x-overspill-tpot-slo-ms"
+LATE_VALUE = "x-overspill-late-value"
+SHORTEN = "x-overspill-shorten"
 PRIORITY = "x-overspill-priority"
 LOCALITY = "x-overspill-locality"
 MIN_QUALITY = "x-overspill-min-quality"
 SESSION = "x-overspill-session"
 HOPS = "x-overspill-hops"
+ATTEMPTS_LEFT = "x-overspill-attempts-left"
 
 PREFIX = "x-overspill-"
-REQUEST_NAMES = (TTFT, TPOT, DEADLINE, PRIORITY, LOCALITY, MIN_QUALITY, SESSION, HOPS)
+REQUEST_NAMES = (
+    TTFT,
+    TPOT,
+    DEADLINE,
+    LATE_VALUE,
+    SHORTEN,
+    PRIORITY,
+    LOCALITY,
+    MIN_QUALITY,
+    SESSION,
+    HOPS,
+    ATTEMPTS_LEFT,
+)
 
 # Names other routers use for the same promise; the first one present wins.
 TTFT_NAMES = (TTFT, "x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
@@ -47,8 +62,10 @@ def _letters(name: str) -> str:
 
 _HEADERS = {_letters(name).removeprefix("x"): name for name in {*REQUEST_NAMES, *TTFT_NAMES, *TPOT_NAMES}}
 _SUFFIXES = {name.removeprefix(PREFIX): name for name in REQUEST_NAMES}
-# Without our prefix, as fields of a body or a query. `session` and `hops` are everybody's words, and promise nothing.
-_FIELDS = {_letters(n.removeprefix(PREFIX)): n for n in (DEADLINE, TTFT, TPOT, PRIORITY, LOCALITY, MIN_QUALITY)}
+# Without our prefix, as fields of a body or a query. `session`, `hops` and `shorten` are everybody's words, and promise
+# nothing.
+_PROMISES = (DEADLINE, LATE_VALUE, TTFT, TPOT, PRIORITY, LOCALITY, MIN_QUALITY)
+_FIELDS = {_letters(n.removeprefix(PREFIX)): n for n in _PROMISES}
 _FIELDS |= {_letters(n.removeprefix("x-")): n for n in (*TTFT_NAMES, *TPOT_NAMES)}
 _LOCALITIES = {"localonly", "cloudonly"}
 

@@ -113,7 +113,15 @@ class EventEncoder:
 
 
 def error_fields(error: OverspillError) -> dict[str, object]:
-    return {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
+    fields: dict[str, object] = {
+        "message": error.message,
+        "type": error.kind,
+        "param": error.param,
+        "code": error.code,
+    }
+    if error.attempts:
+        fields["attempts"] = error.attempts
+    return fields
 
 
 def encode_error(error: OverspillError) -> bytes:

@@ -45,6 +45,7 @@ def info(name: str = "int8", *, remote: bool = False, **changes: Any) -> Replica
         "quality": quality,
         "context_tokens": 8192 if remote else 2048,
         "prior": SpeedPrior(1000.0, 50.0, 0.1, "test"),
+        "device": f"{UPSTREAM if remote else 'local'}/{name}",  # its own, unless a test lets rungs share one
     }
     return ReplicaInfo(**{**fields, **changes})
 
@@ -171,7 +172,7 @@ _request_ids = count()
 
 def request(clock: VirtualClock, prompt_tokens: int = 50, **changes: Any) -> InferenceRequest:
     sampling = {k: changes.pop(k) for k in ("max_tokens", "ignore_eos") if k in changes}
-    names = ("ttft_s", "tpot_s", "deadline_s", "priority", "locality", "min_quality", "session")
+    names = ("ttft_s", "tpot_s", "deadline_s", "late_s", "shorten", "priority", "locality", "min_quality", "session")
     objective = {k: changes.pop(k) for k in names if k in changes}
     if isinstance(objective.get("locality"), str):
         objective["locality"] = Locality(objective["locality"])

@@ -192,13 +192,13 @@ async def test_an_answer_that_fills_its_window_or_its_own_cap_was_not_cut():
 async def test_overload_bounds_an_open_answer_without_calling_it_degraded_before_it_bites():
     async with world(remote=False, max_queue=8, overload_enter=0.25, expected_answer_tokens=20) as w:
         w.dispatcher.set_replicas([w.local])
-        work = [asyncio.ensure_future(whole(w, request(w.clock))) for _ in range(8)]
+        work = [asyncio.ensure_future(whole(w, request(w.clock, shorten=True))) for _ in range(8)]
         ends = await w.clock.run(asyncio.gather(*work))
         capped = [(head, end) for head, end, _, _ in ends if head.max_tokens is not None]
         assert capped
         assert all(not head.degraded and not end.degraded for head, end in capped)
         w.local.answer_tokens = 100
-        work = [asyncio.ensure_future(whole(w, request(w.clock))) for _ in range(8)]
+        work = [asyncio.ensure_future(whole(w, request(w.clock, shorten=True))) for _ in range(8)]
         cut = [e for e in await w.clock.run(asyncio.gather(*work)) if e[0].max_tokens is not None]
         assert cut
         assert all(end.degraded and text == answer(64) for _, end, text, _ in cut)
@@ -210,7 +210,7 @@ async def test_bursts_on_engines_that_share_their_cores_are_seldom_cut_once_the_
         prior = SpeedPrior(400.0, 40.0, 0.3, "test")
         for here in ((w.local, w.small), (w.cloud, w.cloud_small)):
             for replica in here:
-                replica.info, replica.host = replace(replica.info, prior=prior), here
+                replica.info, replica.host = replace(replica.info, prior=prior, device=""), here
         w.dispatcher.set_replicas(w.all)
         cut, served = [], []
         for _ in range(5):
@@ -223,7 +223,7 @@ async def test_bursts_on_engines_that_share_their_cores_are_seldom_cut_once_the_
             served.append(len(ended))
             cut.append(sum(event["event"] == "deadline" for r in ended for event in r["events"]))
             await w.clock.advance(10.0)
-        assert sum(served[2:]) >= 60
+        assert sum(served[2:]) >= 30
         assert sum(cut[2:]) <= 0.15 * sum(served[2:]), f"about one in ten is meant to be late: {cut} of {served}"
 
 

@@ -108,7 +108,7 @@ async def test_beyond_both_it_steps_down_then_sheds_with_a_time_to_come_back():
     async with world(max_queue=16) as w:
         for replica in w.all:
             replica.answer_tokens = 200
-        ask = {"max_tokens": 200, "ttft_s": 5.0, "deadline_s": 20.0}
+        ask = {"max_tokens": 200, "ttft_s": 5.0, "deadline_s": 20.0, "shorten": True}
         results = await outcomes(w, [w.ask(**ask) for _ in range(120)])
         served = [r[0] for r in results if not isinstance(r, BaseException)]
         refused = [r for r in results if isinstance(r, BaseException)]

@@ -136,7 +136,7 @@ async def test_a_reader_that_takes_its_time_teaches_nothing_about_the_replica():
         assert brisk_s == pytest.approx(0.03, rel=0.05)
         for _ in range(3):
             await w.clock.run(read_slowly())
-        assert learnt_s() == brisk_s
+        assert learnt_s() == pytest.approx(brisk_s, rel=0.03), "it ages, and learns nothing"
         w.nothing_is_held()
 
 

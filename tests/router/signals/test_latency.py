@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.signals.latency import LatencyModel, PrefillLine, Spread
+from router.signals.latency import LatencyModel
 from router.signals.link import Link
-from router.values.prediction import Demand, InFlightLoad
+from router.signals.prefill import PrefillLine
+from router.values.prediction import Demand, InFlightLoad, SiblingLoad
 from router.values.replica import ReplicaSnapshot, SpeedPrior
 from tests.support.router_fakes import info
+from tests.support.served import Bench
 
 PRIOR = SpeedPrior(prefill_tokens_per_s=1000.0, decode_tokens_per_s=50.0, decode_batch_slope=0.1)
-INFO = info("int8", prior=PRIOR)
+INFO = info("int8", prior=PRIOR, device="")
 IDLE = ReplicaSnapshot(INFO, available=True, slots=4)
 
 
 def test_an_idle_replica_is_prefill_and_decode():
-    found = LatencyModel(128).predict(IDLE, None, Demand(500, 11))
+    found = LatencyModel().predict(IDLE, None, Demand(500, 11))
     assert found.free
     assert found.wait_s == 0
     assert found.ttft_s == pytest.approx(0.505)
@@ -30,24 +31,24 @@ def test_an_idle_replica_is_prefill_and_decode():
     assert found.ttft_s < found.ttft_high_s < found.finish_high_s
     assert found.finish_with(1) == found.ttft_s
     assert found.finish_with(11) == pytest.approx(found.finish_s)
-    assert found.finish_high_with(11) == pytest.approx(found.finish_high_s)
+    assert found.finish_high_with(11) == pytest.approx(found.ttft_high_s + 10 * found.tpot_high_s)
 
 
 def test_a_link_adds_its_round_trip_and_the_upload():
     link = Link("x", rtt_prior_s=0.1, uplink_prior_bytes_per_s=1000.0).snapshot()
-    near = LatencyModel(128).predict(IDLE, None, Demand(500, 11, 2000))
-    far = LatencyModel(128).predict(IDLE, link, Demand(500, 11, 2000))
+    near = LatencyModel().predict(IDLE, None, Demand(500, 11, 2000))
+    far = LatencyModel().predict(IDLE, link, Demand(500, 11, 2000))
     assert far.ttft_s - near.ttft_s == pytest.approx(2.1)
     assert far.ttft_high_s - near.ttft_high_s > 2.1
 
 
 def test_a_batch_slows_every_step():
     busy = replace(IDLE, running=3, pending_decode_tokens=30)
-    assert LatencyModel(128).predict(busy, None, Demand(10, 11)).tpot_s == pytest.approx(0.02 * 1.3)
+    assert LatencyModel().predict(busy, None, Demand(10, 11)).tpot_s == pytest.approx(0.02 * 1.3)
 
 
 def test_a_full_replica_waits_for_the_answer_with_the_least_left():
-    model = LatencyModel(128)
+    model = LatencyModel()
     full = replace(IDLE, running=4, pending_decode_tokens=400)
     mine = InFlightLoad(requests=4, left_tokens=(10, 50, 100, 240))
     step_s = 0.02 * 1.3
@@ -60,19 +61,19 @@ def test_a_full_replica_waits_for_the_answer_with_the_least_left():
 
 def test_without_own_figures_remainders_are_spread_evenly():
     full = replace(IDLE, running=4, pending_decode_tokens=400)
-    found = LatencyModel(128).predict(full, None, Demand(10, 20))
+    found = LatencyModel().predict(full, None, Demand(10, 20))
     assert found.wait_s == pytest.approx(40 * 0.02 * 1.3)  # first of four uniform on [0, 200]: 200 / 5
 
 
 def test_what_was_sent_counts_before_any_report_shows_it():
-    model = LatencyModel(128)
+    model = LatencyModel()
     mine = InFlightLoad(requests=4, prefill_tokens=400, left_tokens=(20,) * 4, unopened=4, unopened_prefill_tokens=400)
     assert model.predict(replace(IDLE, slots=5), None, Demand(10, 20), mine).free
     assert not model.predict(replace(IDLE, running=1, slots=5), None, Demand(10, 20), mine).free
 
 
 def test_old_reports_lose_weight():
-    model = LatencyModel(128)
+    model = LatencyModel()
     full = replace(IDLE, running=8, pending_decode_tokens=800)
     assert model.predict(replace(full, age_s=60.0), None, Demand(10, 20)).free
     assert not model.predict(full, None, Demand(10, 20)).free
@@ -111,58 +112,40 @@ def test_a_line_stays_a_prediction_whatever_is_observed(points, prefill):
         assert line.predict(1.0) <= line.predict(1000.0)
 
 
-def test_high_means_nine_times_in_ten():
-    rng = random.Random(3)
-    model, inside, total = LatencyModel(128), 0, 1500
-    for index in range(total):
-        demand = Demand(rng.choice([20, 100, 600]), 20)
-        found = model.predict(IDLE, None, demand)
-        actual_s = (0.03 + demand.prompt_tokens * 0.002) * rng.lognormvariate(0.0, 0.4)
-        if index >= 300:
-            inside += actual_s <= found.ttft_high_s
-        model.observe_ttft(INFO, model.sent(IDLE, None, demand, InFlightLoad()), actual_s)
-    assert 0.86 <= inside / (total - 300) <= 0.95
+SMALL = info("pruned-int8", prior=replace(PRIOR, decode_tokens_per_s=100.0), device="")
 
 
-def test_the_pace_is_learnt_per_batch():
-    model = LatencyModel(128)
-    for _ in range(30):
-        model.observe_answer(INFO, batch=1, tpot_s=0.05, tokens=20, ended=True)
-    assert model.predict(IDLE, None, Demand(10, 11)).tpot_s == pytest.approx(0.05, rel=0.02)
-    busy = replace(IDLE, running=2)
-    assert model.predict(busy, None, Demand(10, 11)).tpot_s == pytest.approx(0.06, rel=0.02)
+def test_the_rungs_of_a_device_take_turns_and_their_steps_add_up():
+    beside = SiblingLoad(SMALL, occupied=2, slots=4, left_tokens=[10, 20])
+    found = LatencyModel().predict(IDLE, None, Demand(10, 11), siblings=[beside])
+    assert found.tpot_s == pytest.approx(0.02 + 0.01 * 1.1)
+    assert found.free
 
 
-def test_answers_on_the_other_rungs_of_an_endpoint_slow_the_pace():
-    model = LatencyModel(128)
-    assert model.predict(IDLE, None, Demand(10, 11), beside=2).tpot_s == pytest.approx(0.02 * 1.2)
+def test_the_rungs_of_a_device_divide_its_slots():
+    beside = SiblingLoad(SMALL, occupied=4, slots=4, left_tokens=[10, 20, 30, 40])
+    found = LatencyModel().predict(IDLE, None, Demand(10, 11), siblings=[beside])
+    assert not found.free
+    assert found.wait_s == pytest.approx(10 * (0.02 + 0.01 * 1.3))
 
 
-def test_the_upper_pace_knows_that_batches_grow_after_an_answer_was_sent():
-    """The model is right for each batch, and every answer was sent before the rest of its batch came."""
-    model = LatencyModel(128)
-    for _ in range(60):
-        model.observe_answer(INFO, batch=4, tpot_s=0.02 * 1.3, tokens=20, ended=True, predicted_tpot_s=0.02)
-    found = model.predict(IDLE, None, Demand(10, 11))
-    assert found.tpot_s == pytest.approx(0.02)
-    assert found.tpot_high_s == pytest.approx(0.02 * 1.3, rel=0.1)
+def test_a_rungs_own_slots_may_be_fewer_than_its_devices():
+    beside = SiblingLoad(SMALL, occupied=1, slots=8, left_tokens=[50])
+    full = replace(IDLE, running=4, pending_decode_tokens=40)
+    mine = InFlightLoad(requests=4, left_tokens=(5, 10, 15, 20))
+    assert not LatencyModel().predict(full, None, Demand(10, 11), mine, siblings=[beside]).free
 
 
-def test_answer_lengths_are_learnt_and_capped_answers_do_not_shrink_them():
-    model = LatencyModel(100)
-    assert model.answer_tokens("tiny", None) == 100
-    assert model.answer_tokens("tiny", 30) == 30
-    for _ in range(60):
-        model.observe_answer(INFO, batch=1, tpot_s=None, tokens=8, ended=False)
-    assert model.answer_tokens("tiny", None) == 100
-    for _ in range(60):
-        model.observe_answer(INFO, batch=1, tpot_s=None, tokens=40, ended=True)
-    assert model.answer_tokens("tiny", None) == pytest.approx(40, abs=1)
+def test_what_a_token_costs_the_device_is_a_step_of_a_full_batch_by_its_slots():
+    found = LatencyModel().predict(IDLE, None, Demand(500, 11, cached_tokens=400))
+    assert found.token_device_s == pytest.approx(0.02 * 1.3 / 4)
+    assert found.prefill_s == pytest.approx(0.105)
+    assert found.ttft_s == pytest.approx(0.105)
 
 
 def test_waits_that_take_longer_than_predicted_are_predicted_longer():
     full = replace(IDLE, running=4, pending_decode_tokens=400)
-    model = LatencyModel(128)
+    model = Bench().model
     before = model.predict(full, None, Demand(10, 20))
     for _ in range(80):  # a whole queue, predicted before the first of it was served
         model.observe_wait(INFO, 0.5, 1.0, 1.0)
@@ -174,27 +157,20 @@ def test_waits_that_take_longer_than_predicted_are_predicted_longer():
 
 def test_a_slower_pace_is_not_learnt_twice():
     full = replace(IDLE, running=4, pending_decode_tokens=400)
-    model = LatencyModel(128)
+    bench = Bench()
+    model = bench.model
     before, factor = model.predict(full, None, Demand(10, 20)), model.wait_factor(INFO)
     for _ in range(60):
-        model.observe_answer(INFO, batch=1, tpot_s=0.04, tokens=20, ended=True)
+        bench.serve(IDLE, Demand(10, 20), 0.02, 0.04, 20)
         model.observe_wait(INFO, before.wait_s, factor, 2 * before.wait_s)
-    assert model.predict(full, None, Demand(10, 20)).wait_s == pytest.approx(2 * before.wait_s, rel=0.05)
-
-
-def test_a_spread_finds_the_quantile():
-    rng = random.Random(5)
-    spread, inside = Spread(), 0
-    for index in range(4000):
-        error_log = rng.gauss(0.0, 0.5)
-        inside += index >= 1000 and error_log <= spread.log
-        spread.observe(error_log)
-    assert 0.88 <= inside / 3000 <= 0.92
+    after = model.predict(full, None, Demand(10, 20))
+    assert after.wait_s == pytest.approx(2 * before.wait_s, rel=0.1)
 
 
 def test_replicas_that_are_gone_are_forgotten():
-    model = LatencyModel(128)
+    bench = Bench()
     for _ in range(20):
-        model.observe_answer(INFO, batch=1, tpot_s=0.5, tokens=20, ended=True)
-    model.keep_only(set())
-    assert model.predict(IDLE, None, Demand(10, 11)).tpot_s == pytest.approx(0.02)
+        bench.serve(IDLE, Demand(10, 20), 0.02, 0.5, 20)
+    assert bench.model.predict(IDLE, None, Demand(10, 11)).tpot_s > 0.3
+    bench.model.keep_only(set())
+    assert bench.model.predict(IDLE, None, Demand(10, 11)).tpot_s == pytest.approx(0.02)

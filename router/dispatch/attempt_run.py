@@ -1,0 +1,183 @@
+"""One attempt at an answer: its chunks under every bound, until all that it held is given back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import TracebackType
+from typing import Protocol
+
+import structlog
+
+from router.base.clock import Clock
+from router.base.errors import (
+    OverspillError,
+    ReplicaBroken,
+    ReplicaCrashed,
+    ReplicaError,
+    ReplicaFailed,
+    ReplicaUnreachable,
+)
+from router.base.timers import Alarms
+from router.dispatch.answer_room import AnswerRoom
+from router.dispatch.attempt_stream import AttemptStream, Elapsed
+from router.signals.in_flight import Attempt
+from router.values.request import FinishReason, InferenceRequest, Origin, TokenChunk
+from router.values.settings import RouterSettings
+
+log = structlog.get_logger("router")
+
+
+class Surroundings(Protocol):
+    """What a tier gives to each attempt."""
+
+    settings: RouterSettings
+    clock: Clock
+    alarms: Alarms
+
+
+class Traveller(Protocol):
+    """The journey that an attempt is part of."""
+
+    @property
+    def counts_own_text(self) -> bool:
+        """The prompt of the attempt holds text of the answer."""
+        ...
+
+    def ends_s(self) -> float:
+        """When the answer has to end, on the tier's clock."""
+        ...
+
+    def take(self, attempt: Attempt, chunk: TokenChunk, origin: Origin | None) -> None:
+        """A chunk goes to the caller."""
+        ...
+
+    def cap_exceeded(self, attempt: Attempt) -> None:
+        """The replica went on past its cap; the answer ends there."""
+        ...
+
+    def end_at_deadline(self, attempt: Attempt) -> TokenChunk:
+        """Return the last chunk of an answer whose time is over; raises `DeadlineLost` without any text."""
+        ...
+
+    def give_up(self, attempt: Attempt) -> None:
+        """The attempt gives its slot up."""
+        ...
+
+    def end_given_up(self, attempt: Attempt) -> TokenChunk:
+        """Return the last chunk of an answer that gave its slot up; raises `DeadlineLost` without any text."""
+        ...
+
+    def over(self, attempt: Attempt, finished: FinishReason | None) -> None:
+        """All that the attempt held can be given back: called once."""
+        ...
+
+
+class AttemptRun:
+    """One attempt, from the moment its replica gets the request until all that it held is given back.
+
+    Chunks without text (half a character, the beginning of a stop string) are held back and counted with the next one,
+    so that what the caller has got is always whole tokens, and a break loses none of them.
+    """
+
+    def __init__(
+        self, journey: Traveller, surroundings: Surroundings, attempt: Attempt, request: InferenceRequest
+    ) -> None:
+        self._journey = journey
+        self._attempt = attempt
+        self._request_id = request.request_id
+        self._surroundings = surroundings
+        self._clock = surroundings.clock
+        self._timeout_s = surroundings.settings.first_token_timeout_ms / 1e3
+        self._ends_s = journey.ends_s()
+        self._room = AnswerRoom(request.most_answer_tokens(attempt.info.context_tokens))
+        self._held_tokens = 0
+        self._origin: Origin | None = None
+        self._finished: FinishReason | None = None
+        self._quiet_since_s = self._clock.now_s()
+        self._over = False
+        self.stream = AttemptStream(attempt, request, self._clock, surroundings.alarms)
+
+    async def __aenter__(self) -> AttemptRun:
+        await self.stream.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.stream.__aexit__(kind, error, trace)
+        finally:
+            self._give_back()
+
+    def give_up(self) -> bool:
+        """End the work on the replica now; see `Attempt.give_up`."""
+        if self._attempt.gave_up or self._over or self.stream.whole:
+            return False
+        self._journey.give_up(self._attempt)
+        if self._attempt.first_at_s is not None:
+            self._finished = FinishReason.LENGTH
+        self.stream.stop(self._give_back)
+        return True
+
+    def _give_back(self) -> None:
+        if not self._over:
+            self._over = True
+            self._journey.over(self._attempt, self._finished)
+
+    async def next(self) -> TokenChunk:
+        """Return the next chunk that has text, or the last one; every wait is bounded.
+
+        Raises:
+            OverspillError: the attempt failed.
+        """
+        journey, attempt = self._journey, self._attempt
+        self._quiet_since_s = self._clock.now_s()
+        while True:
+            chunk, over = self._room.fit(await self._read())
+            if over:
+                journey.cap_exceeded(attempt)
+            self._origin = chunk.origin or self._origin
+            if chunk.text or chunk.finish_reason is not None:
+                break
+            self._held_tokens += chunk.tokens
+            now_s = self._clock.now_s()
+            if chunk.tokens:
+                self._quiet_since_s = now_s
+            elif now_s > self._quiet_since_s + self._timeout_s:
+                raise self._broken("nothing but empty chunks for too long")
+        if chunk.prompt_tokens is not None and journey.counts_own_text:
+            chunk = replace(chunk, prompt_tokens=None)
+        if self._held_tokens:
+            chunk, self._held_tokens = replace(chunk, tokens=chunk.tokens + self._held_tokens), 0
+        self._finished = chunk.finish_reason or self._finished
+        self._timeout_s = self._surroundings.settings.stall_timeout_ms / 1e3
+        journey.take(attempt, chunk, self._origin)
+        return chunk
+
+    async def _read(self) -> TokenChunk:
+        """Wait for the next chunk; what a replica does wrong becomes an error of the tree."""
+        attempt = self._attempt
+        if self._clock.now_s() >= self._ends_s and not attempt.gave_up:  # its reader took too long
+            return self._journey.end_at_deadline(attempt)
+        try:
+            return await self.stream.next(min(self._quiet_since_s + self._timeout_s, self._ends_s))
+        except (StopAsyncIteration, Elapsed) as nothing:
+            if attempt.gave_up:
+                return self._journey.end_given_up(attempt)
+            if isinstance(nothing, StopAsyncIteration):
+                raise self._broken("the stream ended without a finish reason") from None
+            if self._clock.now_s() >= self._ends_s:
+                return self._journey.end_at_deadline(attempt)
+            if attempt.first_at_s is None:
+                raise ReplicaUnreachable(f"{attempt.info.replica_id}: silent for too long") from None
+            raise self._broken("silent for too long") from None
+        except OverspillError:
+            raise
+        except Exception as error:  # its bug is its failure, or the request's: one other replica may try
+            name = attempt.info.replica_id
+            log.exception("replica crashed", replica=name, request_id=self._request_id)
+            raise ReplicaCrashed(f"{name}: crashed with {type(error).__name__}") from error
+
+    def _broken(self, why: str) -> ReplicaError:
+        kind = ReplicaFailed if self._attempt.first_at_s is None else ReplicaBroken
+        return kind(f"{self._attempt.info.replica_id}: {why}")

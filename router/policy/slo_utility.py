@@ -1,0 +1,91 @@
+"""The default: who waits with the most value a device-second goes first, to the rung that serves it best.
+
+1. Each pairing of the request with a replica has a value and a cost (`router.policy.worth`): the probability that the
+   whole promise is kept, by the quality of the rung, against the device-seconds that it takes.
+2. Among the replicas that can start now it takes the one of highest value; of near equals the device goes before the
+   cloud, the one that knows the session before others, the quicker before the slower.
+3. While none can start, it waits, and its rank, value a device-second, says who goes first when one can.
+4. It leaves the queue once its promise is all but lost everywhere, with a time to come back; on a device that has
+   nothing to do it is served late instead, unless a deadline would end it.
+
+No answer is capped by a prediction: it ends at its own deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.policy.promise import backlog_s, choose, reason_for, to_keep
+from router.policy.worth import FLOOR, Worth, latest_start_s, offer_of, worth_of
+from router.values.choice import Choice, Hopeless
+from router.values.offer import Offer
+from router.values.request import Locality
+from router.values.situation import Situation
+
+_NEAR = 0.02  # probability by which the device may be worse than the best and still goes first
+_LOOK_AGAIN_S = 0.05  # at the earliest, for one that may be lost
+
+
+class SloUtility:
+    """See the module."""
+
+    locality = Locality.ANY
+
+    def offers(self, situation: Situation) -> Sequence[Offer]:
+        return [offer_of(candidate, situation) for candidate in situation.candidates]
+
+    def decide(self, situation: Situation) -> Choice | Hopeless:
+        judged = [worth_of(candidate, situation) for candidate in situation.candidates]
+        promised = [w for w in judged if w.kept > FLOOR and w.value > 0.0]
+        if not promised:
+            return self._late(judged, situation)
+        free = [w for w in promised if w.candidate.prediction.free]
+        best = self._best(free or promised, situation)
+        waits_for = {w.candidate.info.replica_id: w.rank for w in [*self._of_each_device(promised, situation), best]}
+        good_for_s = max(latest_start_s(w.candidate, situation) for w in promised)
+        return choose(
+            best.candidate,
+            situation,
+            reason_for(best.candidate, situation),
+            rank=best.rank,
+            waits_for=waits_for,
+            good_for_s=max(good_for_s, _LOOK_AGAIN_S),
+        )
+
+    @staticmethod
+    def _best(judged: list[Worth], situation: Situation) -> Worth:
+        if len(judged) == 1:
+            return judged[0]
+        best = max(judged, key=lambda w: w.net)
+        if best.candidate.device_second_price > 0.0:
+            return best
+        least_quality = best.candidate.info.quality - situation.settings.device_first_quality_slack - 1e-9
+        near = [w for w in judged if w.kept >= best.kept - _NEAR and w.candidate.info.quality >= least_quality]
+        return min(near, key=lambda w: (w.candidate.info.remote, not w.candidate.session, -w.rank))
+
+    def _of_each_device(self, judged: list[Worth], situation: Situation) -> list[Worth]:
+        by_device: dict[str, list[Worth]] = {}
+        for worth in judged:
+            by_device.setdefault(worth.candidate.info.device_key, []).append(worth)
+        return [self._best(of_one, situation) for of_one in by_device.values()]
+
+    @staticmethod
+    def _late(judged: list[Worth], situation: Situation) -> Choice | Hopeless:
+        objective = situation.objective
+        if objective.deadline_s is None and not situation.overloaded:
+            idle = [w for w in judged if w.candidate.idle]
+            if idle:
+                best = max(idle, key=lambda w: (w.candidate.info.quality, -w.candidate.prediction.ttft_s))
+                return choose(best.candidate, situation, "late")
+        soonest = min((w.candidate for w in judged), key=lambda c: c.prediction.ttft_s)
+        kept = max(w.kept for w in judged)
+        return Hopeless(
+            why=f"it would be kept with a probability of {kept:.2f} if it began now, "
+            f"after {situation.waited_s * 1e3:.0f} ms of waiting; to be kept: {to_keep(situation)}; "
+            f"the soonest first token is expected in {soonest.prediction.ttft_s * 1e3:.0f} ms",
+            retry_after_s=backlog_s(situation),
+            deadline_lost=objective.deadline_s is not None,
+        )
+
+
+POLICY = SloUtility()

@@ -1,0 +1,150 @@
+"""What a pairing of a request and a replica is worth, and what it costs.
+
+    value = quality · P(the whole promise is kept) − prices
+    cost  = prefill + E[tokens that will be computed] · device-seconds a token,    in device-seconds
+    rank  = value / cost
+
+P follows from the length's distribution F and the predicted times, whose errors are log-normal; their spread is
+integrated at three points (Gauss-Hermite quadrature):
+
+    P(deadline) = Σ w_z F(1 + (time left − network − z · prefill) / (z · pace))
+    P(TTFT)     = Φ(ln((TTFT left − network) / prefill) / σ_ttft)
+    P(TPOT)     = Φ(ln(TPOT / pace) / σ_pace)
+
+A value that falls linearly until `late_s` after the deadline is the mean of P over the deadlines between.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from router.values.length import LengthCurve
+from router.values.offer import Offer
+from router.values.prediction import Prediction
+from router.values.situation import Candidate, Situation
+
+FLOOR = 0.05
+"""Below this probability a promise counts as lost."""
+_NODE = math.sqrt(3.0)
+_SIDE_WEIGHT, _MIDDLE_WEIGHT = 1 / 6, 2 / 3
+_LATE_AT = (1 / 6, 1 / 2, 5 / 6)
+_UNASKED_LATE = 0.5  # what an answer after the tier's default TTFT is still worth
+_LEAST_SIGMA = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """One pairing, judged.
+
+    Attributes:
+        kept: probability that the whole promise is kept; with a late value, its expectation.
+        value: quality · kept, less the prices.
+        cost_s: device-seconds.
+        net: the value, less what the device-seconds are worth to others.
+    """
+
+    candidate: Candidate
+    kept: float
+    value: float
+    cost_s: float
+
+    @property
+    def net(self) -> float:
+        return self.value - self.candidate.device_second_price * self.cost_s
+
+    @property
+    def rank(self) -> float:
+        return self.value / self.cost_s
+
+
+def offer_of(candidate: Candidate, situation: Situation) -> Offer:
+    """Judge a pairing as it would be on a device that runs this rung alone, with all its slots taken."""
+    prediction = candidate.prediction
+    alone = replace(
+        candidate,
+        prediction=replace(
+            prediction, tpot_s=prediction.token_device_s * candidate.slots, wait_s=0.0, ttft_s=prediction.prefill_s
+        ),
+        favoured=True,
+    )
+    worth = worth_of(alone, situation)
+    return Offer(candidate.info.replica_id, candidate.info.device_key, max(worth.value, 0.0), worth.cost_s)
+
+
+def worth_of(candidate: Candidate, situation: Situation, *, wait_s: float = 0.0) -> Worth:
+    """Judge a pairing, were it to start in `wait_s` seconds."""
+    prediction, objective = candidate.prediction, situation.objective
+    elapsed_s = situation.waited_s + wait_s + prediction.network_s + prediction.backlog_s
+    sigma = max(prediction.pace_log_sigma, _LEAST_SIGMA)
+    kept, fits = 1.0, math.inf
+    if objective.deadline_s is not None:
+        left_s = objective.deadline_s + (objective.late_s or 0.0) - elapsed_s
+        fits = 1.0 + (left_s - prediction.prefill_s) / prediction.tpot_s
+        kept = deadline_chance(prediction, situation, elapsed_s)
+    if objective.ttft_s is not None:
+        in_time = _phi_log(objective.ttft_s - elapsed_s, prediction.prefill_s, prediction.ttft_log_sigma)
+        kept *= in_time if situation.ttft_promised else _UNASKED_LATE + (1.0 - _UNASKED_LATE) * in_time
+    if objective.tpot_s is not None:
+        kept *= _phi_log(objective.tpot_s, prediction.tpot_s, sigma)
+    tokens = situation.length.expected(max(fits, 1.0))
+    cost_s = prediction.prefill_s + tokens * prediction.token_device_s
+    if not candidate.favoured:
+        cost_s *= situation.settings.mixing_cost
+    value = candidate.info.quality * kept
+    if candidate.price:
+        value -= candidate.price
+    return Worth(candidate, kept, value, cost_s)
+
+
+def latest_start_s(candidate: Candidate, situation: Situation) -> float:
+    """Seconds from now after which the promise is all but lost on a candidate that is free then; infinity: never."""
+    prediction, objective = candidate.prediction, situation.objective
+    spent_s = situation.waited_s + prediction.network_s
+    latest_s = math.inf
+    if objective.deadline_s is not None:
+        shortest = situation.length.quantile(FLOOR)
+        work_s = prediction.prefill_s + (shortest - 1.0) * prediction.tpot_s
+        latest_s = objective.deadline_s + (objective.late_s or 0.0) - spent_s - work_s
+    if objective.ttft_s is not None and situation.ttft_promised:
+        latest_s = min(latest_s, objective.ttft_s - spent_s - 0.6 * prediction.prefill_s)
+    return latest_s
+
+
+def deadline_chance(prediction: Prediction, situation: Situation, elapsed_s: float) -> float:
+    """P(the last token comes before the deadline), or the expected late value.
+
+    Args:
+        elapsed_s: accepted → its prefill begins.
+    """
+    objective, length = situation.objective, situation.length
+    deadline_s, late_s = objective.deadline_s, objective.late_s
+    if deadline_s is None:
+        return 1.0
+    sigma = max(prediction.pace_log_sigma, _LEAST_SIGMA)
+    if late_s is None:
+        return _fits(length, prediction, deadline_s - elapsed_s, sigma)
+    ends_s = [deadline_s + share * late_s for share in _LATE_AT]
+    return sum(_fits(length, prediction, end_s - elapsed_s, sigma) for end_s in ends_s) / len(ends_s)
+
+
+def _fits(length: LengthCurve, prediction: Prediction, left_s: float, sigma: float) -> float:
+    if left_s <= 0.0:
+        return 0.0
+    prefill_s, pace_s = prediction.prefill_s, prediction.tpot_s
+    slower = math.exp(_NODE * sigma)
+    inside = length.within
+    total = _MIDDLE_WEIGHT * inside(1.0 + (left_s - prefill_s) / pace_s) if left_s >= prefill_s else 0.0
+    if left_s * slower >= prefill_s:
+        total += _SIDE_WEIGHT * inside(1.0 + (left_s * slower - prefill_s) / pace_s)
+    if left_s >= prefill_s * slower:
+        total += _SIDE_WEIGHT * inside(1.0 + (left_s / slower - prefill_s) / pace_s)
+    return total
+
+
+def _phi_log(limit_s: float, predicted_s: float, sigma: float) -> float:
+    """P(a log-normal time with that median stays within the limit)."""
+    if limit_s <= 0.0:
+        return 0.0
+    z = math.log(limit_s / max(predicted_s, 1e-6)) / max(sigma, _LEAST_SIGMA)
+    return 0.5 * math.erfc(-z / math.sqrt(2.0))

@@ -1,0 +1,100 @@
+"""What was learnt of one replica, and of one device: the state behind `latency.py`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from router.signals.level import Level
+from router.signals.prefill import PrefillLine
+from router.signals.token_clock import TokenClock
+from router.signals.upper import COVERAGE, BandedQuantile, median_step
+from router.values.replica import ReplicaInfo
+
+_INITIAL_HIGH_LOG = math.log(1.5)
+_INITIAL_SIGMA = 0.3
+_SIGMA_GAIN = 0.05
+# Part of a device's pace that is left to answers while something prefills, until that was learnt: it takes turns.
+_INITIAL_BESIDE_SHARE = 0.5
+_BESIDE_VARIANCE = 0.1
+_BESIDE_NOISE = 0.1
+
+
+def _median() -> BandedQuantile:
+    return BandedQuantile(0.5, 0.0, step=median_step())
+
+
+def _upper() -> BandedQuantile:
+    return BandedQuantile(COVERAGE, _INITIAL_HIGH_LOG, least=0.0)
+
+
+@dataclass(slots=True)
+class Speeds:
+    """One replica's own speeds.
+
+    Attributes:
+        line: shape of its prefill; prefill, pace: levels on that and on the prior's steps.
+        seen_s: when it last taught anything, or was told of first.
+        explored_s: when a request was last sent to find out.
+    """
+
+    info: ReplicaInfo
+    line: PrefillLine
+    seen_s: float
+    prefill: Level = field(default_factory=Level)
+    pace: Level = field(default_factory=Level)
+    explored_s: float = -math.inf
+
+    def step_s(self, batch: int, now_s: float) -> float:
+        """Return the seconds of one step of `batch` sequences."""
+        prior = self.info.prior
+        growth = 1.0 + prior.decode_batch_slope * (max(batch, 1) - 1)
+        return growth / prior.decode_tokens_per_s * math.exp(self.pace.log(now_s))
+
+    def pessimism(self, now_s: float) -> float:
+        """Return by how much, in logs, it is believed slower than it has been or was said to be."""
+        return max(self.prefill.pessimism(now_s), self.pace.pessimism(now_s))
+
+
+@dataclass(slots=True)
+class Device:
+    """What is learnt of a device as a whole: what its rungs do to each other, and how far predictions miss there.
+
+    Attributes:
+        clock: tokens that its sequences should have got.
+        beside_share: part of its pace that is left to answers while something prefills.
+        ttft_bias, pace_bias: medians of log(actual / told); ttft_high, pace_high, finish_high: 0.9 quantiles.
+        pace_sigma: root mean square of what the median leaves.
+        wait_log: log factor on waits; wait_high: 0.9 quantile of what that leaves.
+    """
+
+    clock: TokenClock = field(default_factory=TokenClock)
+    beside_share: float = _INITIAL_BESIDE_SHARE
+    beside_variance: float = _BESIDE_VARIANCE
+    ttft_bias: BandedQuantile = field(default_factory=_median)
+    pace_bias: BandedQuantile = field(default_factory=_median)
+    ttft_high: BandedQuantile = field(default_factory=_upper)
+    pace_high: BandedQuantile = field(default_factory=_upper)
+    finish_high: BandedQuantile = field(default_factory=lambda: BandedQuantile(COVERAGE, 0.0))
+    pace_sigma: float = _INITIAL_SIGMA
+    wait_log: float = 0.0
+    wait_high: BandedQuantile = field(default_factory=_upper)
+
+    def observe_pace_error(self, band: int, error_log: float) -> None:
+        """Learn from log(actual / told) seconds a token, where what was told holds bias already."""
+        self.pace_high.observe(band, error_log)
+        left = error_log * error_log
+        self.pace_sigma = math.sqrt((1 - _SIGMA_GAIN) * self.pace_sigma**2 + _SIGMA_GAIN * min(left, 1.0))
+
+    def observe_beside(self, alone_tokens: float, beside_tokens: float, error_log: float) -> float:
+        """Move the share of pace beside prefills by its part of an error; returns what that part's variance was.
+
+        With n = alone + share · beside tokens expected, d log n / d share = beside / n.
+        """
+        expected = alone_tokens + self.beside_share * beside_tokens
+        slope = beside_tokens / max(expected, 1e-9)
+        part = slope * slope * self.beside_variance
+        gain = slope * self.beside_variance / (part + _BESIDE_NOISE)
+        self.beside_share = min(max(self.beside_share - gain * error_log, 0.02), 1.0)
+        self.beside_variance = max(self.beside_variance * (1.0 - gain * slope), _BESIDE_VARIANCE / 20)
+        return part

@@ -1,0 +1,266 @@
+"""How long answers become, learnt as survival: running, cut and finished answers all count for what they show.
+
+Each table holds a discrete hazard over the bins of `router.values.length`: of the answers that reached a bin, how many
+ended in it,
+
+    h_k = (events_k + κ · h_k of the parent) / (at risk_k + κ),        survival(1.1^k) = Π_{i < k} (1 − h_i)
+
+the Kaplan-Meier estimate (Kaplan and Meier, 1958) held by a parent while little was seen. An answer that was cut, or
+still runs, is at risk in the bins that it crossed and has no event: that is all that it shows.
+
+What a request tells of its length are several tables at once: one for all requests of its model, and one each for its
+deadline, its prompt's length, its caller, its session, its stop strings; two more count tokens in units of its deadline
+and of its cap. Which of them to believe is learnt as well: their survival curves are mixed with weights
+exp(decayed sum of log-likelihoods), each answer judged by the curves before they learnt from it (Dawid, 1984).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router.values.length import BINS, EDGES, RATIO, LengthCurve, position_of
+from router.values.request import InferenceRequest
+
+Curve = NDArray[np.float64]
+
+_ROOT_WEIGHT = 6.0
+_CHILD_WEIGHT = 4.0
+_PRIOR_SIGMA = 1.0
+_FORGET = 0.999  # of a table, at each answer that ends: lengths drift over days, not minutes
+_JUDGED = 0.98  # of the sums of log-likelihoods, at each answer
+_MAX_REGRET = 12.0  # log-likelihood by which a table may fall behind: it comes back within a hundred answers
+_TABLES_KEPT = 512  # of one kind
+_LEAST_SURVIVAL = 1e-9
+_STALE_CHANGES = 4  # a curve is computed again after one ended answer, or so many bins crossed
+_UNIT_POSITION = 60.0  # of one deadline second, and of one cap, on the axis of the tables that count in those units
+_DEADLINE_STEP = math.log(1.2)
+_PROMPT_STEP = math.log(1.6)
+
+
+class _Table:
+    """Events and answers at risk over the bins; its survival is computed when it is asked for after a change."""
+
+    __slots__ = ("_fresh", "_survival", "at_risk", "changes", "events", "parent", "weight")
+
+    def __init__(self, parent: _Table | None, weight: float, hazard: Curve | None = None) -> None:
+        self.parent = parent
+        self.weight = weight
+        self.at_risk: Curve = np.zeros(BINS)
+        self.events: Curve = np.zeros(BINS)
+        if hazard is not None:
+            self.at_risk += weight
+            self.events += weight * hazard
+        self.changes = 0
+        self._survival: Curve | None = None
+        self._fresh = 0
+
+    def hazard(self) -> Curve:
+        if self.parent is None:
+            return self.events / self.at_risk
+        return (self.events + self.weight * self.parent.hazard()) / (self.at_risk + self.weight)
+
+    def survival(self) -> Curve:
+        """P(length > the upper edge of bin k − 1), that is of edge k; the first is 1."""
+        seen = self.changes + (self.parent.changes // 8 if self.parent is not None else 0)
+        if self._survival is None or seen - self._fresh >= _STALE_CHANGES:
+            curve = np.empty(BINS)
+            curve[0] = 1.0
+            np.cumprod(1.0 - self.hazard()[:-1], out=curve[1:])
+            self._survival, self._fresh = curve, seen
+        return self._survival
+
+    def crossed(self, first: int, last: int) -> None:
+        """An answer was at risk in bins first … last − 1 and went on."""
+        self.at_risk[first:last] += 1.0
+        self.changes += 1
+
+    def ended(self, bin_: int) -> None:
+        self.at_risk *= _FORGET
+        self.events *= _FORGET
+        self.at_risk[bin_] += 1.0
+        self.events[bin_] += 1.0
+        self.changes += _STALE_CHANGES
+
+
+@dataclass(slots=True)
+class _Source:
+    """One table that speaks for a request, and where the request's first token lies on its axis, in bins."""
+
+    kind: str
+    table: _Table
+    shift: float = 0.0
+
+    def survival(self) -> Curve:
+        """The survival at this request's own edges."""
+        curve = self.table.survival()
+        return curve if self.shift == 0.0 else np.interp(_AXIS + self.shift, _AXIS, curve)
+
+    def bin_of(self, tokens: float) -> int:
+        return min(max(int(position_of(tokens) + self.shift), 0), BINS - 1)
+
+
+_AXIS = np.arange(BINS, dtype=np.float64)
+
+
+@dataclass(slots=True)
+class LengthWatch:
+    """One answer as it grows; what it has shown so far is in the tables.
+
+    Attributes:
+        next_tokens: nothing new is learnt before it has so many.
+        longest: 0.9 quantile of its length.
+    """
+
+    sources: list[_Source]
+    curve: LengthCurve
+    cap: int | None
+    judged: list[Curve]
+    seen: list[int] = field(default_factory=list)
+    next_tokens: float = 1.0
+    longest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.longest = max(1, round(self.curve.quantile(0.9)))
+
+
+@dataclass(slots=True)
+class _Family:
+    root: _Table
+    tables: dict[str, OrderedDict[object, _Table]] = field(default_factory=dict)
+    merits: dict[str, float] = field(default_factory=dict)
+
+
+class LengthModel:
+    """Survival of answer lengths by model and class of request. One writer, the dispatcher.
+
+    Args:
+        expected_tokens: median of the prior, which is log-normal with σ = 1.
+    """
+
+    def __init__(self, expected_tokens: float) -> None:
+        self.expected_tokens = expected_tokens
+        self._families: dict[str, _Family] = {}
+
+    def watch(self, request: InferenceRequest, family: str) -> LengthWatch:
+        """Return what is believed of the length of `request`'s whole answer, to be told how it goes on."""
+        known = self._family(family)
+        cap = request.sampling.max_tokens
+        sources = self._sources(known, request)
+        judged = [source.survival() for source in sources]
+        if cap is not None and request.sampling.ignore_eos:
+            return LengthWatch([], LengthCurve.exactly(cap), cap, [])
+        merits = np.array([known.merits.get(source.kind, 0.0) for source in sources])
+        weights = np.exp(merits - merits.max())
+        mixed = weights @ np.stack(judged) / weights.sum()
+        curve = _curve(mixed, math.inf if cap is None else float(cap))
+        return LengthWatch(sources, curve, cap, judged, [0] * len(sources))
+
+    def grew(self, watch: LengthWatch, tokens: int) -> None:
+        """An answer has `tokens` tokens and goes on. Cheap before `watch.next_tokens`."""
+        if tokens < watch.next_tokens:
+            return
+        watch.next_tokens = tokens * RATIO
+        for index, source in enumerate(watch.sources):
+            bin_ = source.bin_of(tokens)
+            if bin_ > watch.seen[index]:
+                source.table.crossed(watch.seen[index], bin_)
+                watch.seen[index] = bin_
+
+    def ended(self, watch: LengthWatch, family: str, tokens: int, *, by_itself: bool) -> None:
+        """An answer ended.
+
+        Args:
+            by_itself: the model ended it; else it was cut, by a cap, its deadline, its caller or a failure.
+        """
+        tokens = max(tokens, 1)
+        self.grew(watch, tokens)
+        at_cap = watch.cap is not None and tokens >= watch.cap
+        known = self._family(family)
+        for index, source in enumerate(watch.sources):
+            whole = by_itself or (at_cap and source.kind == "cap")
+            bin_ = source.bin_of(tokens)
+            self._judge(known, source.kind, watch.judged[index], tokens, whole=whole)
+            if whole:
+                source.table.ended(bin_)
+
+    def _judge(self, known: _Family, kind: str, survival: Curve, tokens: int, *, whole: bool) -> None:
+        """Add to a kind's log-likelihood what its curve, before it learnt, said of this answer."""
+        k = min(int(position_of(tokens)), BINS - 2)
+        likelihood = survival[k] - survival[k + 1] if whole else survival[k]
+        merits = known.merits
+        merits[kind] = _JUDGED * merits.get(kind, 0.0) + math.log(max(likelihood, _LEAST_SURVIVAL))
+        best = max(merits.values())
+        merits[kind] = max(merits[kind], best - _MAX_REGRET)
+
+    def _family(self, name: str) -> _Family:
+        known = self._families.get(name)
+        if known is None:
+            known = self._families[name] = _Family(_Table(None, _ROOT_WEIGHT, _log_normal_hazard(self.expected_tokens)))
+        return known
+
+    def _sources(self, known: _Family, request: InferenceRequest) -> list[_Source]:
+        objective, cap = request.objective, request.sampling.max_tokens
+        sources = [_Source("all", known.root)]
+
+        def add(kind: str, key: object, shift: float = 0.0, parent: _Table | None = known.root) -> None:
+            sources.append(_Source(kind, self._table(known, kind, key, parent), shift))
+
+        add("prompt", int(math.log(max(request.prompt_tokens, 1)) / _PROMPT_STEP))
+        if objective.deadline_s is not None:
+            add("deadline", int(math.log(max(objective.deadline_s, 1e-3)) / _DEADLINE_STEP))
+            add("deadline-share", None, _UNIT_POSITION - position_of(max(objective.deadline_s * 16.0, 1.0)), None)
+        if cap is not None:
+            add("cap", None, _UNIT_POSITION - position_of(cap), None)
+        if request.caller:
+            add("caller", request.caller)
+        if objective.session is not None:
+            add("session", (request.caller, objective.session))
+        if request.sampling.stop:
+            add("stop", request.sampling.stop)
+        return sources
+
+    def _table(self, known: _Family, kind: str, key: object, parent: _Table | None) -> _Table:
+        """The table of a kind and key; the one not used for longest gives way to a new one."""
+        tables = known.tables.setdefault(kind, OrderedDict())
+        table = tables.get(key)
+        if table is None:
+            hazard = None if parent is not None else _flat_hazard()
+            table = tables[key] = _Table(parent, _CHILD_WEIGHT if parent is not None else _ROOT_WEIGHT, hazard)
+            if len(tables) > _TABLES_KEPT:
+                tables.popitem(last=False)
+        tables.move_to_end(key)
+        return table
+
+
+def _curve(survival: Curve, cap: float) -> LengthCurve:
+    area = np.empty(BINS)
+    area[0] = 1.0
+    np.cumsum(0.5 * (survival[:-1] + survival[1:]) * _WIDTHS, out=area[1:])
+    area[1:] += 1.0
+    return LengthCurve(survival.tolist(), area.tolist(), cap)
+
+
+_WIDTHS = np.diff(np.array(EDGES))
+
+
+def _log_normal_hazard(median: float) -> Curve:
+    edges = np.array([*EDGES, EDGES[-1] * RATIO])
+    z = (np.log(edges) - math.log(max(median, 1.0))) / _PRIOR_SIGMA
+    survival = 0.5 * np.array([math.erfc(value / math.sqrt(2.0)) for value in z])
+    survival = np.maximum(survival, _LEAST_SURVIVAL)
+    hazard: Curve = np.clip(1.0 - survival[1:] / survival[:-1], 1e-4, 0.9)
+    return hazard
+
+
+def _flat_hazard() -> Curve:
+    """Prior of the tables that count in units of the request: wide around two thirds of the unit."""
+    edges = np.arange(BINS + 1, dtype=np.float64)
+    z = (edges - _UNIT_POSITION + 4.0) * math.log(RATIO)
+    survival = np.maximum(0.5 * np.array([math.erfc(value / math.sqrt(2.0)) for value in z]), _LEAST_SURVIVAL)
+    hazard: Curve = np.clip(1.0 - survival[1:] / survival[:-1], 1e-4, 0.9)
+    return hazard

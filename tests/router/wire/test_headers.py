@@ -1,0 +1,81 @@
+"""Late value, shorter answers, and the budget of attempts, on the wire."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.base.errors import InvalidRequest
+from router.values.request import Objective
+from router.wire import headers, names
+
+MILLISECONDS = st.integers(1, 10**8).map(lambda n: n / 1000)
+
+
+def parsed(**lines: str) -> Objective:
+    return headers.parse_objective({f"x-overspill-{k.replace('_', '-')}": v for k, v in lines.items()}, Objective())
+
+
+def test_a_late_value_and_a_permission_are_read() -> None:
+    found = parsed(deadline_ms="1500", late_value="500", shorten="allow")
+    assert (found.deadline_s, found.late_s, found.shorten) == (1.5, 0.5, True)
+    assert (parsed().late_s, parsed().shorten) == (None, False)
+
+
+@given(deadline_s=MILLISECONDS, late_s=MILLISECONDS, shorten=st.booleans())
+def test_they_survive_the_headers(deadline_s: float, late_s: float, shorten: bool) -> None:
+    objective = Objective(deadline_s=deadline_s, late_s=late_s, shorten=shorten)
+    assert headers.parse_objective(dict(headers.objective_headers(objective)), Objective()) == objective
+
+
+def test_a_late_value_without_a_deadline_is_refused_with_the_remedy() -> None:
+    with pytest.raises(InvalidRequest, match="send `x-overspill-deadline-ms` with it") as raised:
+        parsed(late_value="500")
+    assert raised.value.param == headers.LATE_VALUE
+    in_body = Objective(deadline_s=2.0)
+    assert headers.parse_objective({headers.LATE_VALUE: "500"}, in_body).late_s == 0.5, "its deadline is in the body"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (headers.LATE_VALUE, "0"),
+        (headers.LATE_VALUE, "-1"),
+        (headers.LATE_VALUE, "soon"),
+        (headers.LATE_VALUE, "1e12"),
+        (headers.SHORTEN, "yes"),
+        (headers.SHORTEN, ""),
+        (headers.SHORTEN, "allow, deny"),
+    ],
+)
+def test_a_wrong_value_is_named(name: str, value: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        headers.parse_objective({name: value, headers.DEADLINE: "1000"}, Objective())
+    assert raised.value.param == name
+    assert name in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("x-overspill-late-value-ms", headers.LATE_VALUE),
+        ("x-overspil-late-value", headers.LATE_VALUE),
+        ("x-overspill-shortened", headers.SHORTEN),
+        ("overspill_shorten", headers.SHORTEN),
+        ("x-overspill-attempts", headers.ATTEMPTS_LEFT),
+    ],
+)
+def test_a_name_that_is_nearly_one_of_them_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"did you mean `{meant}`"):
+        headers.parse_objective({name: "1"}, Objective())
+
+
+def test_a_late_value_in_a_query_is_no_header() -> None:
+    with pytest.raises(InvalidRequest, match="x-overspill-late-value"):
+        names.refuse_query(b"late_value=500")
+
+
+@pytest.mark.parametrize("name", ["x-shorten", "x-attempts-left", "x-retry-attempts", "x-late"])
+def test_words_of_others_pass(name: str) -> None:
+    assert headers.parse_objective({name: "1"}, Objective()) == Objective()

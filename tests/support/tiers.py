@@ -1,0 +1,125 @@
+"""Two tiers in a row, with the real dispatcher and the real gateway in both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+
+import uvicorn
+
+from router.base.clock import MonotonicClock
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.telemetry import Telemetry
+from router.gateway.app import GatewayDeps, create_app
+from router.signals.link import Link
+from router.upstream.tier import UpstreamHooks, UpstreamOptions, UpstreamTier
+from router.values.replica import ReplicaInfo, ReplicaSnapshot
+from router.values.request import FinishReason, InferenceRequest, TokenChunk
+from router.values.settings import RouterSettings
+from tests.support.gateway_fakes import WordCounter, gateway_deps, replica_info
+from tests.support.waiting import until
+
+CLOCK = MonotonicClock()
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+
+
+class Reciter:
+    """A replica that recites ten words, goes on after a continuation, and pauses after the third word if told to."""
+
+    def __init__(self, info: ReplicaInfo) -> None:
+        self.info = info
+        self.link = None
+        self.available = True
+        self.pause: asyncio.Event | None = None
+        self.requests: list[InferenceRequest] = []
+
+    def snapshot(self) -> ReplicaSnapshot:
+        return ReplicaSnapshot(self.info, available=self.available, slots=4, why="" if self.available else "off")
+
+    async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+        self.requests.append(request)
+        said = request.continuation.split()
+        for index, word in enumerate(WORDS[len(said) :], len(said)):
+            if index == 3 and self.pause is not None:
+                await self.pause.wait()
+            yield TokenChunk(f"{' ' if index else ''}{word}")
+        yield TokenChunk("", 0, finish_reason=FinishReason.STOP)
+
+
+class Quiet(uvicorn.Server):
+    """Leaves the signals of the test run alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Tier:
+    """A gateway on a free port of this event loop, around a real dispatcher."""
+
+    def __init__(self, name: str, replicas: list, settings: RouterSettings | None = None) -> None:
+        self.telemetry = Telemetry()
+        self.dispatcher = Dispatcher(replicas, settings or RouterSettings(), clock=CLOCK, telemetry=self.telemetry)
+        self.deps: GatewayDeps = gateway_deps(
+            self.dispatcher,
+            tier=name,
+            telemetry=self.telemetry,
+            prompts=WordCounter(),
+            clock=CLOCK,
+            models=lambda: [replica.info for replica in self.dispatcher.replicas],
+        )
+        config = uvicorn.Config(
+            create_app(self.deps), log_level="critical", lifespan="off", timeout_graceful_shutdown=1
+        )
+        self.server = Quiet(config)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    async def __aenter__(self) -> Tier:
+        await self.dispatcher.__aenter__()
+        self._task = asyncio.create_task(self.server.serve(sockets=[self._socket]))
+        await until(lambda: self.server.started)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.server.should_exit = True
+        await self._task
+        self._socket.close()
+        await self.dispatcher.__aexit__(None, None, None)
+
+    def cut(self) -> None:
+        """What the network sees when the tier is killed."""
+        for listening in self.server.servers:
+            listening.close()
+        for connection in list(self.server.server_state.connections):
+            connection.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def linked(edge: Tier, cloud: Tier, local: list[Reciter]) -> AsyncIterator[UpstreamTier]:
+    """The cloud's rungs beside the edge's own; both tiers run."""
+    upstream = UpstreamTier(
+        cloud.url,
+        link=Link(cloud.url),
+        clock=CLOCK,
+        options=UpstreamOptions(poll_interval_s=0.05, connect_timeout_s=5.0, probe_timeout_s=5.0),
+        hooks=UpstreamHooks(
+            on_change=lambda: edge.dispatcher.set_replicas([*local, *upstream.replicas]),
+            probe_succeeded=edge.dispatcher.probe_succeeded,
+            probe_failed=edge.dispatcher.probe_failed,
+        ),
+    )
+    async with upstream:
+        await until(lambda: all(r.snapshot().available for r in edge.dispatcher.replicas) and upstream.replicas)
+        yield upstream
+
+
+@contextlib.asynccontextmanager
+async def chain() -> AsyncIterator[tuple[Tier, Tier, Reciter, Reciter]]:
+    """An edge with a small rung and a cloud with the best one."""
+    best = Reciter(replica_info("tiny-fp32", 0, tier="cloud"))
+    small = Reciter(replica_info("tiny-int8", 1, tier="edge", quality=0.5))
+    async with Tier("cloud", [best]) as cloud, Tier("edge", [small]) as edge, linked(edge, cloud, [small]):
+        yield edge, cloud, small, best
