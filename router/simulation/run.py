@@ -15,6 +15,8 @@ import structlog
 
 from router.base.errors import OverspillError
 from router.base.timers import end
+from router.decisions.settings import DecisionFileSettings
+from router.decisions.writer import DecisionSink, SimulatedDecisions
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.record import DecisionRecord
 from router.simulation.device import Device
@@ -77,16 +79,28 @@ class Result:
 
 
 def simulate(
-    world: World, requests: Sequence[SimRequest], settings: RouterSettings | None = None, *, seed: int = 0
+    world: World,
+    requests: Sequence[SimRequest],
+    settings: RouterSettings | None = None,
+    *,
+    seed: int = 0,
+    decisions: DecisionFileSettings | None = None,
 ) -> Result:
     """Run `requests`, in order of arrival, through a dispatcher over `world`; the same call gives the same rows.
 
     Args:
         seed: of the noise, the errors of the declared speeds and the jitter; policies of one seed meet the same ones.
+        decisions: where each request leaves a line, as in a live tier; the simulation begins at second 0 of 1970.
     """
     asked = settings or world.router
+
+    async def run(loop: VirtualLoop) -> Result:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(SimulatedDecisions(decisions, loop.time)) if decisions is not None else None
+            return await _Simulation(world, requests, asked, seed, loop, decisions=file).run()
+
     with _quiet_logs():
-        return run_virtually(lambda loop: _Simulation(world, requests, asked, seed, loop).run())
+        return run_virtually(run)
 
 
 class _Simulation:
@@ -97,6 +111,8 @@ class _Simulation:
         settings: RouterSettings,
         seed: int,
         loop: VirtualLoop,
+        *,
+        decisions: DecisionSink | None,
     ) -> None:
         self._world = world
         self._requests = requests
@@ -112,6 +128,7 @@ class _Simulation:
             # Records are read at each request's end: those that wait must not push out one another's.
             msgspec.structs.replace(settings, decision_log=max(settings.decision_log, 4 * settings.max_queue)),
             clock=self._clock,
+            decisions=decisions,
         )
         schedule_faults(world.faults, self._devices, loop)
         self._rows: list[SimRow | None] = [None] * len(requests)
@@ -153,7 +170,7 @@ class _Simulation:
         accepted_s = self._loop.time()
         sent = InferenceRequest(
             request_id=str(index),
-            model=self._family,
+            model=request.model or self._family,
             prompt=_PROMPT,
             sampling=SamplingParams(max_tokens=request.max_tokens, ignore_eos=request.ignore_eos),
             objective=request.objective,
@@ -221,7 +238,15 @@ def _row(index: int, request: SimRequest, record: DecisionRecord, answer: Answer
         predicted_ttft_high_s=record.promised_ttft_high_s,
         predicted_finish_s=None if first is None else first.finish_s,
         predicted_finish_high_s=None if first is None else first.finish_high_s,
+        last_s=got.last_s,
+        bound_s=_bound_s(record) if served is not None else None,
+        told=first if served is not None else None,
     )
+
+
+def _bound_s(record: DecisionRecord) -> float | None:
+    sent = [event["at_ms"] for event in record.events if event["event"] == "sent"]
+    return float(str(sent[-1])) / 1e3 if sent else None
 
 
 def _share_of_value(asked: Objective, got: _Got) -> float:
@@ -273,7 +298,7 @@ def _info(world: World, device: DeviceSpec, rung: RungSpec, position: int, prior
         endpoint=device.endpoint_key,
         tier="cloud" if device.remote else "edge",
         remote=device.remote,
-        family=world.family,
+        family=rung.family or world.family,
         variant=rung.variant,
         rung=position,
         quality=rung.quality,

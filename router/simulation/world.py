@@ -33,6 +33,7 @@ class RungSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         step_ms: one decode step of one sequence.
         batch_slope: relative growth of a step per further sequence: step(b) = step · (1 + slope · (b − 1)).
         context_tokens: window for prompt and answer together.
+        family: what it is a variant of; empty for the family of the world.
     """
 
     variant: Name
@@ -41,6 +42,7 @@ class RungSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     step_ms: Positive
     batch_slope: NotNegative = 0.1
     context_tokens: Count = 4096
+    family: str = ""
 
     def step_s(self, batch: int) -> float:
         """Return the seconds of one decode step of `batch` sequences."""
