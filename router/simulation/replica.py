@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from router.signals.link import Link
 from router.simulation.device import Device, Work
+from router.simulation.loop import LoopClock
 from router.simulation.world import LinkSpec
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
@@ -40,7 +41,7 @@ class NetworkPath:
     def __init__(
         self, spec: LinkSpec, endpoint: str, report_interval_s: float, loop: asyncio.AbstractEventLoop
     ) -> None:
-        self.known = Link(endpoint)
+        self.known = Link(endpoint, clock=LoopClock(loop))
         self._spec = spec
         self._interval_s = report_interval_s
         self._loop = loop

@@ -106,7 +106,7 @@ class UpstreamReplica:
 
     @property
     def link(self) -> LinkSnapshot:
-        return self._tier.link.snapshot()
+        return self._tier.link.snapshot(warm=self._tier.client.warm)
 
     def report(self, report: LoadReport, at_s: float) -> None:
         """Take a load report in, unless a later one is here already; `at_s` is when it was asked for."""
@@ -155,12 +155,14 @@ class UpstreamReplica:
             stream = await open_stream(tier.client, tier.call(request, self.info), tier.clock, tier.lost)
             try:
                 tier.learn(stream.transfer)
-                finished = False
+                began_s, finished = tier.clock.now_s(), False
                 while not finished:
                     for chunk in await stream.read():
                         self.chunks_received += 1
                         running.left_tokens = max(0, running.left_tokens - chunk.tokens)
                         finished = chunk.finish_reason is not None
+                        if finished:
+                            tier.link.observe_answer(stream.received_bytes, stream.tokens, tier.clock.now_s() - began_s)
                         yield chunk
             finally:
                 stream.close()

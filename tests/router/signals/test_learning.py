@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -222,7 +223,7 @@ def test_each_band_of_load_keeps_its_own_upper_figure():
 
 
 def test_the_downlink_bounds_the_pace_of_a_slow_link():
-    link = replace(Link("x").snapshot(), downlink_bytes_per_s=10_000.0, token_bytes=300.0)
+    link = msgspec.structs.replace(Link("x").snapshot(), downlink_bytes_per_s=10_000.0, token_bytes=300.0)
     bench = Bench()
     assert bench.model.predict(IDLE, link, ASK).tpot_s == pytest.approx(0.03)
     assert bench.model.predict(replace(IDLE, running=1), link, ASK).tpot_s == pytest.approx(0.06)
