@@ -34,6 +34,7 @@ class Attempt:
             others wait. Returns whether it did; False where it is over anyway. None where the promise or the setting
             `router.give_up` does not allow it.
         gave_up: it did.
+        outrun: another attempt at the same answer had its first token sooner.
     """
 
     replica: Replica
@@ -56,6 +57,7 @@ class Attempt:
     ends_s: float = math.inf
     give_up: Callable[[], bool] | None = None
     gave_up: bool = False
+    outrun: bool = False
 
     @property
     def pace_s(self) -> float | None:
@@ -99,6 +101,15 @@ class InFlight:
         in_flight.remove(attempt)
         if not in_flight:
             del self._by_replica[attempt.info.replica_id]
+
+    def count(self, replica_id: str) -> int:
+        """Count the requests on a replica."""
+        return len(self._by_replica.get(replica_id, ()))
+
+    def unopened_at(self, endpoint: str) -> int:
+        """Count the requests bound to an endpoint of which it knows nothing yet."""
+        attempts = (attempt for in_flight in self._by_replica.values() for attempt in in_flight)
+        return sum(attempt.info.endpoint == endpoint and not attempt.opened for attempt in attempts)
 
     def at(self, replica_id: str) -> InFlightLoad:
         in_flight = self._by_replica.get(replica_id)

@@ -27,6 +27,7 @@ class SimRequest:
         kind: a label that results may be grouped by, e.g. the part of a mixture.
         prompt_bytes: size on the wire, 0 for `BYTES_A_TOKEN` a token.
         ignore_eos: the answer runs to `max_tokens`.
+        model: a family or one variant; empty for the family of the world.
     """
 
     arrival_s: float
@@ -39,6 +40,7 @@ class SimRequest:
     kind: str = ""
     prompt_bytes: int = 0
     ignore_eos: bool = False
+    model: str = ""
 
     @property
     def asked_tokens(self) -> int:
