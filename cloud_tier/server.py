@@ -37,6 +37,7 @@ from router.base.clock import Clock, MonotonicClock
 from router.base.errors import ConfigError, ReplicaError
 from router.base.extras import install
 from router.base.timers import end
+from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, GatewayLimits, create_app
@@ -128,7 +129,13 @@ class CloudTier:
         self._telemetry = Telemetry()
         self._telemetry.registry.register(EngineMetrics(self._replicas))
         ProcessCollector(registry=self._telemetry.registry)
-        self._dispatcher = Dispatcher([], plan.config.router, clock=self._clock, telemetry=self._telemetry)
+        settings = plan.config.decisions
+        self._decisions = DecisionFile(settings) if settings.path else None
+        if self._decisions is not None:
+            self._telemetry.watch_decision_file(self._decisions)
+        self._dispatcher = Dispatcher(
+            [], plan.config.router, clock=self._clock, telemetry=self._telemetry, decisions=self._decisions
+        )
         self.app = self._gateway(plan, encoders)
         self._listener = Listener(self.app, _connection_limits(plan.config.limits), self._telemetry.registry)
 
@@ -154,7 +161,8 @@ class CloudTier:
         Raises:
             OverspillError: an engine cannot start; names the remedy.
         """
-        async with self._dispatcher, self._listener.running(bound) as serving:
+        decisions = self._decisions or contextlib.nullcontext()
+        async with decisions, self._dispatcher, self._listener.running(bound) as serving:
             stopping = asyncio.create_task(self._stop.wait(), name="cloud-stop")
             starting = asyncio.create_task(self._start_engines(), name="cloud-start")
             watchdog = asyncio.create_task(systemd.watch(), name="cloud-watchdog")

@@ -17,6 +17,7 @@ from router.base.config import Flag, decode, load, overlay
 from router.base.credentials import MAX_PRIORITY, key_ceilings, url_fault
 from router.base.errors import ConfigError
 from router.base.loopback import is_loopback
+from router.decisions.settings import DecisionFileSettings
 from router.policy.registry import load_policy
 from router.values.settings import RouterSettings
 
@@ -143,6 +144,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: LocalModels = LocalModels()
     upstream: UpstreamSettings = UpstreamSettings()
     router: RouterSettings = RouterSettings()
+    decisions: DecisionFileSettings = DecisionFileSettings()
     fleet: FleetConfig = FleetConfig()
 
 

@@ -33,6 +33,7 @@ from hardware_profiles.loader import Profile, ProfileMatch, choose_profile
 from router.base import systemd
 from router.base.clock import MonotonicClock
 from router.base.timers import end, within
+from router.decisions.writer import DecisionFile
 from router.dispatch.candidates import Unreached
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
@@ -77,7 +78,12 @@ class EdgeAgent:
             config.agent.profile, read_facts(root), _path(config.agent.profiles_dir)
         )
         self.shelf = Shelf.open(config.models, config.agent.cache_path())
-        self.dispatcher = Dispatcher([], config.router, clock=self.clock, telemetry=self.telemetry)
+        self._decisions = DecisionFile(config.decisions) if config.decisions.path else None
+        if self._decisions is not None:
+            self.telemetry.watch_decision_file(self._decisions)
+        self.dispatcher = Dispatcher(
+            [], config.router, clock=self.clock, telemetry=self.telemetry, decisions=self._decisions
+        )
         self.lineup = Lineup(self._describe_models, lambda _: self._publish(), self._condition_changed)
         self._condition_news = asyncio.Event()
         self._was_broken = False
@@ -126,6 +132,8 @@ class EdgeAgent:
 
     async def _start(self, stack: contextlib.AsyncExitStack, bound: socket.socket) -> None:
         """Bring everything up; what is entered here is left in reverse order."""
+        if self._decisions is not None:
+            await stack.enter_async_context(self._decisions)
         await stack.enter_async_context(self.dispatcher)
         if self.config.upstream.url:
             self._upstream = await stack.enter_async_context(self._upstream_tier())

@@ -288,7 +288,7 @@ class Binder:
         pending, record = entry.pending, entry.record
         self._telemetry.decisions.inc()
         situation, rejections = assess(pending, pool)
-        record.looked(situation, rejections)
+        record.looked(situation, rejections, pool.loads)
         entry.moment = self._moment
         if situation is None:
             if not any(r.waits for r in rejections):
@@ -359,7 +359,7 @@ class Binder:
         view = pool.replicas[info.replica_id]
         expected = _expected_tokens(pending, choice)
         demand = demand_on(pending, info, pool.latency, expected)
-        siblings = pool.siblings[info.replica_id]
+        siblings = pool.standings[info.replica_id].siblings
         return Attempt(
             replica=view.replica,
             choice=choice,
@@ -441,6 +441,7 @@ class Binder:
                 ahead=self.queue.ahead,
                 waiting=len(self.queue),
                 prices=self._signals.prices,
+                peaks=self._signals.peaks,
                 session_replica=self._sessions,
                 locality=self._policy.locality,
                 unreached=self.upstream(),

@@ -11,6 +11,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, final
 
@@ -19,9 +20,12 @@ import structlog
 from router.base.clock import Clock, MonotonicClock
 from router.base.errors import OverspillError, Refused, ReplicaBroken, Unavailable
 from router.base.timers import Alarms
+from router.decisions.line import Decision
+from router.decisions.writer import DecisionSink
 from router.dispatch.binding import Binder
 from router.dispatch.blame import Verdict, source_of, verdict
 from router.dispatch.candidates import Unreached
+from router.dispatch.decision_value import decision_of
 from router.dispatch.hedge import LEAST_WAIT_S, HedgeBudget, device_seconds
 from router.dispatch.journey import Journey
 from router.dispatch.record import DecisionLog, DecisionRecord
@@ -54,6 +58,7 @@ class Dispatcher:
     Args:
         replicas: what may serve; `set_replicas` changes it at any time.
         telemetry: not shared with another dispatcher.
+        decisions: where every ended request leaves a line; opened and closed by its owner.
     """
 
     def __init__(
@@ -63,7 +68,9 @@ class Dispatcher:
         *,
         clock: Clock | None = None,
         telemetry: Telemetry | None = None,
+        decisions: DecisionSink | None = None,
     ) -> None:
+        self._decisions = decisions
         self.settings = settings
         self.clock = clock or MonotonicClock()
         self.telemetry = telemetry or Telemetry()
@@ -128,6 +135,11 @@ class Dispatcher:
         """Return the record of a recent request of this caller: the digest of a key, empty where there are none."""
         return self._log.get(request_id, caller)
 
+    def explain(self, request_id: str, caller: str = "") -> Decision | None:
+        """Return what may be told of that record, as a value."""
+        record = self.decision(request_id, caller)
+        return None if record is None else decision_of(record)
+
     def reconfigure(self, settings: RouterSettings) -> None:
         """Change the settings; requests in flight stay, those that wait are decided by the new ones."""
         self._binder.reconfigure(settings)
@@ -150,7 +162,8 @@ class Dispatcher:
             raise ValueError(f"replica ids must be unique; {', '.join(double)} is there twice")
         self._binder.replicas = by_id
         self._signals.health.keep_only([replica.info for replica in replicas])
-        self._signals.latency.keep_only(set(by_id))
+        for learnt in (self._signals.latency, self._signals.prices, self._signals.peaks):
+            learnt.keep_only(set(by_id))
         self._binder.reconsider()
 
     @property
@@ -263,6 +276,8 @@ class Dispatcher:
             if journey.record.ttft_s is None:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
         attempt.tokens += chunk.tokens
+        if chunk.tokens:
+            attempt.last_at_s = now_s
         if journey.tokens >= journey.length.next_tokens:
             self._signals.lengths.grew(journey.length, journey.tokens)
         self.telemetry.tokens.labels(info.tier, info.variant).inc(chunk.tokens)
@@ -281,9 +296,11 @@ class Dispatcher:
         """An attempt ended, whichever way: give the slot back, and learn from a finished answer."""
         now_s, info = self.clock.now_s(), attempt.info
         self._signals.in_flight.end(attempt)
-        session = journey.request.objective.session
+        if finished is not None:
+            self._signals.peaks.observe(info.replica_id, now_s, now_s - attempt.sent_at_s)
+        session, length = journey.request.objective.session, journey.length.curve
         whole = finished is not None and not attempt.overdue and not attempt.gave_up
-        self._signals.latency.ended(attempt, now_s, session, whole=whole)
+        self._signals.latency.ended(attempt, now_s, session, whole=whole, length=length)
         breaker = self._signals.health.breaker(info)
         if attempt.outrun:
             self._late_to_begin(attempt)
@@ -293,8 +310,9 @@ class Dispatcher:
             self._count_failure(attempt, journey, Verdict.DOWN)
         elif attempt.trial:
             breaker.abandon()
+        journey.record.finished = finished
         if finished is not None:
-            pace_s = attempt.pace_s(now_s)
+            pace_s = attempt.pace_s
             if pace_s is not None:
                 self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
             if not attempt.overran:
@@ -402,10 +420,13 @@ class Dispatcher:
             record.judge(None if last_at_s is None else last_at_s - journey.request.accepted_at_s)
         for promise, kept in record.kept.items():
             self.telemetry.promises.labels(promise, "yes" if kept else "no").inc()
+        record.cut = journey.cut
         if journey.cut:
             self.telemetry.shortened.inc()
         if outcome in {Outcome.COMPLETED, Outcome.DEGRADED}:
             self.telemetry.e2e_s.labels(tier, variant).observe(record.finish_s)
+        if self._decisions is not None:
+            self._decisions.append(partial(decision_of, record, caller=record.caller))
 
     def _breaker_changed(self, endpoint: str, state: BreakerState, why: str) -> None:
         """Say once that an endpoint is left alone, and once that it is back; what is tried in between is detail.

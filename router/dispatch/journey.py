@@ -176,6 +176,7 @@ class Journey:
             outcome = Outcome.DEGRADED if self.degraded else Outcome.COMPLETED
         except OverspillError as refusal:
             outcome, error = outcome_of(refusal), refusal.message
+            self.record.failed_with(refusal)
             refusal.attempts = self.spent or refusal.attempts
             raise
         except Exception as bug:

@@ -11,6 +11,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
+from router.decisions.writer import DecisionFile
+
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
 _E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
@@ -136,6 +138,15 @@ class Telemetry:
             "Breaker of an endpoint: 0 closed, 1 half_open, 2 open.",
             ("endpoint",),
             lambda: [((endpoint,), _BREAKER_LEVEL[state]) for endpoint, state in source()],
+        )
+
+    def watch_decision_file(self, file: DecisionFile) -> None:
+        """Register what became of the lines of the decision file."""
+        self.watch(
+            "overspill_decision_lines",
+            "Ended requests by what became of their line in the decision file since the start.",
+            ("result",),
+            lambda: [(("written",), file.written), *(((name,), n) for name, n in file.lost._asdict().items())],
         )
 
 

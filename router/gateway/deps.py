@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from prometheus_client import CollectorRegistry
 
 from router.base.clock import Clock
+from router.decisions.line import Decision
 from router.values.answer import Answer
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import InferenceRequest, Locality, Prompt, PromptSize
@@ -28,14 +29,6 @@ class PromptCounter(Protocol):
         ...
 
 
-class DecisionRecord(Protocol):
-    """Why a request went where it went."""
-
-    def to_json(self) -> Mapping[str, object]:
-        """Return it as values that JSON knows."""
-        ...
-
-
 class Dispatch(Protocol):
     """What the gateway needs of `router.dispatch.dispatcher.Dispatcher`."""
 
@@ -43,8 +36,8 @@ class Dispatch(Protocol):
         """Return when the first chunk is ready; raises any error of `router.base.errors`."""
         ...
 
-    def decision(self, request_id: str, caller: str) -> DecisionRecord | None:
-        """Return the record of a recent request of this caller."""
+    def explain(self, request_id: str, caller: str) -> Decision | None:
+        """Return why a recent request of this caller went where it went."""
         ...
 
     def load(self) -> Sequence[ReplicaSnapshot]:

@@ -5,8 +5,9 @@ The value of what T seconds of every device can hold is bounded by the dual of a
 
     g(λ) = Σ_j max(0, max_d (v_jd − λ_d · c_jd)) + Σ_d λ_d · T,
 
-whose minimum is found one device at a time: λ_d is the density (v_jd − best elsewhere) / c_jd at which those denser fill
-T (Dantzig, 1957). λ is 0 while everything fits.
+whose minimum is approached from above: each step multiplies λ_d by a power of what is wanted of device d at these
+prices over what it has (multiplicative weights), from the price that it would have alone (Dantzig, 1957). λ is 0 while
+everything fits.
 
 Rungs of one device that run side by side slow one another, so each device favours one rung: the combination of highest
 g. Another one takes over when it is better by `_SWITCH_GAIN`: that is the hysteresis of stepping down and up again.
@@ -30,7 +31,9 @@ _LEAST = 12  # before so many there is no price
 _SPAN_S = 20.0  # older arrivals count only where there are few
 _FEW = 32
 _USABLE = 0.95  # share of a device's time that work can fill
-_ROUNDS = 6
+_STEPS = 40
+_FIRST_STEP, _STEP_DECAY = 0.25, 0.96
+_LEAST_PRICE = 1e-4
 _SWITCH_GAIN = 1.05
 _SOLVE_EVERY_S = 1.0
 _MAX_COMBINATIONS = 32
@@ -52,7 +55,9 @@ class CapacityPrices:
         self._favoured: dict[str, str] = {}
 
     def arrived(self, now_s: float, offers: Sequence[Offer]) -> None:
-        """Take one arrival into account."""
+        """Take one arrival into account; one without offers says nothing."""
+        if not offers:
+            return
         row = self._next
         self._values[row] = 0.0
         self._costs[row] = math.inf
@@ -135,21 +140,32 @@ def _dual(values: Floats, costs: Floats, time_s: float) -> tuple[float, Floats]:
     """Return the dual's value and its prices.
 
     Args:
-        values, costs: of requests (rows) on devices (columns).
+        values, costs: of requests (rows) on devices (columns); a request that a device cannot serve costs infinitely.
         time_s: what every device has.
     """
-    devices = values.shape[1]
-    prices = np.zeros(devices)
     usable = np.where(np.isfinite(costs), costs, 1e9)
-    for _ in range(_ROUNDS if devices > 1 else 1):
-        for d in range(devices):
-            gains = values - prices * usable
-            gains[:, d] = 0.0
-            elsewhere = np.maximum(gains.max(axis=1), 0.0)
-            density = (values[:, d] - elsewhere) / usable[:, d]
-            order = np.argsort(-density)
-            filled = np.cumsum(usable[order, d])
-            over = int(np.searchsorted(filled, time_s))
-            prices[d] = max(float(density[order[over]]), 0.0) if over < len(order) else 0.0
-    gain = np.maximum((values - prices * usable).max(axis=1), 0.0).sum() + prices.sum() * time_s
-    return float(gain), prices
+    prices = np.array([_alone(values[:, d], usable[:, d], time_s) for d in range(values.shape[1])])
+    best, found = math.inf, prices
+    step = _FIRST_STEP
+    for _ in range(_STEPS):
+        gains = values - prices * usable
+        taken = gains.argmax(axis=1)
+        gained = np.maximum(gains[_ROWS[: len(taken)], taken], 0.0)
+        bound = float(gained.sum() + prices.sum() * time_s)
+        if bound < best:
+            best, found = bound, prices
+        wanted = np.bincount(taken, usable[_ROWS[: len(taken)], taken] * (gained > 0.0), len(prices))
+        prices = np.maximum(prices, _LEAST_PRICE) * np.clip(wanted / time_s, 0.1, 10.0) ** step
+        step *= _STEP_DECAY
+    return best, np.where(found > 2 * _LEAST_PRICE, found, 0.0)
+
+
+def _alone(values: Floats, costs: Floats, time_s: float) -> float:
+    """Return the price of a device that has to serve all by itself."""
+    density = values / costs
+    order = np.argsort(-density)
+    over = int(np.searchsorted(np.cumsum(costs[order]), time_s))
+    return max(float(density[order[over]]), _LEAST_PRICE) if over < len(order) else _LEAST_PRICE
+
+
+_ROWS = np.arange(_KEPT)

@@ -19,6 +19,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from router.simulation.network import bandwidth_of
 from router.simulation.replica import Truth
 from router.simulation.values import SimRequest
 from router.simulation.world import DeviceSpec, RungSpec, World
@@ -43,6 +44,7 @@ class ServiceOptions:
         begin_s: when the prompt can be there at the soonest.
         prefill_end_s: when the prefill must be over; infinite where nothing was promised.
         end_s: when the last token must be out; infinite where nothing was promised.
+        spread_s: longest time from the first token to the last; infinite where no TPOT was promised.
     """
 
     request: Ints
@@ -55,6 +57,7 @@ class ServiceOptions:
     begin_s: Floats
     prefill_end_s: Floats
     end_s: Floats
+    spread_s: Floats
 
     @property
     def work_s(self) -> Floats:
@@ -145,7 +148,8 @@ class _Facts:
         prefill_s = self.prefill_noise * self.prompt / rung.prefill_tokens_per_s
         alone_s = self.pace_noise * further * rung.step_s(1)
         begin_s = self.arrival_s + there_s
-        streamed_s = self.ttft_s + np.where(further > 0, np.where(further > 0, self.tpot_s, 0.0) * further, 0.0)
+        spread_s = np.where(further > 0, self.tpot_s, np.inf) * np.maximum(further, 1.0)
+        streamed_s = self.ttft_s + np.where(further > 0, spread_s, 0.0)
         end_s = self.arrival_s + np.minimum(self.deadline_s, streamed_s) - back_s
         prefill_end_s = np.minimum(self.arrival_s + self.ttft_s - back_s, end_s - alone_s)
         wrong = Locality.CLOUD_ONLY if not device.remote else Locality.LOCAL_ONLY
@@ -154,7 +158,7 @@ class _Facts:
             & (rung.quality >= self.min_quality)
             & np.array([locality is not wrong for locality in self.locality], dtype=np.bool_)
             & (begin_s + prefill_s <= prefill_end_s + _ROUNDING_S)
-            & (alone_s <= np.where(further > 0, self.tpot_s, np.inf) * np.maximum(further, 1.0) + _ROUNDING_S)
+            & (alone_s <= spread_s + _ROUNDING_S)
         )
         count = len(self.prompt)
         everything = ServiceOptions(
@@ -168,12 +172,16 @@ class _Facts:
             begin_s=begin_s,
             prefill_end_s=prefill_end_s + _ROUNDING_S,
             end_s=end_s + _ROUNDING_S,
+            spread_s=spread_s + _ROUNDING_S,
         )
         return everything.take(fits & (everything.value > 0))
 
     def _way_s(self, device: DeviceSpec) -> tuple[Floats | float, Floats | float]:
-        """Return seconds there, over an uplink that nobody else uses, and back."""
+        """Return seconds there, over an uplink that nobody else uses and that never fails, and back."""
         if not device.remote:
             return 0.0, 0.0
         one_way_s = self.rtt_noise * device.link.rtt_ms / 2e3
-        return one_way_s + self.wire_bytes * 8 / (device.link.uplink_mbps * 1e6), one_way_s
+        uplink = bandwidth_of(device.link)
+        sent = zip(self.arrival_s.tolist(), self.wire_bytes.tolist(), strict=True)
+        upload_s = np.array([uplink.end_s(at_s, sent_bytes * 8) - at_s for at_s, sent_bytes in sent])
+        return one_way_s + upload_s, one_way_s

@@ -63,6 +63,9 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     local_answer: Price = 0.0
 
 
+FREE = Prices()
+
+
 class Fairness(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`[router.fairness]`: how far work that costs much may be put back; 0 sets no bound.
 
@@ -123,7 +126,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     mixing_cost: Annotated[float, msgspec.Meta(ge=1, le=100)] = 2.0
     breaker: BreakerSettings = BreakerSettings()
     hedge: HedgeSettings = HedgeSettings()
-    prices: Prices = Prices()
+    prices: Prices = FREE
     fairness: Fairness = Fairness()
 
     def __post_init__(self) -> None:

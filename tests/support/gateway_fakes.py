@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from router.base.clock import MonotonicClock
 from router.base.errors import ContextTooLong, DeadlineLost, ModelNotFound, ReplicaBroken, Shed, Unavailable
+from router.decisions.line import AskedFor, Decision
 from router.gateway.app import GatewayDeps, create_app
 from router.values.answer import Answer, Route
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
@@ -71,14 +72,6 @@ class WordCounter:
         if isinstance(prompt, ChatPrompt):
             return PromptSize(sum(len(message.content.split()) + 1 for message in prompt.messages))
         return PromptSize(len(prompt.text.split() if isinstance(prompt, TextPrompt) else prompt.token_ids))
-
-
-@dataclass
-class Record:
-    request_id: str
-
-    def to_json(self) -> dict[str, object]:
-        return {"request_id": self.request_id, "chosen": "local/tiny-int8"}
 
 
 @dataclass
@@ -168,9 +161,11 @@ class FakeDispatcher:
         with self.changed:
             return self.changed.wait_for(lambda: request_id in self.cancelled_starts, timeout=10)
 
-    def decision(self, request_id: str, caller: str) -> Record | None:
-        made = any((r.request_id, r.caller) == (request_id, caller) for r in self.requests)
-        return Record(request_id) if made else None
+    def explain(self, request_id: str, caller: str) -> Decision | None:
+        made = [r for r in self.requests if (r.request_id, r.caller) == (request_id, caller)]
+        if not made:
+            return None
+        return Decision(request_id=request_id, model=made[0].model, prompt_tokens=1, policy="p", objective=AskedFor())
 
     def load(self) -> list[ReplicaSnapshot]:
         return self.snapshots or [ReplicaSnapshot(info, available=True, slots=4, running=1) for info in INFOS]

@@ -219,7 +219,7 @@ class World:
             await running.chunks.aclose()
 
     def record(self, request_id: str) -> dict[str, Any]:
-        found = self.dispatcher.decision(request_id)
+        found = self.dispatcher.explain(request_id)
         assert found is not None
         return found.to_json()
 

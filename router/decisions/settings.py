@@ -1,0 +1,21 @@
+"""The `[decisions]` table of either tier."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+
+class DecisionFileSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where every ended request leaves one JSON line. It is read at start; no document of the fleet may set a path.
+
+    Attributes:
+        path: the file that is written, e.g. `/var/log/overspill/decisions.jsonl`; empty: none is.
+        max_mbytes: at this size (MB of 1,000,000 bytes) it becomes `path.1`, and what was `path.1` becomes `path.2`.
+        files: how many are kept, the one that is written included.
+    """
+
+    path: str = ""
+    max_mbytes: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 64
+    files: Annotated[int, msgspec.Meta(ge=2, le=1_000)] = 4
