@@ -310,7 +310,8 @@ class Dispatcher:
             self._count_failure(attempt, journey, Verdict.DOWN)
         elif attempt.trial:
             breaker.abandon()
-        journey.record.finished = finished
+        if not attempt.outrun:
+            journey.record.finished = finished
         if finished is not None:
             pace_s = attempt.pace_s
             if pace_s is not None:

@@ -16,7 +16,7 @@ async def test_who_leaves_between_being_bound_and_being_sent_leaves_nothing() ->
         assert w.dispatcher.waiting == 1
         w.local.others = 0
         w.dispatcher.capacity_changed()
-        while not len(w.dispatcher._signals.in_flight):
+        while not len(w.dispatcher._signals.in_flight):  # noqa: ASYNC110 - one turn of the loop at a time
             await asyncio.sleep(0)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
