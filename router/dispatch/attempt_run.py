@@ -92,6 +92,7 @@ class AttemptRun:
         self._room = AnswerRoom(request.most_answer_tokens(attempt.info.context_tokens))
         self._held_tokens = 0
         self._origin: Origin | None = None
+        self._cached_tokens: int | None = None
         self._finished: FinishReason | None = None
         self._quiet_since_s = self._clock.now_s()
         self._over = False
@@ -159,6 +160,7 @@ class AttemptRun:
             if chunk.text or chunk.finish_reason is not None:
                 return chunk
             self._held_tokens += chunk.tokens
+            self._cached_tokens = chunk.cached_tokens if self._cached_tokens is None else self._cached_tokens
             now_s = self._clock.now_s()
             if chunk.tokens:
                 self._quiet_since_s = now_s
@@ -172,6 +174,8 @@ class AttemptRun:
             chunk = replace(chunk, prompt_tokens=None)
         if self._held_tokens:
             chunk, self._held_tokens = replace(chunk, tokens=chunk.tokens + self._held_tokens), 0
+        if self._cached_tokens is not None:
+            chunk, self._cached_tokens = replace(chunk, cached_tokens=self._cached_tokens), None
         self._finished = chunk.finish_reason or self._finished
         self._timeout_s = self._surroundings.settings.stall_timeout_ms / 1e3
         journey.take(self.attempt, chunk, self._origin)

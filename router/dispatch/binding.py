@@ -68,6 +68,7 @@ class Binder:
     ) -> None:
         self.replicas: dict[str, Replica] = {}
         self.upstream: Callable[[], Unreached | None] = _nothing
+        self.queued: Callable[[], None] = _nothing
         self.queue: RequestQueue = RequestQueue()
         self._settings = settings
         self._signals = signals
@@ -136,6 +137,7 @@ class Binder:
                 self._turn_away(entry)
             if not entry.bound.done():
                 record.happened(now_s, "queued", waiting=len(self.queue), target=next(iter(entry.waits_for), None))
+                self.queued()
                 self._recheck_later()
             return await entry.bound
         except asyncio.CancelledError:
@@ -342,7 +344,10 @@ class Binder:
         attempt = self._attempt(pending, choice)
         self.remember_session(pending.request.objective.session, info.replica_id)
         hoped = entry.promised.candidate if entry.promised is not None else None
-        if hoped is not None and hoped.info.replica_id == info.replica_id:
+        for_slot = (
+            self._pool().replicas[info.replica_id].snapshot.credits is None
+        )  # a wait for a credit says nothing of slots
+        if for_slot and hoped is not None and hoped.info.replica_id == info.replica_id:
             waited_s = now_s - entry.entered_s
             self._signals.latency.observe_wait(info, hoped.prediction.wait_s, entry.wait_factor, waited_s)
         if not entry.continuing:
@@ -358,7 +363,7 @@ class Binder:
         info, pool = choice.candidate.info, self._pool()
         view = pool.replicas[info.replica_id]
         expected = _expected_tokens(pending, choice)
-        demand = demand_on(pending, info, pool.latency, expected)
+        demand = demand_on(pending, info, pool.affinity, expected)
         siblings = pool.standings[info.replica_id].siblings
         return Attempt(
             replica=view.replica,
@@ -438,6 +443,7 @@ class Binder:
                 replicas={name: self._view(replica) for name, replica in self.replicas.items()},
                 settings=self._settings,
                 latency=self._signals.latency,
+                affinity=self._signals.affinity,
                 ladder=self._signals.ladder,
                 ahead=self.queue.ahead,
                 waiting=len(self.queue),
@@ -461,6 +467,10 @@ class Binder:
             unknown = ReplicaSnapshot(replica.info, available=False, slots=0, why="its load cannot be read")
             return ReplicaView(replica, replica.info, unknown, None, health.of(unknown), in_flight.at(name))
         self._unreadable.discard(name)
+        told = view.snapshot.credits
+        if told is not None:  # a request that is bound spends its credit when it is sent, which is soon
+            left = max(0, told - in_flight.unopened_at(view.info.endpoint))
+            view.snapshot = replace(view.snapshot, credits=left)
         return view
 
     def remember_session(self, session: str | None, replica_id: str) -> None:

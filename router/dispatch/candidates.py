@@ -14,6 +14,7 @@ from router.base.errors import (
     Unavailable,
 )
 from router.dispatch.record import Rejection, ReplicaLoad
+from router.signals.affinity import Affinity
 from router.signals.health import Health
 from router.signals.ladder import Ladder
 from router.signals.latency import LatencyModel
@@ -111,6 +112,7 @@ class PoolView:
     replicas: Mapping[str, ReplicaView]
     settings: RouterSettings
     latency: LatencyModel
+    affinity: Affinity
     ladder: Ladder
     ahead: Callable[[str, int], int]
     waiting: int
@@ -142,11 +144,14 @@ class PoolView:
         for sibling in siblings:
             occupied += sibling.occupied
             slots = max(slots, sibling.slots)
+        room = own < snapshot.slots and occupied < slots
+        if snapshot.credits is not None:  # they count what waits there, and what others send
+            room = snapshot.credits > 0
         return Standing(
             siblings,
             occupied,
             slots,
-            room=own < snapshot.slots and occupied < slots,
+            room=room,
             favoured=self.prices.favours(device, name),
             device_second_price=self.prices.price(device),
             peak_latency_s=self.peaks.of(name),
@@ -196,7 +201,7 @@ def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, t
         info = view.info
         expected = expected_tokens(pending, info)
         answer_tokens = max(answer_tokens, expected)
-        demand = demand_on(pending, info, latency, expected)
+        demand = demand_on(pending, info, pool.affinity, expected)
         stands = pool.standings[name]
         ahead = pool.ahead(name, request.objective.priority)
         behind = 0 if stands.room else ahead
@@ -320,10 +325,10 @@ def expected_tokens(pending: PendingRequest, info: ReplicaInfo) -> int:
     return max(1, round(pending.length.curve.expected_left(pending.request.continuation_tokens, most)))
 
 
-def demand_on(pending: PendingRequest, info: ReplicaInfo, latency: LatencyModel, expected: int) -> Demand:
+def demand_on(pending: PendingRequest, info: ReplicaInfo, affinity: Affinity, expected: int) -> Demand:
     """Return what a request asks of a replica that is expected to generate `expected` tokens for it."""
     request = pending.request
-    cached = latency.cached_tokens(info, request.objective.session, request.prompt_tokens)
+    cached = affinity.expected_cached(request, info.replica_id)
     longest = 0 if request.continuation_tokens else min(pending.length.longest, _most_tokens(pending, info))
     return Demand(request.prompt_tokens, expected, request.prompt_bytes, cached, longest)
 

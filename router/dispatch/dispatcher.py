@@ -22,6 +22,7 @@ from router.base.errors import OverspillError, Refused, ReplicaBroken, Unavailab
 from router.base.timers import Alarms
 from router.decisions.line import Decision
 from router.decisions.writer import DecisionSink
+from router.dispatch.admission import Admission
 from router.dispatch.binding import Binder
 from router.dispatch.blame import Verdict, source_of, verdict
 from router.dispatch.candidates import Unreached
@@ -31,6 +32,7 @@ from router.dispatch.journey import Journey
 from router.dispatch.record import DecisionLog, DecisionRecord
 from router.dispatch.self_test import SelfTests
 from router.dispatch.telemetry import Telemetry
+from router.signals.affinity import Affinity
 from router.signals.breaker import BreakerState
 from router.signals.health import HealthBook
 from router.signals.in_flight import Attempt
@@ -79,10 +81,12 @@ class Dispatcher:
             LatencyModel(self.clock),
             LengthModel(settings.expected_answer_tokens),
             HealthBook(settings.breaker, self.clock, self._breaker_changed),
+            affinity=Affinity(self.clock),
         )
         self._binder = Binder(settings, self._signals, self.clock, self.alarms, self.telemetry)
         self._hedges = HedgeBudget()
         self._self_tests = SelfTests(self.clock, self.alarms, self.telemetry, self.capacity_changed)
+        self.admission = Admission(settings, self._signals, self.clock, self.load, self._binder.queue)
         self._log = DecisionLog(settings.decision_log)
         self._closed = False
         self._left_alone: set[str] = set()
@@ -146,6 +150,7 @@ class Dispatcher:
         self.settings = settings
         self._signals.health.set_settings(settings.breaker)
         self._signals.lengths.expected_tokens = settings.expected_answer_tokens
+        self.admission.reconfigure(settings)
         self._log.capacity = settings.decision_log
         self._log.trim()
         self.telemetry.reconfigurations.inc()
@@ -162,7 +167,7 @@ class Dispatcher:
             raise ValueError(f"replica ids must be unique; {', '.join(double)} is there twice")
         self._binder.replicas = by_id
         self._signals.health.keep_only([replica.info for replica in replicas])
-        for learnt in (self._signals.latency, self._signals.prices, self._signals.peaks):
+        for learnt in (self._signals.latency, self._signals.prices, self._signals.peaks, self._signals.affinity):
             learnt.keep_only(set(by_id))
         self._binder.reconsider()
 
@@ -178,6 +183,10 @@ class Dispatcher:
     def expect(self, upstream: Callable[[], Unreached | None]) -> None:
         """Ask `upstream` at each decision for what is configured and was never reached: it might serve anything."""
         self._binder.upstream = upstream
+
+    def tell_of_waiting(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever a request has to wait: it may be for a credit of the tier above."""
+        self._binder.queued = listener
 
     def unreached(self, locality: Locality) -> str:
         """Name the upstream of which nothing is known yet, and why; empty where no request of `locality` may go."""
@@ -226,7 +235,10 @@ class Dispatcher:
         ends_s = request.objective.ends_s
         if ends_s is not None:
             until_s = min(until_s, request.accepted_at_s + ends_s)
-        return await self._binder.bind(journey.pending(until_s), journey.record)
+        began_s = self.clock.now_s()
+        attempt = await self._binder.bind(journey.pending(until_s), journey.record)
+        self.admission.waited(self.clock.now_s() - began_s)
+        return attempt
 
     def hedge_due_s(self, journey: Journey, attempt: Attempt) -> float:
         """When the first token of an attempt is late enough for a second one; infinity: it is not to be hedged.
@@ -272,9 +284,12 @@ class Dispatcher:
             attempt.first_at_s = now_s
             session = journey.request.objective.session
             attempt.mark = self._signals.latency.first_token(attempt, now_s, session, chunk.cached_tokens)
+            self._signals.affinity.began(journey.request, info.replica_id, chunk.cached_tokens, attempt.sent_at_s)
             journey.record.happened(now_s, "first_token", replica=info.replica_id)
             if journey.record.ttft_s is None:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
+        elif chunk.cached_tokens is not None:
+            self._signals.affinity.told(journey.request, info.replica_id, chunk.cached_tokens)
         attempt.tokens += chunk.tokens
         if chunk.tokens:
             attempt.last_at_s = now_s
@@ -298,6 +313,8 @@ class Dispatcher:
         self._signals.in_flight.end(attempt)
         if finished is not None:
             self._signals.peaks.observe(info.replica_id, now_s, now_s - attempt.sent_at_s)
+        if attempt.first_at_s is not None:
+            self.admission.served(now_s - attempt.sent_at_s)
         session, length = journey.request.objective.session, journey.length.curve
         whole = finished is not None and not attempt.overdue and not attempt.gave_up
         self._signals.latency.ended(attempt, now_s, session, whole=whole, length=length)
@@ -313,6 +330,7 @@ class Dispatcher:
         if not attempt.outrun:
             journey.record.finished = finished
         if finished is not None:
+            self._signals.affinity.ended(journey.request, info.replica_id, journey.tokens)
             pace_s = attempt.pace_s
             if pace_s is not None:
                 self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
@@ -462,6 +480,7 @@ class Dispatcher:
             (),
             lambda: [((), float(signals.ladder.overloaded))],
         )
+        self.admission.watch(telemetry)
 
     def _running_by_replica(self) -> list[tuple[tuple[str, ...], float]]:
         return [((name,), float(self._signals.in_flight.at(name).requests)) for name in self._binder.replicas]

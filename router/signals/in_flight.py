@@ -102,6 +102,15 @@ class InFlight:
         if not in_flight:
             del self._by_replica[attempt.info.replica_id]
 
+    def count(self, replica_id: str) -> int:
+        """Count the requests on a replica."""
+        return len(self._by_replica.get(replica_id, ()))
+
+    def unopened_at(self, endpoint: str) -> int:
+        """Count the requests bound to an endpoint of which it knows nothing yet."""
+        attempts = (attempt for in_flight in self._by_replica.values() for attempt in in_flight)
+        return sum(attempt.info.endpoint == endpoint and not attempt.opened for attempt in attempts)
+
     def at(self, replica_id: str) -> InFlightLoad:
         in_flight = self._by_replica.get(replica_id)
         if not in_flight:

@@ -107,6 +107,12 @@ class LatencyModel:
         if position > 0:
             wait_s = state.until_free_s(position, answer_tokens * pace_s) * state.wait_factor
             wait_high_s = wait_s * state.wait_high
+        free = position <= 0
+        if snapshot.credits is not None:  # they count what waits there, and what others send
+            free = ahead < snapshot.credits
+            if not free:
+                wait_s = max(wait_s, snapshot.credit_in_s)
+                wait_high_s = max(wait_high_s, wait_s)
         network_s = link.request_s(demand.prompt_bytes) if link is not None else 0.0
         sent_s = network_s + state.line_a_s + state.line_b_s * own_tokens + state.backlog_s
         ttft_s = wait_s + sent_s
@@ -125,7 +131,7 @@ class LatencyModel:
             state.pace_high_s,
             finish_s,
             max(wait_high_s + (sent_s + rest_s * longer) * state.finish_factor, finish_s),
-            position <= 0,
+            free,
             state.alone_a_s + state.alone_b_s * own_tokens,
             network_s,
             state.token_device_s,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from router.signals.affinity import Affinity
 from router.signals.health import HealthBook
 from router.signals.in_flight import InFlight
 from router.signals.ladder import Ladder
@@ -24,3 +25,4 @@ class Signals:
     prices: CapacityPrices = field(default_factory=CapacityPrices)
     peaks: PeakLatency = field(default_factory=PeakLatency)
     ladder: Ladder = field(default_factory=Ladder)
+    affinity: Affinity = field(default_factory=Affinity)
