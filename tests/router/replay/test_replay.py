@@ -26,7 +26,7 @@ from router.values.settings import RouterSettings
 OWN = RouterSettings().policy
 
 
-def write_log(path: Path, mix: str = "proportional", rate_rps: float = 2.0, count: int = 400) -> Path:
+def write_log(path: Path, mix: str = "proportional", rate_rps: float = 2.0, count: int = 300) -> Path:
     """Have the simulator write a log of the world that it ships with."""
     rows = at_rate(slice_of(load_trace("azure-conv"), count, 3), rate_rps)
     settings = DecisionFileSettings(path=str(path), max_mbytes=1)
@@ -110,7 +110,7 @@ def test_its_own_policy_lands_near_what_was_logged(log_path: Path) -> None:
     built = build(log)
     then = logged(log)
     now = replayed([simulate(built.world, built.requests, RouterSettings(), seed=seed) for seed in range(2)])
-    assert then.requests == 400
+    assert then.requests == 300
     assert now.kept == pytest.approx(then.kept, abs=0.1)
     assert now.refused == pytest.approx(then.refused, abs=0.08)
     assert now.quality == pytest.approx(then.quality, abs=0.06)
@@ -149,10 +149,10 @@ def test_the_command_compares(log_path: Path) -> None:
         "caches",
     ):
         assert word in shown.stdout
-    assert "400 requests in" in shown.stdout
+    assert "300 requests in" in shown.stdout
     told = json.loads(run(str(log_path), "-p", OWN, "--seeds", "1", "--json").stdout)
     assert set(told["replayed"]) == {OWN}
-    assert told["logged"]["requests"] == 400
+    assert told["logged"]["requests"] == 300
     assert told["note"]
 
 
