@@ -85,11 +85,6 @@ class SimulatedDecisions:
         self._lines.append(self._lines.line(tell(), self._wall_s()))
 
 
-class _Ended(NamedTuple):
-    tell: Callable[[], Decision]
-    ended_unix_s: float
-
-
 class DecisionFile:
     """Use as `async with`, around the dispatcher that appends to it.
 
@@ -101,7 +96,7 @@ class DecisionFile:
     def __init__(self, settings: DecisionFileSettings, wall_s: Callable[[], float] = time.time) -> None:
         self._settings = settings
         self._wall_s = wall_s
-        self._ended: deque[_Ended] = deque()
+        self._ended: deque[tuple[Callable[[], Decision], float]] = deque()
         self._closing = threading.Event()
         self._full = False
         self._failing = False
@@ -150,7 +145,7 @@ class DecisionFile:
                 self._full = True
                 log.warning("decisions are dropped: their file is written too slowly", path=self._settings.path)
             return
-        self._ended.append(_Ended(tell, self._wall_s()))
+        self._ended.append((tell, self._wall_s()))
 
     def _run(self) -> None:
         closing = False
@@ -159,14 +154,14 @@ class DecisionFile:
             while self._ended:
                 lines: list[bytes] = []
                 while self._ended and len(lines) < _MOST_AT_ONCE:
-                    self._add_line(self._ended.popleft(), lines)
+                    self._add_line(*self._ended.popleft(), lines)
                     if not closing and len(self._ended) < _HURRY:
                         time.sleep(_NAP_S)
                 self._write(lines)
 
-    def _add_line(self, ended: _Ended, lines: list[bytes]) -> None:
+    def _add_line(self, tell: Callable[[], Decision], ended_unix_s: float, lines: list[bytes]) -> None:
         try:
-            lines.append(self._lines.line(ended.tell(), ended.ended_unix_s))
+            lines.append(self._lines.line(tell(), ended_unix_s))
         except Exception:  # a bug of one record must not end the writer
             self._untold += 1
             if self._untold == 1:
