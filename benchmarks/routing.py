@@ -13,7 +13,6 @@ was, and other code begins anew. Bounds depend on no policy and stay.
 from __future__ import annotations
 
 import argparse
-import functools
 import hashlib
 import itertools
 import json
@@ -24,26 +23,25 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+
+import msgspec
 
 from benchmarks.__main__ import machine
 from router.policy.registry import POLICIES
 from router.simulation.bound import cached_upper_bound
 from router.simulation.clairvoyant import clairvoyant_greedy
-from router.simulation.mixes import MIXES, requests_of
-from router.simulation.replica import Truth
+from router.simulation.experiment import CLAIRVOYANT, Experiment, requests_for
+from router.simulation.mixes import MIXES
 from router.simulation.run import simulate, truths_of
-from router.simulation.service import at_load
-from router.simulation.traces import SHIPPED, TraceRow, load_trace, scale_inputs, slice_of
+from router.simulation.traces import SHIPPED, load_trace
 from router.simulation.values import SimRequest
-from router.simulation.world import World, load_world, two_tiers
-from router.values.settings import RouterSettings
+from router.simulation.world import load_world, two_tiers
 
 HERE = Path(__file__).resolve().parent
 STORE = HERE.parent / ".overspill"
-CLAIRVOYANT = "clairvoyant-greedy"
 PEERS = {
     "late-binding-earliest-deadline": "benchmarks.late_binding.earliest_deadline",
     "late-binding-value-density": "benchmarks.late_binding.value_density",
@@ -117,7 +115,7 @@ def main() -> int:
         "requests": arguments.requests,
         "seeds": list(arguments.seeds),
         "world": arguments.world or "two_tiers",
-        "code": _digest_of_code(),
+        "code": _digest(),
         "took_s": round(time.perf_counter() - began_s, 1),
     }
     if arguments.json is not None:
@@ -149,39 +147,30 @@ def _arguments() -> argparse.Namespace:
 # ── one job ──
 
 
-@functools.lru_cache(maxsize=8)
-def _trace(name: str, window_tokens: int) -> tuple[TraceRow, ...]:
-    rows = load_trace(name)
-    long = statistics.fmean(row.input_tokens for row in rows) > LONG_PROMPT_TOKENS
-    return scale_inputs(rows, EDGE_PROMPT_TOKENS if long else None, window_tokens)
-
-
-@functools.lru_cache(maxsize=2)
-def _world(path: str) -> World:
-    return load_world(Path(path)) if path else two_tiers()
-
-
-def _workload(job: Job) -> tuple[World, tuple[SimRequest, ...], list[Truth]]:
-    world, cell = _world(job.world), job.cell
-    window_tokens = max(rung.context_tokens for device in world.devices for rung in device.rungs)
-    rows = slice_of(_trace(cell.trace, window_tokens), job.requests, cell.seed)
-    requests = requests_of(at_load(world, rows, cell.load), cell.mix, cell.seed)
-    return world, requests, truths_of(world, requests, cell.seed)
+def experiment(job: Job) -> Experiment:
+    """Return what `overspill simulate` would do for this job."""
+    world = load_world(Path(job.world)) if job.world else two_tiers()
+    mean_tokens = statistics.fmean(row.input_tokens for row in load_trace(job.cell.trace))
+    prompt_tokens = EDGE_PROMPT_TOKENS if mean_tokens > LONG_PROMPT_TOKENS else None
+    of = (job.policy,), (job.cell.load,), 1, job.requests
+    return Experiment(world, job.cell.trace, job.cell.mix, *of, prompt_tokens=prompt_tokens)
 
 
 def run_job(job: Job) -> Outcome:
     began_s = time.perf_counter()
-    world, requests, truths = _workload(job)
+    asked = experiment(job)
+    world, requests = asked.world, requests_for(asked, job.cell.load, job.cell.seed)
     bound, value = 0.0, 0.0
     if job.policy == CLAIRVOYANT:
+        truths = truths_of(world, requests, job.cell.seed)
         bound = cached_upper_bound(STORE / "bounds", world, requests, truths, buckets=BUCKETS).value
         placed = clairvoyant_greedy(world, requests, truths)
         value, kept = sum(p.value for p in placed), {p.request for p in placed}
     else:
         POLICIES.update(PEERS)
-        told = job.policy in TOLD
-        sent = [_told(request) for request in requests] if told else requests
-        result = simulate(world, sent, RouterSettings(policy=job.policy), seed=job.cell.seed)
+        sent = [_told(request) for request in requests] if job.policy in TOLD else requests
+        settings = msgspec.structs.replace(world.router, policy=job.policy)
+        result = simulate(world, sent, settings, seed=job.cell.seed)
         value, kept = result.value, {row.index for row in result.rows if row.kept}
     by_length = sorted(range(len(requests)), key=lambda j: requests[j].answer_tokens, reverse=True)
     long = by_length[: max(1, len(requests) // 4)]
@@ -190,8 +179,7 @@ def run_job(job: Job) -> Outcome:
 
 
 def _told(request: SimRequest) -> SimRequest:
-    fields = {name: getattr(request, name) for name in SimRequest.__slots__}
-    return SimRequest(**{**fields, "max_tokens": request.asked_tokens})
+    return replace(request, max_tokens=request.asked_tokens)
 
 
 # ── all of them ──
@@ -199,7 +187,8 @@ def _told(request: SimRequest) -> SimRequest:
 
 def _run(jobs: Sequence[Job], processes: int) -> dict[Job, Outcome]:
     """Return the outcome of every job; each is kept on disk as soon as it is there."""
-    store = STORE / "bench-routing" / f"{_digest_of_code()}.jsonl"
+    inputs = frozenset(name for job in jobs for name in (job.world, job.cell.trace))
+    store = STORE / "bench-routing" / f"{_digest(inputs)}.jsonl"
     store.parent.mkdir(parents=True, exist_ok=True)
     done = dict(_stored(store))
     missing = [job for job in jobs if job not in done]
@@ -247,14 +236,14 @@ def _run_named(job: Job) -> tuple[Job, Outcome]:
     return job, run_job(job)
 
 
-@functools.cache
-def _digest_of_code() -> str:
+def _digest(inputs: Iterable[str] = ()) -> str:
+    """Return a digest of the code, the shipped data and the files among `inputs`."""
     digest = hashlib.sha256()
     root = HERE.parent
-    files = [*root.glob("router/**/*.py"), *root.glob("router/simulation/**/*.*"), *HERE.glob("late_binding/*.py")]
-    for path in sorted({*files, Path(__file__)}):
+    files = [*root.glob("router/**/*.py"), *root.glob("router/simulation/*/*"), *HERE.glob("late_binding/*.py")]
+    for path in sorted({*files, Path(__file__), *map(Path, filter(None, inputs))}):
         if path.is_file() and path.suffix != ".pyc":
-            digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+            digest.update(str(path).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -277,7 +266,7 @@ def _rows(outcomes: Mapping[Job, Outcome]) -> list[Row]:
         {
             **dict(zip(names, key, strict=True)),
             "share": round(statistics.fmean(of), 4),
-            "spread": round(statistics.stdev(of), 4) if len(of) > 1 else 0.0,
+            "spread": round(statistics.pstdev(of), 4),
         }
         for key, of in shares.items()
     ]

@@ -85,6 +85,8 @@ class LocalModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         preload: variants to load at start; the others load with their first request.
         allow_provider_fallback: serve on the CPU where the profile's accelerator is missing, and say so; else refuse.
         unload_idle_s: free the memory of a model that had no request for so long; 0 never does.
+        keep_kv: each model keeps the KV caches of ended answers while nobody needs their slots, so that the next turn
+            of a chat computes only what is new; for the same API key alone, and for ten idle minutes at most.
     """
 
     store: str = ""
@@ -98,6 +100,7 @@ class LocalModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_chunk_tokens: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
     allow_provider_fallback: bool = True
     unload_idle_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    keep_kv: bool = True
 
     def __post_init__(self) -> None:
         for name, listed in (("variants", self.variants), ("preload", self.preload)):

@@ -138,6 +138,7 @@ class EdgeAgent:
         if self.config.upstream.url:
             self._upstream = await stack.enter_async_context(self._upstream_tier())
             self.dispatcher.expect(self._unreached)
+            self.dispatcher.tell_of_waiting(self._upstream.wanted)
         self._listener = Listener(create_app(self._gateway_deps()), _CONNECTIONS, self.telemetry.registry)
         listening = await stack.enter_async_context(self._listener.running(bound))
         listening.add_done_callback(lambda _: self.stop())  # one that dies ends the agent, which is started again
@@ -287,6 +288,7 @@ class EdgeAgent:
                 probe_succeeded=self.dispatcher.probe_succeeded,
                 probe_failed=self.dispatcher.probe_failed,
                 misses_to_be_lost=lambda: self.config.router.breaker.failures,
+                want=self.dispatcher.admission.want,
             ),
         )
 

@@ -32,6 +32,7 @@ REASONS = {
     "cloud-only": "the request's locality asks for the cloud",
     "cloud-first": "the policy prefers the cloud, and that keeps the objective",
     "smallest-rung": "the policy prefers the smallest rung that keeps the objective",
+    "hedge": "the first token of the replica chosen before was late; this one, asked beside it, was sooner",
     "failover": "the replica chosen before this one failed or refused",
 }
 

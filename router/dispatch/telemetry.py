@@ -106,6 +106,11 @@ class Telemetry:
             "Answers that gave their slot to others before a deadline they could not keep, by whether text had come.",
             ["began"],
         )
+        self.hedges = counter(
+            "overspill_hedges",
+            "Second attempts beside one whose first token was late, by whether theirs came first (`won`, `lost`).",
+            ["result"],
+        )
         self.failovers = counter(
             "overspill_failovers",
             "Attempts that failed or were refused, by stage (`before_first_token`, `mid_stream`).",
@@ -113,6 +118,11 @@ class Telemetry:
         )
         self.replica_failures = counter(
             "overspill_replica_failures", "Attempts that ended in an error, by its code.", ["endpoint", "code"]
+        )
+        self.self_tests = counter(
+            "overspill_self_tests",
+            "Prompts of our own to replicas on which requests failed, by result (`passed`, `failed`, `untold`).",
+            ["endpoint", "result"],
         )
         self.breaker_changes = counter("overspill_breaker_changes", "Transitions of a breaker.", ["endpoint", "state"])
         self.reconfigurations = plain_counter("overspill_router_reconfigurations", "Settings applied at run time.")

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from router.base.clock import Clock
 from router.decisions.line import Decision
 from router.values.answer import Answer
+from router.values.credits import Asker, Grant, Want
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import InferenceRequest, Locality, Prompt, PromptSize
 
@@ -26,6 +27,18 @@ class PromptCounter(Protocol):
             ContextTooLong: the prompt cannot fit any window of `model`, whatever its tokens are.
             InvalidRequest: the prompt cannot be encoded (an id outside the vocabulary, a role the template refuses).
         """
+        ...
+
+
+class Admission(Protocol):
+    """What the gateway needs of `router.dispatch.admission`."""
+
+    def grant(self, asker: Asker, want: Want) -> Grant | None:
+        """Say what an instance of a tier below may send from now on; None sets no limit."""
+        ...
+
+    def charge(self, asker: Asker) -> Callable[[], None]:
+        """A request of an instance has come; the result is called if it is refused before it cost anything."""
         ...
 
 
@@ -55,6 +68,11 @@ class Dispatch(Protocol):
 
     def unreached(self, locality: Locality) -> str:
         """Name an upstream that might serve what nobody here does, and was never reached; empty if there is none."""
+        ...
+
+    @property
+    def admission(self) -> Admission:
+        """The credits of this tier."""
         ...
 
 

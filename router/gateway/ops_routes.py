@@ -38,7 +38,7 @@ class OpsRoutes:
 
     async def _ready(self, context: RequestContext) -> Reply:
         """Readiness, always with the load report: the tier below polls this page."""
-        report = (wire_load.HEADER, wire_load.encode_orca(self._intake.load()))
+        report = (wire_load.HEADER, wire_load.encode_orca(self._intake.load(context)))
         refusal = draining_or_starting(self._deps)
         if refusal is None:
             page: dict[str, object] = {"status": "ready", "tier": self._deps.tier}

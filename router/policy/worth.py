@@ -19,6 +19,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from router.values.length import LengthCurve
 from router.values.offer import Offer
 from router.values.prediction import Prediction
@@ -63,7 +65,7 @@ def offer_of(candidate: Candidate, situation: Situation) -> Offer:
     prediction = candidate.prediction
     alone = replace(
         candidate,
-        prediction=replace(
+        prediction=msgspec.structs.replace(
             prediction, tpot_s=prediction.token_device_s * candidate.slots, wait_s=0.0, ttft_s=prediction.prefill_s
         ),
         favoured=True,

@@ -91,6 +91,9 @@ def simulate(  # noqa: PLR0917 (typer turns parameters into options)
         return
     for table in as_tables(experiment, cells):
         console.print(table)
+    failed = sum(cell.outcomes.get("failed", 0.0) > 0 for cell in cells)
+    if failed:
+        console.print(f"[red]{failed} cells hold requests that failed inside the router or on a broken replica[/]")
     if json_file is not None:
         _write(json_file, json.dumps(as_json(experiment, cells), indent=2) + "\n")
     if out is not None:

@@ -238,7 +238,15 @@ def _row(index: int, request: SimRequest, record: DecisionRecord, answer: Answer
         predicted_ttft_high_s=record.promised_ttft_high_s,
         predicted_finish_s=None if first is None else first.finish_s,
         predicted_finish_high_s=None if first is None else first.finish_high_s,
+        last_s=got.last_s,
+        bound_s=_bound_s(record) if served is not None else None,
+        told=first if served is not None else None,
     )
+
+
+def _bound_s(record: DecisionRecord) -> float | None:
+    sent = [event["at_ms"] for event in record.events if event["event"] == "sent"]
+    return float(str(sent[-1])) / 1e3 if sent else None
 
 
 def _share_of_value(asked: Objective, got: _Got) -> float:

@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from router.simulation.network import bandwidth_of
 from router.simulation.replica import Truth
-from router.simulation.traces import TraceRow, at_rate
 from router.simulation.values import SimRequest
 from router.simulation.world import DeviceSpec, RungSpec, World
 from router.values.request import Locality
@@ -87,13 +86,6 @@ def capacity_rps(world: World, prompt_tokens: float, answer_tokens: float) -> fl
     return sum(
         1.0 / device_seconds(device.rungs[0], device.slots, prompt_tokens, answer_tokens) for device in world.devices
     )
-
-
-def at_load(world: World, rows: Sequence[TraceRow], load: float) -> tuple[TraceRow, ...]:
-    """Return the rows of a trace with arrivals stretched to a share of what `world` can do."""
-    prompt_tokens = sum(row.input_tokens for row in rows) / len(rows)
-    answer_tokens = sum(row.output_tokens for row in rows) / len(rows)
-    return at_rate(rows, load * capacity_rps(world, prompt_tokens, answer_tokens))
 
 
 def service_options(world: World, requests: Sequence[SimRequest], truths: Sequence[Truth]) -> ServiceOptions:

@@ -69,6 +69,7 @@ class UpstreamRequest:
         who: what to call the upstream in messages.
         context_tokens: window of the replica.
         rtt_s: round trip to take off the objective.
+        instance: what to call this tier towards an upstream that issues credits, None for any other.
     """
 
     request: InferenceRequest
@@ -76,6 +77,7 @@ class UpstreamRequest:
     who: str
     context_tokens: int
     rtt_s: float
+    instance: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,8 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
     """
     objective = remaining(call.request, clock.now_s(), call.rtt_s, call.who)
     post = openai_client.encode_post(call.request, objective, call.model, call.context_tokens)
+    if call.instance is not None:
+        post.headers.append((wire_headers.INSTANCE, call.instance))
     trace = ConnectTrace(clock)
     began_s = clock.now_s()
     try:
@@ -229,6 +233,9 @@ class OpenStream:
         self._tokens = 0
         self._told_tokens: int | None = None
         self._prompt_tokens: int | None = None
+        self._cached_tokens: int | None = None
+        self._cached_told = False
+        self._began = False
         lost.listen(self._lose)
 
     def close(self) -> None:
@@ -293,6 +300,8 @@ class OpenStream:
                 call = self._call  # an impossible count is none, and pieces of text are counted instead
                 self._told_tokens = event.usage.told_tokens(call.request.most_answer_tokens(call.context_tokens))
                 self._prompt_tokens = event.usage.told_prompt_tokens(call.context_tokens)
+                if self._cached_tokens is None:
+                    self._cached_tokens = event.usage.told_cached_tokens(self._prompt_tokens or call.context_tokens)
             if event.finish_reason is not None:
                 self._last = event
             elif event.text and self._last is None:
@@ -314,7 +323,15 @@ class OpenStream:
         self._tokens += tokens
         origin, self._origin = self._origin, None
         self._emitted = self._emitted or bool(text)
-        return TokenChunk(text, tokens, finish_reason=finish, prompt_tokens=prompt_tokens, origin=origin)
+        return TokenChunk(text, tokens, finish, prompt_tokens, origin, self._cached_once(last=finish is not None))
+
+    def _cached_once(self, *, last: bool) -> int | None:
+        """What the upstream has told of its cache: goes with the first chunk, or else with the last one."""
+        first, self._began = not self._began, True
+        if self._cached_told or not (first or last):
+            return None
+        self._cached_told = self._cached_tokens is not None
+        return self._cached_tokens
 
     def _broken(self, why: str) -> OverspillError:
         kind = ReplicaBroken if self._emitted else ReplicaFailed

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 
 import httpx
@@ -18,6 +18,7 @@ from router.base.errors import ContextTooLong, DeadlineLost, ModelNotFound, Repl
 from router.decisions.line import AskedFor, Decision
 from router.gateway.app import GatewayDeps, create_app
 from router.values.answer import Answer, Route
+from router.values.credits import Asker, Want
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import (
     ChatPrompt,
@@ -74,6 +75,16 @@ class WordCounter:
         return PromptSize(len(prompt.text.split() if isinstance(prompt, TextPrompt) else prompt.token_ids))
 
 
+class NoCredits:
+    """A tier that issues none."""
+
+    def grant(self, asker: Asker, want: Want) -> None:
+        return None
+
+    def charge(self, asker: Asker) -> Callable[[], None]:
+        return lambda: None
+
+
 @dataclass
 class FakeDispatcher:
     """What it does is asked for in the prompt: `say a b c`, `refuse shed`, `break`, `hang`, `forever`, `crash`, ….."""
@@ -83,6 +94,7 @@ class FakeDispatcher:
     cancelled_starts: list[str] = field(default_factory=list)
     snapshots: list[ReplicaSnapshot] = field(default_factory=list)
     waiting: int = 0
+    admission: NoCredits = field(default_factory=NoCredits)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     async def start(self, request: InferenceRequest) -> Answer:

@@ -49,12 +49,12 @@ class Bench:
         """Its first token comes."""
         self.clock.time_s += after_s
         attempt.first_at_s, attempt.tokens = self.clock.now_s(), 1
-        attempt.mark = self.model.first_token(attempt, self.clock.now_s(), cached)
+        attempt.mark = self.model.first_token(attempt, self.clock.now_s(), None, cached)
 
     def end(self, attempt: Attempt, tokens: int, after_s: float, *, cut: bool = False) -> None:
         """It ends, or its deadline cuts it."""
         self.clock.time_s += after_s
-        attempt.tokens, attempt.overdue = tokens, cut
+        attempt.tokens, attempt.overdue, attempt.last_at_s = tokens, cut, self.clock.now_s()
         self.model.ended(attempt, self.clock.now_s(), whole=not cut)
 
     def serve(

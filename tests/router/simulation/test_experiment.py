@@ -1,4 +1,4 @@
-"""`overspill simulate`: the same requests for every policy, shares of the bound, and what is said of wrong arguments."""
+"""`overspill simulate`: the same requests for every policy, shares of the bound, what is said of wrong arguments."""
 
 from __future__ import annotations
 

@@ -525,7 +525,8 @@ async def test_events_of_other_servers_are_understood() -> None:
         writer.write(
             b'e"}}]}\r\n\r\n'
             b'data: {"choices":[{"index":0,"delta":{"content":" two"},"finish_reason":"length"}]}\n\n'
-            b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":5}}\n\ndata: [DONE]\n\n'
+            b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":5,'
+            b'"prompt_tokens_details":{"cached_tokens":4}}}\n\ndata: [DONE]\n\n'
         )
 
     async with raw_server(scripted(other)) as url, upstream(url) as tier:
@@ -535,6 +536,7 @@ async def test_events_of_other_servers_are_understood() -> None:
         (" two", 4, FinishReason.LENGTH),
     ]
     assert chunks[-1].prompt_tokens == 9
+    assert [chunk.cached_tokens for chunk in chunks] == [None, 4]
     assert chunks[0].origin is None
 
 

@@ -1,0 +1,138 @@
+"""A caller that costs little: one POST, its events timed as they come, and what the reply says of who answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from benchmarks.live.workload import Ask
+
+GIVE_UP_S = 60.0
+MODEL = "smollm2-135m"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whom to ask: a base URL without `/v1`, a key, and headers that make the difference between two systems."""
+
+    name: str
+    url: str
+    key: str = "none"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Seen:
+    """What a caller saw of one request. Times are seconds from its start.
+
+    Attributes:
+        status: of HTTP; 0 where there was no reply.
+        tokens: of the answer, by its usage.
+        tier, variant: who answered, where the reply says so.
+    """
+
+    ask: Ask
+    status: int = 0
+    first_s: float | None = None
+    last_s: float | None = None
+    tokens: int = 0
+    prompt_tokens: int = 0
+    finish: str = ""
+    tier: str = ""
+    variant: str = ""
+    text: str = ""
+    error: str = ""
+    sent_late_s: float = 0.0
+
+    @property
+    def whole(self) -> bool:
+        """The whole answer: to its own end where only the stop string ends it, else all tokens that were asked for."""
+        if self.ask.open_length:
+            return self.finish == "stop"
+        return self.finish == "length" and self.tokens >= self.ask.answer_tokens
+
+    @property
+    def kept(self) -> bool:
+        """A whole answer, and every time that was asked for."""
+        asked = self.ask.objective
+        if not self.whole or self.first_s is None or self.last_s is None:
+            return False
+        tpot_s = (self.last_s - self.first_s) / max(self.tokens - 1, 1)
+        times = ((asked.ttft_s, self.first_s), (asked.deadline_s, self.last_s), (asked.tpot_s, tpot_s))
+        return all(limit_s is None or took_s <= limit_s for limit_s, took_s in times)
+
+    @property
+    def outcome(self) -> str:
+        """`kept`, `late` (whole, but not in time), `cut`, `refused` (429, 503) or `failed`."""
+        if self.status in {429, 503}:
+            return "refused"
+        if self.status != 200 or self.error or not self.finish:
+            return "failed"
+        return ("kept" if self.kept else "late") if self.whole else "cut"
+
+
+async def ask_one(session: aiohttp.ClientSession, target: Target, ask: Ask) -> Seen:
+    """Send one request and follow its stream; never raises for what a server does."""
+    seen = Seen(ask)
+    began_s = time.monotonic()
+    headers = {"authorization": f"Bearer {target.key}", **ask.headers, **target.headers}
+    try:
+        async with session.post(
+            f"{target.url}/v1/completions", json={"model": MODEL, **ask.body}, headers=headers
+        ) as reply:
+            seen.status = reply.status
+            seen.tier = _header(reply.headers, "x-overspill-tier")
+            seen.variant = _header(reply.headers, "x-overspill-model")
+            if reply.status != 200:
+                seen.error = (await reply.text())[:300]
+                return seen
+            async for line in reply.content:
+                if line.startswith(b"data: {"):
+                    _take(seen, json.loads(line[6:]), time.monotonic() - began_s)
+    except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+        seen.error = f"{type(error).__name__}: {error}"
+    return seen
+
+
+async def replay(target: Target, asks: Sequence[Ask]) -> list[Seen]:
+    """Send every request when it is due, whatever became of those before; return what was seen, in order."""
+    timeout = aiohttp.ClientTimeout(total=GIVE_UP_S)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=2**18) as session:
+        began_s = time.monotonic()
+
+        async def one(ask: Ask) -> Seen:
+            await asyncio.sleep(began_s + ask.arrival_s - time.monotonic())
+            late_s = time.monotonic() - began_s - ask.arrival_s
+            seen = await ask_one(session, target, ask)
+            seen.sent_late_s = late_s
+            return seen
+
+        return list(await asyncio.gather(*(one(ask) for ask in asks)))
+
+
+def _header(headers: Mapping[str, str], name: str) -> str:
+    """Return a header of the tier that answered; LiteLLM puts `llm_provider-` before those that it passes on."""
+    return headers.get(name) or headers.get(f"llm_provider-{name}") or ""
+
+
+def _take(seen: Seen, event: Mapping[str, object], now_s: float) -> None:
+    if isinstance(event.get("error"), dict):
+        seen.error = json.dumps(event["error"])[:300]
+    usage = event.get("usage")
+    if isinstance(usage, dict):
+        seen.tokens = int(usage.get("completion_tokens") or 0)
+        seen.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+    choices = event.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        text = choice.get("text")
+        if text:
+            seen.first_s = now_s if seen.first_s is None else seen.first_s
+            seen.last_s = now_s
+            seen.text += text
+        seen.finish = choice.get("finish_reason") or seen.finish
