@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from overspill import app
 from router.base.errors import InvalidRequest
+from router.decisions.explain import five_lines
 from router.decisions.line import AskedFor, CandidateRow, Decision, Features, encode
 from router.decisions.settings import DecisionFileSettings
 from router.policy.registry import POLICIES
@@ -202,6 +203,23 @@ def test_failovers_are_followed_over_their_replicas() -> None:
     assert request.variant == "b"
     assert set(log.replicas) == {"local/a", "local/b"}
     assert log.default_ttft_s == 2.5
+
+
+def test_of_a_hedge_the_sooner_one_served() -> None:
+    events = (
+        {"at_ms": 0.0, "event": "sent", "replica": "local/a"},
+        {"at_ms": 50.0, "event": "hedged", "replica": "local/b", "beside": "local/a"},
+        {"at_ms": 90.0, "event": "hedge_won", "replica": "local/b"},
+        {"at_ms": 90.0, "event": "first_token", "replica": "local/b"},
+    )
+    told = decision(candidates=(row(), row("local/b", chosen=True)), events=events)
+    (request,) = condense([told]).requests
+    assert [(a.replica, a.first_s, a.ended_s) for a in request.attempts] == [
+        ("local/a", None, pytest.approx(0.09)),
+        ("local/b", pytest.approx(0.09), pytest.approx(0.48)),
+    ]
+    assert request.variant == "b"
+    assert five_lines(told)[1].startswith("went       to local/b, the sooner of two that were asked")
 
 
 def test_what_is_not_comparable_is_told_apart() -> None:
