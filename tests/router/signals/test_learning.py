@@ -155,21 +155,6 @@ def test_prefix_hits_do_not_corrupt_the_prefill_line():
     assert learnt_s == pytest.approx(1.005, rel=0.1)
 
 
-def test_a_session_is_expected_to_find_its_prefix_where_it_was_served_once_that_was_seen():
-    bench = Bench()
-    hits = bench.model.hits
-    assert bench.model.cached_tokens(INFO, "chat", 700) == 0
-    hits.served(INFO.replica_id, "chat", 600, bench.clock.now_s())
-    assert bench.model.cached_tokens(INFO, "chat", 700) == 0, "no replica is believed to keep a prefix before it did"
-    for _ in range(20):
-        hits.observe(INFO.replica_id, "chat", 700, 590)
-    assert bench.model.cached_tokens(INFO, "chat", 700) == pytest.approx(590, abs=15)
-    assert bench.model.cached_tokens(SMALL, "chat", 700) == 0
-    assert bench.model.cached_tokens(INFO, "other", 700) == 0
-    bench.clock.time_s += 3600.0
-    assert bench.model.cached_tokens(INFO, "chat", 700) < 30
-
-
 def test_high_means_nine_times_in_ten_for_first_tokens_pace_and_finish():
     rng, bench = random.Random(3), Bench()
     kept, total = {"ttft": 0, "tpot": 0, "finish": 0}, 0
