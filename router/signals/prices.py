@@ -31,7 +31,7 @@ _LEAST = 12  # before so many there is no price
 _SPAN_S = 20.0  # older arrivals count only where there are few
 _FEW = 32
 _USABLE = 0.95  # share of a device's time that work can fill
-_STEPS = 40
+_STEPS = 30
 _FIRST_STEP, _STEP_DECAY = 0.25, 0.96
 _LEAST_PRICE = 1e-4
 _SWITCH_GAIN = 1.05
@@ -133,7 +133,8 @@ class CapacityPrices:
         if held is not None and best[0] < held[0] * _SWITCH_GAIN:
             best = held
         self._favoured = dict(zip(names, best[1], strict=True))
-        self._prices = dict(zip(names, (float(price) for price in best[2]), strict=True))
+        prices = best[2]
+        self._prices = {n: float(p) if p > 2 * _LEAST_PRICE else 0.0 for n, p in zip(names, prices, strict=True)}
 
 
 def _dual(values: Floats, costs: Floats, time_s: float) -> tuple[float, Floats]:
@@ -144,20 +145,21 @@ def _dual(values: Floats, costs: Floats, time_s: float) -> tuple[float, Floats]:
         time_s: what every device has.
     """
     usable = np.where(np.isfinite(costs), costs, 1e9)
+    rows = _ROWS[: len(values)]
     prices = np.array([_alone(values[:, d], usable[:, d], time_s) for d in range(values.shape[1])])
-    best, found = math.inf, prices
-    step = _FIRST_STEP
+    best, found, step = math.inf, prices, _FIRST_STEP
     for _ in range(_STEPS):
         gains = values - prices * usable
         taken = gains.argmax(axis=1)
-        gained = np.maximum(gains[_ROWS[: len(taken)], taken], 0.0)
-        bound = float(gained.sum() + prices.sum() * time_s)
+        gained = gains[rows, taken]
+        worth_it = gained > 0.0
+        bound = float(gained @ worth_it + prices.sum() * time_s)
         if bound < best:
             best, found = bound, prices
-        wanted = np.bincount(taken, usable[_ROWS[: len(taken)], taken] * (gained > 0.0), len(prices))
-        prices = np.maximum(prices, _LEAST_PRICE) * np.clip(wanted / time_s, 0.1, 10.0) ** step
+        wanted = np.bincount(taken, usable[rows, taken] * worth_it, len(prices))
+        prices = np.maximum(prices, _LEAST_PRICE) * np.minimum(np.maximum(wanted / time_s, 0.1), 10.0) ** step
         step *= _STEP_DECAY
-    return best, np.where(found > 2 * _LEAST_PRICE, found, 0.0)
+    return best, found
 
 
 def _alone(values: Floats, costs: Floats, time_s: float) -> float:
