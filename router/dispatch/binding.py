@@ -412,6 +412,7 @@ class Binder:
         if entry.bound.done() and not entry.bound.cancelled() and entry.bound.exception() is None:
             attempt = entry.bound.result()
             self._signals.in_flight.end(attempt)
+            self._signals.latency.ended(attempt, self._clock.now_s(), whole=False)
             if attempt.trial:
                 self._signals.health.breaker(attempt.info).abandon()
             self.wake()

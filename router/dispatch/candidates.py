@@ -278,7 +278,8 @@ def _price(request: InferenceRequest, view: ReplicaView, prices: Prices, expecte
     if view.link is None:
         return prices.local_answer
     tokens = request.prompt_tokens + expected
-    return prices.cloud_kilotoken * tokens / 1e3 + prices.uplink_mbyte * request.prompt_bytes / 1e6
+    metered = view.link.price(request.prompt_bytes, expected)
+    return prices.cloud_kilotoken * tokens / 1e3 + prices.uplink_mbyte * request.prompt_bytes / 1e6 + metered
 
 
 def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> OverspillError:
