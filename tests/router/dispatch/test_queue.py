@@ -155,6 +155,16 @@ async def test_the_one_of_least_priority_and_rank_is_crowded_out(clock: VirtualC
     assert sorted(map(id, queue)) == sorted(map(id, (high, important, newcomer)))
 
 
+async def test_of_equals_the_newest_is_crowded_out(clock: VirtualClock) -> None:
+    """Also of those that came in the same instant."""
+    queue, bounds = RequestQueue(), RouterSettings(max_queue=3, max_sheddable_queue=3)
+    waiting = [put(queue, entry(clock)) for _ in range(4)]
+    assert queue.crowded_out(bounds) is waiting[-1]
+    older = put(queue, entry(clock, 3.0))
+    assert queue.crowded_out(bounds) is waiting[-1], "older, though it entered later"
+    queue.leave(older)
+
+
 async def test_its_best_rank_speaks_for_an_entry(clock: VirtualClock) -> None:
     queue, bounds = RequestQueue(), RouterSettings(max_queue=1, max_sheddable_queue=1)
     good_at_b, even = entry(clock), entry(clock)
