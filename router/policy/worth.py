@@ -100,14 +100,17 @@ def worth_of(candidate: Candidate, situation: Situation, *, wait_s: float = 0.0)
     return Worth(candidate, kept, value, cost_s)
 
 
-def latest_start_s(candidate: Candidate, situation: Situation) -> float:
-    """Seconds from now after which the promise is all but lost on a candidate that is free then; infinity: never."""
+def latest_start_s(candidate: Candidate, situation: Situation, shortest_tokens: float) -> float:
+    """Seconds from now after which the promise is all but lost on a candidate that is free then; infinity: never.
+
+    Args:
+        shortest_tokens: the `FLOOR` quantile of the answer's length.
+    """
     prediction, objective = candidate.prediction, situation.objective
     spent_s = situation.waited_s + prediction.network_s
     latest_s = math.inf
     if objective.deadline_s is not None:
-        shortest = situation.length.quantile(FLOOR)
-        work_s = prediction.prefill_s + (shortest - 1.0) * prediction.tpot_s
+        work_s = prediction.prefill_s + (shortest_tokens - 1.0) * prediction.tpot_s
         latest_s = objective.deadline_s + (objective.late_s or 0.0) - spent_s - work_s
     if objective.ttft_s is not None and situation.ttft_promised:
         latest_s = min(latest_s, objective.ttft_s - spent_s - 0.6 * prediction.prefill_s)
