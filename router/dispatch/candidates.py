@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from router.base.errors import (
     ContextTooLong,
     InvalidRequest,
@@ -77,8 +79,7 @@ class Unreached:
         return f"not reached yet, so what it serves is not known; {self.why}"
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True, gc=False):
     """What holds of a replica for whoever asks at one moment.
 
     Attributes:
@@ -142,23 +143,26 @@ class PoolView:
     def _standing(self, view: ReplicaView, on_device: Sequence[SiblingLoad]) -> Standing:
         info, snapshot = view.info, view.snapshot
         name, device = info.replica_id, info.device_key
-        siblings = tuple(load for load in on_device if load.info.replica_id != name)
+        siblings: tuple[SiblingLoad, ...] = ()
         own = occupied_slots(snapshot, view.mine)
         occupied, slots = own, snapshot.slots
-        for sibling in siblings:
-            occupied += sibling.occupied
-            slots = max(slots, sibling.slots)
+        if len(on_device) > (1 if own else 0):
+            siblings = tuple([load for load in on_device if load.info is not info])
+            for sibling in siblings:
+                occupied += sibling.occupied
+                slots = max(slots, sibling.slots)
         room = own < snapshot.slots and occupied < slots
         if snapshot.credits is not None:  # they count what waits there, and what others send
             room = snapshot.credits > 0
+        prices = self.prices
         return Standing(
             siblings,
             occupied,
             slots,
-            room=room,
-            favoured=self.prices.favours(device, name),
-            device_second_price=self.prices.price(device),
-            peak_latency_s=self.peaks.of(name),
+            room,
+            prices.favours(device, name),
+            prices.price(device),
+            self.peaks.of(name),
         )
 
     def has_room(self, replica_id: str) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from router.values.length import LengthCurve
 from router.values.prediction import Prediction
 from router.values.replica import ReplicaInfo
@@ -11,8 +13,7 @@ from router.values.request import Objective
 from router.values.settings import RouterSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A replica that may serve the request, and what that would cost.
 
     Attributes:
