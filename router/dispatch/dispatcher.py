@@ -284,8 +284,7 @@ class Dispatcher:
         info = attempt.info
         if attempt.first_at_s is None:
             attempt.first_at_s = now_s
-            session = journey.request.objective.session
-            attempt.mark = self._signals.latency.first_token(attempt, now_s, session, chunk.cached_tokens)
+            attempt.mark = self._signals.latency.first_token(attempt, now_s, chunk.cached_tokens)
             self._signals.affinity.began(journey.request, info.replica_id, chunk.cached_tokens, attempt.sent_at_s)
             journey.record.happened(now_s, "first_token", replica=info.replica_id)
             if journey.record.ttft_s is None:
@@ -317,9 +316,8 @@ class Dispatcher:
             self._signals.peaks.observe(info.replica_id, now_s, now_s - attempt.sent_at_s)
         if attempt.first_at_s is not None:
             self.admission.served(now_s - attempt.sent_at_s)
-        session, length = journey.request.objective.session, journey.length.curve
         whole = finished is not None and not attempt.overdue and not attempt.gave_up
-        self._signals.latency.ended(attempt, now_s, session, whole=whole, length=length)
+        self._signals.latency.ended(attempt, now_s, whole=whole, length=journey.length.curve)
         if attempt.outrun:
             self._late_to_begin(attempt)
         self._tell_breaker(attempt, journey, whole=whole)
