@@ -270,6 +270,9 @@ class Binder:
                 self.queue.place(entry, {}, pool.now_s + _RECHECK_S)
                 self._watch_due()
             return None
+        if not entry.offered:
+            entry.offered = True
+            self._signals.prices.arrived(pool.now_s, self._policy.offers(situation))
         choice = self._policy.decide(situation)
         if isinstance(choice, Hopeless):
             kind = DeadlineLost if choice.deadline_lost else PromiseLost
@@ -407,6 +410,7 @@ class Binder:
                 ladder=self._signals.ladder,
                 ahead=self.queue.ahead,
                 waiting=len(self.queue),
+                prices=self._signals.prices,
                 session_replica=self._sessions,
                 locality=self._policy.locality,
                 unreached=self.upstream(),

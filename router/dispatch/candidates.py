@@ -19,6 +19,7 @@ from router.signals.ladder import Ladder
 from router.signals.latency import LatencyModel
 from router.signals.length import LengthWatch
 from router.signals.occupancy import occupied_slots, sibling_load
+from router.signals.prices import CapacityPrices
 from router.values.link import LinkSnapshot
 from router.values.prediction import Demand, InFlightLoad, SiblingLoad
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
@@ -92,6 +93,7 @@ class PoolView:
     ladder: Ladder
     ahead: Callable[[str, int], int]
     waiting: int
+    prices: CapacityPrices
     session_replica: Mapping[str, str]
     locality: Locality = Locality.ANY
     unreached: Unreached | None = None
@@ -172,7 +174,9 @@ def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, t
                 _most_tokens(pending, info),
                 price=_price(request, view, pool.settings, expected),
                 idle=not own and not siblings,
-                mixes=not own and bool(siblings),
+                slots=max([view.snapshot.slots, 1, *(s.slots for s in siblings)]),
+                favoured=pool.prices.favours(info.device_key, name),
+                device_second_price=pool.prices.price(info.device_key),
             )
         )
     if any(c.window_cap is None for c in candidates):  # cut only where no window holds it whole

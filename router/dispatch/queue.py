@@ -40,6 +40,7 @@ class QueueEntry:
         version: of its places in the heaps; older ones are void.
         waits_for: replica id → rank, as of that version.
         moment: the moment of its last decision, see `Binder`.
+        offered: the prices of capacity know of it.
     """
 
     pending: PendingRequest
@@ -51,6 +52,7 @@ class QueueEntry:
     version: int = 0
     waits_for: Mapping[str, float] = field(default_factory=dict)
     moment: int = -1
+    offered: bool = False
     bound: asyncio.Future[Attempt] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property

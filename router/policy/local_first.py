@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from router.policy.promise import choose, keeps, late_or_hopeless, reason_for
+from router.policy.protocol import Unpriced
 from router.values.choice import Choice, Hopeless
-from router.values.request import Locality
 from router.values.situation import Situation
 
 
-class LocalFirst:
+class LocalFirst(Unpriced):
     """See the module."""
-
-    locality = Locality.ANY
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
         ranked = sorted(situation.candidates, key=lambda c: (c.info.remote, -c.info.quality, c.prediction.ttft_s))

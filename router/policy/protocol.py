@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from router.values.choice import Choice, Hopeless
+from router.values.offer import Offer
 from router.values.request import Locality
 from router.values.situation import Situation
 
@@ -21,3 +23,16 @@ class Policy(Protocol):
     def decide(self, situation: Situation) -> Choice | Hopeless:
         """Choose a candidate, or say that there is no hope."""
         ...
+
+    def offers(self, situation: Situation) -> Sequence[Offer]:
+        """Say what a newcomer is worth on each replica, for the price of contended capacity; nothing where unused."""
+        ...
+
+
+class Unpriced:
+    """A policy that does not ask what capacity is worth."""
+
+    locality = Locality.ANY
+
+    def offers(self, situation: Situation) -> Sequence[Offer]:  # noqa: ARG002
+        return ()

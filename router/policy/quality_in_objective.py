@@ -14,15 +14,13 @@ the promise holds. Under overload all rungs count as equals, so that every one o
 from __future__ import annotations
 
 from router.policy.promise import choose, is_smaller, keeps, late_or_hopeless, reason_for
+from router.policy.protocol import Unpriced
 from router.values.choice import Choice, Hopeless
-from router.values.request import Locality
 from router.values.situation import Candidate, Situation
 
 
-class QualityInObjective:
+class QualityInObjective(Unpriced):
     """See the module."""
-
-    locality = Locality.ANY
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
         everyone = situation.candidates

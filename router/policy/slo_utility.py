@@ -13,9 +13,12 @@ No answer is capped by a prediction: it ends at its own deadline.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from router.policy.promise import backlog_s, choose, reason_for, to_keep
-from router.policy.worth import FLOOR, Worth, latest_start_s, worth_of
+from router.policy.worth import FLOOR, Worth, latest_start_s, offer_of, worth_of
 from router.values.choice import Choice, Hopeless
+from router.values.offer import Offer
 from router.values.request import Locality
 from router.values.situation import Situation
 
@@ -27,6 +30,9 @@ class SloUtility:
     """See the module."""
 
     locality = Locality.ANY
+
+    def offers(self, situation: Situation) -> Sequence[Offer]:
+        return [offer_of(candidate, situation) for candidate in situation.candidates]
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
         judged = [worth_of(candidate, situation) for candidate in situation.candidates]
@@ -50,7 +56,9 @@ class SloUtility:
     def _best(judged: list[Worth], situation: Situation) -> Worth:
         if len(judged) == 1:
             return judged[0]
-        best = max(judged, key=lambda w: w.value)
+        best = max(judged, key=lambda w: w.net)
+        if best.candidate.device_second_price > 0.0:
+            return best
         least_quality = best.candidate.info.quality - situation.settings.device_first_quality_slack - 1e-9
         near = [w for w in judged if w.kept >= best.kept - _NEAR and w.candidate.info.quality >= least_quality]
         return min(near, key=lambda w: (w.candidate.info.remote, not w.candidate.session, -w.rank))

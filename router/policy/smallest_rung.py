@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from router.policy.promise import choose, keeps, late_or_hopeless
+from router.policy.protocol import Unpriced
 from router.values.choice import Choice, Hopeless
-from router.values.request import Locality
 from router.values.situation import Situation
 
 
-class SmallestRung:
+class SmallestRung(Unpriced):
     """See the module. The request's `min_quality` is the floor."""
-
-    locality = Locality.ANY
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
         ranked = sorted(situation.candidates, key=lambda c: (c.info.remote, c.info.quality, c.prediction.ttft_s))

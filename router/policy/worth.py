@@ -17,9 +17,10 @@ A value that falls linearly until `late_s` after the deadline is the mean of P o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.values.length import LengthCurve
+from router.values.offer import Offer
 from router.values.prediction import Prediction
 from router.values.situation import Candidate, Situation
 
@@ -40,6 +41,7 @@ class Worth:
         kept: probability that the whole promise is kept; with a late value, its expectation.
         value: quality · kept, less the prices.
         cost_s: device-seconds.
+        net: the value, less what the device-seconds are worth to others.
     """
 
     candidate: Candidate
@@ -48,8 +50,26 @@ class Worth:
     cost_s: float
 
     @property
+    def net(self) -> float:
+        return self.value - self.candidate.device_second_price * self.cost_s
+
+    @property
     def rank(self) -> float:
         return self.value / self.cost_s
+
+
+def offer_of(candidate: Candidate, situation: Situation) -> Offer:
+    """Judge a pairing as it would be on a device that runs this rung alone, with all its slots taken."""
+    prediction = candidate.prediction
+    alone = replace(
+        candidate,
+        prediction=replace(
+            prediction, tpot_s=prediction.token_device_s * candidate.slots, wait_s=0.0, ttft_s=prediction.prefill_s
+        ),
+        favoured=True,
+    )
+    worth = worth_of(alone, situation)
+    return Offer(candidate.info.replica_id, candidate.info.device_key, max(worth.value, 0.0), worth.cost_s)
 
 
 def worth_of(candidate: Candidate, situation: Situation, *, wait_s: float = 0.0) -> Worth:
@@ -69,7 +89,7 @@ def worth_of(candidate: Candidate, situation: Situation, *, wait_s: float = 0.0)
         kept *= _phi_log(objective.tpot_s, prediction.tpot_s, sigma)
     tokens = situation.length.expected(max(fits, 1.0))
     cost_s = prediction.prefill_s + tokens * prediction.token_device_s
-    if candidate.mixes:
+    if not candidate.favoured:
         cost_s *= situation.settings.mixing_cost
     value = candidate.info.quality * kept
     if candidate.price:

@@ -59,7 +59,7 @@ _UNKNOWN_LENGTH_LOG = NORMAL_90 * math.log(2.0)
 # Answers of fewer tokens tell more of the first gap than of the pace.
 _LEAST_PACE_TOKENS = 4
 # An error says next to nothing of a rung whose steps made up less of the time.
-_LEAST_SHARE = 0.05
+_LEAST_SHARE = 0.7
 # Requests that wait take up to so many slots that are free yet: from there on, what is left of answers is of interest.
 _WAITS_SOON = 64
 

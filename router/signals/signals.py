@@ -9,6 +9,7 @@ from router.signals.in_flight import InFlight
 from router.signals.ladder import Ladder
 from router.signals.latency import LatencyModel
 from router.signals.length import LengthModel
+from router.signals.prices import CapacityPrices
 
 
 @dataclass(slots=True)
@@ -19,4 +20,5 @@ class Signals:
     lengths: LengthModel
     health: HealthBook
     in_flight: InFlight = field(default_factory=InFlight)
+    prices: CapacityPrices = field(default_factory=CapacityPrices)
     ladder: Ladder = field(default_factory=Ladder)

@@ -21,7 +21,9 @@ class Candidate:
         session: it served the request's session before.
         price: of serving it there, in answers of full quality.
         idle: nothing runs on its device.
-        mixes: it would be the first of its rung on a device where another rung runs: both would be slower.
+        slots: sequences that its device runs at once.
+        favoured: its device had better run this rung than another; two side by side slow each other.
+        device_second_price: value that others would get from a second of its device.
     """
 
     info: ReplicaInfo
@@ -31,7 +33,9 @@ class Candidate:
     most_tokens: int | None = None
     price: float = 0.0
     idle: bool = False
-    mixes: bool = False
+    slots: int = 1
+    favoured: bool = True
+    device_second_price: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
