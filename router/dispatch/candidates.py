@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from router.base.errors import (
     ContextTooLong,
     InvalidRequest,
@@ -74,8 +76,7 @@ class Unreached:
         return f"not reached yet, so what it serves is not known; {self.why}"
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True, gc=False):
     """What holds of a replica for whoever asks at one moment.
 
     Attributes:

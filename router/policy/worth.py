@@ -17,7 +17,6 @@ A value that falls linearly until `late_s` after the deadline is the mean of P o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -35,8 +34,7 @@ _UNASKED_LATE = 0.5  # what an answer after the tier's default TTFT is still wor
 _LEAST_SIGMA = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Worth:
+class Worth(msgspec.Struct, frozen=True, gc=False):
     """One pairing, judged.
 
     Attributes:
@@ -63,7 +61,7 @@ class Worth:
 def offer_of(candidate: Candidate, situation: Situation) -> Offer:
     """Judge a pairing as it would be on a device that runs this rung alone, with all its slots taken."""
     prediction = candidate.prediction
-    alone = replace(
+    alone = msgspec.structs.replace(
         candidate,
         prediction=msgspec.structs.replace(
             prediction, tpot_s=prediction.token_device_s * candidate.slots, wait_s=0.0, ttft_s=prediction.prefill_s
