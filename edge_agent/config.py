@@ -24,6 +24,8 @@ from router.values.settings import RouterSettings
 ENV_PREFIX = "OVERSPILL_EDGE"
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Megabits = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+Price = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
@@ -119,6 +121,10 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         url: base URL of its gateway, e.g. `https://cloud.example:8700`, without credentials; empty: there is none.
         api_key: bearer token; `env:NAME` is read from the environment.
         ca_file, client_cert, client_key: PEM files for a private authority and mutual TLS.
+        uplink_mbps, downlink_mbps: megabits a second, believed until some were measured, and again when none was for
+            long.
+        price_per_mbyte: what a megabyte on the link costs, either way, in answers of full quality; 0: it is not
+            metered.
     """
 
     url: str = ""
@@ -128,6 +134,9 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ca_file: str = ""
     client_cert: str = ""
     client_key: str = ""
+    uplink_mbps: Megabits = 10.0
+    downlink_mbps: Megabits = 100.0
+    price_per_mbyte: Price = 0.0
 
     def __post_init__(self) -> None:
         fault = url_fault(self.url) if self.url else ""

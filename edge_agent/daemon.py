@@ -18,7 +18,7 @@ from typing import Literal
 
 import structlog
 
-from edge_agent.config import EdgeConfig, LocalModels, accepted_keys, secret
+from edge_agent.config import EdgeConfig, LocalModels, UpstreamSettings, accepted_keys, secret
 from edge_agent.device.health import DeviceHealth, HealthReader, read_power_mode
 from edge_agent.device.memory import limit_arenas, rss_bytes
 from edge_agent.fleet.session import FleetSession
@@ -41,7 +41,7 @@ from router.gateway.app import create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.listener import Listener, allow_open_files, bind
-from router.signals.link import Link
+from router.signals.link import Link, LinkPrior
 from router.upstream.tier import UpstreamHooks, UpstreamOptions, UpstreamTier
 from router.values.replica import Replica, ReplicaInfo
 
@@ -273,7 +273,7 @@ class EdgeAgent:
         settings = self.config.upstream
         return UpstreamTier(
             settings.url,
-            link=Link(settings.url.rstrip("/")),
+            link=Link(settings.url.rstrip("/"), _link_prior(settings), self.clock),
             clock=self.clock,
             options=UpstreamOptions(
                 api_key=secret(settings.api_key, "upstream.api_key") or None,
@@ -351,6 +351,15 @@ def serve(config: EdgeConfig) -> None:
 
 def _problems(replicas: Sequence[LocalReplica]) -> str:
     return "; ".join(f"{item.info.variant}: {item.problem}" for item in replicas if item.problem)
+
+
+def _link_prior(settings: UpstreamSettings) -> LinkPrior:
+    return LinkPrior(
+        uplink_bytes_per_s=settings.uplink_mbps * 125_000,
+        downlink_bytes_per_s=settings.downlink_mbps * 125_000,
+        connect_round_trips=2 if settings.url.startswith("https:") else 1,
+        price_per_byte=settings.price_per_mbyte / 1e6,
+    )
 
 
 def _path(text: str) -> Path | None:

@@ -282,8 +282,7 @@ class Dispatcher:
         info = attempt.info
         if attempt.first_at_s is None:
             attempt.first_at_s = now_s
-            session = journey.request.objective.session
-            attempt.mark = self._signals.latency.first_token(attempt, now_s, session, chunk.cached_tokens)
+            attempt.mark = self._signals.latency.first_token(attempt, now_s, chunk.cached_tokens)
             self._signals.affinity.began(journey.request, info.replica_id, chunk.cached_tokens, attempt.sent_at_s)
             journey.record.happened(now_s, "first_token", replica=info.replica_id)
             if journey.record.ttft_s is None:
@@ -315,19 +314,13 @@ class Dispatcher:
             self._signals.peaks.observe(info.replica_id, now_s, now_s - attempt.sent_at_s)
         if attempt.first_at_s is not None:
             self.admission.served(now_s - attempt.sent_at_s)
-        session, length = journey.request.objective.session, journey.length.curve
         whole = finished is not None and not attempt.overdue and not attempt.gave_up
-        self._signals.latency.ended(attempt, now_s, session, whole=whole, length=length)
-        breaker = self._signals.health.breaker(info)
+        self._signals.latency.ended(attempt, now_s, whole=whole, length=journey.length.curve)
         if attempt.outrun:
             self._late_to_begin(attempt)
-        if whole:
-            breaker.succeed()
-        elif attempt.silent:
-            self._count_failure(attempt, journey, Verdict.DOWN)
-        elif attempt.trial:
-            breaker.abandon()
-        journey.record.finished = finished
+        self._tell_breaker(attempt, journey, whole=whole)
+        if not attempt.outrun:
+            journey.record.finished = finished
         if finished is not None:
             self._signals.affinity.ended(journey.request, info.replica_id, journey.tokens)
             pace_s = attempt.pace_s
@@ -401,6 +394,16 @@ class Dispatcher:
             fault=found.value,
             error=error.message,
         )
+
+    def _tell_breaker(self, attempt: Attempt, journey: Journey, *, whole: bool) -> None:
+        """Say how an attempt ended that raised no error; `failed` says it of the others."""
+        breaker = self._signals.health.breaker(attempt.info)
+        if whole:
+            breaker.succeed()
+        elif attempt.silent:
+            self._count_failure(attempt, journey, Verdict.DOWN)
+        elif attempt.trial:
+            breaker.abandon()
 
     def _count_failure(self, attempt: Attempt, journey: Journey, found: Verdict) -> None:
         """Tell the breaker; where that makes it suspicious, test the replica with a prompt of our own."""

@@ -28,7 +28,6 @@ from router.signals.learnt import Device, Speeds
 from router.signals.level import MAX_LOG
 from router.signals.occupancy import line_tokens, occupied_slots
 from router.signals.prefill import PrefillLine
-from router.signals.prefix_hits import PrefixHits
 from router.signals.replica_state import ReplicaState, state_of
 from router.signals.token_clock import Mark
 from router.signals.upper import NORMAL_90, kept_if_censored
@@ -63,16 +62,11 @@ class LatencyModel:
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self.hits = PrefixHits()
         self._now_s = (clock or MonotonicClock()).now_s
         self._speeds: dict[str, Speeds] = {}
         self._devices: dict[str, Device] = {}
         self._states: dict[str, ReplicaState] = {}
         self._exploration = Exploration()
-
-    def cached_tokens(self, info: ReplicaInfo, session: str | None, prompt_tokens: int) -> int:
-        """Return how many of a prompt's tokens the replica is expected to hold computed, for `Demand`."""
-        return self.hits.expected(info.replica_id, session, prompt_tokens, self._now_s())
 
     def predict(
         self,
@@ -174,9 +168,7 @@ class LatencyModel:
             told=told,
         )
 
-    def first_token(
-        self, attempt: Attempt, now_s: float, session: str | None = None, cached_tokens: int | None = None
-    ) -> Mark:
+    def first_token(self, attempt: Attempt, now_s: float, cached_tokens: int | None = None) -> Mark:
         """Learn from an attempt's first token; returns where its device's clock stands.
 
         Args:
@@ -187,8 +179,6 @@ class LatencyModel:
         self._advance(device, now_s)
         device.clock.prefilling = max(0, device.clock.prefilling - 1)
         self.observe_ttft(info, sent, now_s - attempt.sent_at_s, cached_tokens)
-        if cached_tokens is not None:
-            self.hits.observe(info.replica_id, session, attempt.prompt_tokens, cached_tokens)
         return device.clock.began(info.replica_id)
 
     def observe_ttft(
@@ -227,15 +217,7 @@ class LatencyModel:
         speeds.seen_s = now_s
         self._learnt(info)
 
-    def ended(
-        self,
-        attempt: Attempt,
-        now_s: float,
-        session: str | None = None,
-        *,
-        whole: bool,
-        length: LengthCurve | None = None,
-    ) -> None:
+    def ended(self, attempt: Attempt, now_s: float, *, whole: bool, length: LengthCurve | None = None) -> None:
         """An attempt ended, whichever way: learn its pace, and its finish where that is known or censored.
 
         Args:
@@ -251,7 +233,6 @@ class LatencyModel:
             device.clock.prefilling = max(0, device.clock.prefilling - 1)
         else:
             device.clock.ended(info.replica_id)
-            self.hits.served(info.replica_id, session, attempt.prompt_tokens + attempt.tokens, now_s)
             self._observe_pace(attempt, attempt.pace_s, now_s)
         told = sent.told
         if told is not None and (whole or attempt.overdue or attempt.gave_up):
@@ -322,7 +303,6 @@ class LatencyModel:
         for replica_id in self._speeds.keys() - replica_ids:
             del self._speeds[replica_id]
             self._states.pop(replica_id, None)
-            self.hits.forget(replica_id)
         left = {speeds.info.device_key for speeds in self._speeds.values()}
         for key in [key for key in self._devices if key not in left]:
             del self._devices[key]

@@ -92,7 +92,7 @@ class Speeds:
                 slope=prior.decode_batch_slope,
                 a_s=level * self.line.a_s,
                 b_s=level * self.line.b_s,
-                prefill_sigma=math.sqrt(self.prefill.noise + self.prefill.variance),
+                prefill_sigma=self.prefill.sigma(now_s),
                 pessimism_log=max(self.prefill.pessimism(now_s), self.pace.pessimism(now_s)),
             )
         return found

@@ -14,6 +14,7 @@ import numpy as np
 
 from router.base.errors import ConfigError
 from router.signals.link import Link
+from router.simulation.loop import LoopClock
 from router.simulation.world import DEFAULT_UPLINK_MBPS, LinkSpec
 
 _PACKET_BITS = 1500 * 8
@@ -161,7 +162,7 @@ class NetworkPath:
     def __init__(
         self, spec: LinkSpec, endpoint: str, report_interval_s: float, loop: asyncio.AbstractEventLoop
     ) -> None:
-        self.known = Link(endpoint)
+        self.known = Link(endpoint, clock=LoopClock(loop))
         self._slower = 1.0
         self._share = 1.0
         self._cut_from_s = self._cut_until_s = 0.0

@@ -108,7 +108,7 @@ class UpstreamReplica:
 
     @property
     def link(self) -> LinkSnapshot:
-        return self._tier.link.snapshot()
+        return self._tier.link.snapshot(warm=self._tier.client.warm)
 
     @property
     def busy(self) -> bool:
@@ -165,12 +165,14 @@ class UpstreamReplica:
             stream = await open_stream(tier.client, tier.call(request, self.info), tier.clock, tier.lost)
             try:
                 tier.learn(stream.transfer)
-                finished = False
+                began_s, finished = tier.clock.now_s(), False
                 while not finished:
                     for chunk in await stream.read():
                         self.chunks_received += 1
                         running.left_tokens = max(0, running.left_tokens - chunk.tokens)
                         finished = chunk.finish_reason is not None
+                        if finished:
+                            tier.link.observe_answer(stream.received_bytes, stream.tokens, tier.clock.now_s() - began_s)
                         yield chunk
             finally:
                 stream.close()

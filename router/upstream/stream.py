@@ -88,11 +88,13 @@ class TransferSample:
         transfer_s: request sent → response head, without the time to connect and without what the upstream says it
             spent itself: one round trip and the transfer of the body.
         load: the upstream's report on its own answer, if it sent one.
+        connect_s: what its new connection took, 0 where one was open.
     """
 
     transfer_s: float
     sent_bytes: int
     load: wire_load.LoadReport | None
+    connect_s: float = 0.0
 
 
 def remaining(request: InferenceRequest, now_s: float, rtt_s: float, who: str) -> Objective:
@@ -158,6 +160,7 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
             transfer_s=max(0.0, elapsed_s - _spent_there_s(response.headers.get("server-timing", ""))),
             sent_bytes=len(post.body),
             load=wire_load.decode_orca(response.headers.get(wire_load.HEADER, "")),
+            connect_s=trace.connect_s,
         )
         return OpenStream(response, transfer, call, lost)
     except BaseException:
@@ -216,7 +219,11 @@ async def _refusal(response: Response, call: UpstreamRequest, lost: LostNews) ->
 
 
 class OpenStream:
-    """A response whose head has arrived. `close` it in any case; early, that cancels the work there."""
+    """A response whose head has arrived. `close` it in any case; early, that cancels the work there.
+
+    Attributes:
+        received_bytes, tokens: of the answer so far.
+    """
 
     def __init__(self, response: Response, transfer: TransferSample, call: UpstreamRequest, lost: LostNews) -> None:
         self.transfer = transfer
@@ -230,7 +237,8 @@ class OpenStream:
         self._attempts: int | None = None
         self._done = False
         self._emitted = False
-        self._tokens = 0
+        self.received_bytes = 0
+        self.tokens = 0
         self._told_tokens: int | None = None
         self._prompt_tokens: int | None = None
         self._cached_tokens: int | None = None
@@ -257,6 +265,7 @@ class OpenStream:
             if self._failure is not None:
                 raise self._broken(self._failure)
             data = await self._next()
+            self.received_bytes += len(data)
             self._take(data, chunks)
             if self._done and not self._response.complete:
                 await self._reach_end()
@@ -319,8 +328,8 @@ class OpenStream:
 
     def _chunk(self, text: str, finish: FinishReason | None, prompt_tokens: int | None) -> TokenChunk:
         told = self._told_tokens
-        tokens = int(bool(text)) if told is None else max(0, told - self._tokens)
-        self._tokens += tokens
+        tokens = int(bool(text)) if told is None else max(0, told - self.tokens)
+        self.tokens += tokens
         origin, self._origin = self._origin, None
         self._emitted = self._emitted or bool(text)
         return TokenChunk(text, tokens, finish, prompt_tokens, origin, self._cached_once(last=finish is not None))
@@ -335,7 +344,7 @@ class OpenStream:
 
     def _broken(self, why: str) -> OverspillError:
         kind = ReplicaBroken if self._emitted else ReplicaFailed
-        when = f"after {self._tokens} tokens" if self._emitted else "before the first token"
+        when = f"after {self.tokens} tokens" if self._emitted else "before the first token"
         error = kind(f"{self._call.who}: the stream broke {when}: {why}")
         error.attempts = self._attempts
         return error

@@ -219,6 +219,8 @@ class UpstreamTier:
     def learn(self, transfer: TransferSample) -> None:
         now_s = self.clock.now_s()
         self.link.observe_transfer(transfer.sent_bytes, transfer.transfer_s - self.link.snapshot().rtt_s)
+        if transfer.connect_s > 0:
+            self.link.observe_connect(transfer.connect_s)
         if transfer.load is not None:
             self._report(transfer.load, now_s)
 

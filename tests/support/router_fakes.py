@@ -11,7 +11,7 @@ from typing import Any
 
 from router.base.errors import InvalidRequest, ReplicaBroken, ReplicaUnreachable, Unavailable
 from router.dispatch.dispatcher import Dispatcher
-from router.signals.link import Link
+from router.signals.link import Link, LinkPrior
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import (
@@ -240,6 +240,7 @@ class World:
     def nothing_is_held(self) -> None:
         """Every credit, place and slot was given back."""
         assert len(self.dispatcher._signals.in_flight) == 0
+        assert all(device.clock.prefilling == 0 for device in self.dispatcher._signals.latency._devices.values())
         assert self.dispatcher.waiting == 0
         assert all(record.outcome is not None for record in self.dispatcher._log)
         assert [replica.open for replica in self.all] == [0] * 4
@@ -248,7 +249,7 @@ class World:
 @contextlib.asynccontextmanager
 async def world(*, remote: bool = True, **settings: Any):
     clock = VirtualClock()
-    link = Link(UPSTREAM, rtt_prior_s=0.02).snapshot()
+    link = Link(UPSTREAM, LinkPrior(rtt_s=0.02)).snapshot()
     local = FakeReplica(info("int8"), clock)
     small = FakeReplica(info("pruned-int8", prior=SpeedPrior(2000.0, 100.0, 0.1, "test")), clock)
     cloud = FakeReplica(info("fp32", remote=True, prior=SpeedPrior(4000.0, 80.0, 0.05, "test")), clock, 8, link=link)

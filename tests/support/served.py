@@ -49,7 +49,7 @@ class Bench:
         """Its first token comes."""
         self.clock.time_s += after_s
         attempt.first_at_s, attempt.tokens = self.clock.now_s(), 1
-        attempt.mark = self.model.first_token(attempt, self.clock.now_s(), None, cached)
+        attempt.mark = self.model.first_token(attempt, self.clock.now_s(), cached)
 
     def end(self, attempt: Attempt, tokens: int, after_s: float, *, cut: bool = False) -> None:
         """It ends, or its deadline cuts it."""
