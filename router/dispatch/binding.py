@@ -16,6 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import structlog
 
 from router.base.clock import Clock
@@ -162,7 +163,7 @@ class Binder:
         others = tuple(c for c in others if c.prediction.free and self._is_elsewhere(c.info, late.info))
         if situation is None or not others:
             return None
-        choice = self._policy.decide(replace(situation, candidates=others))
+        choice = self._policy.decide(msgspec.structs.replace(situation, candidates=others))
         if isinstance(choice, Hopeless) or not choice.candidate.prediction.free:
             return None
         expected = _expected_tokens(pending, choice)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 import msgspec
 
@@ -43,8 +43,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     device_second_price: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(msgspec.Struct, frozen=True, gc=False):
     """One request and the candidates that no hard constraint excludes. At least one.
 
     Attributes:
