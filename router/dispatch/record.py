@@ -19,6 +19,7 @@ REASONS = {
     "device-first": "a local replica keeps the objective, with a quality as good as the best or near it",
     "best-quality": "the best quality that keeps the objective; there was no choice of tier to make",
     "context": "only the upstream's windows hold prompt and answer",
+    "explore": "it was slow when it was last heard of; this request has no promise to lose by finding out",
     "overflow": "the device is too busy to keep the objective",
     "objective": "the device is idle, and still too slow for the objective",
     "device-down": "no local replica can take requests",

@@ -34,6 +34,10 @@ class Truth:
     rtt_noise: float = 1.0
 
 
+_SELF_TEST = Truth(answer_tokens=1)
+"""What the router asks a replica on its own word, after it failed: no request of the trace."""
+
+
 @dataclass(slots=True, eq=False)
 class Reachability:
     """What the router's tier knows of whether a device can be reached.
@@ -126,7 +130,8 @@ class SimReplica:
         """Stream the answer; see `router.values.replica.Replica.generate`."""
         if not self.alive or self._known.why:
             await self._refuse()
-        truth, spec = self._truths[request.request_id], self._device.spec.rungs[self._rung]
+        truth = self._truths.get(request.request_id, _SELF_TEST)
+        spec = self._device.spec.rungs[self._rung]
         room = request.most_answer_tokens(self.info.context_tokens)
         rest = max(truth.answer_tokens - request.continuation_tokens, 1)
         reason = FinishReason.LENGTH if request.sampling.ignore_eos or rest >= room else FinishReason.STOP
