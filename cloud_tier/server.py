@@ -37,6 +37,7 @@ from router.base.clock import Clock, MonotonicClock
 from router.base.errors import ConfigError, ReplicaError
 from router.base.extras import install
 from router.base.timers import end
+from router.decisions.settings import describe
 from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
@@ -75,12 +76,14 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
     """Check a configuration against this machine: keys, models, weights. Reads files; starts nothing.
 
     Raises:
-        ConfigError: a library is missing, the tier would be open to the network, or an entry does not fit its model.
+        ConfigError: a library is missing, the tier would be open to the network, decisions cannot be written, or an
+            entry does not fit its model.
         ModelNotFound, ArtifactError: a model is unknown, or its weights are not here; names the command to run.
     """
     _require_engine()
     keys = read_keys(config.auth, environ)
     require_keys(config.server, config.auth, keys)
+    describe(config.decisions)
     folder = config.server.models_dir
     catalogue = load_catalogue()
     store = ModelStore(Path(folder).expanduser() if folder else default_root(), catalogue)

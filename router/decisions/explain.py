@@ -76,10 +76,13 @@ def _went(decision: Decision) -> str:
         what = decision.error or _REFUSED.get(decision.error_code or "", decision.error_code or "it left before")
         where = f"; it waited for {chosen.replica}" if chosen is not None else ""
         return f"nowhere: {what}{where}"
-    last = sent[-1]
-    before = f", after {', '.join(str(event['replica']) for event in sent[:-1])} failed" if len(sent) > 1 else ""
+    failed = [str(event["replica"]) for event in decision.events if event["event"] in {"attempt_failed", "failover"}]
+    hedge = next((event for event in decision.events if event["event"] in {"hedge_won", "hedge_lost"}), None)
+    served = str(hedge["replica"]) if hedge is not None and not failed else str(sent[-1]["replica"])
+    before = f", after {', '.join(failed)} failed" if failed else ""
+    beside = ", the sooner of two that were asked" if hedge is not None else ""
     why = f": {chosen.why} ({chosen.reason})" if chosen is not None else ""
-    return f"to {last['replica']}{waited}{before}{why}"
+    return f"to {served}{waited}{before}{beside}{why}"
 
 
 def _instead(decision: Decision) -> str:

@@ -1,15 +1,17 @@
 """Appends every ended request to the decision file, by a thread of its own: no disk ever holds a request up.
 
-The event loop only hands the record over. The thread turns it into a line, hides names, and writes what has gathered in
-one go. A disk that is too slow or full loses lines, never requests; what was lost is counted, and said once.
+The event loop only appends the record to a list; nothing wakes the thread, which would take the interpreter from the
+loop at once. Every quarter of a second it turns what has gathered into lines, naps after each so that the loop goes
+first, and writes them in one go. A disk that is too slow or full loses lines, never requests; what was lost is counted,
+and said once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, Protocol
@@ -24,6 +26,9 @@ log = structlog.get_logger("decisions")
 
 QUEUE_RECORDS = 4_096
 _MOST_AT_ONCE = 64
+_GATHER_S = 0.25
+_NAP_S = 0.0005
+_HURRY = QUEUE_RECORDS // 4  # with so many waiting, it does not nap
 _LAST_LINES_S = 2.0
 
 
@@ -80,11 +85,6 @@ class SimulatedDecisions:
         self._lines.append(self._lines.line(tell(), self._wall_s()))
 
 
-class _Ended(NamedTuple):
-    tell: Callable[[], Decision]
-    ended_unix_s: float
-
-
 class DecisionFile:
     """Use as `async with`, around the dispatcher that appends to it.
 
@@ -96,7 +96,8 @@ class DecisionFile:
     def __init__(self, settings: DecisionFileSettings, wall_s: Callable[[], float] = time.time) -> None:
         self._settings = settings
         self._wall_s = wall_s
-        self._ended: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
+        self._ended: deque[tuple[Callable[[], Decision], float]] = deque()
+        self._closing = threading.Event()
         self._full = False
         self._failing = False
         self._dropped = 0
@@ -129,43 +130,38 @@ class DecisionFile:
 
     def close(self) -> None:
         """Write what is left, for a moment and no longer."""
-        self._ended.put(None)
+        self._closing.set()
         self._thread.join(_LAST_LINES_S)
         if self._thread.is_alive():  # stuck in a write: the process ends without it
-            log.warning("decision file not written to its end", path=str(self._lines.path), waiting=self._ended.qsize())
+            log.warning("decision file not written to its end", path=str(self._lines.path), waiting=len(self._ended))
             return
         self._lines.close()
 
     def append(self, tell: Callable[[], Decision]) -> None:
         """Note a request that has just ended; `tell` is called by the writing thread."""
-        if self._ended.qsize() >= QUEUE_RECORDS:
+        if len(self._ended) >= QUEUE_RECORDS:
             self._dropped += 1
             if not self._full:
                 self._full = True
                 log.warning("decisions are dropped: their file is written too slowly", path=self._settings.path)
             return
-        self._ended.put(_Ended(tell, self._wall_s()))
+        self._ended.append((tell, self._wall_s()))
 
     def _run(self) -> None:
-        open_ = True
-        while open_:
-            lines: list[bytes] = []
-            item = self._ended.get()
-            while item is not None:
-                self._add_line(item, lines)
-                if len(lines) >= _MOST_AT_ONCE:
-                    break
-                try:
-                    item = self._ended.get_nowait()
-                except queue.Empty:
-                    break
-            else:
-                open_ = False
-            self._write(lines)
+        closing = False
+        while not closing:
+            closing = self._closing.wait(_GATHER_S)
+            while self._ended:
+                lines: list[bytes] = []
+                while self._ended and len(lines) < _MOST_AT_ONCE:
+                    self._add_line(*self._ended.popleft(), lines)
+                    if not closing and len(self._ended) < _HURRY:
+                        time.sleep(_NAP_S)
+                self._write(lines)
 
-    def _add_line(self, ended: _Ended, lines: list[bytes]) -> None:
+    def _add_line(self, tell: Callable[[], Decision], ended_unix_s: float, lines: list[bytes]) -> None:
         try:
-            lines.append(self._lines.line(ended.tell(), ended.ended_unix_s))
+            lines.append(self._lines.line(tell(), ended_unix_s))
         except Exception:  # a bug of one record must not end the writer
             self._untold += 1
             if self._untold == 1:
@@ -183,6 +179,6 @@ class DecisionFile:
                 log.warning("decisions cannot be written", path=self._settings.path, error=error.strerror)
             return
         self.written += len(lines)
-        if self._failing or (self._full and self._ended.empty()):
+        if self._failing or (self._full and not self._ended):
             self._failing = self._full = False
             log.info("decisions are written again", path=self._settings.path, **self.lost._asdict())

@@ -31,6 +31,7 @@ from router.dispatch.candidates import (
     expected_tokens,
     explain_none,
 )
+from router.dispatch.give_up import give_up_lost
 from router.dispatch.hedge import HedgeBudget, device_seconds
 from router.dispatch.queue import QueueEntry, RequestQueue
 from router.dispatch.record import DecisionRecord
@@ -353,6 +354,7 @@ class Binder:
         if not entry.continuing:
             self._count(choice, now_s - pending.request.accepted_at_s)
         record.happened(now_s, "sent", replica=info.replica_id, reason=choice.reason, max_tokens=choice.max_tokens)
+        self._signals.shares.took(pending.request.caller, now_s, _device_s(choice, attempt))
         attempt.trial = self._signals.health.breaker(info).begin()
         self._begin(attempt)  # last: nothing may fail between taking the slot and handing it over
         self.queue.leave(entry)
@@ -372,6 +374,7 @@ class Binder:
             work=self._signals.latency.sent(view.snapshot, view.link, demand, view.mine, siblings=siblings),
             prompt_tokens=demand.prompt_tokens,
             expected_tokens=expected,
+            length=None if pending.request.continuation_tokens else pending.length.curve,
         )
 
     def _begin(self, attempt: Attempt) -> None:
@@ -412,6 +415,7 @@ class Binder:
         if entry.bound.done() and not entry.bound.cancelled() and entry.bound.exception() is None:
             attempt = entry.bound.result()
             self._signals.in_flight.end(attempt)
+            self._signals.latency.ended(attempt, self._clock.now_s(), whole=False)
             if attempt.trial:
                 self._signals.health.breaker(attempt.info).abandon()
             self.wake()
@@ -448,6 +452,7 @@ class Binder:
                 waiting=len(self.queue),
                 prices=self._signals.prices,
                 peaks=self._signals.peaks,
+                shares=self._signals.shares,
                 session_replica=self._sessions,
                 locality=self._policy.locality,
                 unreached=self.upstream(),
@@ -498,10 +503,18 @@ class Binder:
         self._rechecking = False
         self._update_ladder()
         if len(self.queue):
+            if self._signals.ladder.overloaded:
+                give_up_lost(self._signals.in_flight, self._clock.now_s())
             self._freed.update(dict.fromkeys(self.replicas))
             self._pool_now = None
             self._schedule()
             self._recheck_later()
+
+
+def _device_s(choice: Choice, attempt: Attempt) -> float:
+    """Device-seconds that an attempt is expected to take."""
+    prediction = choice.candidate.prediction
+    return prediction.prefill_s + attempt.expected_tokens * prediction.token_device_s
 
 
 def _nothing() -> None:

@@ -15,6 +15,7 @@ from router.base.errors import (
 )
 from router.dispatch.record import Rejection, ReplicaLoad
 from router.signals.affinity import Affinity
+from router.signals.fairness import CallerShares
 from router.signals.health import Health
 from router.signals.ladder import Ladder
 from router.signals.latency import LatencyModel
@@ -118,6 +119,7 @@ class PoolView:
     waiting: int
     prices: CapacityPrices
     peaks: PeakLatency
+    shares: CallerShares
     session_replica: Mapping[str, str]
     locality: Locality = Locality.ANY
     unreached: Unreached | None = None
@@ -270,6 +272,8 @@ def _situation(
         length=pending.length.curve,
         now_s=pool.now_s,
         waiting=pool.waiting,
+        caller_excess=pool.shares.excess(request.caller, pool.now_s) if settings.fairness.callers else 1.0,
+        usual_cost_s=pool.prices.usual_cost_s,
     )
 
 

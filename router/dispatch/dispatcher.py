@@ -316,16 +316,11 @@ class Dispatcher:
             self.admission.served(now_s - attempt.sent_at_s)
         whole = finished is not None and not attempt.overdue and not attempt.gave_up
         self._signals.latency.ended(attempt, now_s, whole=whole, length=journey.length.curve)
-        breaker = self._signals.health.breaker(info)
         if attempt.outrun:
             self._late_to_begin(attempt)
-        if whole:
-            breaker.succeed()
-        elif attempt.silent:
-            self._count_failure(attempt, journey, Verdict.DOWN)
-        elif attempt.trial:
-            breaker.abandon()
-        journey.record.finished = finished
+        self._tell_breaker(attempt, journey, whole=whole)
+        if not attempt.outrun:
+            journey.record.finished = finished
         if finished is not None:
             self._signals.affinity.ended(journey.request, info.replica_id, journey.tokens)
             pace_s = attempt.pace_s
@@ -399,6 +394,16 @@ class Dispatcher:
             fault=found.value,
             error=error.message,
         )
+
+    def _tell_breaker(self, attempt: Attempt, journey: Journey, *, whole: bool) -> None:
+        """Say how an attempt ended that raised no error; `failed` says it of the others."""
+        breaker = self._signals.health.breaker(attempt.info)
+        if whole:
+            breaker.succeed()
+        elif attempt.silent:
+            self._count_failure(attempt, journey, Verdict.DOWN)
+        elif attempt.trial:
+            breaker.abandon()
 
     def _count_failure(self, attempt: Attempt, journey: Journey, found: Verdict) -> None:
         """Tell the breaker; where that makes it suspicious, test the replica with a prompt of our own."""

@@ -5,9 +5,7 @@
 2. Among the replicas that can start now it takes the one of highest value; of near equals the device goes before the
    cloud, the one that knows the session before others, the quicker before the slower.
 3. While none can start, it waits, and its rank, value a device-second, says who goes first when one can.
-4. A replica that is believed slow, and of which nothing was heard for a while, is tried now and then
-   (`Prediction.explore`), by a request that has no promise to lose there.
-5. It leaves the queue once its promise is all but lost everywhere, with a time to come back; on a device that has
+4. It leaves the queue once its promise is all but lost everywhere, with a time to come back; on a device that has
    nothing to do it is served late instead, unless a deadline would end it.
 
 No answer is capped by a prediction: it ends at its own deadline.
@@ -25,7 +23,6 @@ from router.values.request import Locality
 from router.values.situation import Situation
 
 _NEAR = 0.02  # probability by which the device may be worse than the best and still goes first
-_SAFE = 0.8  # probability with which a promise must be kept, as believed, by a replica that is only explored
 _LOOK_AGAIN_S = 0.05  # at the earliest, for one that may be lost
 
 
@@ -43,25 +40,21 @@ class SloUtility:
         if not promised:
             return self._late(judged, situation)
         free = [w for w in promised if w.candidate.prediction.free]
-        tried = next((w for w in free if w.candidate.prediction.explore and self._can_try(w, situation)), None)
-        best = tried or self._best(free or promised, situation)
-        waits_for = {w.candidate.info.replica_id: w.rank for w in [*self._of_each_device(promised, situation), best]}
+        unknown = [w for w in free if w.candidate.prediction.explore]
+        if unknown and not _tight(situation):
+            return choose(unknown[0].candidate, situation, "explore", rank=fair_rank(unknown[0], situation))
+        best = self._best(free or promised, situation)
+        listed = [*self._of_each_device(promised, situation), best]
+        waits_for = {w.candidate.info.replica_id: fair_rank(w, situation) for w in listed}
         good_for_s = max(latest_start_s(w.candidate, situation) for w in promised)
         return choose(
             best.candidate,
             situation,
-            "explore" if tried is not None else reason_for(best.candidate, situation),
-            rank=best.rank,
+            reason_for(best.candidate, situation),
+            rank=fair_rank(best, situation),
             waits_for=waits_for,
             good_for_s=max(good_for_s, _LOOK_AGAIN_S),
         )
-
-    @staticmethod
-    def _can_try(worth: Worth, situation: Situation) -> bool:
-        """Whether a request may find out how an avoided replica is: it asked for no promise, or for one with room."""
-        objective = situation.objective
-        asked = situation.ttft_promised or objective.tpot_s is not None or objective.deadline_s is not None
-        return not asked or worth.kept >= _SAFE
 
     @staticmethod
     def _best(judged: list[Worth], situation: Situation) -> Worth:
@@ -97,6 +90,21 @@ class SloUtility:
             retry_after_s=backlog_s(situation),
             deadline_lost=objective.deadline_s is not None,
         )
+
+
+def fair_rank(worth: Worth, situation: Situation) -> float:
+    """Value a device-second, within the bounds of how far long answers and busy callers may be put back."""
+    fairness, cost_s = situation.settings.fairness, worth.cost_s
+    if fairness.long_answers and situation.usual_cost_s:
+        cost_s = min(cost_s, fairness.long_answers * situation.usual_cost_s)
+    rank = worth.value / cost_s
+    return rank / min(situation.caller_excess, fairness.callers) if fairness.callers > 1.0 else rank
+
+
+def _tight(situation: Situation) -> bool:
+    """Whether the caller asked for any time: such a request is not spent on finding out."""
+    objective = situation.objective
+    return situation.ttft_promised or objective.tpot_s is not None or objective.deadline_s is not None
 
 
 POLICY = SloUtility()

@@ -42,7 +42,7 @@ def replay(
     ],
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", help="The tier's TOML file, for its [router] table.", show_default="defaults"),
+        typer.Option("--config", "-c", help="The tier's TOML file, for its `router` table.", show_default="defaults"),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=100, help="Simulations of each policy.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

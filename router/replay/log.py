@@ -203,22 +203,31 @@ def _request(decision: Decision, accepted_s: float, finish_s: float) -> LoggedRe
 
 
 def _attempts(events: Iterable[Mapping[str, Any]], accepted_s: float, finish_s: float) -> tuple[LoggedAttempt, ...]:
-    """Follow a request over its replicas: each attempt ends where it fails, the next begins, or the request ends."""
+    """Follow a request over its replicas, in the order in which its attempts ended; the last one served it.
+
+    An attempt ends where it fails, where another one of a hedge was sooner, or with the request.
+    """
     found: list[LoggedAttempt] = []
-    replica, sent_s, first_s = "", 0.0, None
+    running: dict[str, tuple[float, float | None]] = {}  # replica → sent, first token
+
+    def end(replica: str, at_s: float) -> None:
+        found.append(LoggedAttempt(replica, *running.pop(replica), at_s))
+
     for event in events:
-        at_s, name = accepted_s + event["at_ms"] / 1e3, event["event"]
-        if name == "sent":
-            replica, sent_s, first_s = str(event["replica"]), at_s, None
-        elif not replica or event.get("replica", replica) != replica:
+        at_s, name, replica = accepted_s + event["at_ms"] / 1e3, event["event"], str(event.get("replica", ""))
+        if name in {"sent", "hedged"}:
+            running.setdefault(replica, (at_s, None))
+        elif replica not in running:
             continue
         elif name == "first_token":
-            first_s = at_s
+            running[replica] = (running[replica][0], at_s)
         elif name in {"attempt_failed", "failover"}:
-            found.append(LoggedAttempt(replica, sent_s, first_s, at_s))
-            replica = ""
-    if replica:
-        found.append(LoggedAttempt(replica, sent_s, first_s, accepted_s + finish_s))
+            end(replica, at_s)
+        elif name in {"hedge_won", "hedge_lost"}:
+            for other in [one for one in running if one != replica]:
+                end(other, at_s)
+    for replica in list(running):
+        end(replica, accepted_s + finish_s)
     return tuple(found)
 
 

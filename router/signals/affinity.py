@@ -12,6 +12,7 @@ to hold nothing.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -72,12 +73,14 @@ class _Holdings:
     Attributes:
         blocks: by hash. Of one prompt the beginning is always the more recently used, so what is left is a beginning.
         tells: it has told of its cache.
+        version: counts notes, so that what was found before the last one is looked up again.
         shares: by age of a note, for answers that are drawn anew and for repeatable ones, which may find less.
     """
 
     blocks: OrderedDict[int, _Block] = field(default_factory=OrderedDict)
     sessions: OrderedDict[tuple[str, str], _Session] = field(default_factory=OrderedDict)
     tells: bool = False
+    version: int = 0
     shares: tuple[list[float], list[float]] = field(default_factory=lambda: (list(_SHARES), list(_SHARES)))
 
     def share(self, request: InferenceRequest, age_s: float) -> float:
@@ -94,11 +97,13 @@ class _Chain:
 
     Attributes:
         root: what the chain begins with.
+        found: by replica, what was noted there: the version of its notes, tokens, and when.
     """
 
     encoded: EncodedPrompt
     root: int
     keys: tuple[int, ...]
+    found: dict[str, tuple[int, int, float]] = field(default_factory=dict)
 
     def ending_key(self, depth: int, rest_tokens: int) -> int:
         """Hash of the next `rest_tokens` ids behind the first `depth` blocks."""
@@ -121,7 +126,13 @@ class Affinity:
         held = self._held.get(replica_id)
         if held is None or not held.tells:
             return 0
-        tokens, at_s = self._noted(request, held)
+        chain = self._chain(request)
+        found = chain.found.get(replica_id) if chain is not None else None
+        if found is None or found[0] != held.version:
+            found = (held.version, *_noted(request, chain, held))
+            if chain is not None:
+                chain.found[replica_id] = found
+        _, tokens, at_s = found
         if not tokens:
             return 0
         share = held.share(request, self._clock.now_s() - at_s)
@@ -135,7 +146,7 @@ class Affinity:
             sent_at_s: what was noted since then could not be found.
         """
         held = self._held.setdefault(replica_id, _Holdings())
-        tokens, at_s = self._noted(request, held)
+        tokens, at_s = _noted(request, self._chain(request), held)
         if at_s <= sent_at_s:
             self._untold[request.request_id] = tokens, sent_at_s - at_s
             _trim(self._untold, _REMEMBERED)
@@ -164,24 +175,9 @@ class Affinity:
         for replica_id in self._held.keys() - replica_ids:
             del self._held[replica_id]
 
-    def _noted(self, request: InferenceRequest, held: _Holdings) -> tuple[int, float]:
-        """Return how many leading tokens of the prompt were noted for a replica, and when the last of them was."""
-        chain = self._chain(request)
-        if chain is None:
-            return _grown(request, held)
-        depth = _depth(chain, held.blocks)
-        if depth == 0:
-            return 0, 0.0
-        block = held.blocks[chain.keys[depth - 1]]
-        tokens = depth * BLOCK_TOKENS
-        for ending in block.endings:
-            if ending.key == chain.ending_key(depth, ending.rest_tokens):
-                tokens += ending.rest_tokens + ending.answer_tokens
-                break
-        return min(tokens, len(chain.encoded.token_ids) - 1), block.at_s
-
     def _note(self, request: InferenceRequest, held: _Holdings, answer_tokens: int | None) -> None:
         now_s, chain = self._clock.now_s(), self._chain(request)
+        held.version += 1
         if chain is None:
             if request.objective.session is not None and answer_tokens is not None:
                 held.sessions[request.cache_owner, request.objective.session] = _Session(
@@ -220,6 +216,22 @@ class Affinity:
         return chain
 
 
+def _noted(request: InferenceRequest, chain: _Chain | None, held: _Holdings) -> tuple[int, float]:
+    """Return how many leading tokens of the prompt were noted for a replica, and when the last of them was."""
+    if chain is None:
+        return _grown(request, held)
+    depth = _depth(chain, held.blocks)
+    if depth == 0:
+        return 0, 0.0
+    block = held.blocks[chain.keys[depth - 1]]
+    tokens = depth * BLOCK_TOKENS
+    for ending in block.endings:
+        if ending.key == chain.ending_key(depth, ending.rest_tokens):
+            tokens += ending.rest_tokens + ending.answer_tokens
+            break
+    return min(tokens, len(chain.encoded.token_ids) - 1), block.at_s
+
+
 def _depth(chain: _Chain, blocks: OrderedDict[int, _Block]) -> int:
     """Return how many leading blocks of a prompt are known; those that are form a beginning, so bisection finds it."""
     low, high = 0, len(chain.keys)
@@ -241,7 +253,7 @@ def _grown(request: InferenceRequest, held: _Holdings) -> tuple[int, float]:
 
 
 def _bucket(age_s: float) -> int:
-    return sum(age_s > edge_s for edge_s in _AGES_S)
+    return bisect_left(_AGES_S, age_s)
 
 
 def _trim(table: OrderedDict[Key, Item], most: int) -> None:

@@ -30,8 +30,9 @@ _KEPT = 192  # arrivals
 _LEAST = 12  # before so many there is no price
 _SPAN_S = 20.0  # older arrivals count only where there are few
 _FEW = 32
+_USUAL_GAIN = 0.02
 _USABLE = 0.95  # share of a device's time that work can fill
-_STEPS = 30
+_STEPS = 40
 _FIRST_STEP, _STEP_DECAY = 0.25, 0.96
 _LEAST_PRICE = 1e-4
 _SWITCH_GAIN = 1.05
@@ -40,7 +41,11 @@ _MAX_COMBINATIONS = 32
 
 
 class CapacityPrices:
-    """Prices by device. One writer, the dispatcher."""
+    """Prices by device. One writer, the dispatcher.
+
+    Attributes:
+        usual_cost_s: moving mean of the device-seconds that a request takes where it takes least.
+    """
 
     def __init__(self) -> None:
         self._columns: dict[str, int] = {}
@@ -50,6 +55,7 @@ class CapacityPrices:
         self._at_s: Floats = np.zeros(_KEPT)
         self._next = 0
         self._seen = 0
+        self.usual_cost_s = 0.0
         self._solved_at_s = -math.inf
         self._prices: dict[str, float] = {}
         self._favoured: dict[str, str] = {}
@@ -58,6 +64,8 @@ class CapacityPrices:
         """Take one arrival into account; one without offers says nothing."""
         if not offers:
             return
+        least_s = min(offer.cost_s for offer in offers)
+        self.usual_cost_s += (least_s - self.usual_cost_s) * max(_USUAL_GAIN, 1.0 / (self._seen + 1))
         row = self._next
         self._values[row] = 0.0
         self._costs[row] = math.inf
@@ -118,56 +126,53 @@ class CapacityPrices:
         for replica_id, device in self._device_of.items():
             devices.setdefault(device, []).append(replica_id)
         names = list(devices)
-        best: tuple[float, tuple[str, ...], Floats] | None = None
-        held: tuple[float, tuple[str, ...], Floats] | None = None
-        for combination in itertools.islice(itertools.product(*devices.values()), _MAX_COMBINATIONS):
-            columns = [self._columns[replica_id] for replica_id in combination]
-            gain, prices = _dual(values[:, columns], costs[:, columns], span_s * _USABLE)
-            found = (gain, combination, prices)
-            if best is None or gain > best[0]:
-                best = found
-            if combination == tuple(self._favoured.get(name, "") for name in names):
-                held = found
-        if best is None:
+        combinations = list(itertools.islice(itertools.product(*devices.values()), _MAX_COMBINATIONS))
+        if not devices:
             return
-        if held is not None and best[0] < held[0] * _SWITCH_GAIN:
-            best = held
-        self._favoured = dict(zip(names, best[1], strict=True))
-        prices = best[2]
-        self._prices = {n: float(p) if p > 2 * _LEAST_PRICE else 0.0 for n, p in zip(names, prices, strict=True)}
+        columns = np.array([[self._columns[replica_id] for replica_id in rungs] for rungs in combinations])
+        gains, prices = _duals(values.T[columns], costs.T[columns], span_s * _USABLE)
+        best = int(gains.argmax())
+        held = tuple(self._favoured.get(name, "") for name in names)
+        if held in combinations and gains[best] < gains[combinations.index(held)] * _SWITCH_GAIN:
+            best = combinations.index(held)
+        self._favoured = dict(zip(names, combinations[best], strict=True))
+        self._prices = dict(zip(names, prices[best].tolist(), strict=True))
 
 
-def _dual(values: Floats, costs: Floats, time_s: float) -> tuple[float, Floats]:
-    """Return the dual's value and its prices.
+def _duals(values: Floats, costs: Floats, time_s: float) -> tuple[Floats, Floats]:
+    """Return the duals' values, and their prices (combinations × devices).
 
     Args:
-        values, costs: of requests (rows) on devices (columns); a request that a device cannot serve costs infinitely.
+        values, costs: combinations × devices × requests; one that a device cannot serve costs infinitely.
         time_s: what every device has.
     """
     usable = np.where(np.isfinite(costs), costs, 1e9)
-    rows = _ROWS[: len(values)]
-    prices = np.array([_alone(values[:, d], usable[:, d], time_s) for d in range(values.shape[1])])
-    best, found, step = math.inf, prices, _FIRST_STEP
-    for _ in range(_STEPS):
-        gains = values - prices * usable
+    devices = np.arange(values.shape[1])[:, None]
+    prices = _alone(values, usable, time_s)
+    best, found = np.full(len(values), math.inf), prices
+    step = _FIRST_STEP
+    for _ in range(_STEPS if (prices > _LEAST_PRICE).any() else 1):  # one where any device could do all by itself
+        gains = values - prices[:, :, None] * usable
         taken = gains.argmax(axis=1)
-        gained = gains[rows, taken]
-        worth_it = gained > 0.0
-        bound = float(gained @ worth_it + prices.sum() * time_s)
-        if bound < best:
-            best, found = bound, prices
-        wanted = np.bincount(taken, usable[rows, taken] * worth_it, len(prices))
+        gained = np.maximum(gains.max(axis=1), 0.0)
+        bound = gained.sum(axis=1) + prices.sum(axis=1) * time_s
+        better = bound < best
+        best, found = np.where(better, bound, best), np.where(better[:, None], prices, found)
+        served = (taken[:, None, :] == devices) & (gained > 0.0)[:, None, :]
+        wanted = np.einsum("cdj,cdj->cd", usable, served)
         prices = np.maximum(prices, _LEAST_PRICE) * np.minimum(np.maximum(wanted / time_s, 0.1), 10.0) ** step
         step *= _STEP_DECAY
-    return best, found
+    return best, np.where(found > 2 * _LEAST_PRICE, found, 0.0)
 
 
-def _alone(values: Floats, costs: Floats, time_s: float) -> float:
-    """Return the price of a device that has to serve all by itself."""
+def _alone(values: Floats, costs: Floats, time_s: float) -> Floats:
+    """Return the price of each device (combinations × devices) if it had to serve all by itself."""
     density = values / costs
-    order = np.argsort(-density)
-    over = int(np.searchsorted(np.cumsum(costs[order]), time_s))
-    return max(float(density[order[over]]), _LEAST_PRICE) if over < len(order) else _LEAST_PRICE
-
-
-_ROWS = np.arange(_KEPT)
+    order = np.argsort(-density, axis=2)
+    filled_s = np.cumsum(np.take_along_axis(costs, order, axis=2), axis=2)
+    over = (filled_s < time_s).sum(axis=2, keepdims=True)
+    last = np.minimum(over, density.shape[2] - 1)
+    price = np.take_along_axis(np.take_along_axis(density, order, axis=2), last, axis=2)
+    price = np.where(over < density.shape[2], np.maximum(price, _LEAST_PRICE), _LEAST_PRICE)
+    alone: Floats = price[:, :, 0]
+    return alone

@@ -56,7 +56,7 @@ def clairvoyant_greedy(
     world: World, requests: Sequence[SimRequest], truths: Sequence[Truth], *, max_wait_s: float = MAX_WAIT_S
 ) -> tuple[Placed, ...]:
     """Return who is served where, all promises kept; in order of the requests."""
-    options = service_options(world, requests, truths)
+    options = service_options(world, requests, truths, late=False)
     items = _items(world, options, max_wait_s)
     plans = [_Plan(device) for device in world.devices]
     device, request, value = options.device.tolist(), options.request.tolist(), options.value.tolist()

@@ -88,9 +88,15 @@ def capacity_rps(world: World, prompt_tokens: float, answer_tokens: float) -> fl
     )
 
 
-def service_options(world: World, requests: Sequence[SimRequest], truths: Sequence[Truth]) -> ServiceOptions:
-    """Return the options of all requests under their true lengths and noise, by device, rung and request."""
-    facts = _Facts.of(requests, truths)
+def service_options(
+    world: World, requests: Sequence[SimRequest], truths: Sequence[Truth], *, late: bool
+) -> ServiceOptions:
+    """Return the options of all requests under their true lengths and noise, by device, rung and request.
+
+    Args:
+        late: whether an answer may come after its deadline, as long as it is worth anything then.
+    """
+    facts = _Facts.of(requests, truths, late=late)
     parts = [
         facts.on(world, position, index)
         for position, device in enumerate(world.devices)
@@ -118,7 +124,7 @@ class _Facts:
     rtt_noise: Floats
 
     @classmethod
-    def of(cls, requests: Sequence[SimRequest], truths: Sequence[Truth]) -> _Facts:
+    def of(cls, requests: Sequence[SimRequest], truths: Sequence[Truth], *, late: bool) -> _Facts:
         def promised(values: Sequence[float | None]) -> Floats:
             return np.array([np.inf if value is None else value for value in values], dtype=np.float64)
 
@@ -131,7 +137,7 @@ class _Facts:
             weight=np.array([r.weight for r in requests], dtype=np.float64),
             ttft_s=promised([o.ttft_s for o in asked]),
             tpot_s=promised([o.tpot_s for o in asked]),
-            deadline_s=promised([o.deadline_s for o in asked]),
+            deadline_s=promised([o.ends_s if late else o.deadline_s for o in asked]),
             min_quality=np.array([o.min_quality for o in asked], dtype=np.float64),
             locality=[o.locality for o in asked],
             prefill_noise=np.array([t.prefill_noise for t in truths], dtype=np.float64),

@@ -18,7 +18,7 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         answer_tokens: expected length of the answer; answer_high_tokens: its 0.9 quantile, 0 where nobody knows.
-        cached_tokens: of the prompt's, those the replica is expected to hold computed: its session was served there.
+        cached_tokens: of the prompt's, those the replica is expected to hold computed; see `router.signals.affinity`.
     """
 
     prompt_tokens: int

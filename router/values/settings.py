@@ -16,10 +16,10 @@ class BreakerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """`[router.breaker]`: when an endpoint is left alone, and for how long.
 
     Attributes:
-        failures: consecutive failures that open it.
+        failures: consecutive failures that make it suspected, so that a self-test tells; missed probes that open it.
         open_ms: first time it stays open; doubles with every failed trial.
         max_open_ms: longest time it stays open.
-        failure_ratio, window: it also opens when this share of the last `window` requests failed.
+        failure_ratio, window: it is also suspected when this share of the last `window` requests failed.
     """
 
     failures: Count = 3

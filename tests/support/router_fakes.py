@@ -240,6 +240,7 @@ class World:
     def nothing_is_held(self) -> None:
         """Every credit, place and slot was given back."""
         assert len(self.dispatcher._signals.in_flight) == 0
+        assert all(device.clock.prefilling == 0 for device in self.dispatcher._signals.latency._devices.values())
         assert self.dispatcher.waiting == 0
         assert all(record.outcome is not None for record in self.dispatcher._log)
         assert [replica.open for replica in self.all] == [0] * 4

@@ -252,7 +252,7 @@ async def test_a_slow_disk_drops_lines_and_holds_nobody_up(tmp_path: Path, monke
     with structlog.testing.capture_logs() as logs:
         async with DecisionFile(settings(tmp_path)) as file:
             file.append(decision)
-            await until(file._ended.empty)  # the thread has it, and is stuck in the write
+            await until(lambda: not file._ended)  # the thread has it, and is stuck in the write
             for _ in range(30):
                 file.append(decision)
             assert file.lost.dropped == 20

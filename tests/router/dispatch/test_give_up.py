@@ -206,8 +206,8 @@ async def test_what_was_given_up_teaches_the_pace_and_no_length() -> None:
         finishes, lengths = [], []
         latency, length = w.dispatcher._signals.latency, w.dispatcher._signals.lengths
         real, real_length = latency.ended, length.ended
-        latency.ended = lambda attempt, *more, whole: (
-            finishes.append((whole, attempt.pace_s(w.clock.now_s()))) or real(attempt, *more, whole=whole)
+        latency.ended = lambda attempt, *more, whole, **told: (
+            finishes.append((whole, attempt.pace_s)) or real(attempt, *more, whole=whole, **told)
         )
         length.ended = lambda watch, family, tokens, by_itself: (
             lengths.append((tokens, by_itself)) or real_length(watch, family, tokens, by_itself=by_itself)

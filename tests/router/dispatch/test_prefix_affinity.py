@@ -22,7 +22,7 @@ async def ask(w: World, tokens: int, **changes: Any) -> dict[str, Any]:
             **changes,
         )
     )
-    record = w.dispatcher.decision(request_id, str(changes.get("caller", "")))
+    record = w.dispatcher.explain(request_id, str(changes.get("caller", "")))
     assert record is not None
     return record.to_json()
 

@@ -1,4 +1,4 @@
-"""No request content opens a breaker, whatever replicas make of it; a replica that fails on our own word is left alone."""
+"""No request content opens a breaker, whatever replicas make of it; one that fails on our own word is left alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from router.values.settings import BreakerSettings, HedgeSettings
 from tests.support.router_fakes import UPSTREAM, FakeReplica, World, answer, request, world
 
 STRICT = BreakerSettings(failures=2, window=4, open_ms=1000.0, max_open_ms=64_000.0)
-WAYS = ("error", "unreachable", "crash", "break", "stall", "silent", "empty", "hang", "request failed")
+RAISED = {
+    "error": ReplicaFailed("HTTP 500"),
+    "unreachable": ReplicaUnreachable("its process died of it"),
+    "crash": ZeroDivisionError("a bug"),
+    "request failed": RequestFailed("NaN"),
+}
+WAYS = (*RAISED, "break", "stall", "silent", "empty", "hang")
+WISHES = ({}, {"deadline_s": 3.0}, {"max_tokens": 12}, {"deadline_s": 3.0, "ttft_s": 0.5})
 
 
 @pytest.fixture(autouse=True)
@@ -38,14 +45,8 @@ def poisoned(replica: FakeReplica, ways: dict[str, list[str]]) -> None:
             return
         way = ways[text][turn[text] % len(ways[text])]
         turn[text] += 1
-        if way == "unreachable":
-            raise ReplicaUnreachable("its process died of it")
-        if way == "error":
-            raise ReplicaFailed("HTTP 500")
-        if way == "crash":
-            raise ZeroDivisionError("a bug")
-        if way == "request failed":
-            raise RequestFailed("NaN")
+        if way in RAISED:
+            raise RAISED[way]
         if way in {"break", "stall", "empty"}:
             yield TokenChunk("" if way == "empty" else "w0 ")
         if way == "break":
@@ -72,34 +73,29 @@ def states(w: World) -> set[str]:
 @given(
     ways=st.lists(st.lists(st.sampled_from(WAYS), min_size=1, max_size=4), min_size=1, max_size=8),
     order=st.lists(st.integers(0, 9), min_size=4, max_size=24),
-    chat=st.booleans(),
-    together=st.booleans(),
-    where=st.sampled_from(["any", "local-only", "cloud-only"]),
-    wish=st.sampled_from([{}, {"deadline_s": 3.0}, {"max_tokens": 12}, {"deadline_s": 3.0, "ttft_s": 0.5}]),
-    hedged=st.booleans(),
+    how=st.fixed_dictionaries({"chat": st.booleans(), "together": st.booleans(), "hedged": st.booleans()}),
+    wish=st.builds(
+        lambda wish, where: {**wish, "locality": where},
+        st.sampled_from(WISHES),
+        st.sampled_from(["any", "local-only", "cloud-only"]),
+    ),
 )
 def test_no_content_opens_a_breaker_whatever_replicas_make_of_it(
-    ways: list[list[str]],
-    order: list[int],
-    chat: bool,
-    together: bool,
-    where: str,
-    wish: dict[str, Any],
-    hedged: bool,
+    ways: list[list[str]], order: list[int], how: dict[str, bool], wish: dict[str, Any]
 ) -> None:
     """Up to eight distinct prompts, each failing in any sequence of ways, with good ones beside them or without."""
 
     async def play() -> None:
         limits = {"first_token_timeout_ms": 2000.0, "stall_timeout_ms": 1000.0, "max_queue": 1000}
-        async with world(breaker=STRICT, hedge=HedgeSettings(enabled=hedged, budget=1.0), **limits) as w:
+        async with world(breaker=STRICT, hedge=HedgeSettings(enabled=how["hedged"], budget=1.0), **limits) as w:
             for replica in w.all:
                 poisoned(replica, {f"poison {index}": list(of_one) for index, of_one in enumerate(ways)})
             asks = []
             for index in order:
                 text = f"poison {index}" if index < len(ways) else "hello"
-                prompt = ChatPrompt((Message("user", text),)) if chat else TextPrompt(text)
-                ask = request(w.clock, prompt=prompt, locality=where, **wish)
-                if together:
+                prompt = ChatPrompt((Message("user", text),)) if how["chat"] else TextPrompt(text)
+                ask = request(w.clock, prompt=prompt, **wish)
+                if how["together"]:
                     asks.append(ends(w, ask))
                     continue
                 await w.clock.run(ends(w, ask), limit_s=600.0)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from overspill import app
 from router.base.errors import InvalidRequest
+from router.decisions.explain import five_lines
 from router.decisions.line import AskedFor, CandidateRow, Decision, Features, encode
 from router.decisions.settings import DecisionFileSettings
 from router.policy.registry import POLICIES
@@ -26,7 +27,7 @@ from router.values.settings import RouterSettings
 OWN = RouterSettings().policy
 
 
-def write_log(path: Path, mix: str = "proportional", rate_rps: float = 2.0, count: int = 400) -> Path:
+def write_log(path: Path, mix: str = "proportional", rate_rps: float = 2.0, count: int = 300) -> Path:
     """Have the simulator write a log of the world that it ships with."""
     rows = at_rate(slice_of(load_trace("azure-conv"), count, 3), rate_rps)
     settings = DecisionFileSettings(path=str(path), max_mbytes=1)
@@ -110,7 +111,7 @@ def test_its_own_policy_lands_near_what_was_logged(log_path: Path) -> None:
     built = build(log)
     then = logged(log)
     now = replayed([simulate(built.world, built.requests, RouterSettings(), seed=seed) for seed in range(2)])
-    assert then.requests == 400
+    assert then.requests == 300
     assert now.kept == pytest.approx(then.kept, abs=0.1)
     assert now.refused == pytest.approx(then.refused, abs=0.08)
     assert now.quality == pytest.approx(then.quality, abs=0.06)
@@ -149,10 +150,10 @@ def test_the_command_compares(log_path: Path) -> None:
         "caches",
     ):
         assert word in shown.stdout
-    assert "400 requests in" in shown.stdout
+    assert "300 requests in" in shown.stdout
     told = json.loads(run(str(log_path), "-p", OWN, "--seeds", "1", "--json").stdout)
     assert set(told["replayed"]) == {OWN}
-    assert told["logged"]["requests"] == 400
+    assert told["logged"]["requests"] == 300
     assert told["note"]
 
 
@@ -202,6 +203,23 @@ def test_failovers_are_followed_over_their_replicas() -> None:
     assert request.variant == "b"
     assert set(log.replicas) == {"local/a", "local/b"}
     assert log.default_ttft_s == 2.5
+
+
+def test_of_a_hedge_the_sooner_one_served() -> None:
+    events = (
+        {"at_ms": 0.0, "event": "sent", "replica": "local/a"},
+        {"at_ms": 50.0, "event": "hedged", "replica": "local/b", "beside": "local/a"},
+        {"at_ms": 90.0, "event": "hedge_won", "replica": "local/b"},
+        {"at_ms": 90.0, "event": "first_token", "replica": "local/b"},
+    )
+    told = decision(candidates=(row(), row("local/b", chosen=True)), events=events)
+    (request,) = condense([told]).requests
+    assert [(a.replica, a.first_s, a.ended_s) for a in request.attempts] == [
+        ("local/a", None, pytest.approx(0.09)),
+        ("local/b", pytest.approx(0.09), pytest.approx(0.48)),
+    ]
+    assert request.variant == "b"
+    assert five_lines(told)[1].startswith("went       to local/b, the sooner of two that were asked")
 
 
 def test_what_is_not_comparable_is_told_apart() -> None:

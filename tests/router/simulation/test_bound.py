@@ -190,7 +190,7 @@ def test_each_of_what_makes_an_option_impossible() -> None:
 
     def options(objective: Objective, prompt: int = 10, answer: int = 11) -> set[tuple[int, int]]:
         requests = [SimRequest(0.0, prompt, answer, objective)]
-        found = service_options(world, requests, _truths(requests))
+        found = service_options(world, requests, _truths(requests), late=True)
         return set(zip(found.device.tolist(), found.rung.tolist(), strict=True))
 
     everywhere = {(0, 0), (0, 1), (1, 0)}
@@ -208,13 +208,20 @@ def test_each_of_what_makes_an_option_impossible() -> None:
     assert options(Objective(), prompt=4090) == set(), "no window is that long"
 
 
+def test_a_late_value_lasts_until_it_is_nought() -> None:
+    requests = [SimRequest(0.0, 50, 6, Objective(deadline_s=0.6, late_s=0.5)) for _ in range(2)]
+    assert upper_bound(_world(), requests, _truths(requests), buckets=30).value == pytest.approx(1.1, abs=1e-3)
+    requests = [SimRequest(0.0, 50, 6, Objective(deadline_s=0.6, late_s=0.3)) for _ in range(2)]
+    assert upper_bound(_world(), requests, _truths(requests)).value == 0.0
+
+
 def test_an_uplink_of_a_trace_takes_what_it_takes_from_the_arrival_on(tmp_path: Path) -> None:
     """Nothing passes in the first second of each two, then 8 kilobits a second; 40 tokens are 1,280 bits."""
     (tmp_path / "net.csv").write_text("t_s,kbps\n0,0\n1,8\n")
     link = LinkSpec(rtt_ms=100, trace=str(tmp_path / "net.csv"), trace_column="kbps")
     world = World(devices=(DeviceSpec(name="cloud", slots=1, rungs=(LARGE,), remote=True, link=link),))
     requests = [SimRequest(at_s, 40, 1) for at_s in (0.0, 1.5)]
-    options = service_options(world, requests, _truths(requests))
+    options = service_options(world, requests, _truths(requests), late=True)
     assert options.begin_s.tolist() == pytest.approx([1.0 + 0.16 + 0.05, 1.5 + 0.16 + 0.05])
 
 

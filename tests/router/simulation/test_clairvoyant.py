@@ -87,7 +87,7 @@ def test_the_schedule_runs_on_the_simulators_devices_and_lies_below_the_bound(mi
     assert len({p.request for p in placed}) == len(placed)
     bound = upper_bound(world, requests, truths, buckets=50).value
     assert 0.7 * bound < sum(p.value for p in placed) <= bound
-    assert not _late(placed, world, service_options(world, requests, truths))
+    assert not _late(placed, world, service_options(world, requests, truths, late=False))
 
 
 def _schedule(requests: list[SimRequest], *rungs: RungSpec, slots: int = 1) -> list[tuple[int, int]]:
@@ -125,3 +125,8 @@ def test_it_sees_what_is_still_to_come() -> None:
 def test_nobody_waits_longer_than_the_router_lets_them() -> None:
     endless = [SimRequest(0.0, 50, 6) for _ in range(40)]
     assert len(_schedule(endless, LARGE)) == 31
+
+
+def test_it_keeps_deadlines_also_where_late_is_worth_something() -> None:
+    late = SimRequest(0.0, 50, 6, Objective(deadline_s=0.9, late_s=9.0))
+    assert _schedule([late], LARGE) == []
