@@ -34,8 +34,6 @@ class Truth:
     rtt_noise: float = 1.0
 
 
-
-
 @dataclass(slots=True, eq=False)
 class Reachability:
     """What the router's tier knows of whether a device can be reached.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-import msgspec
-
 from router.values.length import LengthCurve
 from router.values.prediction import Prediction
 from router.values.replica import ReplicaInfo
