@@ -12,7 +12,7 @@ TORCH  := torch>=2.11,<2.14
 export OVERSPILL_MODELS ?= $(CURDIR)/.overspill/models
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-fast check bench models clean broker
+.PHONY: demo test test-fast check bench bench-routing models clean broker
 
 demo: $(STAMPS)/run broker models
 	$(BIN)/python -m examples.demo $(if $(KEEP),--keep)
@@ -32,6 +32,10 @@ check: $(STAMPS)/dev
 
 bench: $(STAMPS)/dev broker models
 	$(BIN)/python -m benchmarks
+
+# What share of the possible each policy keeps, on published traces; QUICK=1 for a part of it.
+bench-routing: $(STAMPS)/dev
+	$(BIN)/python -m benchmarks.routing $(if $(QUICK),--quick,--json benchmarks/results/routing.json) $(ARGS)
 
 models: $(STAMPS)/run
 	@$(BIN)/overspill models pull smollm2-135m --prepare

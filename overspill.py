@@ -1,4 +1,4 @@
-"""The command: `overspill edge|cloud|fleet|models …`. Each part is imported when it is called, never before."""
+"""The command: `overspill edge|cloud|fleet|models|explain|replay|simulate …`. Each part is imported when called."""
 
 from __future__ import annotations
 
@@ -22,11 +22,17 @@ PARTS = {
         "models.cli",
         "The catalogue and the toolchain: pull, list, show, export, quantize, verify, build, prune.",
     ),
+    "explain": ("router.decisions.command", "Why a request went where it went, in five lines: by its x-request-id."),
+    "replay": ("router.replay.command", "What other policies would have made of the requests of a decision file."),
+    "simulate": (
+        "router.simulation.cli",
+        "Policies side by side: a trace through the live router in a simulated world.",
+    ),
 }
 
 
 class _LazyPart(typer.core.TyperGroup):
-    """A subcommand that shows its help line without its module, and imports the module to parse arguments."""
+    """A part that shows its help line without its module, and imports the module to parse arguments."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         module = importlib.import_module(PARTS[str(self.name)][0])

@@ -14,6 +14,7 @@ from cloud_tier.config import CloudConfig, load, replace_models
 from router.base.clock import MonotonicClock
 from router.base.config import Flag
 from router.base.json_output import print_json
+from router.decisions.settings import describe
 
 if TYPE_CHECKING:
     from cloud_tier.engine_check import EngineReport
@@ -162,4 +163,5 @@ def _describe(plan: Plan) -> None:
             f"{engine.dtype}, window {spec.info.context_tokens} tokens, weights {spec.source}"
         )
     typer.echo(f"policy   {plan.config.router.policy}")
+    typer.echo(f"decisions {describe(plan.config.decisions)}")
     typer.echo("the configuration is good")

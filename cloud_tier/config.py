@@ -1,4 +1,4 @@
-"""The cloud tier's configuration: `[server]`, `[[models]]`, `[router]`, `[auth]`, `[limits]`.
+"""The cloud tier's configuration: `[server]`, `[[models]]`, `[router]`, `[decisions]`, `[auth]`, `[limits]`.
 
 `examples/cloud.toml` documents every key. Environment variables lie over the file
 (`OVERSPILL_CLOUD__SERVER__PORT=8701`), flags over both.
@@ -18,6 +18,7 @@ from router.base import config
 from router.base.credentials import MAX_PRIORITY, key_ceilings
 from router.base.errors import ConfigError
 from router.base.loopback import is_loopback
+from router.decisions.settings import DecisionFileSettings
 from router.policy.registry import load_policy
 from router.values.settings import RouterSettings
 
@@ -153,6 +154,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     server: ServerConfig = ServerConfig()
     models: tuple[ModelConfig, ...] = ()
     router: RouterSettings = RouterSettings()
+    decisions: DecisionFileSettings = DecisionFileSettings()
     auth: AuthConfig = AuthConfig()
     limits: LimitsConfig = LimitsConfig()
 

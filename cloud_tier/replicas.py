@@ -103,6 +103,7 @@ class EngineReplica:
                 priority=request.objective.priority,
                 arrival_s=request.accepted_at_s,
                 eos_ids=tokenizer.eos_ids,
+                cache_owner=request.cache_owner,
             )
         )
         async with contextlib.aclosing(stream):
@@ -111,12 +112,15 @@ class EngineReplica:
                 tokens = len(chunk.token_ids)
                 if delta.stopped:
                     await stream.aclose()  # before the caller reads on: the KV blocks are free at once
-                    yield TokenChunk(delta.text, tokens, FinishReason.STOP, len(ids))
+                    yield TokenChunk(delta.text, tokens, FinishReason.STOP, len(ids), cached_tokens=chunk.cached_tokens)
                     return
                 if chunk.finish_reason is not None:
-                    yield TokenChunk(delta.text + text.finish(), tokens, chunk.finish_reason, len(ids))
+                    text_left = delta.text + text.finish()
+                    yield TokenChunk(
+                        text_left, tokens, chunk.finish_reason, len(ids), cached_tokens=chunk.cached_tokens
+                    )
                     return
-                yield TokenChunk(delta.text, tokens)
+                yield TokenChunk(delta.text, tokens, cached_tokens=chunk.cached_tokens)
         raise ReplicaBroken(f"the engine ended request {request.request_id!r} without a finish reason")
 
     async def warm_up(self, clock: Clock) -> None:

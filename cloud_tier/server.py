@@ -37,6 +37,8 @@ from router.base.clock import Clock, MonotonicClock
 from router.base.errors import ConfigError, ReplicaError
 from router.base.extras import install
 from router.base.timers import end
+from router.decisions.settings import describe
+from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, GatewayLimits, create_app
@@ -74,12 +76,14 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
     """Check a configuration against this machine: keys, models, weights. Reads files; starts nothing.
 
     Raises:
-        ConfigError: a library is missing, the tier would be open to the network, or an entry does not fit its model.
+        ConfigError: a library is missing, the tier would be open to the network, decisions cannot be written, or an
+            entry does not fit its model.
         ModelNotFound, ArtifactError: a model is unknown, or its weights are not here; names the command to run.
     """
     _require_engine()
     keys = read_keys(config.auth, environ)
     require_keys(config.server, config.auth, keys)
+    describe(config.decisions)
     folder = config.server.models_dir
     catalogue = load_catalogue()
     store = ModelStore(Path(folder).expanduser() if folder else default_root(), catalogue)
@@ -128,7 +132,13 @@ class CloudTier:
         self._telemetry = Telemetry()
         self._telemetry.registry.register(EngineMetrics(self._replicas))
         ProcessCollector(registry=self._telemetry.registry)
-        self._dispatcher = Dispatcher([], plan.config.router, clock=self._clock, telemetry=self._telemetry)
+        settings = plan.config.decisions
+        self._decisions = DecisionFile(settings) if settings.path else None
+        if self._decisions is not None:
+            self._telemetry.watch_decision_file(self._decisions)
+        self._dispatcher = Dispatcher(
+            [], plan.config.router, clock=self._clock, telemetry=self._telemetry, decisions=self._decisions
+        )
         self.app = self._gateway(plan, encoders)
         self._listener = Listener(self.app, _connection_limits(plan.config.limits), self._telemetry.registry)
 
@@ -154,7 +164,8 @@ class CloudTier:
         Raises:
             OverspillError: an engine cannot start; names the remedy.
         """
-        async with self._dispatcher, self._listener.running(bound) as serving:
+        decisions = self._decisions or contextlib.nullcontext()
+        async with decisions, self._dispatcher, self._listener.running(bound) as serving:
             stopping = asyncio.create_task(self._stop.wait(), name="cloud-stop")
             starting = asyncio.create_task(self._start_engines(), name="cloud-start")
             watchdog = asyncio.create_task(systemd.watch(), name="cloud-watchdog")

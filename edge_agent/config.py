@@ -17,12 +17,15 @@ from router.base.config import Flag, decode, load, overlay
 from router.base.credentials import MAX_PRIORITY, key_ceilings, url_fault
 from router.base.errors import ConfigError
 from router.base.loopback import is_loopback
+from router.decisions.settings import DecisionFileSettings
 from router.policy.registry import load_policy
 from router.values.settings import RouterSettings
 
 ENV_PREFIX = "OVERSPILL_EDGE"
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Megabits = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+Price = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
@@ -84,6 +87,8 @@ class LocalModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         preload: variants to load at start; the others load with their first request.
         allow_provider_fallback: serve on the CPU where the profile's accelerator is missing, and say so; else refuse.
         unload_idle_s: free the memory of a model that had no request for so long; 0 never does.
+        keep_kv: each model keeps the KV caches of ended answers while nobody needs their slots, so that the next turn
+            of a chat computes only what is new; for the same API key alone, and for ten idle minutes at most.
     """
 
     store: str = ""
@@ -97,6 +102,7 @@ class LocalModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_chunk_tokens: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
     allow_provider_fallback: bool = True
     unload_idle_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    keep_kv: bool = True
 
     def __post_init__(self) -> None:
         for name, listed in (("variants", self.variants), ("preload", self.preload)):
@@ -115,6 +121,10 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         url: base URL of its gateway, e.g. `https://cloud.example:8700`, without credentials; empty: there is none.
         api_key: bearer token; `env:NAME` is read from the environment.
         ca_file, client_cert, client_key: PEM files for a private authority and mutual TLS.
+        uplink_mbps, downlink_mbps: megabits a second, believed until some were measured, and again when none was for
+            long.
+        price_per_mbyte: what a megabyte on the link costs, either way, in answers of full quality; 0: it is not
+            metered.
     """
 
     url: str = ""
@@ -124,6 +134,9 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ca_file: str = ""
     client_cert: str = ""
     client_key: str = ""
+    uplink_mbps: Megabits = 10.0
+    downlink_mbps: Megabits = 100.0
+    price_per_mbyte: Price = 0.0
 
     def __post_init__(self) -> None:
         fault = url_fault(self.url) if self.url else ""
@@ -143,6 +156,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: LocalModels = LocalModels()
     upstream: UpstreamSettings = UpstreamSettings()
     router: RouterSettings = RouterSettings()
+    decisions: DecisionFileSettings = DecisionFileSettings()
     fleet: FleetConfig = FleetConfig()
 
 

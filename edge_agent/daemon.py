@@ -18,7 +18,7 @@ from typing import Literal
 
 import structlog
 
-from edge_agent.config import EdgeConfig, LocalModels, accepted_keys, secret
+from edge_agent.config import EdgeConfig, LocalModels, UpstreamSettings, accepted_keys, secret
 from edge_agent.device.health import DeviceHealth, HealthReader, read_power_mode
 from edge_agent.device.memory import limit_arenas, rss_bytes
 from edge_agent.fleet.session import FleetSession
@@ -33,6 +33,7 @@ from hardware_profiles.loader import Profile, ProfileMatch, choose_profile
 from router.base import systemd
 from router.base.clock import MonotonicClock
 from router.base.timers import end, within
+from router.decisions.writer import DecisionFile
 from router.dispatch.candidates import Unreached
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
@@ -40,7 +41,7 @@ from router.gateway.app import create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.listener import Listener, allow_open_files, bind
-from router.signals.link import Link
+from router.signals.link import Link, LinkPrior
 from router.upstream.tier import UpstreamHooks, UpstreamOptions, UpstreamTier
 from router.values.replica import Replica, ReplicaInfo
 
@@ -77,7 +78,12 @@ class EdgeAgent:
             config.agent.profile, read_facts(root), _path(config.agent.profiles_dir)
         )
         self.shelf = Shelf.open(config.models, config.agent.cache_path())
-        self.dispatcher = Dispatcher([], config.router, clock=self.clock, telemetry=self.telemetry)
+        self._decisions = DecisionFile(config.decisions) if config.decisions.path else None
+        if self._decisions is not None:
+            self.telemetry.watch_decision_file(self._decisions)
+        self.dispatcher = Dispatcher(
+            [], config.router, clock=self.clock, telemetry=self.telemetry, decisions=self._decisions
+        )
         self.lineup = Lineup(self._describe_models, lambda _: self._publish(), self._condition_changed)
         self._condition_news = asyncio.Event()
         self._was_broken = False
@@ -126,10 +132,13 @@ class EdgeAgent:
 
     async def _start(self, stack: contextlib.AsyncExitStack, bound: socket.socket) -> None:
         """Bring everything up; what is entered here is left in reverse order."""
+        if self._decisions is not None:
+            await stack.enter_async_context(self._decisions)
         await stack.enter_async_context(self.dispatcher)
         if self.config.upstream.url:
             self._upstream = await stack.enter_async_context(self._upstream_tier())
             self.dispatcher.expect(self._unreached)
+            self.dispatcher.tell_of_waiting(self._upstream.wanted)
         self._listener = Listener(create_app(self._gateway_deps()), _CONNECTIONS, self.telemetry.registry)
         listening = await stack.enter_async_context(self._listener.running(bound))
         listening.add_done_callback(lambda _: self.stop())  # one that dies ends the agent, which is started again
@@ -264,7 +273,7 @@ class EdgeAgent:
         settings = self.config.upstream
         return UpstreamTier(
             settings.url,
-            link=Link(settings.url.rstrip("/")),
+            link=Link(settings.url.rstrip("/"), _link_prior(settings), self.clock),
             clock=self.clock,
             options=UpstreamOptions(
                 api_key=secret(settings.api_key, "upstream.api_key") or None,
@@ -279,6 +288,7 @@ class EdgeAgent:
                 probe_succeeded=self.dispatcher.probe_succeeded,
                 probe_failed=self.dispatcher.probe_failed,
                 misses_to_be_lost=lambda: self.config.router.breaker.failures,
+                want=self.dispatcher.admission.want,
             ),
         )
 
@@ -341,6 +351,15 @@ def serve(config: EdgeConfig) -> None:
 
 def _problems(replicas: Sequence[LocalReplica]) -> str:
     return "; ".join(f"{item.info.variant}: {item.problem}" for item in replicas if item.problem)
+
+
+def _link_prior(settings: UpstreamSettings) -> LinkPrior:
+    return LinkPrior(
+        uplink_bytes_per_s=settings.uplink_mbps * 125_000,
+        downlink_bytes_per_s=settings.downlink_mbps * 125_000,
+        connect_round_trips=2 if settings.url.startswith("https:") else 1,
+        price_per_byte=settings.price_per_mbyte / 1e6,
+    )
 
 
 def _path(text: str) -> Path | None:

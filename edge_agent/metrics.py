@@ -23,6 +23,10 @@ _COUNTERS = {
     "worker_restarts": ("worker_restarts", "Times the worker failed as a whole and began anew."),
     "loads": ("model_loads", "Times the model was loaded."),
     "prefill_tokens": ("prefill_tokens", "Prompt tokens computed."),
+    "cached_tokens": (
+        "cached_prompt_tokens",
+        "Prompt tokens found in a KV cache, not computed.",
+    ),
     "decode_tokens": ("decode_tokens", "Tokens generated."),
     "compute_s": ("compute_seconds", "Time spent in the runtime."),
 }

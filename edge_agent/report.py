@@ -23,6 +23,7 @@ from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import BUILTIN_DIR, Hardware, PowerMode, Profile, ProfileMatch, choose_profile
 from router.base.errors import ArtifactError, ConfigError, ReplicaUnreachable, in_words
 from router.base.tls import client_context
+from router.decisions.settings import describe
 from router.gateway.listener import bind
 
 
@@ -115,6 +116,7 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     yield from _upstream_lines(config.upstream)
     yield _fleet_line(config.fleet)
     yield f"policy    {config.router.policy}"
+    yield f"decisions {describe(config.decisions)}"
     yield "ok"
 
 

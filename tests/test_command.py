@@ -58,6 +58,7 @@ def test_completion_can_be_installed(tmp_path: Path) -> None:
         ("overspill models pull smo", {"smollm2-135m"}),
         ("overspill fleet ge", {"get"}),
         ("overspill edge check --js", {"--json"}),
+        ("overspill explain --f", {"--file"}),
     ],
 )
 def test_completion_reaches_into_the_parts(line: str, offered: set[str]) -> None:

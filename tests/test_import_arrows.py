@@ -20,10 +20,11 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "router": (
         ("router.base",),
         ("router.values", "router.fleetwire"),
-        ("router.wire", "router.signals"),
+        ("router.wire", "router.signals", "router.decisions"),
         ("router.policy", "router.upstream"),
         ("router.dispatch",),
         ("router.gateway", "router.simulation"),
+        ("router.replay",),
     ),
     "edge_agent": (
         ("edge_agent.mqtt",),

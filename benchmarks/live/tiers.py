@@ -113,7 +113,9 @@ class Tiers:
             for _ in range(round(timeout_s / 0.25)):
                 texts = [await _text(session, url, headers) for url, headers in urls]
                 busy = re.findall(
-                    r"^overspill_num_requests_(?:running|queued)\{?[^}\n]*\}? ([0-9.e+]+)$", "\n".join(texts), re.M
+                    r"^overspill_num_requests_(?:running|queued)\{?[^}\n]*\}? ([0-9.e+]+)$",
+                    "\n".join(texts),
+                    re.MULTILINE,
                 )
                 if not any(map(float, busy)):
                     return

@@ -213,11 +213,12 @@ class EngineCore:
     def _take(self, sequence: Sequence, token: int) -> Tokens:
         """Append a drawn token to its sequence and let go of the sequence if that was its last."""
         length = len(sequence.tokens)
+        cached_tokens = sequence.cached_tokens if length == len(sequence.request.prompt_ids) else None
         finish_reason = sequence.append(token)
         if finish_reason is not None:
             del self._sequences[sequence.handle]
             self._scheduler.remove(sequence)
-        return Tokens(sequence.handle, tuple(sequence.tokens[length:]), finish_reason)
+        return Tokens(sequence.handle, tuple(sequence.tokens[length:]), finish_reason, cached_tokens=cached_tokens)
 
 
 class Pace:

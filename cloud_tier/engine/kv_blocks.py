@@ -2,7 +2,8 @@
 
 A block holds the keys and values of `block_tokens` consecutive positions. A full block is known by a digest chained
 over everything before it, so a later prompt with the same beginning shares it; freed blocks keep their content until
-their room is needed (least recently used first).
+their room is needed (least recently used first). The chain begins with a salt: requests of other salts share nothing,
+so that nobody's timing tells of another's prompt.
 
 On a CPU, attention is several times faster over contiguous keys than over gathered pages. So the pool hands out blocks
 in runs: a new sequence gets the start of a free window as long as it is likely to grow, and the rest of the window is
@@ -21,7 +22,6 @@ import numpy.typing as npt
 
 _IN_USE = np.iinfo(np.int64).max
 _RESERVED = _IN_USE - 1
-_ROOT = b""
 
 
 @dataclass(slots=True)
@@ -33,12 +33,14 @@ class BlockTable:
         runs: the same as runs of consecutive blocks: (first block, number of blocks).
         digests: chained digests of the leading blocks that are full and registered.
         reserved: softly reserved block numbers `[start, end)` behind the last run.
+        salt: what the chain of digests begins with.
     """
 
     ids: list[int] = field(default_factory=list)
     runs: list[tuple[int, int]] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     reserved: tuple[int, int] = (0, 0)
+    salt: str = ""
 
     def append(self, block: int) -> None:
         """Add the next block."""
@@ -86,7 +88,7 @@ class BlockPool:
         """Return how many blocks hold so many tokens."""
         return -(-tokens // self.block_tokens)
 
-    def cached_prefix(self, tokens: Sequence[int]) -> list[tuple[int, bytes]]:
+    def cached_prefix(self, tokens: Sequence[int], salt: str = "") -> list[tuple[int, bytes]]:
         """Return the blocks (and digests) already holding the beginning of `tokens`.
 
         Never all of them: at least the last token is left to compute, since its logits are needed.
@@ -94,7 +96,7 @@ class BlockPool:
         found: list[tuple[int, bytes]] = []
         if not self._prefix_caching:
             return found
-        parent = _ROOT
+        parent = _root(salt)
         for start in range(0, (len(tokens) - 1) // self.block_tokens * self.block_tokens, self.block_tokens):
             ids = tuple(tokens[start : start + self.block_tokens])
             digest = _digest(parent, ids)
@@ -105,16 +107,17 @@ class BlockPool:
             parent = digest
         return found
 
-    def open(self, prefix: list[tuple[int, bytes]], num_blocks: int, room: int) -> BlockTable | None:
+    def open(self, prefix: list[tuple[int, bytes]], num_blocks: int, room: int, salt: str = "") -> BlockTable | None:
         """Return a table of `num_blocks` blocks beginning with the cached `prefix`, or None if they are not free.
 
         Args:
             room: how many blocks the sequence is likely to need in the end: reserved softly.
+            salt: the one that `prefix` was found with.
         """
         revived = sum(1 for block, _ in prefix if self._holders[block] == 0)
         if num_blocks - len(prefix) > self._num_free - revived:
             return None
-        table = BlockTable()
+        table = BlockTable(salt=salt)
         for block, digest in prefix:
             self._hold(block)
             table.append(block)
@@ -155,7 +158,7 @@ class BlockPool:
             return
         while (len(table.digests) + 1) * self.block_tokens <= num_computed:
             index = len(table.digests)
-            parent = table.digests[-1] if table.digests else _ROOT
+            parent = table.digests[-1] if table.digests else _root(table.salt)
             ids = tuple(tokens[index * self.block_tokens : (index + 1) * self.block_tokens])
             digest = _digest(parent, ids)
             table.digests.append(digest)
@@ -258,6 +261,10 @@ class BlockPool:
             if size == 1:
                 raise AssertionError("no free KV block, although the count says there is")
             size = max(1, size // 2)
+
+
+def _root(salt: str) -> bytes:
+    return hashlib.blake2b(salt.encode(), digest_size=16).digest()
 
 
 def _digest(parent: bytes, ids: tuple[int, ...]) -> bytes:

@@ -74,12 +74,14 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         failure: why this request ended without an answer, while the engine goes on.
+        cached_tokens: with its first token: tokens of the prompt that were found in the prefix cache.
     """
 
     handle: int
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     failure: str | None = None
+    cached_tokens: int | None = None
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):

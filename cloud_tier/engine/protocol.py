@@ -87,6 +87,7 @@ class EngineRequest:
         max_tokens: bound on generated tokens; the context window bounds it too. `sampling.max_tokens` is not read.
         priority: higher is served first and preempted last; equals are served in the order of `arrival_s`.
         eos_ids: tokens that end the answer (unless `sampling.ignore_eos`); they are not emitted.
+        cache_owner: requests of other owners find nothing of this one in the prefix cache, nor it of theirs.
     """
 
     request_id: str
@@ -96,6 +97,7 @@ class EngineRequest:
     priority: int = 0
     arrival_s: float = 0.0
     eos_ids: frozenset[int] = frozenset()
+    cache_owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +106,14 @@ class EngineChunk:
 
     `STOP` means that a token of `eos_ids` was drawn (it is not in `token_ids`); `LENGTH`, that `max_tokens` or the
     context window was reached. Stop strings are the caller's: it closes the generator.
+
+    Attributes:
+        cached_tokens: set on the first chunk: tokens of the prompt that were found in the prefix cache.
     """
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,17 +118,20 @@ class Scheduler:
         """Move waiting sequences to running, in order, while slots, blocks for the whole of each, and budget last."""
         while self._waiting and len(self._running) < self._max_running and self._left(plan, limit) > 0:
             sequence = self._waiting[0]
-            prefix = self._pool.cached_prefix(sequence.tokens)
+            owner = sequence.request.cache_owner
+            prefix = self._pool.cached_prefix(sequence.tokens, owner)
             needed = self._pool.blocks_for(len(sequence.tokens))
             spare = self._watermark_blocks if self._running else 0
             if needed - len(prefix) + spare > self._pool.num_free:
                 return
-            sequence.blocks = self._pool.open(prefix, needed, self._room(sequence))
+            sequence.blocks = self._pool.open(prefix, needed, self._room(sequence), owner)
             if sequence.blocks is None:
                 return
             del self._waiting[0]
             sequence.num_computed = len(prefix) * self._pool.block_tokens
             self.prefix_hit_tokens += sequence.num_computed
+            if sequence.cached_tokens is None:
+                sequence.cached_tokens = sequence.num_computed
             insort(self._running, sequence, key=attrgetter("rank"))
             num_tokens = min(sequence.remaining, self._left(plan, limit))
             plan[sequence.handle] = Scheduled(sequence, num_tokens, num_tokens == sequence.remaining)

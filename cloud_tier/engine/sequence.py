@@ -23,9 +23,20 @@ class Sequence:
         blocks: the block table, None while the sequence waits.
         last_length: `len(tokens)` at which the sequence ends with `LENGTH`.
         preempted: it was running and lost its blocks; it goes to the head of its priority class.
+        cached_tokens: tokens of the prompt that were found in the prefix cache, None before it was first admitted.
     """
 
-    __slots__ = ("blocks", "handle", "last_length", "num_computed", "preempted", "request", "sampler", "tokens")
+    __slots__ = (
+        "blocks",
+        "cached_tokens",
+        "handle",
+        "last_length",
+        "num_computed",
+        "preempted",
+        "request",
+        "sampler",
+        "tokens",
+    )
 
     def __init__(self, handle: int, request: EngineRequest, context_tokens: int, sampler: SamplerState) -> None:
         self.handle = handle
@@ -35,6 +46,7 @@ class Sequence:
         self.blocks: BlockTable | None = None
         self.last_length = min(context_tokens, len(self.tokens) + request.max_tokens)
         self.preempted = False
+        self.cached_tokens: int | None = None
         self.sampler = sampler
 
     @property

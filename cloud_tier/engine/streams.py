@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 
-from cloud_tier.engine.messages import Step
+from cloud_tier.engine.messages import Step, Tokens
 from cloud_tier.engine.protocol import EngineChunk, EngineLoad, EngineRequest
 from router.base.errors import OverspillError, ReplicaBroken, ReplicaUnreachable, RequestFailed
 from router.values.request import FinishReason
@@ -25,16 +25,19 @@ class Stream:
         self.started = False
         self.finished = False
         self._tokens: list[int] = []
+        self._cached_tokens: int | None = None
         self._finish_reason: FinishReason | None = None
         self._failure: Callable[[], OverspillError] | None = None
         self._news = asyncio.Event()
 
-    def push(self, token_ids: tuple[int, ...], finish_reason: FinishReason | None) -> None:
+    def push(self, brought: Tokens) -> None:
         """Take what a step brought."""
         self.started = True
-        self._tokens += token_ids
-        self._finish_reason = finish_reason
-        self.finished = finish_reason is not None
+        self._tokens += brought.token_ids
+        if brought.cached_tokens is not None:
+            self._cached_tokens = brought.cached_tokens
+        self._finish_reason = brought.finish_reason
+        self.finished = brought.finish_reason is not None
         self._news.set()
 
     def refuse(self, why: str) -> None:
@@ -65,8 +68,9 @@ class Stream:
         self._news.clear()
         if self._failure is not None and not self._tokens and self._finish_reason is None:
             raise self._failure()
-        chunk = EngineChunk(tuple(self._tokens), self._finish_reason)
+        chunk = EngineChunk(tuple(self._tokens), self._finish_reason, self._cached_tokens)
         self._tokens.clear()
+        self._cached_tokens = None
         if self._failure is not None:
             self._news.set()
         return chunk
@@ -118,7 +122,7 @@ class Streams:
             stream = self._by_handle.get(brought.handle)
             if stream is not None:
                 if brought.failure is None:
-                    stream.push(brought.token_ids, brought.finish_reason)
+                    stream.push(brought)
                 else:
                     stream.refuse(brought.failure)
                 if stream.finished:

@@ -29,7 +29,10 @@ class Sequence:
     Attributes:
         prompt_ids: the rendered prompt.
         max_tokens: the answer's cap, already cut to the window.
+        caller: whose request it is.
+        exact: its answer must not depend on what was kept of earlier ones.
         handle: the runtime's handle, None while waiting.
+        cached_tokens: ids of the prompt that were in the KV cache when it was admitted.
         fed: ids in the KV cache.
         generated: ids drawn so far; the last one is not yet fed.
     """
@@ -38,7 +41,10 @@ class Sequence:
     max_tokens: int
     sampler: Sampler
     priority: int = 0
+    caller: str = ""
+    exact: bool = False
     handle: int | None = None
+    cached_tokens: int = 0
     fed: int = 0
     generated: list[int] = field(default_factory=list)
 

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ _RELOAD_PAUSE_S = (5.0, 300.0)  # after a load that failed: at first, and at mos
 _RESTART_PAUSE_S = (0.5, 60.0)  # the same after a failure of the worker itself
 _CALM_S = 60.0  # a worker that did not fail for so long begins with the first pause again
 _IDLE_BEFORE_RELEASE_S = 0.5
+_IDLE_BEFORE_FORGETTING_S = 600.0  # what is kept of ended answers; the next turn of a chat comes sooner or not at all
 _JOIN_S = 10.0
 _WORKER_LOOK_S = 1.0
 _RECOVER_PAUSE_S = 0.2
@@ -47,6 +49,7 @@ class GenerationLoop:
         open_runtime: loads the model; called in the worker, again after repeated failures.
         turn: shared by all local models.
         unload_idle_s: free the model when it had nothing to do for so long; None never does.
+        keep_kv: keep what is in the slots of ended answers while nobody needs them, for prompts that begin alike.
 
     Attributes:
         problem: why the model is not loaded although it should be; empty when nothing is wrong.
@@ -60,6 +63,8 @@ class GenerationLoop:
         limits: BatchLimits,
         turn: Turn,
         unload_idle_s: float | None = None,
+        *,
+        keep_kv: bool = False,
     ) -> None:
         self.name = name
         self.counters = LoopCounters()
@@ -68,8 +73,14 @@ class GenerationLoop:
         self.load_s: float | None = None
         self._open_runtime = open_runtime
         self._turn = turn
-        self._unload_idle_s = unload_idle_s
-        self._steps = Steps(name, limits, self.counters)
+        idle: list[tuple[float, Callable[[], None]]] = [
+            (_IDLE_BEFORE_RELEASE_S, self._rest),
+            (_IDLE_BEFORE_FORGETTING_S, self._forget_kept),
+        ]
+        if unload_idle_s is not None:
+            idle.append((unload_idle_s, self._unload))
+        self._idle_stages = sorted(idle, key=operator.itemgetter(0))
+        self._steps = Steps(name, limits, self.counters, keep_kv=keep_kv)
         self._live: set[Generation] = set()
         self._arrivals: list[Generation] = []
         self._wake = threading.Condition()
@@ -108,8 +119,13 @@ class GenerationLoop:
         return wanted if runtime is None else min(wanted, runtime.facts.slots)
 
     def limit_slots(self, slots: int) -> None:
-        """Admit only while fewer than `slots` run; those that run stay."""
+        """Admit only while fewer than `slots` run, and keep no more than the rest; those that run stay."""
+        if slots == self._steps.limits.slots:
+            return
         self._steps.limits = dataclasses.replace(self._steps.limits, slots=slots)
+        with self._wake:
+            self._nudged = True
+            self._wake.notify()
 
     @property
     def failed(self) -> bool:
@@ -227,6 +243,8 @@ class GenerationLoop:
                     self._step(self.runtime)
                 self._step_began_s = None
             self._flush()
+            if self.runtime is not None:
+                self._steps.settle(self.runtime)
         self._steps.fail_all(ReplicaBroken, "the agent is shutting down")
         self._unload()
         self._flush()
@@ -262,11 +280,13 @@ class GenerationLoop:
 
     def _take_news(self) -> bool:
         """Wait until there is something to do and take in what arrived; False when the loop shall end."""
-        if not self._wait_for_news(_IDLE_BEFORE_RELEASE_S):
-            self._rest()
-            if not self._wait_for_news(self._unload_idle_s):
-                self._unload()
-                self._wait_for_news(None)
+        began_s = time.monotonic()
+        for idle_s, act in self._idle_stages:
+            if self._wait_for_news(max(0.0, began_s + idle_s - time.monotonic())):
+                break
+            act()
+        else:
+            self._wait_for_news(None)
         with self._wake:
             self._nudged = False
             while self._arrivals:
@@ -286,6 +306,12 @@ class GenerationLoop:
         if self.runtime is not None:
             self.runtime.release_memory()
         trim_heap()
+
+    def _forget_kept(self) -> None:
+        """Nobody came back to what is kept."""
+        if self.runtime is not None:
+            self.runtime.trim_kept(0)
+        self._rest()
 
     def _unload(self) -> None:
         runtime, self.runtime = self.runtime, None

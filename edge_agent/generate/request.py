@@ -50,10 +50,15 @@ class Generation:
 
 @dataclass(slots=True)
 class LoopCounters:
-    """What happened since the start; written by the worker, read by anybody."""
+    """What happened since the start; written by the worker, read by anybody.
+
+    Attributes:
+        cached_tokens: prompt tokens that were in the KV cache already; `prefill_tokens` does not count them.
+    """
 
     steps: int = 0
     prefill_tokens: int = 0
+    cached_tokens: int = 0
     decode_tokens: int = 0
     failed_steps: int = 0
     loads: int = 0

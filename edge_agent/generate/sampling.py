@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from router.values.request import SamplingParams
+from router.values.request import GREEDY_BELOW, SamplingParams
 
-_GREEDY_BELOW = 1e-5
 _NUCLEUS_GUESS = 512
 _SEED_MASK = (1 << 64) - 1
 
@@ -50,7 +49,7 @@ class Sampler:
         if self._penalised:
             logits = self._with_penalties(logits)
         best = int(np.argmax(logits))
-        token = best if self._params.temperature < _GREEDY_BELOW else self._draw_random(logits)
+        token = best if self._params.temperature < GREEDY_BELOW else self._draw_random(logits)
         if self._penalised:
             self._counts[token] = self._counts.get(token, 0) + 1
             self._seen.add(token)

@@ -22,18 +22,23 @@ Result = tuple[Generation, TokenChunk | OverspillError]
 class Steps:
     """Holds every request from its arrival in the worker until it ends.
 
+    Args:
+        keep_kv: leave the caches of requests that ended well with the runtime, for later ones that begin alike.
+
     Attributes:
         results: chunks and errors not yet handed out.
         failures: steps that failed in a row.
     """
 
-    def __init__(self, name: str, limits: BatchLimits, counters: LoopCounters) -> None:
+    def __init__(self, name: str, limits: BatchLimits, counters: LoopCounters, *, keep_kv: bool = False) -> None:
         self.results: list[Result] = []
         self.failures = 0
         self._name = name
         self._counters = counters
         self._batcher = Batcher(limits)
         self._by_sequence: dict[int, Generation] = {}
+        self._keep_kv = keep_kv
+        self._ended: list[tuple[int, bool]] = []  # handles whose slots are not given back yet, and whether to keep
         self._told_at_s = -_TELL_EVERY_S
 
     def __bool__(self) -> bool:
@@ -55,6 +60,7 @@ class Steps:
     def clear(self) -> None:
         """Drop every request, and the results that were not delivered."""
         self._by_sequence.clear()
+        self._ended.clear()
         self._batcher = Batcher(self._batcher.limits)
         self.results = []
         self.failures = 0
@@ -62,7 +68,8 @@ class Steps:
     def step(self, runtime: Runtime) -> None:
         """Apply cancellations, admit requests while slots are free, and compute the next step."""
         for generation in [item for item in self._by_sequence.values() if item.cancelled]:
-            self._forget(generation, runtime)
+            self._forget(generation, runtime, keep=True)
+        self.settle(runtime)
         while self._batcher.running < runtime.facts.slots and (sequence := self._batcher.admit()) is not None:
             self._open(sequence, runtime)
         step = self._batcher.next_step()
@@ -72,6 +79,13 @@ class Steps:
         if failure is not None:
             self._find_culprit(step, failure, runtime)
 
+    def settle(self, runtime: Runtime) -> None:
+        """Give the slots of those that ended back, now that their results are on the way."""
+        while self._ended:
+            handle, keep = self._ended.pop()
+            runtime.close_sequence(handle, keep=keep and self._keep_kv)
+        runtime.trim_kept(max(0, self.limits.slots - self._batcher.running))
+
     def fail_all(self, kind: type[ReplicaError], why: str) -> None:
         """End every request; the runtime is gone or about to go, so no slot is given back."""
         for generation in list(self._by_sequence.values()):
@@ -79,15 +93,20 @@ class Steps:
 
     def fail_admitted(self, why: str) -> None:
         """End those in a slot of a runtime that is about to go; those that wait see the next one."""
+        self._ended.clear()
         for generation in [item for item in self._by_sequence.values() if item.sequence.handle is not None]:
             self._fail(generation, ReplicaBroken, why, None)
 
     def _open(self, sequence: Sequence, runtime: Runtime) -> None:
         try:
-            sequence.handle, sequence.fed = runtime.open(sequence.prompt_ids)
+            opened = runtime.open(sequence.prompt_ids, sequence.caller, exact=sequence.exact)
+            sequence.handle, sequence.fed = opened
         except Exception as error:
             log.exception("sequence not opened", model=self._name)
             self._fail_alone(self._by_sequence[id(sequence)], f"no slot: {in_words(error)}", runtime)
+        else:
+            sequence.cached_tokens = sequence.fed
+            self._counters.cached_tokens += sequence.fed
 
     def _compute(self, step: PrefillStep | DecodeStep, runtime: Runtime) -> Exception | None:
         """Compute a step and draw its tokens; return what the runtime raised instead."""
@@ -133,7 +152,7 @@ class Steps:
                 self._fail_alone(generation, f"failed while drawing a token: {in_words(error)}", runtime)
             else:
                 if ended:
-                    self._forget(generation, runtime)
+                    self._forget(generation, runtime, keep=True)
 
     def _draw(self, generation: Generation, logits: Logits, index: int) -> bool:
         """Draw the next token of a request; whether it was the last one."""
@@ -153,18 +172,23 @@ class Steps:
                 reason = FinishReason.LENGTH
                 text += generation.text.finish()
         prompt_tokens = len(sequence.prompt_ids) if reason is not None else None
-        self.results.append((generation, TokenChunk(text, 1, reason, prompt_tokens)))
+        cached_tokens = None if generation.delivered else sequence.cached_tokens
+        self.results.append((generation, TokenChunk(text, 1, reason, prompt_tokens, cached_tokens=cached_tokens)))
         generation.delivered = True
         return reason is not None
 
-    def _forget(self, generation: Generation, runtime: Runtime | None) -> None:
-        """Let a request go, and give its slot back to the runtime."""
+    def _forget(self, generation: Generation, runtime: Runtime | None, *, keep: bool = False) -> None:
+        """Let a request go; `settle` gives its slot back to the runtime.
+
+        Args:
+            keep: nothing was wrong with it, so its cache may serve others.
+        """
         sequence = generation.sequence
         self._by_sequence.pop(id(sequence), None)
         self._batcher.remove(sequence)
         handle, sequence.handle = sequence.handle, None
         if handle is not None and runtime is not None:
-            runtime.close_sequence(handle)
+            self._ended.append((handle, keep))
 
     def _fail_alone(self, generation: Generation, why: str, runtime: Runtime) -> None:
         """End one request of a model that goes on with the others: its prompt may be what the model fails on."""

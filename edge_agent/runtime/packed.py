@@ -2,18 +2,21 @@
 
 The graph takes the past as inputs and returns only the keys and values of the new positions. In a decode step the
 executor reads the pack of the open sequences in place, and one numpy assignment a sequence stores what it returned.
+
+What a sequence leaves behind may be kept, parked in the memory of free slots, for a later one that begins alike.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from edge_agent.runtime.kept import LEAST_TOKENS, KeptCache, KeptCaches
 from edge_agent.runtime.kv_pack import KvPack, KvShape
 from edge_agent.runtime.manifest import Manifest, Prefix
 from edge_agent.runtime.protocol import Logits, RuntimeFacts, RuntimeRequest, StepInput
@@ -73,6 +76,24 @@ class _Step:
     logits: npt.NDArray[np.float32]
 
 
+@dataclass(slots=True, eq=False)
+class _Open:
+    """An open sequence; the row of the pack that it has is its index among them.
+
+    Attributes:
+        ids: what the row's positions stand for.
+        first_chunk, exact_tokens: see `KeptCache`.
+        sound: nothing has gone wrong with it, so that its cache may be kept.
+    """
+
+    sequence: int
+    caller: str
+    ids: list[int] = field(default_factory=list)
+    first_chunk: int = 0
+    exact_tokens: int = 0
+    sound: bool = True
+
+
 class PackedRuntime:
     """`Runtime` over an executor.
 
@@ -88,7 +109,9 @@ class PackedRuntime:
         shape = KvShape(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim, request.slots, context_tokens)
         memory = (lambda count: executor.empty((count,), np.float32)) if executor.owns_memory else None
         self._pack = KvPack(shape, memory)
-        self._owners: list[int] = []
+        self._open: list[_Open] = []
+        self._kept = KeptCaches()
+        self._chunk_tokens = request.chunk_tokens
         self._next_sequence = 0
         self._decode: _Step | None = None
         self.facts = RuntimeFacts(
@@ -105,20 +128,47 @@ class PackedRuntime:
 
     @property
     def kv_bytes(self) -> int:
-        return sum(self._pack.lengths) * self.facts.kv_bytes_per_token
+        return (sum(self._pack.lengths) + self._pack.parked_tokens) * self.facts.kv_bytes_per_token
 
-    def open(self, token_ids: Sequence[int]) -> tuple[int, int]:
-        row = self._pack.add_row()
-        sequence = self._next_sequence
+    def open(self, token_ids: Sequence[int], caller: str = "", *, exact: bool = False) -> tuple[int, int]:
+        opened = _Open(self._next_sequence, caller)
+        found = self._kept.longest(caller, token_ids, self._chunk_tokens if exact else None)
+        if found is not None:
+            kept, tokens = found
+            self._go_on(kept, tokens)
+            opened.ids += token_ids[:tokens]
+            opened.first_chunk, opened.exact_tokens = kept.first_chunk, min(kept.exact_tokens, tokens)
+        else:
+            self._begin(opened, token_ids)
         self._next_sequence += 1
-        self._owners.append(sequence)
+        self._open.append(opened)
+        return opened.sequence, len(opened.ids)
+
+    def _go_on(self, kept: KeptCache, tokens: int) -> None:
+        """Add a row that begins with what was kept; that stays where it holds more, unless it is the next to go."""
+        stays = len(kept.ids) - tokens >= LEAST_TOKENS
+        if stays and not self._pack.free_slots:
+            stays = self._kept.oldest() is not kept
+            if stays:
+                self.trim_kept(len(self._kept) - 1)
+        self._pack.unpark(kept.parked, tokens, keep=stays)
+        if stays:
+            self._kept.touch(kept)
+        else:
+            self._kept.remove(kept)
+
+    def _begin(self, opened: _Open, token_ids: Sequence[int]) -> None:
+        """Add a row that holds nothing but the model's own prefix, where the prompt begins with that."""
+        if self._kept and not self._pack.free_slots:
+            self.trim_kept(len(self._kept) - 1)
+        row = self._pack.add_row()
         prefix = self._prefix
         if prefix is None or len(token_ids) <= len(prefix.token_ids):
-            return sequence, 0
-        if tuple(token_ids[: len(prefix.token_ids)]) != prefix.token_ids:
-            return sequence, 0
-        self._pack.append(row, prefix.kv)
-        return sequence, len(prefix.token_ids)
+            return
+        if tuple(token_ids[: len(prefix.token_ids)]) == prefix.token_ids:
+            self._pack.append(row, prefix.kv)
+            opened.ids += prefix.token_ids
+            opened.first_chunk = opened.exact_tokens = len(prefix.token_ids)
 
     def forward(self, batch: Sequence[StepInput]) -> Logits:
         tokens = len(batch[0].token_ids)
@@ -136,22 +186,62 @@ class PackedRuntime:
         step.run()
         unsound = self._pack.append(first, step.new)
         wanted = [row - first for item, row in zip(batch, rows, strict=True) if item.want_logits]
+        for offset in unsound:
+            self._open[first + offset].sound = False
         if unsound:
             if len(wanted) < len(rows):
                 self._pack.lengths[first : first + len(rows)] = lengths.tolist()
                 raise ArithmeticError("the keys and values of a prompt are not finite, or beyond all measure")
             step.logits[unsound] = np.nan
+        for item, row in zip(batch, rows, strict=True):
+            opened = self._open[row]
+            if len(rows) == 1 and tokens == self._chunk_tokens and past == opened.exact_tokens == len(opened.ids):
+                opened.exact_tokens += tokens
+            opened.ids += item.token_ids
         logits = step.logits[wanted, 0]
         if not np.isfinite(logits).all():
-            self._pack.scrub()  # whatever the step has read, nobody reads it again
+            self._distrust()
         return logits
 
-    def close_sequence(self, sequence: int) -> None:
+    def _distrust(self) -> None:
+        """Whatever the step has read, nobody reads it again."""
+        self._pack.scrub()
+        self._kept.clear()
+        for opened in self._open:
+            opened.sound = False
+
+    def close_sequence(self, sequence: int, *, keep: bool = False) -> None:
         row = self._row(sequence)
-        moved = self._pack.remove_row(row)
-        last = self._owners.pop()
-        if moved is not None:
-            self._owners[row] = last
+        if not (keep and self._keep(self._open[row], row)):
+            self._pack.remove_row(row)
+        last = self._open.pop()
+        if row < len(self._open):
+            self._open[row] = last
+
+    def _keep(self, closed: _Open, row: int) -> bool:
+        """Park the row of a sequence for its caller; False where there is nothing worth it."""
+        if not closed.sound or len(closed.ids) < LEAST_TOKENS or len(closed.ids) != self._pack.lengths[row]:
+            return False
+        ids = np.array(closed.ids, np.int64)
+        longer = self._kept.holds(closed.caller, ids)
+        if longer is not None:
+            self._kept.touch(longer)
+            return False
+        for shorter in self._kept.within(closed.caller, ids):
+            self._kept.remove(shorter)
+            self._pack.forget(shorter.parked)
+        try:
+            parked, _ = self._pack.park(row)
+        except MemoryError:
+            return False
+        self._kept.add(KeptCache(closed.caller, ids, parked, closed.first_chunk, closed.exact_tokens))
+        return True
+
+    def trim_kept(self, most: int) -> None:
+        while len(self._kept) > most:
+            oldest = self._kept.oldest()
+            self._kept.remove(oldest)
+            self._pack.forget(oldest.parked)
 
     def release_memory(self) -> None:
         self._decode = None
@@ -162,15 +252,17 @@ class PackedRuntime:
         self._decode = None
         self.facts = dataclasses.replace(self.facts, slots=0)
         self._executor.close()
-        self._owners.clear()
+        self._open.clear()
+        self._kept.clear()
         self._pack.lengths.clear()
+        self._pack.forget_all()
         self._pack.release()
 
     def _row(self, sequence: int) -> int:
-        try:
-            return self._owners.index(sequence)
-        except ValueError:
-            raise RuntimeError(f"sequence {sequence} is not open") from None
+        for row, opened in enumerate(self._open):
+            if opened.sequence == sequence:
+                return row
+        raise RuntimeError(f"sequence {sequence} is not open")
 
     def _gather(self, batch: Sequence[StepInput]) -> list[int]:
         """Return the row of each input, after moving them next to each other if they are not."""
@@ -182,7 +274,7 @@ class PackedRuntime:
             if row >= len(rows):
                 other = strangers.pop()
                 self._pack.swap_rows(row, other)
-                self._owners[row], self._owners[other] = self._owners[other], self._owners[row]
+                self._open[row], self._open[other] = self._open[other], self._open[row]
         return [self._row(item.sequence) for item in batch]
 
     def _step(self, first: int, rows: int, tokens: int) -> _Step:

@@ -94,17 +94,21 @@ class Runtime(Protocol):
 
     @property
     def kv_bytes(self) -> int:
-        """Memory of the KV cache that is in use now; read from any thread."""
+        """Memory of the KV cache that is in use now, what is kept included; read from any thread."""
         ...
 
-    def open(self, token_ids: Sequence[int]) -> tuple[int, int]:
-        """Start a sequence that will be fed `token_ids`.
+    def open(self, token_ids: Sequence[int], caller: str = "", *, exact: bool = False) -> tuple[int, int]:
+        """Start a sequence that will be fed `token_ids`. What is kept of others gives way where it has to.
+
+        Args:
+            caller: who asks; what was kept of somebody else is not used.
+            exact: use only what a run that reuses nothing would compute to the same bits.
 
         Returns:
             The sequence's handle, and how many leading ids are in the cache already (fewer than len(token_ids)).
 
         Raises:
-            RuntimeError: every slot is taken.
+            RuntimeError: every slot is taken by an open sequence.
         """
         ...
 
@@ -120,8 +124,17 @@ class Runtime(Protocol):
         """
         ...
 
-    def close_sequence(self, sequence: int) -> None:
-        """Forget a sequence; its slot is free."""
+    def close_sequence(self, sequence: int, *, keep: bool = False) -> None:
+        """Forget a sequence; its slot is free.
+
+        Args:
+            keep: its cache may serve later sequences of its caller, within the memory of free slots. A runtime that
+                cannot keep any, or finds the sequence unsound, keeps nothing.
+        """
+        ...
+
+    def trim_kept(self, most: int) -> None:
+        """Drop caches that are kept of closed sequences, least recently used first, until at most so many are left."""
         ...
 
     def release_memory(self) -> None:

@@ -193,6 +193,7 @@ def _how_loaded(settings: LocalModels) -> tuple[object, ...]:
         settings.intra_op_threads,
         settings.allow_provider_fallback,
         settings.unload_idle_s,
+        settings.keep_kv,
     )
 
 

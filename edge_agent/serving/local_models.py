@@ -130,6 +130,7 @@ def _described(name: str, terms: _Terms) -> LocalModel:
         open_runtime=_nothing,
         codec=None,
         unload_idle_s=settings.unload_idle_s,
+        keep_kv=settings.keep_kv,
     )
     try:
         return _whole(model, family, variant, terms)

@@ -34,6 +34,7 @@ class LocalModel:
         codec: tokenizer and chat template; None where no rung of the family has a readable one.
         digest: of the artifact's manifest; empty where that cannot be read.
         unload_idle_s: free it when it had no request for so long; 0 never does.
+        keep_kv: keep the KV caches of ended answers, for prompts of the same caller that begin alike.
         fault: why it cannot be served, known before loading; empty for a whole artifact.
         watch: tells whether the artifact has changed; None for a broken one.
         cold_start_s: first guess of how long loading takes.
@@ -48,6 +49,7 @@ class LocalModel:
     codec: PromptCodec | None
     digest: str = ""
     unload_idle_s: float = 0.0
+    keep_kv: bool = False
     fault: str = ""
     watch: ArtifactWatch | None = None
     cold_start_s: float = 1.5
@@ -71,7 +73,12 @@ class LocalReplica:
         self.fault = model.fault
         self.notice = ""
         self.loop = GenerationLoop(
-            model.info.variant, model.open_runtime, model.limits, turn, model.unload_idle_s or None
+            model.info.variant,
+            model.open_runtime,
+            model.limits,
+            turn,
+            model.unload_idle_s or None,
+            keep_kv=model.keep_kv,
         )
 
     async def __aenter__(self) -> LocalReplica:
@@ -253,6 +260,8 @@ class LocalReplica:
                 max_tokens=min(room, wanted),
                 sampler=Sampler(sampling, prompt_ids, codec.vocab_size),
                 priority=request.objective.priority,
+                caller=request.cache_owner,
+                exact=sampling.repeatable,
             ),
             text=codec.text_stream(sampling.stop, request.continuation),
             eos_ids=frozenset() if sampling.ignore_eos else codec.eos_ids,

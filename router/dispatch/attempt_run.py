@@ -83,7 +83,7 @@ class AttemptRun:
         self, journey: Traveller, surroundings: Surroundings, attempt: Attempt, request: InferenceRequest
     ) -> None:
         self._journey = journey
-        self._attempt = attempt
+        self.attempt = attempt
         self._request_id = request.request_id
         self._surroundings = surroundings
         self._clock = surroundings.clock
@@ -92,6 +92,7 @@ class AttemptRun:
         self._room = AnswerRoom(request.most_answer_tokens(attempt.info.context_tokens))
         self._held_tokens = 0
         self._origin: Origin | None = None
+        self._cached_tokens: int | None = None
         self._finished: FinishReason | None = None
         self._quiet_since_s = self._clock.now_s()
         self._over = False
@@ -111,10 +112,10 @@ class AttemptRun:
 
     def give_up(self) -> bool:
         """End the work on the replica now; see `Attempt.give_up`."""
-        if self._attempt.gave_up or self._over or self.stream.whole:
+        if self.attempt.gave_up or self._over or self.stream.whole:
             return False
-        self._journey.give_up(self._attempt)
-        if self._attempt.first_at_s is not None:
+        self._journey.give_up(self.attempt)
+        if self.attempt.first_at_s is not None:
             self._finished = FinishReason.LENGTH
         self.stream.stop(self._give_back)
         return True
@@ -122,41 +123,67 @@ class AttemptRun:
     def _give_back(self) -> None:
         if not self._over:
             self._over = True
-            self._journey.over(self._attempt, self._finished)
+            self._journey.over(self.attempt, self._finished)
+
+    def let_go(self) -> None:
+        """End the work on the replica now, and free its slot, without waiting for either: another one answers."""
+        if not self._over:
+            self.stream.stop(self._give_back)
+
+    async def begins(self, due_s: float) -> bool:
+        """Return as soon as anything comes of it, an end included; False if that was not by `due_s`."""
+        await self.stream.wait(min(due_s, self._quiet_since_s + self._timeout_s, self._ends_s))
+        return not self.stream.quiet
 
     async def next(self) -> TokenChunk:
-        """Return the next chunk that has text, or the last one; every wait is bounded.
+        """Return the next chunk that has text, or the last one, on its way to the caller; every wait is bounded.
 
         Raises:
             OverspillError: the attempt failed.
         """
-        journey, attempt = self._journey, self._attempt
-        self._quiet_since_s = self._clock.now_s()
+        return self.hand_on(await self.receive())
+
+    async def receive(self) -> TokenChunk:
+        """Wait for the next chunk that has text, or the last one.
+
+        Raises:
+            OverspillError: the attempt failed.
+        """
+        journey, attempt = self._journey, self.attempt
+        if attempt.first_at_s is not None:
+            self._quiet_since_s = self._clock.now_s()
         while True:
             chunk, over = self._room.fit(await self._read())
             if over:
                 journey.cap_exceeded(attempt)
             self._origin = chunk.origin or self._origin
             if chunk.text or chunk.finish_reason is not None:
-                break
+                return chunk
             self._held_tokens += chunk.tokens
+            self._cached_tokens = chunk.cached_tokens if self._cached_tokens is None else self._cached_tokens
             now_s = self._clock.now_s()
             if chunk.tokens:
                 self._quiet_since_s = now_s
             elif now_s > self._quiet_since_s + self._timeout_s:
                 raise self._broken("nothing but empty chunks for too long")
+
+    def hand_on(self, chunk: TokenChunk) -> TokenChunk:
+        """Count a chunk as the caller's, with what was held back before it."""
+        journey = self._journey
         if chunk.prompt_tokens is not None and journey.counts_own_text:
             chunk = replace(chunk, prompt_tokens=None)
         if self._held_tokens:
             chunk, self._held_tokens = replace(chunk, tokens=chunk.tokens + self._held_tokens), 0
+        if self._cached_tokens is not None:
+            chunk, self._cached_tokens = replace(chunk, cached_tokens=self._cached_tokens), None
         self._finished = chunk.finish_reason or self._finished
         self._timeout_s = self._surroundings.settings.stall_timeout_ms / 1e3
-        journey.take(attempt, chunk, self._origin)
+        journey.take(self.attempt, chunk, self._origin)
         return chunk
 
     async def _read(self) -> TokenChunk:
         """Wait for the next chunk; what a replica does wrong becomes an error of the tree."""
-        attempt = self._attempt
+        attempt = self.attempt
         if self._clock.now_s() >= self._ends_s and not attempt.gave_up:  # its reader took too long
             return self._journey.end_at_deadline(attempt)
         try:
@@ -179,5 +206,5 @@ class AttemptRun:
             raise ReplicaCrashed(f"{name}: crashed with {type(error).__name__}") from error
 
     def _broken(self, why: str) -> ReplicaError:
-        kind = ReplicaFailed if self._attempt.first_at_s is None else ReplicaBroken
-        return kind(f"{self._attempt.info.replica_id}: {why}")
+        kind = ReplicaFailed if self.attempt.first_at_s is None else ReplicaBroken
+        return kind(f"{self.attempt.info.replica_id}: {why}")

@@ -6,18 +6,35 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import structlog
 
 from router.base.clock import Clock
 from router.base.timers import Alarms
-from router.signals.in_flight import Attempt
+from router.values.replica import Replica, ReplicaInfo
 from router.values.request import InferenceRequest, TokenChunk
 
 log = structlog.get_logger("router")
 
 _AHEAD_CHUNKS = 64  # read before anybody asks for them; a replica with a slow reader then waits
 _LET_GO_S = 5.0  # for a cancelled replica to end; one that does not is left behind
+
+
+class Addressed(Protocol):
+    """What was sent to a replica.
+
+    Attributes:
+        opened: the replica has it.
+    """
+
+    replica: Replica
+    opened: bool
+
+    @property
+    def info(self) -> ReplicaInfo:
+        """The replica's description."""
+        ...
 
 
 class Elapsed(Exception):
@@ -31,7 +48,7 @@ class AttemptStream:
     its reader, a cancelled reader never loses its cancellation to a result, and a chunk costs no task and no timer.
     """
 
-    def __init__(self, attempt: Attempt, request: InferenceRequest, clock: Clock, alarms: Alarms) -> None:
+    def __init__(self, attempt: Addressed, request: InferenceRequest, clock: Clock, alarms: Alarms) -> None:
         self._attempt = attempt
         self._request = request
         self._clock = clock
@@ -72,11 +89,30 @@ class AttemptStream:
         Args:
             freed: called when the replica has let go, or has not within bounds.
         """
-        if self._ending is None:
+        if self._task.done():
+            freed()
+        elif self._ending is None:
             name = f"end of attempt {self._request.request_id} on {self._attempt.info.replica_id}"
             self._ending = asyncio.create_task(self._end_task(), name=name)
             self._ending.add_done_callback(lambda _: freed())
             self._wake_reader()
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing has come, and it has not ended."""
+        return not self._chunks and not self._ended and self._ending is None
+
+    async def wait(self, due_s: float) -> None:
+        """Return when something is there, or nothing will be, or `due_s` of the tier's clock has come."""
+        if not self.quiet:
+            return
+        self._reader = asyncio.get_running_loop().create_future()
+        self._deadline.move(due_s)
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+            self._deadline.due_s = float("inf")
 
     async def next(self, due_s: float) -> TokenChunk:
         """Return the next chunk.
@@ -89,14 +125,7 @@ class AttemptStream:
             StopAsyncIteration: the replica ended its stream.
             Exception: what the replica raised, after the chunks that came before it.
         """
-        if not self._chunks and not self._ended and self._ending is None:
-            self._reader = asyncio.get_running_loop().create_future()
-            self._deadline.move(due_s)
-            try:
-                await self._reader
-            finally:
-                self._reader = None
-                self._deadline.due_s = float("inf")
+        await self.wait(due_s)
         if self._chunks:
             if self._room is not None and not self._room.done():
                 self._room.set_result(None)

@@ -14,6 +14,7 @@ import math
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -30,6 +31,7 @@ from router.dispatch.candidates import (
     expected_tokens,
     explain_none,
 )
+from router.dispatch.hedge import HedgeBudget, device_seconds
 from router.dispatch.queue import QueueEntry, RequestQueue
 from router.dispatch.record import DecisionRecord
 from router.dispatch.telemetry import Telemetry
@@ -38,7 +40,7 @@ from router.policy.registry import load_policy
 from router.signals.in_flight import Attempt
 from router.signals.signals import Signals
 from router.values.choice import Choice, Hopeless
-from router.values.replica import Replica, ReplicaSnapshot
+from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot
 from router.values.request import Locality
 from router.values.settings import RouterSettings
 
@@ -66,6 +68,7 @@ class Binder:
     ) -> None:
         self.replicas: dict[str, Replica] = {}
         self.upstream: Callable[[], Unreached | None] = _nothing
+        self.queued: Callable[[], None] = _nothing
         self.queue: RequestQueue = RequestQueue()
         self._settings = settings
         self._signals = signals
@@ -134,6 +137,7 @@ class Binder:
                 self._turn_away(entry)
             if not entry.bound.done():
                 record.happened(now_s, "queued", waiting=len(self.queue), target=next(iter(entry.waits_for), None))
+                self.queued()
                 self._recheck_later()
             return await entry.bound
         except asyncio.CancelledError:
@@ -143,6 +147,34 @@ class Binder:
             alarm.cancel()
             self.queue.leave(entry)
             self._update_ladder()
+
+    def hedge(self, pending: PendingRequest, late: Attempt, budget: HedgeBudget) -> Attempt | None:
+        """Take a slot for a second attempt beside `late`, under all the constraints of a first one.
+
+        It goes to another device that can start it now, and only while nobody waits and the budget has its cost.
+        """
+        if len(self.queue) or self._signals.ladder.overloaded:
+            return None
+        self._look_around()
+        situation, _ = assess(pending, self._pool())
+        others = situation.candidates if situation is not None else ()
+        others = tuple(c for c in others if c.prediction.free and self._is_elsewhere(c.info, late.info))
+        if situation is None or not others:
+            return None
+        choice = self._policy.decide(replace(situation, candidates=others))
+        if isinstance(choice, Hopeless) or not choice.candidate.prediction.free:
+            return None
+        expected = _expected_tokens(pending, choice)
+        if not budget.spend(device_seconds(choice.candidate.prediction, expected)):
+            return None
+        attempt = self._attempt(pending, choice)
+        self._begin(attempt)
+        return attempt
+
+    def _is_elsewhere(self, info: ReplicaInfo, late: ReplicaInfo) -> bool:
+        """Whether a replica shares neither device nor link with one that is late, and has no trial to pass."""
+        same_link = info.remote and info.endpoint == late.endpoint
+        return info.device_key != late.device_key and not same_link and self._signals.health.is_sound(info)
 
     def has_candidate(self, pending: PendingRequest) -> bool:
         """Whether any replica may serve what is left of a request."""
@@ -258,7 +290,7 @@ class Binder:
         pending, record = entry.pending, entry.record
         self._telemetry.decisions.inc()
         situation, rejections = assess(pending, pool)
-        record.looked(situation, rejections)
+        record.looked(situation, rejections, pool.loads)
         entry.moment = self._moment
         if situation is None:
             if not any(r.waits for r in rejections):
@@ -309,36 +341,43 @@ class Binder:
     def _take(self, entry: QueueEntry, choice: Choice) -> None:
         now_s = self._clock.now_s()
         pending, record, info = entry.pending, entry.record, choice.candidate.info
-        pool = self._pool()
-        view = pool.replicas[info.replica_id]
-        expected = expected_tokens(pending, info)
-        if choice.max_tokens is not None:
-            expected = max(1, min(expected, choice.max_tokens - pending.request.continuation_tokens))
-        demand = demand_on(pending, info, pool.latency, expected)
-        siblings = pool.siblings[info.replica_id]
-        work = self._signals.latency.sent(view.snapshot, view.link, demand, view.mine, siblings=siblings)
-        self._remember_session(pending.request.objective.session, info.replica_id)
+        attempt = self._attempt(pending, choice)
+        self.remember_session(pending.request.objective.session, info.replica_id)
         hoped = entry.promised.candidate if entry.promised is not None else None
-        if hoped is not None and hoped.info.replica_id == info.replica_id:
+        for_slot = (
+            self._pool().replicas[info.replica_id].snapshot.credits is None
+        )  # a wait for a credit says nothing of slots
+        if for_slot and hoped is not None and hoped.info.replica_id == info.replica_id:
             waited_s = now_s - entry.entered_s
             self._signals.latency.observe_wait(info, hoped.prediction.wait_s, entry.wait_factor, waited_s)
         if not entry.continuing:
             self._count(choice, now_s - pending.request.accepted_at_s)
         record.happened(now_s, "sent", replica=info.replica_id, reason=choice.reason, max_tokens=choice.max_tokens)
-        attempt = Attempt(
-            replica=view.replica,
-            choice=choice,
-            sent_at_s=now_s,
-            work=work,
-            prompt_tokens=demand.prompt_tokens,
-            expected_tokens=expected,
-            trial=self._signals.health.breaker(info).begin(),
-        )
-        self._signals.in_flight.begin(attempt)  # last: nothing may fail between taking the slot and handing it over
-        self._pool_now = None
-        self._moment += 1
+        attempt.trial = self._signals.health.breaker(info).begin()
+        self._begin(attempt)  # last: nothing may fail between taking the slot and handing it over
         self.queue.leave(entry)
         entry.bound.set_result(attempt)
+
+    def _attempt(self, pending: PendingRequest, choice: Choice) -> Attempt:
+        """Return what would be sent now."""
+        info, pool = choice.candidate.info, self._pool()
+        view = pool.replicas[info.replica_id]
+        expected = _expected_tokens(pending, choice)
+        demand = demand_on(pending, info, pool.affinity, expected)
+        siblings = pool.standings[info.replica_id].siblings
+        return Attempt(
+            replica=view.replica,
+            choice=choice,
+            sent_at_s=self._clock.now_s(),
+            work=self._signals.latency.sent(view.snapshot, view.link, demand, view.mine, siblings=siblings),
+            prompt_tokens=demand.prompt_tokens,
+            expected_tokens=expected,
+        )
+
+    def _begin(self, attempt: Attempt) -> None:
+        self._signals.in_flight.begin(attempt)
+        self._pool_now = None
+        self._moment += 1
 
     def _count(self, choice: Choice, waited_s: float) -> None:
         self._telemetry.queue_wait_s.observe(waited_s)
@@ -373,6 +412,7 @@ class Binder:
         if entry.bound.done() and not entry.bound.cancelled() and entry.bound.exception() is None:
             attempt = entry.bound.result()
             self._signals.in_flight.end(attempt)
+            self._signals.latency.ended(attempt, self._clock.now_s(), whole=False)
             if attempt.trial:
                 self._signals.health.breaker(attempt.info).abandon()
             self.wake()
@@ -403,10 +443,12 @@ class Binder:
                 replicas={name: self._view(replica) for name, replica in self.replicas.items()},
                 settings=self._settings,
                 latency=self._signals.latency,
+                affinity=self._signals.affinity,
                 ladder=self._signals.ladder,
                 ahead=self.queue.ahead,
                 waiting=len(self.queue),
                 prices=self._signals.prices,
+                peaks=self._signals.peaks,
                 session_replica=self._sessions,
                 locality=self._policy.locality,
                 unreached=self.upstream(),
@@ -425,9 +467,13 @@ class Binder:
             unknown = ReplicaSnapshot(replica.info, available=False, slots=0, why="its load cannot be read")
             return ReplicaView(replica, replica.info, unknown, None, health.of(unknown), in_flight.at(name))
         self._unreadable.discard(name)
+        told = view.snapshot.credits
+        if told is not None:  # a request that is bound spends its credit when it is sent, which is soon
+            left = max(0, told - in_flight.unopened_at(view.info.endpoint))
+            view.snapshot = replace(view.snapshot, credits=left)
         return view
 
-    def _remember_session(self, session: str | None, replica_id: str) -> None:
+    def remember_session(self, session: str | None, replica_id: str) -> None:
         if session is not None:
             self._sessions[session] = replica_id
             self._sessions.move_to_end(session)
@@ -461,6 +507,12 @@ class Binder:
 
 def _nothing() -> None:
     """There is no upstream that was not reached."""
+
+
+def _expected_tokens(pending: PendingRequest, choice: Choice) -> int:
+    """Expected length of the rest of the answer under the cap of the choice."""
+    expected, cap = expected_tokens(pending, choice.candidate.info), choice.max_tokens
+    return expected if cap is None else max(1, min(expected, cap - pending.request.continuation_tokens))
 
 
 def _spread(retry_after_s: float, request_id: str) -> float:

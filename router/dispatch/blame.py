@@ -18,11 +18,11 @@
 | `FAILED`        | all else, unknown exceptions too: HTTP 401,    | counts once      | -           | elsewhere    |
 |                 | 403, 408, 5xx, garbage, crash, broken off      | a prompt         |             |              |
 
-Nothing that a request holds can keep a connection from being made, so `DOWN` is the replica's fault for certain. An
-answer with an error or a crash may be either's. It counts once for each prompt: a prompt that some replica
-always fails on, retried for ever, is one failure, and opens no breaker that wants two. A key that the upstream refuses
-(401, 403) is the tier's configuration, but a filter in front of an upstream answers 403 to single prompts too; probes
-meet a wrong key as well and say so.
+None of them opens a breaker by itself: a request may be what a replica fails on, falls silent on or dies of. What
+counts makes an endpoint suspected, and a self-test tells (`router.dispatch.self_test`). An answer with an error or a
+crash counts once for each prompt, so that a prompt that some replica always fails on, retried for ever, asks for no
+self-test. A key that the upstream refuses (401, 403) is the tier's configuration, but a filter in front of an upstream
+answers 403 to single prompts too; a self-test meets a wrong key as well and says so.
 """
 
 from __future__ import annotations

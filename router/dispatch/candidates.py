@@ -13,18 +13,20 @@ from router.base.errors import (
     ReplicasFailed,
     Unavailable,
 )
-from router.dispatch.record import Rejection
+from router.dispatch.record import Rejection, ReplicaLoad
+from router.signals.affinity import Affinity
 from router.signals.health import Health
 from router.signals.ladder import Ladder
 from router.signals.latency import LatencyModel
 from router.signals.length import LengthWatch
 from router.signals.occupancy import occupied_slots, sibling_load
+from router.signals.peak_latency import PeakLatency
 from router.signals.prices import CapacityPrices
 from router.values.link import LinkSnapshot
 from router.values.prediction import Demand, InFlightLoad, SiblingLoad
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import ChatPrompt, InferenceRequest, Locality
-from router.values.settings import RouterSettings
+from router.values.settings import FREE, Prices, RouterSettings
 from router.values.situation import Candidate, Situation
 
 _RETRY_AFTER_S = 1.0
@@ -72,6 +74,26 @@ class Unreached:
         return f"not reached yet, so what it serves is not known; {self.why}"
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What holds of a replica for whoever asks at one moment.
+
+    Attributes:
+        siblings: the other rungs of its device that have sequences.
+        occupied, slots: of its device.
+        room: a slot is free, its own and its device's.
+        favoured, device_second_price, peak_latency_s: as in `Candidate`.
+    """
+
+    siblings: tuple[SiblingLoad, ...]
+    occupied: int
+    slots: int
+    room: bool
+    favoured: bool
+    device_second_price: float
+    peak_latency_s: float
+
+
 @dataclass(slots=True)
 class PoolView:
     """What one moment's decisions need besides the request.
@@ -83,41 +105,62 @@ class PoolView:
         session_replica: session → the replica that served it last.
         locality: what the tier's policy allows at all.
         unreached: an upstream that might serve anything, and cannot be asked yet.
-        siblings: replica id → the other rungs of its device that have sequences.
+        standings: by replica id.
     """
 
     now_s: float
     replicas: Mapping[str, ReplicaView]
     settings: RouterSettings
     latency: LatencyModel
+    affinity: Affinity
     ladder: Ladder
     ahead: Callable[[str, int], int]
     waiting: int
     prices: CapacityPrices
+    peaks: PeakLatency
     session_replica: Mapping[str, str]
     locality: Locality = Locality.ANY
     unreached: Unreached | None = None
-    siblings: Mapping[str, tuple[SiblingLoad, ...]] = field(init=False)
+    standings: Mapping[str, Standing] = field(init=False)
+    loads: tuple[ReplicaLoad, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.loads = tuple([(view.snapshot, view.link) for view in self.replicas.values()])
         by_device: dict[str, list[SiblingLoad]] = {}
         for view in self.replicas.values():
             load = sibling_load(view.snapshot, view.mine)
             if load.occupied:
                 by_device.setdefault(view.info.device_key, []).append(load)
-        self.siblings = {
-            name: tuple(load for load in by_device.get(view.info.device_key, ()) if load.info.replica_id != name)
-            for name, view in self.replicas.items()
+        self.standings = {
+            name: self._standing(view, by_device.get(view.info.device_key, ())) for name, view in self.replicas.items()
         }
+
+    def _standing(self, view: ReplicaView, on_device: Sequence[SiblingLoad]) -> Standing:
+        info, snapshot = view.info, view.snapshot
+        name, device = info.replica_id, info.device_key
+        siblings = tuple(load for load in on_device if load.info.replica_id != name)
+        own = occupied_slots(snapshot, view.mine)
+        occupied, slots = own, snapshot.slots
+        for sibling in siblings:
+            occupied += sibling.occupied
+            slots = max(slots, sibling.slots)
+        room = own < snapshot.slots and occupied < slots
+        if snapshot.credits is not None:  # they count what waits there, and what others send
+            room = snapshot.credits > 0
+        return Standing(
+            siblings,
+            occupied,
+            slots,
+            room=room,
+            favoured=self.prices.favours(device, name),
+            device_second_price=self.prices.price(device),
+            peak_latency_s=self.peaks.of(name),
+        )
 
     def has_room(self, replica_id: str) -> bool:
         """Whether a request that is sent to a replica now would start at once."""
         view = self.replicas.get(replica_id)
-        if view is None or not view.snapshot.available or view.health.code:
-            return False
-        own, slots = occupied_slots(view.snapshot, view.mine), view.snapshot.slots
-        others = self.siblings[replica_id]
-        return own < slots and own + sum(s.occupied for s in others) < max([slots, *(s.slots for s in others)])
+        return view is not None and view.snapshot.available and not view.health.code and self.standings[replica_id].room
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +192,7 @@ def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, t
     candidates: list[Candidate] = []
     session = pool.session_replica.get(pending.request.objective.session or "")
     answer_tokens = 1
-    request = pending.request
+    request, latency, settings = pending.request, pool.latency, pool.settings
     for name, view in pool.replicas.items():
         rejection = _reject(pending, view, pool)
         if rejection is not None:
@@ -158,11 +201,11 @@ def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, t
         info = view.info
         expected = expected_tokens(pending, info)
         answer_tokens = max(answer_tokens, expected)
-        demand = demand_on(pending, info, pool.latency, expected)
-        siblings = pool.siblings[name]
-        ahead = 0 if pool.has_room(name) else pool.ahead(name, request.objective.priority)
-        prediction = pool.latency.predict(view.snapshot, view.link, demand, view.mine, ahead, siblings=siblings)
-        own = occupied_slots(view.snapshot, view.mine)
+        demand = demand_on(pending, info, pool.affinity, expected)
+        stands = pool.standings[name]
+        ahead = pool.ahead(name, request.objective.priority)
+        behind = 0 if stands.room else ahead
+        prediction = latency.predict(view.snapshot, view.link, demand, view.mine, behind, siblings=stands.siblings)
         candidates.append(
             Candidate(
                 info,
@@ -170,11 +213,13 @@ def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, t
                 _window_cap(pending, info),
                 session == name,
                 _most_tokens(pending, info),
-                price=_price(request, view, pool.settings, expected),
-                idle=not own and not siblings,
-                slots=max([view.snapshot.slots, 1, *(s.slots for s in siblings)]),
-                favoured=pool.prices.favours(info.device_key, name),
-                device_second_price=pool.prices.price(info.device_key),
+                0.0 if settings.prices is FREE else _price(request, view, settings.prices, expected),
+                stands.occupied == 0,
+                max(stands.slots, 1),
+                (stands.occupied + ahead) / max(stands.slots, 1),
+                stands.peak_latency_s,
+                stands.favoured,
+                stands.device_second_price,
             )
         )
     if any(c.window_cap is None for c in candidates):  # cut only where no window holds it whole
@@ -228,13 +273,13 @@ def _situation(
     )
 
 
-def _price(request: InferenceRequest, view: ReplicaView, settings: RouterSettings, expected: int) -> float:
+def _price(request: InferenceRequest, view: ReplicaView, prices: Prices, expected: int) -> float:
     """What the operator's prices make of serving it there, in answers of full quality."""
-    prices = settings.prices
     if view.link is None:
         return prices.local_answer
     tokens = request.prompt_tokens + expected
-    return prices.cloud_kilotoken * tokens / 1e3 + prices.uplink_mbyte * request.prompt_bytes / 1e6
+    metered = view.link.price(request.prompt_bytes, expected)
+    return prices.cloud_kilotoken * tokens / 1e3 + prices.uplink_mbyte * request.prompt_bytes / 1e6 + metered
 
 
 def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> OverspillError:
@@ -281,10 +326,10 @@ def expected_tokens(pending: PendingRequest, info: ReplicaInfo) -> int:
     return max(1, round(pending.length.curve.expected_left(pending.request.continuation_tokens, most)))
 
 
-def demand_on(pending: PendingRequest, info: ReplicaInfo, latency: LatencyModel, expected: int) -> Demand:
+def demand_on(pending: PendingRequest, info: ReplicaInfo, affinity: Affinity, expected: int) -> Demand:
     """Return what a request asks of a replica that is expected to generate `expected` tokens for it."""
     request = pending.request
-    cached = latency.cached_tokens(info, request.objective.session, request.prompt_tokens)
+    cached = affinity.expected_cached(request, info.replica_id)
     longest = 0 if request.continuation_tokens else min(pending.length.longest, _most_tokens(pending, info))
     return Demand(request.prompt_tokens, expected, request.prompt_bytes, cached, longest)
 

@@ -2,17 +2,16 @@
 
 `binding` decides where a request goes and when; `journey` follows it there, and on to the next replica when one
 breaks. This file is what both share, and what a tier sees.
-
-Hedging is left out on purpose: a second copy of a generation costs as much as the first, and an overloaded device is
-the usual reason to be late. What a hedge would win is won by waiting here and being decided again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, final
 
@@ -21,12 +20,19 @@ import structlog
 from router.base.clock import Clock, MonotonicClock
 from router.base.errors import OverspillError, Refused, ReplicaBroken, Unavailable
 from router.base.timers import Alarms
+from router.decisions.line import Decision
+from router.decisions.writer import DecisionSink
+from router.dispatch.admission import Admission
 from router.dispatch.binding import Binder
 from router.dispatch.blame import Verdict, source_of, verdict
 from router.dispatch.candidates import Unreached
+from router.dispatch.decision_value import decision_of
+from router.dispatch.hedge import LEAST_WAIT_S, HedgeBudget, device_seconds
 from router.dispatch.journey import Journey
 from router.dispatch.record import DecisionLog, DecisionRecord
+from router.dispatch.self_test import SelfTests
 from router.dispatch.telemetry import Telemetry
+from router.signals.affinity import Affinity
 from router.signals.breaker import BreakerState
 from router.signals.health import HealthBook
 from router.signals.in_flight import Attempt
@@ -42,6 +48,8 @@ log = structlog.get_logger("router")
 
 # No first token in so many times its predicted upper figure, to the end of a deadline: it is broken rather than slow.
 _SILENT = 4.0
+_SELF_TEST_LEAST_S = 2.0  # a busy replica may let one word wait that long
+_HEDGED_ATTEMPTS = 2  # a hedge takes one attempt out of the request's budget
 _SILENT_LEAST_S = 1.0  # callers choose deadlines, and a short one says nothing about the replica
 
 
@@ -52,6 +60,7 @@ class Dispatcher:
     Args:
         replicas: what may serve; `set_replicas` changes it at any time.
         telemetry: not shared with another dispatcher.
+        decisions: where every ended request leaves a line; opened and closed by its owner.
     """
 
     def __init__(
@@ -61,7 +70,9 @@ class Dispatcher:
         *,
         clock: Clock | None = None,
         telemetry: Telemetry | None = None,
+        decisions: DecisionSink | None = None,
     ) -> None:
+        self._decisions = decisions
         self.settings = settings
         self.clock = clock or MonotonicClock()
         self.telemetry = telemetry or Telemetry()
@@ -70,8 +81,12 @@ class Dispatcher:
             LatencyModel(self.clock),
             LengthModel(settings.expected_answer_tokens),
             HealthBook(settings.breaker, self.clock, self._breaker_changed),
+            affinity=Affinity(self.clock),
         )
         self._binder = Binder(settings, self._signals, self.clock, self.alarms, self.telemetry)
+        self._hedges = HedgeBudget()
+        self._self_tests = SelfTests(self.clock, self.alarms, self.telemetry, self.capacity_changed)
+        self.admission = Admission(settings, self._signals, self.clock, self.load, self._binder.queue)
         self._log = DecisionLog(settings.decision_log)
         self._closed = False
         self._left_alone: set[str] = set()
@@ -87,6 +102,7 @@ class Dispatcher:
     ) -> None:
         self.close()
         await asyncio.sleep(0)  # those that were refused take their leave
+        await self._self_tests.close()
         await self.alarms.__aexit__(kind, error, trace)
 
     def close(self) -> None:
@@ -123,12 +139,18 @@ class Dispatcher:
         """Return the record of a recent request of this caller: the digest of a key, empty where there are none."""
         return self._log.get(request_id, caller)
 
+    def explain(self, request_id: str, caller: str = "") -> Decision | None:
+        """Return what may be told of that record, as a value."""
+        record = self.decision(request_id, caller)
+        return None if record is None else decision_of(record)
+
     def reconfigure(self, settings: RouterSettings) -> None:
         """Change the settings; requests in flight stay, those that wait are decided by the new ones."""
         self._binder.reconfigure(settings)
         self.settings = settings
         self._signals.health.set_settings(settings.breaker)
         self._signals.lengths.expected_tokens = settings.expected_answer_tokens
+        self.admission.reconfigure(settings)
         self._log.capacity = settings.decision_log
         self._log.trim()
         self.telemetry.reconfigurations.inc()
@@ -145,7 +167,8 @@ class Dispatcher:
             raise ValueError(f"replica ids must be unique; {', '.join(double)} is there twice")
         self._binder.replicas = by_id
         self._signals.health.keep_only([replica.info for replica in replicas])
-        self._signals.latency.keep_only(set(by_id))
+        for learnt in (self._signals.latency, self._signals.prices, self._signals.peaks, self._signals.affinity):
+            learnt.keep_only(set(by_id))
         self._binder.reconsider()
 
     @property
@@ -160,6 +183,10 @@ class Dispatcher:
     def expect(self, upstream: Callable[[], Unreached | None]) -> None:
         """Ask `upstream` at each decision for what is configured and was never reached: it might serve anything."""
         self._binder.upstream = upstream
+
+    def tell_of_waiting(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever a request has to wait: it may be for a credit of the tier above."""
+        self._binder.queued = listener
 
     def unreached(self, locality: Locality) -> str:
         """Name the upstream of which nothing is known yet, and why; empty where no request of `locality` may go."""
@@ -208,7 +235,42 @@ class Dispatcher:
         ends_s = request.objective.ends_s
         if ends_s is not None:
             until_s = min(until_s, request.accepted_at_s + ends_s)
-        return await self._binder.bind(journey.pending(until_s), journey.record)
+        began_s = self.clock.now_s()
+        attempt = await self._binder.bind(journey.pending(until_s), journey.record)
+        self.admission.waited(self.clock.now_s() - began_s)
+        return attempt
+
+    def hedge_due_s(self, journey: Journey, attempt: Attempt) -> float:
+        """When the first token of an attempt is late enough for a second one; infinity: it is not to be hedged.
+
+        A request that failed somewhere, or goes on with a broken answer, is not: its prompt may be the reason.
+        """
+        settings = self.settings.hedge
+        prediction = attempt.choice.candidate.prediction
+        self._hedges.earn(device_seconds(prediction, attempt.expected_tokens), settings.budget)
+        clean = journey.spent == 0 and not journey.request.continuation and not attempt.trial
+        if not settings.enabled or not clean or journey.attempts_left < _HEDGED_ATTEMPTS:
+            return math.inf
+        return attempt.sent_at_s + max(prediction.ttft_high_s, LEAST_WAIT_S)
+
+    def hedge(self, journey: Journey, late: Attempt) -> Attempt | None:
+        """Take a slot for a second attempt beside `late`: on another device that has room now, where nobody waits."""
+        if self._closed or self._signals.health.has_failed(source_of(journey.request, Verdict.FAILED)):
+            return None
+        second = self._binder.hedge(journey.pending(self.clock.now_s()), late, self._hedges)
+        if second is not None:
+            names = {"replica": second.info.replica_id, "beside": late.info.replica_id}
+            journey.record.happened(self.clock.now_s(), "hedged", **names)
+        return second
+
+    def hedge_decided(self, journey: Journey, winner: Attempt, *, second: bool) -> None:
+        """Count who was first with a token; the other one teaches that it would have taken at least so long."""
+        self.telemetry.hedges.labels("won" if second else "lost").inc()
+        if second:
+            journey.record.choice = winner.choice
+            self._binder.remember_session(journey.request.objective.session, winner.info.replica_id)
+        event = "hedge_won" if second else "hedge_lost"
+        journey.record.happened(self.clock.now_s(), event, replica=winner.info.replica_id)
 
     def has_alternative(self, journey: Journey) -> bool:
         """Whether any other replica may still serve what is left of the request."""
@@ -220,12 +282,16 @@ class Dispatcher:
         info = attempt.info
         if attempt.first_at_s is None:
             attempt.first_at_s = now_s
-            session = journey.request.objective.session
-            attempt.mark = self._signals.latency.first_token(attempt, now_s, session, chunk.cached_tokens)
+            attempt.mark = self._signals.latency.first_token(attempt, now_s, chunk.cached_tokens)
+            self._signals.affinity.began(journey.request, info.replica_id, chunk.cached_tokens, attempt.sent_at_s)
             journey.record.happened(now_s, "first_token", replica=info.replica_id)
             if journey.record.ttft_s is None:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
+        elif chunk.cached_tokens is not None:
+            self._signals.affinity.told(journey.request, info.replica_id, chunk.cached_tokens)
         attempt.tokens += chunk.tokens
+        if chunk.tokens:
+            attempt.last_at_s = now_s
         if journey.tokens >= journey.length.next_tokens:
             self._signals.lengths.grew(journey.length, journey.tokens)
         self.telemetry.tokens.labels(info.tier, info.variant).inc(chunk.tokens)
@@ -244,23 +310,25 @@ class Dispatcher:
         """An attempt ended, whichever way: give the slot back, and learn from a finished answer."""
         now_s, info = self.clock.now_s(), attempt.info
         self._signals.in_flight.end(attempt)
-        session = journey.request.objective.session
-        self._signals.latency.ended(attempt, now_s, session, whole=finished is not None and not attempt.overdue)
-        breaker = self._signals.health.breaker(info)
-        if finished is not None and not attempt.overdue and not attempt.gave_up:
-            breaker.succeed()
-        elif attempt.silent:
-            source = source_of(journey.request, Verdict.DOWN)
-            breaker.fail("silent to the end of a deadline", source=source, trial=attempt.trial)
-        elif attempt.trial:
-            breaker.abandon()
         if finished is not None:
-            pace_s = attempt.pace_s(now_s)
+            self._signals.peaks.observe(info.replica_id, now_s, now_s - attempt.sent_at_s)
+        if attempt.first_at_s is not None:
+            self.admission.served(now_s - attempt.sent_at_s)
+        whole = finished is not None and not attempt.overdue and not attempt.gave_up
+        self._signals.latency.ended(attempt, now_s, whole=whole, length=journey.length.curve)
+        if attempt.outrun:
+            self._late_to_begin(attempt)
+        self._tell_breaker(attempt, journey, whole=whole)
+        if not attempt.outrun:
+            journey.record.finished = finished
+        if finished is not None:
+            self._signals.affinity.ended(journey.request, info.replica_id, journey.tokens)
+            pace_s = attempt.pace_s
             if pace_s is not None:
                 self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
             if not attempt.overran:
-                whole = finished is FinishReason.STOP
-                self._signals.lengths.ended(journey.length, info.family, journey.tokens, by_itself=whole)
+                stopped = finished is FinishReason.STOP
+                self._signals.lengths.ended(journey.length, info.family, journey.tokens, by_itself=stopped)
         self._binder.wake(info.replica_id)
 
     def deadline_passed(self, attempt: Attempt, journey: Journey) -> None:
@@ -302,7 +370,7 @@ class Dispatcher:
         """An attempt failed: tell the breaker, or remember when the replica wants to be asked again, if at all."""
         info, found, health = attempt.info, verdict(error), self._signals.health
         if found.counts:
-            health.breaker(info).fail(error.message, source=source_of(journey.request, found), trial=attempt.trial)
+            self._count_failure(attempt, journey, found)
         elif isinstance(error, Refused) and found.cools:
             everyone = found is Verdict.REFUSED_ALL
             health.refused(info, error.retry_after_s, None if everyone else journey.request.objective.priority)
@@ -326,6 +394,24 @@ class Dispatcher:
             fault=found.value,
             error=error.message,
         )
+
+    def _tell_breaker(self, attempt: Attempt, journey: Journey, *, whole: bool) -> None:
+        """Say how an attempt ended that raised no error; `failed` says it of the others."""
+        breaker = self._signals.health.breaker(attempt.info)
+        if whole:
+            breaker.succeed()
+        elif attempt.silent:
+            self._count_failure(attempt, journey, Verdict.DOWN)
+        elif attempt.trial:
+            breaker.abandon()
+
+    def _count_failure(self, attempt: Attempt, journey: Journey, found: Verdict) -> None:
+        """Tell the breaker; where that makes it suspicious, test the replica with a prompt of our own."""
+        breaker, request = self._signals.health.breaker(attempt.info), journey.request
+        if breaker.fail(source=source_of(request, found), trial=attempt.trial) and not self._closed:
+            silent_s = max(_SILENT * attempt.choice.candidate.prediction.ttft_high_s, _SELF_TEST_LEAST_S)
+            limit_s = min(silent_s, self.settings.first_token_timeout_ms / 1e3)
+            self._self_tests.begin(attempt.replica, breaker, request.prompt, limit_s)
 
     def ended(self, journey: Journey, outcome: Outcome, error: str | None) -> None:
         """A request left the tier: exactly once for each `start`."""
@@ -355,10 +441,13 @@ class Dispatcher:
             record.judge(None if last_at_s is None else last_at_s - journey.request.accepted_at_s)
         for promise, kept in record.kept.items():
             self.telemetry.promises.labels(promise, "yes" if kept else "no").inc()
+        record.cut = journey.cut
         if journey.cut:
             self.telemetry.shortened.inc()
         if outcome in {Outcome.COMPLETED, Outcome.DEGRADED}:
             self.telemetry.e2e_s.labels(tier, variant).observe(record.finish_s)
+        if self._decisions is not None:
+            self._decisions.append(partial(decision_of, record, caller=record.caller))
 
     def _breaker_changed(self, endpoint: str, state: BreakerState, why: str) -> None:
         """Say once that an endpoint is left alone, and once that it is back; what is tried in between is detail.
@@ -393,6 +482,7 @@ class Dispatcher:
             (),
             lambda: [((), float(signals.ladder.overloaded))],
         )
+        self.admission.watch(telemetry)
 
     def _running_by_replica(self) -> list[tuple[tuple[str, ...], float]]:
         return [((name,), float(self._signals.in_flight.at(name).requests)) for name in self._binder.replicas]

@@ -20,11 +20,11 @@ from router.base.timers import Alarms
 from router.dispatch.attempt_run import AttemptRun
 from router.dispatch.blame import Verdict, outcome_of, verdict
 from router.dispatch.candidates import PendingRequest
+from router.dispatch.hedge import HedgedRun
 from router.dispatch.record import DecisionRecord
 from router.signals.in_flight import Attempt
 from router.signals.length import LengthWatch
 from router.values.answer import Answer, Route
-from router.values.replica import ReplicaInfo
 from router.values.request import FinishReason, InferenceRequest, Origin, Outcome, TokenChunk
 from router.values.settings import RouterSettings
 
@@ -41,6 +41,18 @@ class Feedback(Protocol):
 
     async def bind(self, journey: Journey) -> Attempt:
         """Wait for a replica; raises an `OverspillError` if there is none for this request, now or ever."""
+        ...
+
+    def hedge_due_s(self, journey: Journey, attempt: Attempt) -> float:
+        """When the first token of an attempt is late enough for a second one; infinity: it is not to be hedged."""
+        ...
+
+    def hedge(self, journey: Journey, late: Attempt) -> Attempt | None:
+        """Take a slot for a second attempt beside `late`, if there is one to be had now."""
+        ...
+
+    def hedge_decided(self, journey: Journey, winner: Attempt, *, second: bool) -> None:
+        """The first token of a hedged request has come, or both attempts at it failed."""
         ...
 
     def has_alternative(self, journey: Journey) -> bool:
@@ -85,6 +97,7 @@ class Journey:
         request: what is left to do: after a break, with the text emitted so far as its continuation.
         route: where the answer comes from, set before the first chunk; changed at its end if it was cut.
         answer: what the caller holds, kept like `route`.
+        hedged: the answer comes from a second attempt, made beside a first one that was late.
         gave_up: the answer gave its slot up before its deadline.
         cut: the answer was ended before the caller's own cap and before the model's end, by a cap or by the deadline.
         last_at_s: when the last token came.
@@ -108,6 +121,7 @@ class Journey:
     chars: int = 0
     degraded: bool = False
     cut: bool = False
+    hedged: bool = False
     gave_up: bool = False
     answer: Answer | None = None
     last_at_s: float | None = None
@@ -115,7 +129,7 @@ class Journey:
     _window_left: int = 0
     _text: list[str] = field(default_factory=list)
     _accepted: InferenceRequest = field(init=False)
-    _run: AttemptRun | None = None
+    _run: HedgedRun | None = None
 
     def __post_init__(self) -> None:
         self._accepted = self.request
@@ -123,7 +137,7 @@ class Journey:
     @property
     def ready(self) -> bool:
         """The next chunk is here already: reading it waits for nothing."""
-        return self._run is not None and self._run.stream.ready
+        return self._run is not None and self._run.ready
 
     async def chunks(self) -> AsyncGenerator[TokenChunk, None]:
         """Stream the answer; every exit leaves exactly one outcome in the record.
@@ -140,19 +154,21 @@ class Journey:
             while last is None:
                 attempt = await self._bind()
                 self.attempts += 1
+                run = self._run = self._hedged(attempt)
                 try:
-                    async with self._running(attempt) as run:
+                    async with run:
                         while True:
                             chunk = await run.next()
                             if chunk.finish_reason is not None:
                                 last = chunk
                                 break
+                            attempt = run.attempt
                             attempt.handed_at_s = handed_s = clock.now_s()
                             yield chunk
                             attempt.handed_at_s = None
                             attempt.away_s += clock.now_s() - handed_s
                 except OverspillError as failure:
-                    self._give_up_on(attempt, failure)
+                    self._give_up_on(run.attempt, failure)
                     if self._is_complete():
                         # It broke after the last token and before saying so: nothing is missing but the reason.
                         last = TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
@@ -160,6 +176,7 @@ class Journey:
             outcome = Outcome.DEGRADED if self.degraded else Outcome.COMPLETED
         except OverspillError as refusal:
             outcome, error = outcome_of(refusal), refusal.message
+            self.record.failed_with(refusal)
             refusal.attempts = self.spent or refusal.attempts
             raise
         except Exception as bug:
@@ -180,12 +197,37 @@ class Journey:
     def pending(self, wait_until_s: float) -> PendingRequest:
         return PendingRequest(self.request, frozenset(self.failed), wait_until_s, self.length)
 
-    def _running(self, attempt: Attempt) -> AttemptRun:
-        self._run = AttemptRun(self, self.dispatcher, attempt, self._for_upstream(attempt, self._capped(attempt)))
+    def _hedged(self, attempt: Attempt) -> HedgedRun:
+        request = self._for_upstream(attempt, self._capped(attempt))
+        return HedgedRun(self, self._running(attempt, request), self.dispatcher.hedge_due_s(self, attempt))
+
+    def _running(self, attempt: Attempt, request: InferenceRequest) -> AttemptRun:
+        run = AttemptRun(self, self.dispatcher, attempt, request)
         attempt.ends_s = self.ends_s()
         if self.dispatcher.settings.give_up == "deadline" and attempt.ends_s < math.inf:
-            attempt.give_up = self._run.give_up
-        return self._run
+            attempt.give_up = run.give_up
+        return run
+
+    def second(self, late: Attempt) -> AttemptRun | None:
+        """Return an attempt beside one whose first token is late, None where there is none to be had.
+
+        The attempt that was kept for another endpoint pays for it, so an upstream may not try others for it.
+        """
+        attempt = self.dispatcher.hedge(self, late)
+        if attempt is None:
+            return None
+        request = self._capped(attempt)
+        return self._running(attempt, replace(request, attempts_left=1) if attempt.info.remote else request)
+
+    def failed_beside(self, attempt: Attempt, error: OverspillError) -> None:
+        """Note that one of two attempts failed while the other one goes on."""
+        if not self._is_out_of_time(attempt, error):
+            self._note_failure(attempt, error)
+
+    def hedge_decided(self, winner: Attempt, *, second: bool) -> None:
+        """Say who answers: `second`, if it was the later attempt."""
+        self.hedged = second
+        self.dispatcher.hedge_decided(self, winner, second=second)
 
     @property
     def attempts_left(self) -> int:
@@ -202,11 +244,15 @@ class Journey:
 
     def _another_way(self, attempt: Attempt) -> bool:
         """Whether the request might be served at another endpoint than the one of this attempt."""
-        return any(info.endpoint != attempt.info.endpoint for info in self._seen())
+        situation, endpoint = self.record.situation, attempt.info.endpoint
+        return situation is not None and any(c.info.endpoint != endpoint for c in situation.candidates)
 
-    def _seen(self) -> list[ReplicaInfo]:
-        """Replicas that could serve the request when it was last decided."""
-        return [] if self.record.situation is None else [c.info for c in self.record.situation.candidates]
+    def _at(self, endpoint: str) -> set[str]:
+        """Replicas of an endpoint, as the last decision knew them: those that could serve, and those that could not."""
+        situation = self.record.situation
+        infos = [c.info for c in situation.candidates] if situation is not None else []
+        infos += [rejection.info for rejection in self.record.rejections]
+        return {info.replica_id for info in infos if info.endpoint == endpoint}
 
     def ends_s(self) -> float:
         """When the answer has to end; infinity without a deadline, or where it no longer applies."""
@@ -230,7 +276,6 @@ class Journey:
 
     def give_up(self, attempt: Attempt) -> None:
         """Note that an attempt gives its slot up; its reader hears of it when it has read what was made by then."""
-        self.gave_up = True
         self.dispatcher.given_up(attempt, self)
 
     def end_given_up(self, attempt: Attempt) -> TokenChunk:
@@ -245,6 +290,7 @@ class Journey:
                 f"{self.request.objective.deadline_s:g} s, and others wait",
                 retry_after_s=_RETRY_AFTER_S,
             )
+        self.gave_up = True
         return TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
 
     def cap_exceeded(self, attempt: Attempt) -> None:
@@ -278,7 +324,7 @@ class Journey:
 
     def _route(self, attempt: Attempt, origin: Origin | None) -> Route:
         info, choice = attempt.info, attempt.choice
-        reason = "failover" if self.attempts > 1 else choice.reason
+        reason = "failover" if self.attempts > 1 else "hedge" if self.hedged else choice.reason
         if origin is not None and origin.degraded and not choice.degraded and origin.reason:
             reason = origin.reason
         return Route(
@@ -325,14 +371,8 @@ class Journey:
 
     def _give_up_on(self, attempt: Attempt, error: OverspillError) -> None:
         """Note the failure, and fold what was emitted into the request; raises if no other replica may try."""
-        if isinstance(error, DeadlineLost) and (self.gave_up or self.dispatcher.clock.now_s() >= self.ends_s()):
+        if self._is_out_of_time(attempt, error):
             raise error
-        found = verdict(error)
-        self.spent += (error.attempts or 1) if attempt.info.remote else 1
-        if not found.cools:
-            self.failed.add(attempt.info.replica_id)
-        if attempt.info.remote and self.attempts_left == 1 and self._another_way(attempt):  # the one that was kept
-            self.failed |= {info.replica_id for info in self._seen() if info.endpoint == attempt.info.endpoint}
         if self._text:
             accepted = self._accepted
             self.request = replace(
@@ -343,15 +383,28 @@ class Journey:
                 # A broken answer is finished as soon as can be: late is better than cut off. All else holds.
                 objective=replace(accepted.objective, ttft_s=None, tpot_s=None, deadline_s=None, late_s=None),
             )
-        self.dispatcher.failed(attempt, self, error)
-        if isinstance(error, ReplicaCrashed):
-            self.crashes += 1
-            if self.crashes >= _MAX_CRASHES or not self.dispatcher.has_alternative(self):
-                raise self._final(error) from error
+        own = self._note_failure(attempt, error) in {Verdict.REQUEST, Verdict.REFUSED_ONE}
+        if attempt.info.remote and self.attempts_left == 1 and self._another_way(attempt):  # the one that was kept
+            self.failed |= self._at(attempt.info.endpoint)
         last = self.attempts_left < 1
-        own = found in {Verdict.REQUEST, Verdict.REFUSED_ONE}
+        if isinstance(error, ReplicaCrashed):  # perhaps on what the request holds
+            own, last = True, last or self.crashes >= _MAX_CRASHES
         if last or (own and not self.dispatcher.has_alternative(self)):
             raise self._final(error) from error
+
+    def _is_out_of_time(self, attempt: Attempt, error: OverspillError) -> bool:
+        """Whether an attempt ended by the request's own deadline, and not by anything its replica did."""
+        late = attempt.gave_up or self.dispatcher.clock.now_s() >= self.ends_s()
+        return late and isinstance(error, DeadlineLost)
+
+    def _note_failure(self, attempt: Attempt, error: OverspillError) -> Verdict:
+        found = verdict(error)
+        self.spent += (error.attempts or 1) if attempt.info.remote else 1
+        self.crashes += isinstance(error, ReplicaCrashed)
+        if not found.cools:
+            self.failed.add(attempt.info.replica_id)
+        self.dispatcher.failed(attempt, self, error)
+        return found
 
     def _final(self, error: OverspillError) -> OverspillError:
         if self._text:

@@ -6,11 +6,13 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from router.policy.promise import is_smaller, wanted_tokens
+from router.base.errors import OverspillError, Refused
+from router.decisions.line import Features
 from router.values.choice import Choice
-from router.values.replica import ReplicaInfo
-from router.values.request import InferenceRequest, Objective, Outcome
-from router.values.situation import Candidate, Situation
+from router.values.link import LinkSnapshot
+from router.values.replica import ReplicaInfo, ReplicaSnapshot
+from router.values.request import FinishReason, InferenceRequest, Objective, Outcome
+from router.values.situation import Situation
 
 # code → what it means: the `reason` of a decision record and of `x-overspill-reason`.
 REASONS = {
@@ -30,6 +32,7 @@ REASONS = {
     "cloud-only": "the request's locality asks for the cloud",
     "cloud-first": "the policy prefers the cloud, and that keeps the objective",
     "smallest-rung": "the policy prefers the smallest rung that keeps the objective",
+    "hedge": "the first token of the replica chosen before was late; this one, asked beside it, was sooner",
     "failover": "the replica chosen before this one failed or refused",
 }
 
@@ -77,14 +80,23 @@ class Rejection:
     again_s: float = 0.0
 
 
+ReplicaLoad = tuple[ReplicaSnapshot, LinkSnapshot | None]
+"""What a decision saw of a replica: its load, and the link to it."""
+
+
 @dataclass(slots=True)
 class DecisionRecord:
-    """One request's story. It holds no part of the prompt or the answer.
+    """One request's story, as far as it went. It holds no part of the prompt or the answer.
 
     Attributes:
         caller: whose request it was; not told.
-        promised_ttft_s, promised_ttft_high_s: accepted → first token, as first predicted.
+        features: what else a prediction depends on; what is known at a decision only is in `situation`.
+        loads: every replica as the last decision saw it, candidate or not.
+        promised_…: accepted → first token, last token, as first predicted.
         ttft_s, finish_s: accepted → first text, end.
+        finished: why the answer ended, None where it did not.
+        cut: a cap or the deadline ended it before its own end.
+        error_code, retry_after_s, should_retry: what a refused caller was told.
         kept: `ttft`, `tpot`, `deadline`, where the caller asked for it → whether it was kept.
         decisions: how often it was decided about.
     """
@@ -97,17 +109,26 @@ class DecisionRecord:
     accepted_at_s: float
     policy: str
     caller: str = field(default="", repr=False)
+    features: Features = field(default_factory=Features)
+    loads: tuple[ReplicaLoad, ...] = ()
     situation: Situation | None = None
     rejections: tuple[Rejection, ...] = ()
     choice: Choice | None = None
     events: list[dict[str, object]] = field(default_factory=list)
     promised_ttft_s: float | None = None
     promised_ttft_high_s: float | None = None
+    promised_finish_s: float | None = None
+    promised_finish_high_s: float | None = None
     outcome: Outcome | None = None
     error: str | None = None
+    error_code: str | None = None
+    retry_after_s: float | None = None
+    should_retry: bool | None = None
     ttft_s: float | None = None
     finish_s: float | None = None
     tokens: int = 0
+    finished: FinishReason | None = None
+    cut: bool = False
     kept: dict[str, bool] = field(default_factory=dict)
     decisions: int = 0
 
@@ -122,18 +143,35 @@ class DecisionRecord:
             accepted_at_s=request.accepted_at_s,
             policy=policy,
             caller=request.caller,
+            features=Features(
+                prompt_bytes=request.prompt_bytes,
+                prompt_slack_tokens=request.prompt_slack,
+                ignore_eos=request.sampling.ignore_eos,
+                stop=bool(request.sampling.stop),
+            ),
         )
 
-    def looked(self, situation: Situation | None, rejections: tuple[Rejection, ...]) -> None:
+    def looked(
+        self, situation: Situation | None, rejections: tuple[Rejection, ...], loads: tuple[ReplicaLoad, ...] = ()
+    ) -> None:
         """Keep the candidates of the last decision; a request that waits is decided many times."""
-        self.situation, self.rejections = situation, rejections
+        self.situation, self.rejections, self.loads = situation, rejections, loads
         self.decisions += 1
 
     def promise(self, choice: Choice, waited_s: float) -> None:
         """Keep the first prediction."""
         if self.promised_ttft_s is None:
-            self.promised_ttft_s = waited_s + choice.candidate.prediction.ttft_s
-            self.promised_ttft_high_s = waited_s + choice.candidate.prediction.ttft_high_s
+            prediction = choice.candidate.prediction
+            self.promised_ttft_s = waited_s + prediction.ttft_s
+            self.promised_ttft_high_s = waited_s + prediction.ttft_high_s
+            self.promised_finish_s = waited_s + prediction.finish_s
+            self.promised_finish_high_s = waited_s + prediction.finish_high_s
+
+    def failed_with(self, error: OverspillError) -> None:
+        """Keep what the caller is told of a request that was refused or broke off."""
+        self.error_code = error.code
+        if isinstance(error, Refused):
+            self.retry_after_s, self.should_retry = error.retry_after_s, error.should_retry
 
     def happened(self, at_s: float, event: str, **details: object) -> None:
         if len(self.events) < _MAX_EVENTS:
@@ -158,73 +196,6 @@ class DecisionRecord:
         if asked.tpot_s is not None and not left:
             spread_s = (last_s or 0.0) - (self.ttft_s or 0.0)
             self.kept["tpot"] = whole and spread_s <= asked.tpot_s * max(self.tokens - 1, 0) + _ROUNDING_S
-
-    def to_json(self) -> dict[str, object]:
-        """Return it as JSON values; times in milliseconds since the request was accepted."""
-        objective = self.objective
-        return {
-            "request_id": self.request_id,
-            "model": self.model,
-            "prompt_tokens": self.prompt_tokens,
-            "max_tokens": self.max_tokens,
-            "policy": self.policy,
-            "objective": {
-                "ttft_ms": _ms_or_none(objective.ttft_s),
-                "default_ttft_ms": self._default_ttft_ms(),
-                "tpot_ms": _ms_or_none(objective.tpot_s),
-                "deadline_ms": _ms_or_none(objective.deadline_s),
-                "late_value_ms": _ms_or_none(objective.late_s),
-                "shorten": objective.shorten,
-                "priority": objective.priority,
-                "locality": objective.locality.value,
-                "min_quality": objective.min_quality,
-            },
-            "candidates": self._candidates(),
-            "chosen": self._chosen(),
-            "events": list(self.events),
-            "outcome": self.outcome.value if self.outcome else "running",
-            "error": self.error,
-            "predicted_ttft_ms": _ms_or_none(self.promised_ttft_s),
-            "predicted_ttft_high_ms": _ms_or_none(self.promised_ttft_high_s),
-            "ttft_ms": _ms_or_none(self.ttft_s),
-            "finish_ms": _ms_or_none(self.finish_s),
-            "tokens": self.tokens,
-            "kept": dict(self.kept),
-        }
-
-    def _default_ttft_ms(self) -> float | None:
-        """The tier's own TTFT, where it stood in for one that the caller did not ask for."""
-        situation = self.situation
-        return None if situation is None or situation.ttft_promised else _ms_or_none(situation.objective.ttft_s)
-
-    def _chosen(self) -> dict[str, object] | None:
-        if self.choice is None:
-            return None
-        info = self.choice.candidate.info
-        return {
-            "replica": info.replica_id,
-            "tier": info.tier,
-            "variant": info.variant,
-            "rung": info.rung,
-            "reason": self.choice.reason,
-            "why": REASONS.get(self.choice.reason, ""),
-            "degraded": self.choice.degraded,
-            "max_tokens": self.choice.max_tokens,
-        }
-
-    def _candidates(self) -> list[dict[str, object]]:
-        rows = [_candidate(c, self.situation, self.choice) for c in self.situation.candidates] if self.situation else []
-        rows += [
-            {
-                "replica": r.info.replica_id,
-                "tier": r.info.tier,
-                "variant": r.info.variant,
-                "rejected": r.code,
-                "why": r.text,
-            }
-            for r in self.rejections
-        ]
-        return rows
 
 
 class DecisionLog:
@@ -264,68 +235,5 @@ class DecisionLog:
         return None if own is None else own.get(request_id)
 
 
-def why_not(candidate: Candidate, chosen: Candidate, situation: Situation) -> tuple[str, str]:
-    """Return a code of `NOT_CHOSEN` and the figures behind it.
-
-    A promise that the chosen one misses too is no reason against another: what came next decided.
-    """
-    tokens = wanted_tokens(situation)
-    missed_anyway = _misses(chosen, situation, tokens)
-    for code, figures in _misses(candidate, situation, tokens).items():
-        if code not in missed_anyway:
-            return code, figures
-    if is_smaller(candidate, situation) and not is_smaller(chosen, situation):
-        return "smaller", f"quality {candidate.info.quality:g}, the chosen one has {chosen.info.quality:g}"
-    if candidate.info.remote and not chosen.info.remote and not missed_anyway:
-        return "remote", NOT_CHOSEN["remote"]
-    return "ranked-lower", NOT_CHOSEN["ranked-lower"]
-
-
-def _misses(candidate: Candidate, situation: Situation, answer_tokens: int) -> dict[str, str]:
-    """Return the limits that a candidate is predicted to miss, and by what figures."""
-    prediction, objective = candidate.prediction, situation.objective
-    ttft_s = situation.waited_s + prediction.ttft_high_s
-    finish_s = situation.waited_s + prediction.finish_high_with(answer_tokens)
-    missed = {}
-    if objective.ttft_s is not None and ttft_s > objective.ttft_s:
-        limit = "asked for" if situation.ttft_promised else "the default of this tier is"
-        missed["ttft"] = f"first token within {_ms(ttft_s):.0f} ms (p90), {limit} {_ms(objective.ttft_s):.0f} ms"
-    if objective.tpot_s is not None and prediction.tpot_high_s > objective.tpot_s:
-        missed["tpot"] = f"{_ms(prediction.tpot_high_s)} ms a token (p90), asked for {_ms(objective.tpot_s)} ms"
-    if objective.deadline_s is not None and finish_s > objective.deadline_s:
-        figures = f"{answer_tokens} tokens finished within {_ms(finish_s):.0f} ms (p90)"
-        missed["deadline"] = f"{figures}, asked for {_ms(objective.deadline_s):.0f} ms"
-    return missed
-
-
-def _candidate(candidate: Candidate, situation: Situation | None, choice: Choice | None) -> dict[str, object]:
-    info, prediction = candidate.info, candidate.prediction
-    row: dict[str, object] = {
-        "replica": info.replica_id,
-        "tier": info.tier,
-        "variant": info.variant,
-        "rung": info.rung,
-        "quality": info.quality,
-        "free": prediction.free,
-        "wait_ms": _ms(prediction.wait_s),
-        "ttft_ms": _ms(prediction.ttft_s),
-        "ttft_high_ms": _ms(prediction.ttft_high_s),
-        "tpot_ms": _ms(prediction.tpot_s),
-        "tpot_high_ms": _ms(prediction.tpot_high_s),
-        "finish_ms": _ms(prediction.finish_s),
-        "finish_high_ms": _ms(prediction.finish_high_s),
-    }
-    if choice is not None and situation is not None:
-        if choice.candidate.info.replica_id == info.replica_id:
-            row["chosen"] = True
-        else:
-            row["not_chosen"], row["why"] = why_not(candidate, choice.candidate, situation)
-    return row
-
-
 def _ms(value_s: float) -> float:
     return round(value_s * 1e3, 1)
-
-
-def _ms_or_none(value_s: float | None) -> float | None:
-    return None if value_s is None else _ms(value_s)

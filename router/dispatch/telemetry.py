@@ -11,6 +11,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
+from router.decisions.writer import DecisionFile
+
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
 _E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
@@ -104,6 +106,11 @@ class Telemetry:
             "Answers that gave their slot to others before a deadline they could not keep, by whether text had come.",
             ["began"],
         )
+        self.hedges = counter(
+            "overspill_hedges",
+            "Second attempts beside one whose first token was late, by whether theirs came first (`won`, `lost`).",
+            ["result"],
+        )
         self.failovers = counter(
             "overspill_failovers",
             "Attempts that failed or were refused, by stage (`before_first_token`, `mid_stream`).",
@@ -111,6 +118,11 @@ class Telemetry:
         )
         self.replica_failures = counter(
             "overspill_replica_failures", "Attempts that ended in an error, by its code.", ["endpoint", "code"]
+        )
+        self.self_tests = counter(
+            "overspill_self_tests",
+            "Prompts of our own to replicas on which requests failed, by result (`passed`, `failed`, `untold`).",
+            ["endpoint", "result"],
         )
         self.breaker_changes = counter("overspill_breaker_changes", "Transitions of a breaker.", ["endpoint", "state"])
         self.reconfigurations = plain_counter("overspill_router_reconfigurations", "Settings applied at run time.")
@@ -126,6 +138,15 @@ class Telemetry:
             "Breaker of an endpoint: 0 closed, 1 half_open, 2 open.",
             ("endpoint",),
             lambda: [((endpoint,), _BREAKER_LEVEL[state]) for endpoint, state in source()],
+        )
+
+    def watch_decision_file(self, file: DecisionFile) -> None:
+        """Register what became of the lines of the decision file."""
+        self.watch(
+            "overspill_decision_lines",
+            "Ended requests by what became of their line in the decision file since the start.",
+            ("result",),
+            lambda: [(("written",), file.written), *(((name,), n) for name, n in file.lost._asdict().items())],
         )
 
 

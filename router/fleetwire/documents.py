@@ -48,6 +48,7 @@ OVERRIDABLE: dict[str, frozenset[str] | None] = {
             "queue_limit",
             "prefill_chunk_tokens",
             "unload_idle_s",
+            "keep_kv",
         }
     ),
 }

@@ -10,7 +10,6 @@ from starlette.responses import Response
 from router.base.errors import InvalidRequest, OverspillError
 from router.gateway.auth import Authentication
 from router.gateway.deps import (
-    DecisionRecord,
     Dispatch,
     GatewayDeps,
     GatewayLimits,
@@ -24,7 +23,7 @@ from router.gateway.metrics import GatewayMetrics
 from router.gateway.openai_routes import OpenAIRoutes
 from router.gateway.ops_routes import OpsRoutes
 
-__all__ = ["DecisionRecord", "Dispatch", "GatewayDeps", "GatewayLimits", "PromptCounter", "Telemetry", "create_app"]
+__all__ = ["Dispatch", "GatewayDeps", "GatewayLimits", "PromptCounter", "Telemetry", "create_app"]
 
 
 def create_app(deps: GatewayDeps) -> FastAPI:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import ipaddress
@@ -18,9 +19,9 @@ from router.gateway.errors import Misdirected, Reply, dialect_of, render_error
 from router.wire import headers as wire_headers
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
-"""Probes carry no credentials; these pages tell nothing but health and load."""
+"""Probes need no credentials; these pages tell nothing but health and load."""
 CALLER = "overspill.caller"
-"""Of a scope: the `Caller` who was let in."""
+"""Of a scope: the `Caller` who was let in; absent on a page that is open to all."""
 ADMITTED = "overspill.admitted"
 """Of a scope of `router.gateway.listener`: called when a request was let in; its connection has proved itself then."""
 
@@ -45,10 +46,16 @@ class Authentication:
         self._nobody = Caller("", max_priority)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in {"http", "websocket"} or scope["path"] in OPEN_PATHS:
+        if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
         headers = wire_headers.lower_case(scope["headers"])
+        if scope["path"] in OPEN_PATHS:
+            if wire_headers.INSTANCE in headers:  # a tier that asks for credits: they are given to those let in
+                with contextlib.suppress(OverspillError):
+                    scope[CALLER] = self._caller(scope, headers)
+            await self._app(scope, receive, send)
+            return
         try:
             scope[CALLER] = self._caller(scope, headers)
         except OverspillError as refusal:

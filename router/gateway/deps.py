@@ -9,7 +9,9 @@ from typing import Literal, Protocol
 from prometheus_client import CollectorRegistry
 
 from router.base.clock import Clock
+from router.decisions.line import Decision
 from router.values.answer import Answer
+from router.values.credits import Asker, Grant, Want
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import InferenceRequest, Locality, Prompt, PromptSize
 
@@ -28,11 +30,15 @@ class PromptCounter(Protocol):
         ...
 
 
-class DecisionRecord(Protocol):
-    """Why a request went where it went."""
+class Admission(Protocol):
+    """What the gateway needs of `router.dispatch.admission`."""
 
-    def to_json(self) -> Mapping[str, object]:
-        """Return it as values that JSON knows."""
+    def grant(self, asker: Asker, want: Want) -> Grant | None:
+        """Say what an instance of a tier below may send from now on; None sets no limit."""
+        ...
+
+    def charge(self, asker: Asker) -> Callable[[], None]:
+        """A request of an instance has come; the result is called if it is refused before it cost anything."""
         ...
 
 
@@ -43,8 +49,8 @@ class Dispatch(Protocol):
         """Return when the first chunk is ready; raises any error of `router.base.errors`."""
         ...
 
-    def decision(self, request_id: str, caller: str) -> DecisionRecord | None:
-        """Return the record of a recent request of this caller."""
+    def explain(self, request_id: str, caller: str) -> Decision | None:
+        """Return why a recent request of this caller went where it went."""
         ...
 
     def load(self) -> Sequence[ReplicaSnapshot]:
@@ -62,6 +68,11 @@ class Dispatch(Protocol):
 
     def unreached(self, locality: Locality) -> str:
         """Name an upstream that might serve what nobody here does, and was never reached; empty if there is none."""
+        ...
+
+    @property
+    def admission(self) -> Admission:
+        """The credits of this tier."""
         ...
 
 

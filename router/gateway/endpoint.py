@@ -62,7 +62,7 @@ class RequestContext:
     Attributes:
         headers: lower-case names.
         query: as it was sent.
-        caller: whose key it came with.
+        caller: whose key it came with; known: that was looked at.
         params: path parameters.
         body, share: what was received, and the room that it takes.
         request_id: set for inference; sent back on every reply, errors included.
@@ -81,6 +81,7 @@ class RequestContext:
     share: BodyShare
     query: bytes = b""
     caller: Caller = NOBODY
+    known: bool = False
     body: bytes = b""
     request_id: str | None = None
     accepted_at_s: float = 0.0
@@ -127,6 +128,7 @@ def context_of(scope: Scope, room: BodyRoom) -> RequestContext:
         share=BodyShare(room),
         query=scope.get("query_string", b""),
         caller=scope.get(CALLER, NOBODY),
+        known=CALLER in scope,
     )
 
 

@@ -8,12 +8,21 @@ import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, replace
 
-from router.base.errors import ContextTooLong, ModelNotFound, OverspillError, ReplicaBroken, Shed, Unavailable
+from router.base.errors import (
+    ContextTooLong,
+    ModelNotFound,
+    OverspillError,
+    Refused,
+    ReplicaBroken,
+    Shed,
+    Unavailable,
+)
 from router.gateway.bodies import BodyRoom
 from router.gateway.deps import GatewayDeps
 from router.gateway.endpoint import RequestContext, draining_or_starting
 from router.gateway.metrics import GatewayMetrics
 from router.values.answer import Answer
+from router.values.credits import NOTHING_WANTED, Asker, Want
 from router.values.request import (
     IN_THREAD_CHARS,
     ApiRequest,
@@ -28,6 +37,7 @@ from router.values.request import (
     TokenChunk,
     size_chars,
 )
+from router.wire import credits as wire_credits
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
 from router.wire.names import refuse_query
@@ -43,8 +53,30 @@ class Intake:
         self.room = BodyRoom(deps.limits)
         self._in_flight: set[str] = set()
 
-    def load(self) -> wire_load.LoadReport:
-        return load_of(self.deps)
+    def load(self, context: RequestContext) -> wire_load.LoadReport:
+        """Return the tier's load, and what the asker may send here, if it is an instance that may ask."""
+        asker = self._asker(context)
+        want: Want | None = None
+        try:
+            want = wire_credits.read_want(context.headers)
+        except wire_credits.UnreadableCredits:
+            self.metrics.credit_headers_unreadable.inc()
+            want = NOTHING_WANTED
+        report = load_of(self.deps)
+        if asker is None or want is None:
+            return report
+        return replace(report, grant=self.deps.dispatcher.admission.grant(asker, want))
+
+    def _asker(self, context: RequestContext) -> Asker | None:
+        if not context.known:
+            return None
+        try:
+            instance = wire_credits.read_instance(context.headers)
+        except wire_credits.UnreadableCredits:
+            self.metrics.credit_headers_unreadable.inc()
+            return None
+        caller = context.caller
+        return Asker(caller.digest, instance, caller.max_priority > 0) if instance is not None else None
 
     def admit(self, context: RequestContext) -> None:
         """Take a place for this request before anything of its body is read, decoded or tokenized.
@@ -118,6 +150,7 @@ class Intake:
         request = InferenceRequest(
             request_id=context.request_id or "",
             caller=context.caller.digest,
+            cache_salt=wire_headers.cache_salt(context.headers),
             model=api_request.model,
             prompt=api_request.prompt,
             sampling=api_request.sampling,
@@ -132,7 +165,14 @@ class Intake:
             attempts_left=attempts_left,
         )
         context.drop_body()
-        answer = await self.deps.dispatcher.start(request)
+        asker = self._asker(context)
+        give_back = self.deps.dispatcher.admission.charge(asker) if asker is not None else None
+        try:
+            answer = await self.deps.dispatcher.start(request)
+        except Refused:
+            if give_back is not None:
+                give_back()
+            raise
         context.chunks = answer.chunks
         context.timings_ms.append(("first-token", (time.perf_counter() - counted) * 1000))
         return answer, size.tokens
@@ -184,7 +224,7 @@ class Intake:
         lines = wire_headers.route_headers(answer.route)
         lines.append(("server-timing", ", ".join(f"{name};dur={ms:.2f}" for name, ms in context.timings_ms)))
         if wire_load.FORMAT_HEADER in context.headers:
-            lines.append((wire_load.HEADER, wire_load.encode_orca(self.load())))
+            lines.append((wire_load.HEADER, wire_load.encode_orca(self.load(context))))
         return lines
 
 
@@ -211,11 +251,14 @@ async def collect(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) 
     """
     pieces: list[str] = []
     tokens = 0
+    cached_tokens: int | None = None
     async for chunk in chunks:
+        if not pieces or chunk.finish_reason is not None:
+            cached_tokens = chunk.cached_tokens if cached_tokens is None else cached_tokens
         pieces.append(chunk.text)
         tokens += chunk.tokens
         if chunk.finish_reason is not None:
-            usage = Usage(chunk.prompt_tokens or prompt_tokens, tokens)
+            usage = Usage(chunk.prompt_tokens or prompt_tokens, tokens, cached_tokens)
             return Whole("".join(pieces), chunk.finish_reason, usage)
     raise unfinished()
 

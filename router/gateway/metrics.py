@@ -43,6 +43,11 @@ class GatewayMetrics:
             "Requests that claimed a higher priority than their caller may, and were given that one.",
             registry=registry,
         )
+        self.credit_headers_unreadable = Counter(
+            "overspill_gateway_credit_headers_unreadable",
+            "Headers by which a tier asks for credits that could not be read, and were ignored.",
+            registry=registry,
+        )
         self.in_flight = Gauge(
             "overspill_gateway_requests_in_flight", "Inference requests inside the gateway.", registry=registry
         )

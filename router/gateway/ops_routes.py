@@ -38,7 +38,7 @@ class OpsRoutes:
 
     async def _ready(self, context: RequestContext) -> Reply:
         """Readiness, always with the load report: the tier below polls this page."""
-        report = (wire_load.HEADER, wire_load.encode_orca(self._intake.load()))
+        report = (wire_load.HEADER, wire_load.encode_orca(self._intake.load(context)))
         refusal = draining_or_starting(self._deps)
         if refusal is None:
             page: dict[str, object] = {"status": "ready", "tier": self._deps.tier}
@@ -53,10 +53,10 @@ class OpsRoutes:
 
     async def _decision(self, context: RequestContext) -> Reply:
         wanted = context.params["request_id"]
-        record = self._deps.dispatcher.decision(wanted, context.caller.digest)
-        if record is None:
+        decision = self._deps.dispatcher.explain(wanted, context.caller.digest)
+        if decision is None:
             raise NoSuchPage(
                 f"no decision is kept for `{wanted[:128]}`: only your own recent ones are; ids are in `x-request-id`",
                 param="request_id",
             )
-        return json_reply(orjson.dumps(record.to_json(), option=orjson.OPT_NON_STR_KEYS))
+        return json_reply(orjson.dumps(decision.to_json(), option=orjson.OPT_NON_STR_KEYS))

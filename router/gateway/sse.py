@@ -35,20 +35,23 @@ class EventStream:
         self._request_id = request_id
         self._metrics = metrics
         self._prompt_tokens = prompt_tokens
+        self._cached_tokens: int | None = None
         self._tokens = 0
         self.ended = False
 
     async def first(self) -> bytes:
         """Return the first events: the role and the first text go out in one piece, at once.
 
-        It is pulled before the head is sent, so that it may still be an error.
+        It is pulled before the head is sent, so that it may still be an error. The first event's running usage tells a
+        tier below how much of the prompt was cached, before it learns from the time that the first token took.
 
         Raises:
             OverspillError: the answer broke before it began.
         """
-        start = self._encoder.start(Usage(self._prompt_tokens, 0))
         async for chunk in self._answer.chunks:
-            return start + self._encode(chunk)
+            self._cached_tokens = chunk.cached_tokens
+            start = self._encoder.start(Usage(self._prompt_tokens, 0, chunk.cached_tokens))
+            return start + self._encode(chunk, first=not start)
         raise unfinished()
 
     async def next(self) -> bytes:
@@ -66,14 +69,16 @@ class EventStream:
             return piece + self._error(internal_error(self._request_id))
         return piece
 
-    def _encode(self, chunk: TokenChunk) -> bytes:
+    def _encode(self, chunk: TokenChunk, *, first: bool = False) -> bytes:
         self._tokens += chunk.tokens
-        usage = Usage(self._prompt_tokens, self._tokens)
+        usage = Usage(self._prompt_tokens, self._tokens, self._cached_tokens if first else None)
         if chunk.finish_reason is None:
             return self._encoder.text(chunk.text, usage) if chunk.text else b""
         if chunk.prompt_tokens is not None:
             self._prompt_tokens = chunk.prompt_tokens
-            usage = Usage(self._prompt_tokens, self._tokens)
+        if self._cached_tokens is None:
+            self._cached_tokens = chunk.cached_tokens
+        usage = Usage(self._prompt_tokens, self._tokens, self._cached_tokens)
         self.ended = True
         text = self._encoder.text(chunk.text, usage) if chunk.text else b""
         return text + self._encoder.end(chunk.finish_reason, usage)

@@ -160,7 +160,7 @@ def _chance(candidate: Candidate, situation: Situation, wait_s: float) -> float:
     if situation.objective.deadline_s is None:
         return 1.0
     elapsed_s = situation.waited_s + wait_s + candidate.prediction.network_s
-    return deadline_chance(candidate.prediction, situation, elapsed_s)
+    return deadline_chance(candidate.prediction, situation, elapsed_s, candidate.prediction.tpot_s)
 
 
 def backlog_s(situation: Situation) -> float:

@@ -7,6 +7,13 @@
 | `local-first` | the device while any of its rungs keeps the objective, even a smaller one; then the upstream |
 | `cloud-first` | remote replicas while they keep the objective, the device when they do not |
 | `local-only` | never leaves this tier, whatever the request's locality says |
+| `random` | any replica of the best rung; this one and those below never step down and never give up |
+| `least-load` | the replica with the fewest requests for each slot |
+| `peak-ewma` | the replica of least peak-sensitive latency × outstanding requests |
+| `lowest-latency` | the soonest predicted first token |
+| `min-completion` | the soonest predicted last token |
+| `threshold` | the device while it has a free slot, then the upstream |
+| `earliest-deadline` | late binding, the earliest deadline first |
 | `smallest-rung` | the smallest rung that keeps the objective and the request's quality floor, the device first |
 """
 
@@ -23,6 +30,13 @@ POLICIES = {
     "cloud-first": "router.policy.cloud_first",
     "local-first": "router.policy.local_first",
     "local-only": "router.policy.local_only",
+    "random": "router.policy.random_choice",
+    "least-load": "router.policy.least_load",
+    "peak-ewma": "router.policy.peak_ewma",
+    "lowest-latency": "router.policy.lowest_latency",
+    "min-completion": "router.policy.min_completion",
+    "threshold": "router.policy.threshold",
+    "earliest-deadline": "router.policy.earliest_deadline",
     "smallest-rung": "router.policy.smallest_rung",
 }
 

@@ -19,6 +19,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from router.values.length import LengthCurve
 from router.values.offer import Offer
 from router.values.prediction import Prediction
@@ -31,6 +33,7 @@ _SIDE_WEIGHT, _MIDDLE_WEIGHT = 1 / 6, 2 / 3
 _LATE_AT = (1 / 6, 1 / 2, 5 / 6)
 _UNASKED_LATE = 0.5  # what an answer after the tier's default TTFT is still worth
 _LEAST_SIGMA = 0.05
+_JOINED = 0.5  # of the way from the batch now to a full one, that an answer meets on average
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def offer_of(candidate: Candidate, situation: Situation) -> Offer:
     prediction = candidate.prediction
     alone = replace(
         candidate,
-        prediction=replace(
+        prediction=msgspec.structs.replace(
             prediction, tpot_s=prediction.token_device_s * candidate.slots, wait_s=0.0, ttft_s=prediction.prefill_s
         ),
         favoured=True,
@@ -77,16 +80,16 @@ def worth_of(candidate: Candidate, situation: Situation, *, wait_s: float = 0.0)
     prediction, objective = candidate.prediction, situation.objective
     elapsed_s = situation.waited_s + wait_s + prediction.network_s + prediction.backlog_s
     sigma = max(prediction.pace_log_sigma, _LEAST_SIGMA)
-    kept, fits = 1.0, math.inf
+    kept, fits, pace_s = 1.0, math.inf, expected_pace_s(candidate)
     if objective.deadline_s is not None:
         left_s = objective.deadline_s + (objective.late_s or 0.0) - elapsed_s
-        fits = 1.0 + (left_s - prediction.prefill_s) / prediction.tpot_s
-        kept = deadline_chance(prediction, situation, elapsed_s)
-    if objective.ttft_s is not None:
+        fits = 1.0 + (left_s - prediction.prefill_s) / pace_s
+        kept = deadline_chance(prediction, situation, elapsed_s, pace_s)
+    if objective.ttft_s is not None and (situation.ttft_promised or objective.deadline_s is None):
         in_time = _phi_log(objective.ttft_s - elapsed_s, prediction.prefill_s, prediction.ttft_log_sigma)
         kept *= in_time if situation.ttft_promised else _UNASKED_LATE + (1.0 - _UNASKED_LATE) * in_time
     if objective.tpot_s is not None:
-        kept *= _phi_log(objective.tpot_s, prediction.tpot_s, sigma)
+        kept *= _phi_log(objective.tpot_s, pace_s, sigma)
     tokens = situation.length.expected(max(fits, 1.0))
     cost_s = prediction.prefill_s + tokens * prediction.token_device_s
     if not candidate.favoured:
@@ -111,7 +114,14 @@ def latest_start_s(candidate: Candidate, situation: Situation) -> float:
     return latest_s
 
 
-def deadline_chance(prediction: Prediction, situation: Situation, elapsed_s: float) -> float:
+def expected_pace_s(candidate: Candidate) -> float:
+    """Seconds a token over the whole answer: others will join the batch, on their way to filling the device."""
+    prediction = candidate.prediction
+    full_s = prediction.token_device_s * candidate.slots
+    return max(prediction.tpot_s, (1.0 - _JOINED) * prediction.tpot_s + _JOINED * full_s)
+
+
+def deadline_chance(prediction: Prediction, situation: Situation, elapsed_s: float, pace_s: float) -> float:
     """P(the last token comes before the deadline), or the expected late value.
 
     Args:
@@ -123,15 +133,14 @@ def deadline_chance(prediction: Prediction, situation: Situation, elapsed_s: flo
         return 1.0
     sigma = max(prediction.pace_log_sigma, _LEAST_SIGMA)
     if late_s is None:
-        return _fits(length, prediction, deadline_s - elapsed_s, sigma)
+        return _fits(length, deadline_s - elapsed_s, prediction.prefill_s, pace_s, sigma)
     ends_s = [deadline_s + share * late_s for share in _LATE_AT]
-    return sum(_fits(length, prediction, end_s - elapsed_s, sigma) for end_s in ends_s) / len(ends_s)
+    return sum(_fits(length, end_s - elapsed_s, prediction.prefill_s, pace_s, sigma) for end_s in ends_s) / len(ends_s)
 
 
-def _fits(length: LengthCurve, prediction: Prediction, left_s: float, sigma: float) -> float:
+def _fits(length: LengthCurve, left_s: float, prefill_s: float, pace_s: float, sigma: float) -> float:
     if left_s <= 0.0:
         return 0.0
-    prefill_s, pace_s = prediction.prefill_s, prediction.tpot_s
     slower = math.exp(_NODE * sigma)
     inside = length.within
     total = _MIDDLE_WEIGHT * inside(1.0 + (left_s - prefill_s) / pace_s) if left_s >= prefill_s else 0.0

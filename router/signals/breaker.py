@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -27,6 +28,10 @@ class Breaker:
     nothing either. Each failure has a source (`router.dispatch.blame.source_of`), and each source counts once: among
     the failures in a row, in the window, and for the trial of half_open. One request that is tried again and again is
     one failure.
+
+    Live requests open nothing by themselves, however many fail: their content may be what the replica fails on. They
+    raise a suspicion, and a self-test with a prompt of our own (`router.dispatch.self_test`) tells. A live success
+    while it runs, or its own, clears the suspicion; only its failure opens the breaker.
 
     A health probe proves that the endpoint can be reached, not that it can generate. Failing probes count like failures
     in a row, and good ones close the breaker only where failing ones came before: if probes stayed good while live
@@ -55,6 +60,8 @@ class Breaker:
         self._trial_out = False
         self._unreachable = False
         self._good_probes = 0
+        self._suspected = False
+        self._trusted_until_s = -math.inf
 
     @property
     def unreachable(self) -> bool:
@@ -73,6 +80,10 @@ class Breaker:
         """Seconds until a trial is let through; 0 unless open."""
         return max(0.0, self._open_until_s - self._clock.now_s()) if self.state is BreakerState.OPEN else 0.0
 
+    def knows(self, source: str) -> bool:
+        """Whether a request of this source has failed lately."""
+        return source in self._in_a_row or source in self._recent
+
     def allows(self) -> bool:
         """Whether a request may be sent now."""
         state = self.state
@@ -90,6 +101,7 @@ class Breaker:
 
     def succeed(self) -> None:
         """Note that a live request was answered in full."""
+        self._suspected = False
         self._note("")
         if self.state is BreakerState.CLOSED:
             self._in_a_row.clear()
@@ -97,34 +109,59 @@ class Breaker:
         elif self.state is BreakerState.HALF_OPEN:
             self._close()
 
-    def fail(self, why: str, *, source: str = "", trial: bool = False) -> None:
+    def fail(self, *, source: str = "", trial: bool = False) -> bool:
         """Note that a live request found the endpoint unreachable or broken.
 
         Args:
             source: what the failure counts under; each source counts once. Empty counts for itself.
             trial: it was the trial of half_open. Late failures of requests sent before say nothing new.
+
+        Returns:
+            Whether the endpoint is suspected now, and was not before: a self-test is to be made, and its result told.
         """
         if not source:
             self._anonymous += 1
             source = f"#{self._anonymous}"
         state, known = self.state, source in self._in_a_row
-        if state is BreakerState.HALF_OPEN and trial and known:
+        half_open = state is BreakerState.HALF_OPEN
+        if half_open and trial and known:
             self.abandon()
-            return
-        if state is BreakerState.OPEN or (state is BreakerState.HALF_OPEN and not trial):
-            return
+            return False
+        if state is BreakerState.OPEN or (half_open and not trial):
+            return False
         if source not in self._recent:
             self._note(source)
         self._in_a_row[source] = None
         settings = self.settings
         bad = sum(map(bool, self._recent))
         often = len(self._recent) >= settings.window and bad >= settings.failure_ratio * len(self._recent)
-        if state is BreakerState.HALF_OPEN or often or self._failures_in_a_row >= settings.failures:
+        in_a_row = len(self._in_a_row) + self._missed_probes
+        return (half_open or often or in_a_row >= settings.failures) and self._suspect()
+
+    def _suspect(self) -> bool:
+        half_open = self.state is BreakerState.HALF_OPEN
+        if self._suspected or (not half_open and self._clock.now_s() < self._trusted_until_s):
+            return False
+        self._suspected = True
+        self._trial_out = half_open  # nobody else is the trial meanwhile
+        return True
+
+    def self_test_passed(self) -> None:
+        """The endpoint answers a prompt of our own: what failed was the requests' fault. It is trusted for a while."""
+        if self._suspected:
+            self._trusted_until_s = self._clock.now_s() + self.settings.open_ms / 1e3
+            self._close()
+
+    def self_test_failed(self, why: str) -> None:
+        """The endpoint fails on a prompt of our own too."""
+        if self._suspected:
             self._open(why, unreachable=False)
 
-    @property
-    def _failures_in_a_row(self) -> int:
-        return len(self._in_a_row) + self._missed_probes
+    def self_test_untold(self) -> None:
+        """The self-test was refused or given up; the next failure asks for another one."""
+        if self._suspected:
+            self._suspected = False
+            self.abandon()
 
     def probe_succeeded(self) -> None:
         """Note that a health probe was answered."""
@@ -147,7 +184,7 @@ class Breaker:
         if state is BreakerState.OPEN:
             return
         self._missed_probes += 1
-        if state is BreakerState.HALF_OPEN or self._failures_in_a_row >= self.settings.failures:
+        if state is BreakerState.HALF_OPEN or self._missed_probes >= self.settings.failures:
             self._open(why, unreachable=True)
 
     def _note(self, source: str) -> None:
@@ -160,6 +197,7 @@ class Breaker:
         self._times_opened = min(self._times_opened + 1, 30)
         self._open_until_s = self._clock.now_s() + open_ms / 1e3
         self._unreachable = unreachable or self._unreachable
+        self._suspected = False
         self._good_probes = 0
         self._trial_out = False
         self._missed_probes = 0
@@ -172,7 +210,7 @@ class Breaker:
         self._recent.clear()
         self._in_a_row.clear()
         self._missed_probes = self._times_opened = self._good_probes = 0
-        self._trial_out = self._unreachable = False
+        self._trial_out = self._unreachable = self._suspected = False
         self.why = ""
         self._move(BreakerState.CLOSED)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 from router.signals.learnt import Speeds
-from router.values.link import LinkSnapshot
 
 # Not within so long of the last news: with the way that beliefs age, a replica that has recovered is used within 60 s.
-_AFTER_S = 20.0
+AFTER_S = 20.0
 # Nor more than one request of so many, on average.
 _ONE_IN = 50
 # And only where it is believed slower by so much than it has been, or was said to be.
@@ -22,12 +21,15 @@ class Exploration:
         self._sent = 0
         self._explored = 0
 
-    def due(self, speeds: Speeds, link: LinkSnapshot | None, now_s: float) -> bool:
-        """Whether a replica that has nothing to do should be tried by the next request that has no tight promise."""
-        if now_s - max(speeds.seen_s, speeds.explored_s) < _AFTER_S or self._explored * _ONE_IN > self._sent + _ONE_IN:
+    def due(self, speeds: Speeds, pessimism_log: float, now_s: float) -> bool:
+        """Whether a replica that has nothing to do should be tried by the next request that has no tight promise.
+
+        Args:
+            pessimism_log: by how much, in logs, it is believed slower than it has been or was said to be.
+        """
+        if now_s - max(speeds.seen_s, speeds.explored_s) < AFTER_S or self._explored * _ONE_IN > self._sent + _ONE_IN:
             return False
-        believed_log = max(speeds.pessimism(now_s), link.pessimism_log if link is not None else 0.0)
-        return believed_log > _FROM_LOG
+        return pessimism_log > _FROM_LOG
 
     def sent(self, speeds: Speeds, now_s: float, *, explores: bool) -> None:
         """A request was sent to a replica."""

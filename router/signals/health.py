@@ -74,6 +74,15 @@ class HealthBook:
             self._breakers[key] = Breaker(key, self._settings, self._clock, self._on_change)
         return self._breakers[key]
 
+    def has_failed(self, source: str) -> bool:
+        """Whether a request of this source has failed lately, on any endpoint; see `blame.source_of`."""
+        return any(breaker.knows(source) for breaker in self._breakers.values())
+
+    def is_sound(self, info: ReplicaInfo) -> bool:
+        """Whether the breaker of a replica is closed."""
+        breaker = self._breakers.get(breaker_key(info))
+        return breaker is None or breaker.state is BreakerState.CLOSED
+
     def refused(self, info: ReplicaInfo, retry_after_s: float, up_to_priority: int | None = None) -> None:
         """Begin the cool-down of a replica that refused and said when to come back.
 

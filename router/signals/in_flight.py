@@ -23,7 +23,7 @@ class Attempt:
         expected_tokens: what the answer was expected to run to.
         trial: it is the trial of a half-open breaker.
         opened: the replica has it, so its snapshots can show it.
-        first_at_s: when its first text came, None before; tokens: how many came.
+        first_at_s: when its first text came, None before; last_at_s: its last until now; tokens: how many came.
         away_s: how long its reader was busy with what had come, while nobody waited for more.
         handed_at_s: since when it is so now, None while it waits for more.
         overdue: the deadline came before its end; silent: and long after its first text should have come.
@@ -34,6 +34,7 @@ class Attempt:
             others wait. Returns whether it did; False where it is over anyway. None where the promise or the setting
             `router.give_up` does not allow it.
         gave_up: it did.
+        outrun: another attempt at the same answer had its first token sooner.
     """
 
     replica: Replica
@@ -45,6 +46,7 @@ class Attempt:
     trial: bool = False
     opened: bool = False
     first_at_s: float | None = None
+    last_at_s: float = 0.0
     tokens: int = 0
     away_s: float = 0.0
     handed_at_s: float | None = None
@@ -55,17 +57,21 @@ class Attempt:
     ends_s: float = math.inf
     give_up: Callable[[], bool] | None = None
     gave_up: bool = False
+    outrun: bool = False
 
-    def pace_s(self, now_s: float) -> float | None:
-        """Seconds a token until now, None where the reader set the pace, or too little came to tell.
+    @property
+    def pace_s(self) -> float | None:
+        """Seconds a token until the last one, None where the reader set the pace, or too little came to tell.
 
         A replica generates on while its reader is away, so that time can not just be taken off: what is left would
         make it look faster than it is.
         """
         if self.first_at_s is None or self.tokens < 2:
             return None
-        lasted_s = now_s - self.first_at_s
-        away_s = self.away_s + (0.0 if self.handed_at_s is None else now_s - self.handed_at_s)
+        lasted_s = self.last_at_s - self.first_at_s
+        away_s = self.away_s
+        if self.handed_at_s is not None:
+            away_s += max(0.0, self.last_at_s - self.handed_at_s)
         return None if away_s > _AWAY_SHARE * lasted_s else lasted_s / (self.tokens - 1)
 
     @property
@@ -95,6 +101,15 @@ class InFlight:
         in_flight.remove(attempt)
         if not in_flight:
             del self._by_replica[attempt.info.replica_id]
+
+    def count(self, replica_id: str) -> int:
+        """Count the requests on a replica."""
+        return len(self._by_replica.get(replica_id, ()))
+
+    def unopened_at(self, endpoint: str) -> int:
+        """Count the requests bound to an endpoint of which it knows nothing yet."""
+        attempts = (attempt for in_flight in self._by_replica.values() for attempt in in_flight)
+        return sum(attempt.info.endpoint == endpoint and not attempt.opened for attempt in attempts)
 
     def at(self, replica_id: str) -> InFlightLoad:
         in_flight = self._by_replica.get(replica_id)

@@ -20,24 +20,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from router.base.clock import Clock, MonotonicClock
-from router.signals.exploration import Exploration
+from router.signals.exploration import AFTER_S, Exploration
 from router.signals.in_flight import Attempt
 from router.signals.learnt import Device, Speeds
 from router.signals.level import MAX_LOG
-from router.signals.occupancy import (
-    backlog_tokens,
-    interference,
-    left_tokens,
-    line_tokens,
-    occupied_slots,
-)
+from router.signals.occupancy import line_tokens, occupied_slots
 from router.signals.prefill import PrefillLine
-from router.signals.prefix_hits import PrefixHits
+from router.signals.replica_state import ReplicaState, state_of
 from router.signals.token_clock import Mark
-from router.signals.upper import NORMAL_90, band_of, kept_if_censored
+from router.signals.upper import NORMAL_90, kept_if_censored
+from router.values.length import LengthCurve
 from router.values.link import LinkSnapshot
 from router.values.prediction import (
     NOTHING_IN_FLIGHT,
@@ -52,46 +46,12 @@ from router.values.replica import ReplicaInfo, ReplicaSnapshot
 # Waits shorter than this are scheduling noise.
 _MIN_LEARNT_WAIT_S = 0.02
 _WAIT_GAIN = 0.1
-# How long what was computed of a replica's state stands, if nothing else changed: ageing is slower by far.
-_STATE_LASTS_S = 0.25
 # Spread of log lengths where nobody knows the longest answer to expect: a factor of 2.
 _UNKNOWN_LENGTH_LOG = NORMAL_90 * math.log(2.0)
 # Answers of fewer tokens tell more of the first gap than of the pace.
 _LEAST_PACE_TOKENS = 4
-# An error says next to nothing of a rung whose steps made up less of the time.
+# An error says little of a rung whose steps made up less of the time, unless it is the one that least is known of.
 _LEAST_SHARE = 0.7
-# Requests that wait take up to so many slots that are free yet: from there on, what is left of answers is of interest.
-_WAITS_SOON = 64
-
-
-@dataclass(slots=True)
-class _State:
-    """What a prediction needs of a replica whatever the request; the first five say for what it was computed."""
-
-    snapshot: ReplicaSnapshot
-    mine: InFlightLoad
-    siblings: Sequence[SiblingLoad]
-    link: LinkSnapshot | None
-    version: int
-    at_s: float
-    position: int
-    slots: int
-    left: list[int]
-    line_a_s: float
-    line_b_s: float
-    backlog_s: float
-    behind_s: float
-    alone: tuple[float, float]
-    pace_s: float
-    pace_high_s: float
-    ttft_factor: float
-    wait_factor: float
-    wait_high: float
-    finish_log: float
-    token_device_s: float
-    prefill_sigma: float
-    pace_sigma: float
-    explore: bool
 
 
 class LatencyModel:
@@ -102,17 +62,11 @@ class LatencyModel:
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self.hits = PrefixHits()
         self._now_s = (clock or MonotonicClock()).now_s
         self._speeds: dict[str, Speeds] = {}
         self._devices: dict[str, Device] = {}
-        self._states: dict[str, _State] = {}
-        self._version = 0
+        self._states: dict[str, ReplicaState] = {}
         self._exploration = Exploration()
-
-    def cached_tokens(self, info: ReplicaInfo, session: str | None, prompt_tokens: int) -> int:
-        """Return how many of a prompt's tokens the replica is expected to hold computed, for `Demand`."""
-        return self.hits.expected(info.replica_id, session, prompt_tokens, self._now_s())
 
     def predict(
         self,
@@ -132,53 +86,58 @@ class LatencyModel:
             siblings: the other rungs of its device that have sequences.
         """
         now_s = self._now_s()
-        name = snapshot.info.replica_id
+        info = snapshot.info
+        name = info.replica_id
         state = self._states.get(name)
-        if (
-            state is None
-            or state.snapshot is not snapshot
-            or state.mine is not mine
-            or state.link is not link
-            or state.version != self._version
-            or now_s - state.at_s > _STATE_LASTS_S
-            or (state.siblings is not siblings and state.siblings != siblings)
-        ):
-            state = self._states[name] = self._state_of(snapshot, link, mine, siblings, now_s)
+        if state is None or not state.stands(snapshot, link, mine, siblings, now_s):
+            others = [self._of(s.info) for s in siblings] if siblings else ()
+            learnt = (self._of(info), self._device(info), others)
+            state = self._states[name] = state_of(snapshot, link, mine, siblings, learnt=learnt, now_s=now_s)
         own_tokens = max(demand.prompt_tokens - demand.cached_tokens, 1)
+        answer_tokens = demand.answer_tokens
         pace_s = state.pace_s
         wait_s = wait_high_s = 0.0
         position = state.position + ahead
         if position > 0:
-            answer_s = demand.answer_tokens * pace_s
-            wait_s = _until_free_s(position, state.slots, state.left, pace_s, answer_s) * state.wait_factor
+            wait_s = state.until_free_s(position, answer_tokens * pace_s) * state.wait_factor
             wait_high_s = wait_s * state.wait_high
+        free = position <= 0
+        if snapshot.credits is not None:  # they count what waits there, and what others send
+            free = ahead < snapshot.credits
+            if not free:
+                wait_s = max(wait_s, snapshot.credit_in_s)
+                wait_high_s = max(wait_high_s, wait_s)
         network_s = link.request_s(demand.prompt_bytes) if link is not None else 0.0
         sent_s = network_s + state.line_a_s + state.line_b_s * own_tokens + state.backlog_s
         ttft_s = wait_s + sent_s
-        rest = max(demand.answer_tokens - 1, 0)
-        rest_s = rest * pace_s
-        answer_log = _UNKNOWN_LENGTH_LOG
-        if demand.answer_high_tokens:
-            answer_log = math.log(max(demand.answer_high_tokens, 1) / max(demand.answer_tokens, 1))
-        spread = math.sqrt(answer_log * answer_log + NORMAL_90 * NORMAL_90 * state.pace_sigma * state.pace_sigma)
-        finish_high_s = wait_high_s + (sent_s + rest_s * math.exp(spread)) * math.exp(state.finish_log)
+        rest_s = (answer_tokens - 1) * pace_s if answer_tokens > 1 else 0.0
+        longest = demand.answer_high_tokens
+        length_log = math.log(longest / answer_tokens) if longest and answer_tokens else _UNKNOWN_LENGTH_LOG
+        pace_log = NORMAL_90 * state.pace_sigma
+        longer = math.exp(math.sqrt(length_log * length_log + pace_log * pace_log))
+        finish_s = ttft_s + rest_s
+        staleness_s = now_s - self._speeds[name].seen_s
         return Prediction(
             wait_s,
             ttft_s,
             wait_high_s + sent_s * state.ttft_factor,
             pace_s,
             state.pace_high_s,
-            ttft_s + rest_s,
-            finish_high_s,
-            position <= 0,
-            state.alone[0] + state.alone[1] * own_tokens,
+            finish_s,
+            max(wait_high_s + (sent_s + rest_s * longer) * state.finish_factor, finish_s),
+            free,
+            state.alone_a_s + state.alone_b_s * own_tokens,
             network_s,
             state.token_device_s,
             state.prefill_sigma,
             state.pace_sigma,
-            now_s - self._speeds[name].seen_s,
-            state.explore,
+            staleness_s,
+            staleness_s > AFTER_S and not mine.requests and self._explores(name, state, now_s),
         )
+
+    def _explores(self, name: str, state: ReplicaState, now_s: float) -> bool:
+        link_log = 0.0 if state.link is None else state.link.pessimism_log
+        return self._exploration.due(self._speeds[name], max(state.pessimism_log, link_log), now_s)
 
     def sent(
         self,
@@ -198,21 +157,18 @@ class LatencyModel:
         device.clock.foreign[info.replica_id] = max(0, occupied_slots(snapshot, mine) - mine.requests)
         self._exploration.sent(speeds, now_s, explores=told.explore)
         state = self._states.pop(info.replica_id)
-        occupied = state.position + state.slots
         return TtftFeatures(
-            prefill_tokens=line_tokens(snapshot, demand, mine),
+            prefill_tokens=line_tokens(snapshot, demand, mine, state.scale),
             network_s=told.network_s,
             prompt_tokens=demand.prompt_tokens,
             cached_tokens=demand.cached_tokens,
-            scale=interference(snapshot, mine),
+            scale=state.scale,
             behind_s=state.behind_s,
-            band=band_of(occupied, state.slots, waits=not told.free),
+            band=state.band,
             told=told,
         )
 
-    def first_token(
-        self, attempt: Attempt, now_s: float, session: str | None = None, cached_tokens: int | None = None
-    ) -> Mark:
+    def first_token(self, attempt: Attempt, now_s: float, cached_tokens: int | None = None) -> Mark:
         """Learn from an attempt's first token; returns where its device's clock stands.
 
         Args:
@@ -223,8 +179,6 @@ class LatencyModel:
         self._advance(device, now_s)
         device.clock.prefilling = max(0, device.clock.prefilling - 1)
         self.observe_ttft(info, sent, now_s - attempt.sent_at_s, cached_tokens)
-        if cached_tokens is not None:
-            self.hits.observe(info.replica_id, session, attempt.prompt_tokens, cached_tokens)
         return device.clock.began(info.replica_id)
 
     def observe_ttft(
@@ -261,14 +215,16 @@ class LatencyModel:
             speeds.prefill.observe(_log_ratio(actual_s, shape_s) - level_log, now_s)
             speeds.line.observe(tokens, actual_s * math.exp(-speeds.prefill.log(now_s)))
         speeds.seen_s = now_s
-        self._version += 1
+        self._learnt(info)
 
-    def ended(self, attempt: Attempt, now_s: float, session: str | None = None, *, whole: bool) -> None:
+    def ended(self, attempt: Attempt, now_s: float, *, whole: bool, length: LengthCurve | None = None) -> None:
         """An attempt ended, whichever way: learn its pace, and its finish where that is known or censored.
 
         Args:
-            whole: its answer came to its own end or to its caller's cap. One that its deadline cut is censored: it
-                would have gone on. One that broke or was cancelled teaches its pace alone.
+            length: what was believed of its length.
+            whole: its answer came to its own end or to its caller's cap. One that its deadline cut, or that
+                gave its slot up, is censored: it would have gone on, and counts as kept with P(the rest fits | so many
+                tokens came), by `length` and its own pace. One that broke or was cancelled teaches its pace alone.
         """
         info, sent = attempt.info, attempt.work
         device = self._device(info)
@@ -277,16 +233,19 @@ class LatencyModel:
             device.clock.prefilling = max(0, device.clock.prefilling - 1)
         else:
             device.clock.ended(info.replica_id)
-            self.hits.served(info.replica_id, session, attempt.prompt_tokens + attempt.tokens, now_s)
-            self._observe_pace(attempt, attempt.pace_s(now_s), now_s)
+            self._observe_pace(attempt, attempt.pace_s, now_s)
         told = sent.told
-        if told is not None and (whole or attempt.overdue):
+        if told is not None and (whole or attempt.overdue or attempt.gave_up):
             took_s = now_s - attempt.sent_at_s
             if whole:
-                device.finish_high.kept(sent.band, float(took_s <= told.finish_high_s))
+                kept = float(took_s <= told.finish_high_s)
+            elif attempt.first_at_s is None or length is None or took_s >= told.finish_high_s:
+                kept = kept_if_censored(took_s, told.finish_s, told.finish_high_s)
             else:
-                device.finish_high.kept(sent.band, kept_if_censored(took_s, told.finish_s, told.finish_high_s))
-            self._version += 1
+                pace_s = attempt.pace_s or told.tpot_s
+                kept = length.left_within(attempt.tokens, (told.finish_high_s - took_s) / pace_s)
+            device.finish_high.kept(sent.band, kept)
+            self._learnt(info)
 
     def _observe_pace(self, attempt: Attempt, pace_s: float | None, now_s: float) -> None:
         info, sent, mark = attempt.info, attempt.work, attempt.mark
@@ -299,6 +258,8 @@ class LatencyModel:
             device.observe_pace_error(sent.band, error_log)
         clock = device.clock
         alone, beside = clock.alone_tokens - mark.alone_tokens, clock.beside_tokens - mark.beside_tokens
+        until_last = (attempt.last_at_s - mark.at_s) / max(now_s - mark.at_s, 1e-9)  # what came after it, nobody saw
+        alone, beside = until_last * alone, until_last * beside
         expected = alone + device.beside_share * beside
         if attempt.tokens >= _LEAST_PACE_TOKENS and expected > 0:
             error_log = _log_ratio(expected, attempt.tokens - 1)
@@ -308,11 +269,12 @@ class LatencyModel:
             total = sum(variances.values()) + beside_variance
             for name, own in variances.items():
                 share = shares[name]
-                if share >= _LEAST_SHARE:
-                    level = self._speeds[name].pace
-                    level.observe(error_log, now_s, share=share, others_variance=total - own)
+                if share >= _LEAST_SHARE or own >= _LEAST_SHARE * total:
+                    other = self._speeds[name]
+                    other.pace.observe(error_log, now_s, share=share, others_variance=total - own)
+                    self._learnt(other.info)
         speeds.seen_s = now_s
-        self._version += 1
+        self._learnt(info)
 
     def wait_factor(self, info: ReplicaInfo) -> float:
         """Return the factor that was learnt for waits on that replica."""
@@ -334,77 +296,23 @@ class LatencyModel:
         device.wait_high.observe(0, ratio_log)
         truth_log = ratio_log + math.log(factor) - self._of(info).pace.log(self._now_s())
         device.wait_log = _clip(device.wait_log + _WAIT_GAIN * (_clip(truth_log) - device.wait_log))
-        self._version += 1
+        self._learnt(info)
 
     def keep_only(self, replica_ids: set[str]) -> None:
         """Forget replicas that are gone, and devices of which none is left."""
         for replica_id in self._speeds.keys() - replica_ids:
             del self._speeds[replica_id]
             self._states.pop(replica_id, None)
-            self.hits.forget(replica_id)
         left = {speeds.info.device_key for speeds in self._speeds.values()}
         for key in [key for key in self._devices if key not in left]:
             del self._devices[key]
-        self._version += 1
+        self._states.clear()
 
-    def _state_of(
-        self,
-        snapshot: ReplicaSnapshot,
-        link: LinkSnapshot | None,
-        mine: InFlightLoad,
-        siblings: Sequence[SiblingLoad],
-        now_s: float,
-    ) -> _State:
-        info = snapshot.info
-        speeds, device = self._of(info), self._device(info)
-        own_slots = max(snapshot.slots, 1)
-        slots = max(own_slots, *(s.slots for s in siblings)) if siblings else own_slots
-        own = occupied_slots(snapshot, mine)
-        occupied = own + sum(s.occupied for s in siblings)
-        position = max(occupied - slots, own - own_slots) + 1
-        band = band_of(occupied + 1, slots, waits=position > 0)
-        pace_s = speeds.step_s(min(own + 1, own_slots), now_s)
-        behind_s = 0.0
-        for sibling in siblings:
-            other = self._of(sibling.info)
-            pace_s += other.step_s(sibling.running, now_s)
-            behind_s += other.line.b_s * math.exp(other.prefill.log(now_s)) * sibling.prefill_tokens
-        pace_s *= math.exp(device.pace_bias.log(band))
-        if link is not None:
-            pace_s = max(pace_s, link.token_s(occupied + 1))
-        left: list[int] = []
-        if position > -_WAITS_SOON:
-            left = sorted([*left_tokens(snapshot, mine), *(t for s in siblings for t in s.left_tokens)])
-        bias = math.exp(device.ttft_bias.log(band))
-        level = math.exp(speeds.prefill.log(now_s))
-        scale = interference(snapshot, mine)
-        backlog = backlog_tokens(snapshot, mine)
-        return _State(
-            snapshot=snapshot,
-            mine=mine,
-            siblings=siblings,
-            link=link,
-            version=self._version,
-            at_s=now_s,
-            position=position,
-            slots=slots,
-            left=left,
-            line_a_s=level * bias * speeds.line.a_s,
-            line_b_s=level * bias * speeds.line.b_s * scale,
-            backlog_s=bias * (level * speeds.line.b_s * scale * backlog + behind_s),
-            behind_s=behind_s,
-            alone=(level * speeds.line.a_s, level * speeds.line.b_s),
-            pace_s=pace_s,
-            pace_high_s=pace_s * math.exp(device.pace_high.log(band)),
-            ttft_factor=math.exp(device.ttft_high.log(band)),
-            wait_factor=math.exp(device.wait_log),
-            wait_high=math.exp(device.wait_high.log(0)),
-            finish_log=device.finish_high.log(band),
-            token_device_s=speeds.step_s(slots, now_s) / slots,
-            prefill_sigma=math.sqrt(speeds.prefill.noise + speeds.prefill.variance),
-            pace_sigma=device.pace_sigma,
-            explore=mine.requests == 0 and self._exploration.due(speeds, link, now_s),
-        )
+    def _learnt(self, info: ReplicaInfo) -> None:
+        """Something was learnt of a replica: what was computed for its device stands no more."""
+        self._of(info).changed()
+        self._device(info).changed()
+        self._states.clear()
 
     def _of(self, info: ReplicaInfo) -> Speeds:
         speeds = self._speeds.get(info.replica_id)
@@ -420,13 +328,6 @@ class LatencyModel:
 
     def _advance(self, device: Device, now_s: float) -> None:
         device.clock.advance(now_s, lambda name, batch: self._speeds[name].step_s(batch, now_s))
-
-
-def _until_free_s(position: int, slots: int, left: Sequence[int], step_s: float, answer_s: float) -> float:
-    """Time until the `position`-th of the answers with `left` tokens (ascending) ends; then whole answers follow."""
-    first_round = min(position, len(left))
-    first_s = left[first_round - 1] * step_s if first_round else 0.0
-    return first_s + max(position - len(left), 0) / slots * answer_s
 
 
 def _log_ratio(actual: float, predicted: float) -> float:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import msgspec
+
 from router.signals.level import Level
 from router.signals.prefill import PrefillLine
 from router.signals.token_clock import TokenClock
 from router.signals.upper import COVERAGE, BandedQuantile, median_step
 from router.values.replica import ReplicaInfo
 
+# How long figures stand while nothing is learnt: ageing is slower by far.
+_FIGURES_LAST_S = 0.25
 _INITIAL_HIGH_LOG = math.log(1.5)
+_INITIAL_PACE_HIGH_LOG = math.log(1.7)  # its batch grows after it was told
 _INITIAL_SIGMA = 0.3
 _SIGMA_GAIN = 0.05
 # Part of a device's pace that is left to answers while something prefills, until that was learnt: it takes turns.
@@ -24,8 +29,38 @@ def _median() -> BandedQuantile:
     return BandedQuantile(0.5, 0.0, step=median_step())
 
 
-def _upper() -> BandedQuantile:
-    return BandedQuantile(COVERAGE, _INITIAL_HIGH_LOG, least=0.0)
+def _upper(start_log: float = _INITIAL_HIGH_LOG) -> BandedQuantile:
+    return BandedQuantile(COVERAGE, start_log, least=0.0)
+
+
+class Figures(msgspec.Struct, frozen=True, gc=False):
+    """A replica's speeds at a time.
+
+    Attributes:
+        step_s: one step of one sequence; slope: its relative growth for each further one.
+        a_s, b_s: of its prefill, the level included; prefill_sigma: spread of its log errors.
+        pessimism_log: by how much it is believed slower than it has been or was said to be.
+    """
+
+    at_s: float
+    step_s: float
+    slope: float
+    a_s: float
+    b_s: float
+    prefill_sigma: float
+    pessimism_log: float
+
+
+class Factors(msgspec.Struct, frozen=True, gc=False):
+    """What is learnt of one band of a device's occupancy, as factors."""
+
+    pace_bias: float
+    pace_high: float
+    ttft_bias: float
+    ttft_high: float
+    finish_high: float
+    wait: float
+    wait_high: float
 
 
 @dataclass(slots=True)
@@ -44,16 +79,32 @@ class Speeds:
     prefill: Level = field(default_factory=Level)
     pace: Level = field(default_factory=Level)
     explored_s: float = -math.inf
+    _figures: Figures | None = None
+
+    def figures(self, now_s: float) -> Figures:
+        """Return the figures at `now_s`; computed again once anything was learnt, or some time has passed."""
+        found = self._figures
+        if found is None or now_s - found.at_s > _FIGURES_LAST_S:
+            prior, level = self.info.prior, math.exp(self.prefill.log(now_s))
+            found = self._figures = Figures(
+                at_s=now_s,
+                step_s=math.exp(self.pace.log(now_s)) / prior.decode_tokens_per_s,
+                slope=prior.decode_batch_slope,
+                a_s=level * self.line.a_s,
+                b_s=level * self.line.b_s,
+                prefill_sigma=self.prefill.sigma(now_s),
+                pessimism_log=max(self.prefill.pessimism(now_s), self.pace.pessimism(now_s)),
+            )
+        return found
+
+    def changed(self) -> None:
+        """Something was learnt."""
+        self._figures = None
 
     def step_s(self, batch: int, now_s: float) -> float:
         """Return the seconds of one step of `batch` sequences."""
-        prior = self.info.prior
-        growth = 1.0 + prior.decode_batch_slope * (max(batch, 1) - 1)
-        return growth / prior.decode_tokens_per_s * math.exp(self.pace.log(now_s))
-
-    def pessimism(self, now_s: float) -> float:
-        """Return by how much, in logs, it is believed slower than it has been or was said to be."""
-        return max(self.prefill.pessimism(now_s), self.pace.pessimism(now_s))
+        figures = self.figures(now_s)
+        return figures.step_s * (1.0 + figures.slope * (max(batch, 1) - 1))
 
 
 @dataclass(slots=True)
@@ -74,11 +125,31 @@ class Device:
     ttft_bias: BandedQuantile = field(default_factory=_median)
     pace_bias: BandedQuantile = field(default_factory=_median)
     ttft_high: BandedQuantile = field(default_factory=_upper)
-    pace_high: BandedQuantile = field(default_factory=_upper)
+    pace_high: BandedQuantile = field(default_factory=lambda: _upper(_INITIAL_PACE_HIGH_LOG))
     finish_high: BandedQuantile = field(default_factory=lambda: BandedQuantile(COVERAGE, 0.0))
     pace_sigma: float = _INITIAL_SIGMA
     wait_log: float = 0.0
     wait_high: BandedQuantile = field(default_factory=_upper)
+    _factors: dict[int, Factors] = field(default_factory=dict)
+
+    def factors(self, band: int) -> Factors:
+        """Return the factors of a band."""
+        found = self._factors.get(band)
+        if found is None:
+            found = self._factors[band] = Factors(
+                pace_bias=math.exp(self.pace_bias.log(band)),
+                pace_high=math.exp(self.pace_high.log(band)),
+                ttft_bias=math.exp(self.ttft_bias.log(band)),
+                ttft_high=math.exp(self.ttft_high.log(band)),
+                finish_high=math.exp(self.finish_high.log(band)),
+                wait=math.exp(self.wait_log),
+                wait_high=math.exp(self.wait_high.log(0)),
+            )
+        return found
+
+    def changed(self) -> None:
+        """Something was learnt."""
+        self._factors.clear()
 
     def observe_pace_error(self, band: int, error_log: float) -> None:
         """Learn from log(actual / told) seconds a token, where what was told holds bias already."""

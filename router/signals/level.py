@@ -100,6 +100,15 @@ class Level:
             return self.slow + self.fast
         return self.slow * _kept(unseen_s, _SLOW_HALF_LIFE_S) + self.fast * _kept(unseen_s, _FAST_HALF_LIFE_S)
 
+    def sigma(self, now_s: float) -> float:
+        """Return the standard deviation, in logs, of the next observation about the belief."""
+        variance = self.variance
+        unseen_s = now_s - self._at_s
+        if self.seen and unseen_s > _GRACE_S:
+            kept = _kept(unseen_s, _FAST_HALF_LIFE_S)
+            variance = max(variance, _STALE_VARIANCE + (variance - _STALE_VARIANCE) * kept * kept)
+        return math.sqrt(variance + self.noise)
+
     def pessimism(self, now_s: float) -> float:
         """Return by how much, in logs, it is believed slower than it has been or was said to be; 0 if it is not."""
         return max(0.0, self.log(now_s) - min(self._best, self.slow))

@@ -1,53 +1,97 @@
-"""Estimates of the network between two tiers: round trip and throughput, learned from probes and requests."""
+"""Estimates of the network between two tiers: round trip, both directions' throughput, and what a connection costs.
+
+The round trip is learnt from polls, after Jacobson (RFC 6298); its deviation grows while none is answered. The uplink
+is a factor on the configured throughput, learnt from request bodies in log space (`level.py`): it ages back to what was
+configured, and its upper time is the 0.9 quantile of what is believed and of the noise of one body together. Answers
+are too slow to measure a downlink by, unless it bounds them: a stream that got more than was believed possible raises
+it.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
+import msgspec
+
+from router.base.clock import Clock, MonotonicClock
+from router.signals.level import Level
+from router.signals.upper import NORMAL_90
 from router.values.link import LinkSnapshot
 
 _MIN_SAMPLE_BYTES = 4096  # below this, time is round trip and scheduling, not throughput
 _MIN_TRANSFER_S = 1e-4
 _MAX_RTT_S = 60.0
+# The round trip is polled every second; without an answer for so long, its deviation counts twice.
+_RTT_STALE_S = 30.0
+# A snapshot stands for so long where nothing was observed: ageing is slower.
+_SNAPSHOT_LASTS_S = 1.0
+_TOKEN_BYTES_PRIOR = 300.0  # one event of a streamed chat
+_SMOOTHING = 0.25
+_MIN_ANSWER_TOKENS = 8
+# A burst that was buffered on the way says nothing of throughput.
+_MIN_DOWNLOAD_S = 0.05
+_DOWN_HALF_LIFE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPrior:
+    """What is believed of a link before anything was observed, and what its bytes cost.
+
+    Attributes:
+        connect_round_trips: to open a connection: 1 for TCP, 2 with TLS 1.3 on it.
+        price_per_byte: either way; 0: it is not metered.
+    """
+
+    rtt_s: float = 0.05
+    uplink_bytes_per_s: float = 1.25e6
+    downlink_bytes_per_s: float = 1.25e7
+    connect_round_trips: int = 1
+    price_per_byte: float = 0.0
 
 
 class Link:
-    """Estimates of one link. Round trip after Jacobson (RFC 6298: gains 1/8 and 1/4); throughput in log space.
+    """Estimates of one link.
 
     Args:
-        rtt_prior_s, uplink_prior_bytes_per_s: believed until the first observation.
+        clock: what ageing is measured on.
+
+    Raises:
+        ValueError: a prior is no positive number, or the price is negative.
     """
 
-    def __init__(
-        self,
-        endpoint: str,
-        rtt_prior_s: float = 0.05,
-        uplink_prior_bytes_per_s: float = 1.25e6,
-    ) -> None:
-        for name, value in (
-            ("rtt_prior_s", rtt_prior_s),
-            ("uplink_prior_bytes_per_s", uplink_prior_bytes_per_s),
-        ):
+    def __init__(self, endpoint: str, prior: LinkPrior | None = None, clock: Clock | None = None) -> None:
+        prior = prior or LinkPrior()
+        for name in ("rtt_s", "uplink_bytes_per_s", "downlink_bytes_per_s"):
+            value = getattr(prior, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"link {endpoint}: {name} is {value}, it must be a positive number")
+        if not (math.isfinite(prior.price_per_byte) and prior.price_per_byte >= 0):
+            raise ValueError(f"link {endpoint}: price_per_byte is {prior.price_per_byte}, it must be 0 or more")
         self.endpoint = endpoint
-        self._rtt_s = rtt_prior_s
-        self._deviation_s = rtt_prior_s / 2
-        self._rtt_is_prior = True
-        self._log_up = math.log(uplink_prior_bytes_per_s)
-        self._snapshot: LinkSnapshot | None = None
+        self._prior = prior
+        self._now_s = (clock or MonotonicClock()).now_s
+        self._rtt_s = prior.rtt_s
+        self._deviation_s = prior.rtt_s / 2
+        self._rtt_at_s: float | None = None
+        self._slower = Level()
+        self._setup_s: float | None = None
+        self._down_log = 0.0
+        self._down_at_s = 0.0
+        self._token_bytes = _TOKEN_BYTES_PRIOR
+        self._snapshots: tuple[float, LinkSnapshot, LinkSnapshot] | None = None
 
     def observe_rtt(self, rtt_s: float) -> None:
         """Learn from one small exchange: a health poll, a TCP handshake. Impossible values are ignored."""
         if not (math.isfinite(rtt_s) and 0 <= rtt_s <= _MAX_RTT_S):
             return
-        if self._rtt_is_prior:
+        if self._rtt_at_s is None:
             self._rtt_s, self._deviation_s = rtt_s, rtt_s / 2
         else:
             self._deviation_s += (abs(rtt_s - self._rtt_s) - self._deviation_s) / 4
             self._rtt_s += (rtt_s - self._rtt_s) / 8
-        self._rtt_is_prior = False
-        self._snapshot = None
+        self._rtt_at_s = self._now_s()
+        self._snapshots = None
 
     def observe_transfer(self, sent_bytes: int, transfer_s: float) -> None:
         """Learn the uplink from a request body.
@@ -57,22 +101,62 @@ class Link:
                 bodies and times at or below 0, which that difference can come to, teach nothing.
         """
         if sent_bytes >= _MIN_SAMPLE_BYTES and math.isfinite(transfer_s) and transfer_s > 0:
-            self._log_up = _smoothed(self._log_up, sent_bytes / max(transfer_s, _MIN_TRANSFER_S))
-            self._snapshot = None
+            now_s = self._now_s()
+            prior_s = sent_bytes / self._prior.uplink_bytes_per_s
+            took_log = math.log(max(transfer_s, _MIN_TRANSFER_S) / prior_s)
+            self._slower.observe(took_log - self._slower.log(now_s), now_s)
+            self._snapshots = None
 
-    def snapshot(self) -> LinkSnapshot:
-        """Return the estimates now. Cheap: cached until the next observation."""
-        if self._snapshot is None:
-            self._snapshot = LinkSnapshot(
-                endpoint=self.endpoint,
-                rtt_s=self._rtt_s,
-                rtt_hi_s=self._rtt_s + 2 * self._deviation_s,
-                uplink_bytes_per_s=math.exp(self._log_up),
-            )
-        return self._snapshot
+    def observe_connect(self, connect_s: float) -> None:
+        """Learn from a new connection: TCP and TLS together."""
+        if math.isfinite(connect_s) and 0 < connect_s <= _MAX_RTT_S:
+            before_s = self._setup_s
+            self._setup_s = connect_s if before_s is None else before_s + _SMOOTHING * (connect_s - before_s)
+            self._snapshots = None
 
+    def observe_answer(self, received_bytes: int, tokens: int, lasted_s: float) -> None:
+        """Learn from a whole stream: what a token takes, and that so much came in that time."""
+        if tokens < _MIN_ANSWER_TOKENS or received_bytes <= 0:
+            return
+        self._token_bytes += _SMOOTHING * (min(received_bytes / tokens, 1e5) - self._token_bytes)
+        if math.isfinite(lasted_s) and lasted_s >= _MIN_DOWNLOAD_S:
+            now_s = self._now_s()
+            at_least_log = math.log(received_bytes / lasted_s / self._prior.downlink_bytes_per_s)
+            if at_least_log > self._down(now_s):
+                self._down_log, self._down_at_s = at_least_log, now_s
+        self._snapshots = None
 
-def _smoothed(log_rate: float, bytes_per_s: float) -> float:
-    """Return the log rate moved a quarter of the way to a sample, by a factor of e at most."""
-    step = max(-1.0, min(1.0, math.log(bytes_per_s) - log_rate))
-    return log_rate + step / 4
+    def snapshot(self, *, warm: bool = True) -> LinkSnapshot:
+        """Return the estimates now. Cheap: cached until the next observation.
+
+        Args:
+            warm: a connection is open and idle; else the request pays for a new one.
+        """
+        now_s = self._now_s()
+        found = self._snapshots
+        if found is None or now_s - found[0] > _SNAPSHOT_LASTS_S:
+            found = self._snapshots = (now_s, *self._of(now_s))
+        return found[1] if warm else found[2]
+
+    def _of(self, now_s: float) -> tuple[LinkSnapshot, LinkSnapshot]:
+        slower = self._slower
+        slower_log = slower.log(now_s)
+        unheard_s = 0.0 if self._rtt_at_s is None else max(0.0, now_s - self._rtt_at_s)
+        uplink = self._prior.uplink_bytes_per_s * math.exp(-slower_log)
+        setup_s = self._prior.connect_round_trips * self._rtt_s if self._setup_s is None else self._setup_s
+        warm = LinkSnapshot(
+            endpoint=self.endpoint,
+            rtt_s=self._rtt_s,
+            rtt_hi_s=self._rtt_s + 2 * self._deviation_s * (1.0 + unheard_s / _RTT_STALE_S),
+            uplink_bytes_per_s=uplink,
+            uplink_low_bytes_per_s=uplink * math.exp(-NORMAL_90 * slower.sigma(now_s)),
+            downlink_bytes_per_s=self._prior.downlink_bytes_per_s * math.exp(self._down(now_s)),
+            token_bytes=self._token_bytes,
+            price_per_byte=self._prior.price_per_byte,
+            pessimism_log=slower.pessimism(now_s),
+        )
+        return warm, msgspec.structs.replace(warm, setup_s=setup_s)
+
+    def _down(self, now_s: float) -> float:
+        """Return log(downlink / configured), which is relaxed to 0."""
+        return self._down_log * math.pow(0.5, (now_s - self._down_at_s) / _DOWN_HALF_LIFE_S)

@@ -24,7 +24,10 @@ def sibling_load(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> SiblingLoad:
 
 def occupied_slots(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> int:
     """Count the sequences on a replica: the larger of its report and of what this tier has sent."""
-    return max(round((snapshot.running + snapshot.queued) * fresh(snapshot)) + mine.unopened, mine.requests)
+    there = snapshot.running + snapshot.queued
+    if snapshot.age_s > 0 and there:
+        there = round(there * fresh(snapshot))
+    return max(there + mine.unopened, mine.requests)
 
 
 def left_tokens(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> Sequence[int]:
@@ -46,16 +49,13 @@ def backlog_tokens(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> float:
     return max(snapshot.queued_prefill_tokens * fresh(snapshot) + mine.unopened_prefill_tokens, mine.prefill_tokens)
 
 
-def interference(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> float:
-    """Return the factor by which the answers that run slow a prompt down."""
-    running = min(occupied_slots(snapshot, mine), max(snapshot.slots, 1) - 1)
-    return 1.0 + snapshot.info.prior.decode_batch_slope * max(running, 0)
+def line_tokens(snapshot: ReplicaSnapshot, demand: Demand, mine: InFlightLoad, scale: float) -> float:
+    """Count the tokens to prefill before the first token, queued ones included.
 
-
-def line_tokens(snapshot: ReplicaSnapshot, demand: Demand, mine: InFlightLoad) -> float:
-    """Count the tokens to prefill before the first token, queued ones included, scaled by the running batch."""
-    own = max(demand.prompt_tokens - demand.cached_tokens, 1)
-    return (backlog_tokens(snapshot, mine) + own) * interference(snapshot, mine)
+    Args:
+        scale: by how much the answers that run slow a prompt down.
+    """
+    return (backlog_tokens(snapshot, mine) + max(demand.prompt_tokens - demand.cached_tokens, 1)) * scale
 
 
 def _spread_evenly(pending_tokens: float, requests: int) -> Sequence[int]:

@@ -5,8 +5,9 @@ The value of what T seconds of every device can hold is bounded by the dual of a
 
     g(λ) = Σ_j max(0, max_d (v_jd − λ_d · c_jd)) + Σ_d λ_d · T,
 
-whose minimum is found one device at a time: λ_d is the density (v_jd − best elsewhere) / c_jd at which those denser fill
-T (Dantzig, 1957). λ is 0 while everything fits.
+whose minimum is approached from above: each step multiplies λ_d by a power of what is wanted of device d at these
+prices over what it has (multiplicative weights), from the price that it would have alone (Dantzig, 1957). λ is 0 while
+everything fits.
 
 Rungs of one device that run side by side slow one another, so each device favours one rung: the combination of highest
 g. Another one takes over when it is better by `_SWITCH_GAIN`: that is the hysteresis of stepping down and up again.
@@ -30,7 +31,9 @@ _LEAST = 12  # before so many there is no price
 _SPAN_S = 20.0  # older arrivals count only where there are few
 _FEW = 32
 _USABLE = 0.95  # share of a device's time that work can fill
-_ROUNDS = 6
+_STEPS = 40
+_FIRST_STEP, _STEP_DECAY = 0.25, 0.96
+_LEAST_PRICE = 1e-4
 _SWITCH_GAIN = 1.05
 _SOLVE_EVERY_S = 1.0
 _MAX_COMBINATIONS = 32
@@ -52,7 +55,9 @@ class CapacityPrices:
         self._favoured: dict[str, str] = {}
 
     def arrived(self, now_s: float, offers: Sequence[Offer]) -> None:
-        """Take one arrival into account."""
+        """Take one arrival into account; one without offers says nothing."""
+        if not offers:
+            return
         row = self._next
         self._values[row] = 0.0
         self._costs[row] = math.inf
@@ -113,43 +118,53 @@ class CapacityPrices:
         for replica_id, device in self._device_of.items():
             devices.setdefault(device, []).append(replica_id)
         names = list(devices)
-        best: tuple[float, tuple[str, ...], Floats] | None = None
-        held: tuple[float, tuple[str, ...], Floats] | None = None
-        for combination in itertools.islice(itertools.product(*devices.values()), _MAX_COMBINATIONS):
-            columns = [self._columns[replica_id] for replica_id in combination]
-            gain, prices = _dual(values[:, columns], costs[:, columns], span_s * _USABLE)
-            found = (gain, combination, prices)
-            if best is None or gain > best[0]:
-                best = found
-            if combination == tuple(self._favoured.get(name, "") for name in names):
-                held = found
-        if best is None:
+        combinations = list(itertools.islice(itertools.product(*devices.values()), _MAX_COMBINATIONS))
+        if not devices:
             return
-        if held is not None and best[0] < held[0] * _SWITCH_GAIN:
-            best = held
-        self._favoured = dict(zip(names, best[1], strict=True))
-        self._prices = dict(zip(names, (float(price) for price in best[2]), strict=True))
+        columns = np.array([[self._columns[replica_id] for replica_id in rungs] for rungs in combinations])
+        gains, prices = _duals(values.T[columns], costs.T[columns], span_s * _USABLE)
+        best = int(gains.argmax())
+        held = tuple(self._favoured.get(name, "") for name in names)
+        if held in combinations and gains[best] < gains[combinations.index(held)] * _SWITCH_GAIN:
+            best = combinations.index(held)
+        self._favoured = dict(zip(names, combinations[best], strict=True))
+        self._prices = dict(zip(names, prices[best].tolist(), strict=True))
 
 
-def _dual(values: Floats, costs: Floats, time_s: float) -> tuple[float, Floats]:
-    """Return the dual's value and its prices.
+def _duals(values: Floats, costs: Floats, time_s: float) -> tuple[Floats, Floats]:
+    """Return the duals' values, and their prices (combinations × devices).
 
     Args:
-        values, costs: of requests (rows) on devices (columns).
+        values, costs: combinations × devices × requests; one that a device cannot serve costs infinitely.
         time_s: what every device has.
     """
-    devices = values.shape[1]
-    prices = np.zeros(devices)
     usable = np.where(np.isfinite(costs), costs, 1e9)
-    for _ in range(_ROUNDS if devices > 1 else 1):
-        for d in range(devices):
-            gains = values - prices * usable
-            gains[:, d] = 0.0
-            elsewhere = np.maximum(gains.max(axis=1), 0.0)
-            density = (values[:, d] - elsewhere) / usable[:, d]
-            order = np.argsort(-density)
-            filled = np.cumsum(usable[order, d])
-            over = int(np.searchsorted(filled, time_s))
-            prices[d] = max(float(density[order[over]]), 0.0) if over < len(order) else 0.0
-    gain = np.maximum((values - prices * usable).max(axis=1), 0.0).sum() + prices.sum() * time_s
-    return float(gain), prices
+    devices = np.arange(values.shape[1])[:, None]
+    prices = _alone(values, usable, time_s)
+    best, found = np.full(len(values), math.inf), prices
+    step = _FIRST_STEP
+    for _ in range(_STEPS if (prices > _LEAST_PRICE).any() else 1):  # one where any device could do all by itself
+        gains = values - prices[:, :, None] * usable
+        taken = gains.argmax(axis=1)
+        gained = np.maximum(gains.max(axis=1), 0.0)
+        bound = gained.sum(axis=1) + prices.sum(axis=1) * time_s
+        better = bound < best
+        best, found = np.where(better, bound, best), np.where(better[:, None], prices, found)
+        served = (taken[:, None, :] == devices) & (gained > 0.0)[:, None, :]
+        wanted = np.einsum("cdj,cdj->cd", usable, served)
+        prices = np.maximum(prices, _LEAST_PRICE) * np.minimum(np.maximum(wanted / time_s, 0.1), 10.0) ** step
+        step *= _STEP_DECAY
+    return best, np.where(found > 2 * _LEAST_PRICE, found, 0.0)
+
+
+def _alone(values: Floats, costs: Floats, time_s: float) -> Floats:
+    """Return the price of each device (combinations × devices) if it had to serve all by itself."""
+    density = values / costs
+    order = np.argsort(-density, axis=2)
+    filled_s = np.cumsum(np.take_along_axis(costs, order, axis=2), axis=2)
+    over = (filled_s < time_s).sum(axis=2, keepdims=True)
+    last = np.minimum(over, density.shape[2] - 1)
+    price = np.take_along_axis(np.take_along_axis(density, order, axis=2), last, axis=2)
+    price = np.where(over < density.shape[2], np.maximum(price, _LEAST_PRICE), _LEAST_PRICE)
+    alone: Floats = price[:, :, 0]
+    return alone

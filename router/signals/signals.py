@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from router.signals.affinity import Affinity
 from router.signals.health import HealthBook
 from router.signals.in_flight import InFlight
 from router.signals.ladder import Ladder
 from router.signals.latency import LatencyModel
 from router.signals.length import LengthModel
+from router.signals.peak_latency import PeakLatency
 from router.signals.prices import CapacityPrices
 
 
@@ -21,4 +23,6 @@ class Signals:
     health: HealthBook
     in_flight: InFlight = field(default_factory=InFlight)
     prices: CapacityPrices = field(default_factory=CapacityPrices)
+    peaks: PeakLatency = field(default_factory=PeakLatency)
     ladder: Ladder = field(default_factory=Ladder)
+    affinity: Affinity = field(default_factory=Affinity)

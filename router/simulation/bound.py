@@ -11,7 +11,8 @@ Choose x_o ∈ [0, 1] for each option o (a request j on a rung of a device d), a
 `most_ok` is what a request can take of a device inside a bucket: 1 device-second a second of prefill, while its window
 leaves time for it, and beside that c/D of decode, the share that a sequence has in the fullest batch (the letters are
 those of `router.simulation.service`). The program may interrupt, move and split requests and knows all lengths, all
-noise and the future, so no policy beats it under the same service times.
+noise and the future, so no policy beats it under the same service times. An answer that is worth less after its
+deadline counts in full until it is worth nothing.
 
 Requests that promised nothing have no end. Their work is one stock for each device, which grows as they arrive; who
 waited longer than `max_wait_s` must be in the device, and no more than all its rungs' slots can be.
@@ -72,7 +73,7 @@ def upper_bound(
     Raises:
         BoundError: the solver gave up; says why.
     """
-    options = service_options(world, requests, truths)
+    options = service_options(world, requests, truths, late=True)
     if not len(options):
         return Bound(0.0, 0.0)
     best = np.zeros(len(requests))
@@ -85,7 +86,7 @@ def cached_upper_bound(
     folder: Path, world: World, requests: Sequence[SimRequest], truths: Sequence[Truth], *, buckets: int = BUCKETS
 ) -> Bound:
     """Return `upper_bound`, kept in `folder` under a digest of all that it depends on; no policy is part of that."""
-    options = service_options(world, requests, truths)
+    options = service_options(world, requests, truths, late=True)
     digest = hashlib.sha256(f"{_FORM}/{buckets}/{MAX_WAIT_S}/{len(requests)}".encode())
     digest.update(repr([(device.slots, len(device.rungs)) for device in world.devices]).encode())
     for name in ServiceOptions.__slots__:

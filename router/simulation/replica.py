@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
-from router.signals.link import Link
+from router.base.errors import ReplicaBroken, ReplicaUnreachable
 from router.simulation.device import Device, Work
-from router.simulation.world import LinkSpec
+from router.simulation.network import NetworkPath
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import FinishReason, InferenceRequest, TokenChunk
@@ -34,57 +34,52 @@ class Truth:
     rtt_noise: float = 1.0
 
 
-class NetworkPath:
-    """The link to one remote device: an uplink that all requests share, and what the router has learnt about it."""
+@dataclass(slots=True, eq=False)
+class Reachability:
+    """What the router's tier knows of whether a device can be reached.
 
-    def __init__(
-        self, spec: LinkSpec, endpoint: str, report_interval_s: float, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self.known = Link(endpoint)
-        self._spec = spec
-        self._interval_s = report_interval_s
-        self._loop = loop
-        self._uplink_free_s = 0.0
-        self._reported_at_s = -1.0
+    Attributes:
+        why: why it cannot; empty where it can.
+        dead: variants that it was told are not served there.
+    """
 
-    def one_way_s(self, noise: float) -> float:
-        return self._spec.rtt_ms / 2e3 * noise
+    why: str = ""
+    dead: set[str] = field(default_factory=set)
 
-    def send(self, sent_bytes: int, noise: float) -> float:
-        """Take a body onto the uplink; return when it has arrived, on the loop's time."""
-        now_s = self._loop.time()
-        begins_s = max(now_s, self._uplink_free_s)
-        self._uplink_free_s = begins_s + sent_bytes * 8 / (self._spec.uplink_mbps * 1e6)
-        self.known.observe_transfer(sent_bytes, self._uplink_free_s - now_s)
-        return self._uplink_free_s + self.one_way_s(noise)
 
-    def report_age_s(self) -> float:
-        """Return the age of the last load report; one that came since the last call has taught the round trip."""
-        now_s = self._loop.time()
-        last_s = now_s // self._interval_s * self._interval_s
-        if last_s > self._reported_at_s:
-            self._reported_at_s = last_s
-            self.known.observe_rtt(self._spec.rtt_ms / 1e3)
-        return now_s - last_s
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where replicas run; those of one device share it.
+
+    Attributes:
+        path: None for a local device.
+    """
+
+    device: Device
+    path: NetworkPath | None
+    known: Reachability
 
 
 class SimReplica:
     """`router.values.replica.Replica` over one rung of a simulated device.
 
     Args:
+        rung: position among the device's rungs.
         truths: by request id.
-        path: None for a local device.
+
+    Attributes:
+        alive: it serves; `die` and `revive` change it.
     """
 
-    def __init__(
-        self, info: ReplicaInfo, device: Device, rung: int, truths: Mapping[str, Truth], path: NetworkPath | None
-    ) -> None:
+    def __init__(self, info: ReplicaInfo, host: Host, rung: int, truths: Mapping[str, Truth]) -> None:
         self.info = info
-        self._device = device
+        self.alive = True
+        self._known = host.known
+        self._device = host.device
         self._rung = rung
         self._truths = truths
-        self._path = path
-        self._running = 0
+        self._path = host.path
+        self._calls: dict[_Call, None] = {}
         self._queued_prefill_tokens = 0
         self._pending_decode_tokens = 0
 
@@ -93,20 +88,44 @@ class SimReplica:
         return None if self._path is None else self._path.known.snapshot()
 
     def snapshot(self) -> ReplicaSnapshot:
-        slots, here = self._device.spec.slots, self._running
+        slots, here = self._device.spec.slots, len(self._calls)
+        why = self._known.why or ("it is not served there now" if self.info.variant in self._known.dead else "")
         return ReplicaSnapshot(
             info=self.info,
-            available=True,
+            available=not why,
             slots=slots,
             running=min(here, slots),
             queued=max(here - slots, 0),
             queued_prefill_tokens=self._queued_prefill_tokens,
             pending_decode_tokens=self._pending_decode_tokens,
             age_s=0.0 if self._path is None else self._path.report_age_s(),
+            why=why,
         )
+
+    def die(self) -> None:
+        """Serve nobody; what runs here breaks, and its callers learn of it when that has come back to them."""
+        self.alive = False
+        if self._path is None:
+            self._known.dead.add(self.info.variant)
+            self.lose("it ended")
+        else:
+            asyncio.get_running_loop().call_later(self._path.one_way_s(1.0), self.lose, "it ended")
+
+    def revive(self) -> None:
+        """Serve again."""
+        self.alive = True
+        if self._path is None:
+            self._known.dead.discard(self.info.variant)
+
+    def lose(self, why: str) -> None:
+        """Break every request that waits for something from here."""
+        for call in list(self._calls):
+            call.fail(f"{self.info.replica_id}: {why}")
 
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
         """Stream the answer; see `router.values.replica.Replica.generate`."""
+        if not self.alive or self._known.why:
+            await self._refuse()
         truth, spec = self._truths[request.request_id], self._device.spec.rungs[self._rung]
         room = request.most_answer_tokens(self.info.context_tokens)
         rest = max(truth.answer_tokens - request.continuation_tokens, 1)
@@ -115,7 +134,7 @@ class SimReplica:
         prefill_s = request.prompt_tokens / spec.prefill_tokens_per_s * truth.prefill_noise
         tokens = room if request.sampling.ignore_eos else min(rest, room)
         work = Work(self._rung, prefill_s, tokens, truth.pace_noise, call.take)
-        self._running += 1
+        self._calls[call] = None
         self._queued_prefill_tokens += request.prompt_tokens
         self._pending_decode_tokens += call.most_tokens
         self._send(work, call, request.prompt_bytes, truth)
@@ -131,29 +150,39 @@ class SimReplica:
                 if last:
                     return
         finally:
-            self._running -= 1
+            del self._calls[call]
             self._pending_decode_tokens -= call.most_tokens - call.out
             if not call.out:
                 self._queued_prefill_tokens -= request.prompt_tokens
             if not work.left:
                 self._cancel(work, truth)
 
+    async def _refuse(self) -> None:
+        """Say that nobody serves it here, after the round trip that it takes to learn that.
+
+        Raises:
+            ReplicaUnreachable: always.
+        """
+        if self._path is not None and not self._known.why:
+            await asyncio.sleep(2 * self._path.one_way_s(1.0))
+        raise ReplicaUnreachable(f"{self.info.replica_id}: {self._known.why or 'connection refused'}")
+
     def _send(self, work: Work, call: _Call, sent_bytes: int, truth: Truth) -> None:
         path = self._path
         if path is None:
             self._device.enter(work)
             return
-        back_s, loop = path.one_way_s(truth.rtt_noise), call.loop
+        loop = call.loop
 
         def deliver(new: int) -> None:
-            loop.call_later(back_s, call.take, new)
+            loop.call_later(path.one_way_s(truth.rtt_noise), call.take, new)
 
         work.deliver = deliver
         loop.call_at(path.send(sent_bytes, truth.rtt_noise), self._device.enter, work)
 
     def _cancel(self, work: Work, truth: Truth) -> None:
         """Give the slot back: at once on this machine, half a round trip later on another one."""
-        if self._path is None:
+        if self._path is None or not self.alive:
             self._device.leave(work)
         else:
             loop = asyncio.get_running_loop()
@@ -163,7 +192,7 @@ class SimReplica:
 class _Call:
     """The router's end of one request: counts of new tokens, one a chunk, as they arrive."""
 
-    __slots__ = ("_new", "_reader", "loop", "most_tokens", "out")
+    __slots__ = ("_fault", "_new", "_reader", "loop", "most_tokens", "out")
 
     def __init__(self, most_tokens: int, loop: asyncio.AbstractEventLoop) -> None:
         self.most_tokens = most_tokens
@@ -171,17 +200,34 @@ class _Call:
         self.out = 0
         self._new: deque[int] = deque()
         self._reader: asyncio.Future[None] | None = None
+        self._fault: str | None = None
 
     def take(self, new: int) -> None:
         self._new.append(new)
+        self._wake()
+
+    def fail(self, why: str) -> None:
+        """End it after what has arrived."""
+        self._fault = why
+        self._wake()
+
+    def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
     async def next(self) -> int:
-        if not self._new:
+        """Return the count of tokens of the next chunk.
+
+        Raises:
+            ReplicaUnreachable, ReplicaBroken: there is none any more.
+        """
+        if not self._new and self._fault is None:
             self._reader = self.loop.create_future()
             await self._reader
-        return self._new.popleft()
+        if self._new:
+            return self._new.popleft()
+        kind = ReplicaBroken if self.out else ReplicaUnreachable
+        raise kind(self._fault or "")
 
 
 @lru_cache(4096)

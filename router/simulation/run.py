@@ -14,16 +14,21 @@ import numpy as np
 import structlog
 
 from router.base.errors import OverspillError
+from router.base.timers import end
+from router.decisions.settings import DecisionFileSettings
+from router.decisions.writer import DecisionSink, SimulatedDecisions
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.record import DecisionRecord
 from router.simulation.device import Device
+from router.simulation.faults import ProbeHooks, Prober, SimDevice, schedule_faults
 from router.simulation.loop import LoopClock, VirtualLoop, run_virtually
-from router.simulation.replica import NetworkPath, SimReplica, Truth
+from router.simulation.network import NetworkPath
+from router.simulation.replica import Host, Reachability, SimReplica, Truth
 from router.simulation.values import SimRequest, SimRow
 from router.simulation.world import DeviceSpec, RungSpec, World
 from router.values.answer import Answer
 from router.values.replica import ReplicaInfo, SpeedPrior
-from router.values.request import InferenceRequest, Outcome, SamplingParams, TextPrompt
+from router.values.request import InferenceRequest, Objective, Outcome, SamplingParams, TextPrompt
 from router.values.settings import RouterSettings
 
 _PROMPT = TextPrompt("simulated")
@@ -74,16 +79,28 @@ class Result:
 
 
 def simulate(
-    world: World, requests: Sequence[SimRequest], settings: RouterSettings | None = None, *, seed: int = 0
+    world: World,
+    requests: Sequence[SimRequest],
+    settings: RouterSettings | None = None,
+    *,
+    seed: int = 0,
+    decisions: DecisionFileSettings | None = None,
 ) -> Result:
     """Run `requests`, in order of arrival, through a dispatcher over `world`; the same call gives the same rows.
 
     Args:
         seed: of the noise, the errors of the declared speeds and the jitter; policies of one seed meet the same ones.
+        decisions: where each request leaves a line, as in a live tier; the simulation begins at second 0 of 1970.
     """
-    asked = settings or RouterSettings()
+    asked = settings or world.router
+
+    async def run(loop: VirtualLoop) -> Result:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(SimulatedDecisions(decisions, loop.time)) if decisions is not None else None
+            return await _Simulation(world, requests, asked, seed, loop, decisions=file).run()
+
     with _quiet_logs():
-        return run_virtually(lambda loop: _Simulation(world, requests, asked, seed, loop).run())
+        return run_virtually(run)
 
 
 class _Simulation:
@@ -94,26 +111,33 @@ class _Simulation:
         settings: RouterSettings,
         seed: int,
         loop: VirtualLoop,
+        *,
+        decisions: DecisionSink | None,
     ) -> None:
+        self._world = world
         self._requests = requests
         self._seed = seed
         self._loop = loop
         self._family = world.family
         self._policy = settings.policy
         truths = {str(index): truth for index, truth in enumerate(truths_of(world, requests, seed))}
-        self._devices = [Device(spec, loop) for spec in world.devices]
+        self._devices = _devices(world, truths, seed, loop)
+        self._clock = LoopClock(loop)
         self._dispatcher = Dispatcher(
-            _replicas(world, self._devices, truths, seed, loop),
+            [replica for device in self._devices.values() for replica in device.replicas],
             # Records are read at each request's end: those that wait must not push out one another's.
             msgspec.structs.replace(settings, decision_log=max(settings.decision_log, 4 * settings.max_queue)),
-            clock=LoopClock(loop),
+            clock=self._clock,
+            decisions=decisions,
         )
+        schedule_faults(world.faults, self._devices, loop)
         self._rows: list[SimRow | None] = [None] * len(requests)
 
     async def run(self) -> Result:
         tasks: set[asyncio.Task[None]] = set()
         loop = self._loop
         async with self._dispatcher:
+            probers = [loop.create_task(prober.run()) for prober in self._probers()]
             for index, request in enumerate(self._requests):
                 delay_s = request.arrival_s - loop.time()
                 if delay_s > 0:
@@ -124,15 +148,29 @@ class _Simulation:
             while tasks:
                 await asyncio.gather(*tasks)
             lasted_s = loop.time()
-        uses = tuple(DeviceUse(d.spec.name, d.spec.slots, d.busy_s, d.most_running) for d in self._devices)
+            await end(*probers)
+        devices = [device.host.device for device in self._devices.values()]
+        uses = tuple(DeviceUse(d.spec.name, d.spec.slots, d.busy_s, d.most_running) for d in devices)
         return Result(self._policy, self._seed, tuple(row for row in self._rows if row), uses, lasted_s)
+
+    def _probers(self) -> list[Prober]:
+        """Return a prober for each remote device to which something happens; others would always be reached."""
+        faults, settings = self._world.faults, self._dispatcher.settings
+        names = {fault.device for fault in faults.cut} | {fault.device for fault in faults.dead_replica}
+        hooks = ProbeHooks(self._dispatcher.probe_succeeded, self._dispatcher.probe_failed)
+        interval_s = self._world.report_interval_ms / 1e3
+        return [
+            Prober(device, interval_s, settings.breaker.failures, hooks, self._clock)
+            for name, device in self._devices.items()
+            if name in names and device.host.path is not None
+        ]
 
     async def _one(self, index: int, request: SimRequest) -> None:
         """Be the caller of one request, to its end."""
         accepted_s = self._loop.time()
         sent = InferenceRequest(
             request_id=str(index),
-            model=self._family,
+            model=request.model or self._family,
             prompt=_PROMPT,
             sampling=SamplingParams(max_tokens=request.max_tokens, ignore_eos=request.ignore_eos),
             objective=request.objective,
@@ -176,7 +214,7 @@ def _row(index: int, request: SimRequest, record: DecisionRecord, answer: Answer
     served = choice.candidate.info if choice is not None else None
     outcome = record.outcome.value if record.outcome is not None else Outcome.FAILED.value
     whole = got.tokens >= request.asked_tokens and outcome in {"completed", "degraded"}
-    kept = whole and _in_time(request, got)
+    share = _share_of_value(request.objective, got) if whole else 0.0
     first = record.choice.candidate.prediction if record.choice is not None else None
     return SimRow(
         index=index,
@@ -193,27 +231,33 @@ def _row(index: int, request: SimRequest, record: DecisionRecord, answer: Answer
         finish_s=got.last_s if whole and got.last_s is not None else got.ended_s,
         tokens=got.tokens,
         whole=whole,
-        kept=kept,
-        value=request.weight * served.quality if kept and served is not None else 0.0,
+        kept=share == 1.0,
+        value=request.weight * served.quality * share if served is not None else 0.0,
         decisions=record.decisions,
         predicted_ttft_s=record.promised_ttft_s,
         predicted_ttft_high_s=record.promised_ttft_high_s,
         predicted_finish_s=None if first is None else first.finish_s,
         predicted_finish_high_s=None if first is None else first.finish_high_s,
+        last_s=got.last_s,
+        bound_s=_bound_s(record) if served is not None else None,
+        told=first if served is not None else None,
     )
 
 
-def _in_time(request: SimRequest, got: _Got) -> bool:
-    """Whether every promise that was asked for was kept, of a whole answer."""
-    asked = request.objective
+def _bound_s(record: DecisionRecord) -> float | None:
+    sent = [event["at_ms"] for event in record.events if event["event"] == "sent"]
+    return float(str(sent[-1])) / 1e3 if sent else None
+
+
+def _share_of_value(asked: Objective, got: _Got) -> float:
+    """Return what a whole answer is worth to its caller: 1 with every promise kept, less after a deadline."""
     if got.first_s is None or got.last_s is None:
-        return False
+        return 0.0
     if asked.ttft_s is not None and got.first_s > asked.ttft_s + _ROUNDING_S:
-        return False
-    if asked.deadline_s is not None and got.last_s > asked.deadline_s + _ROUNDING_S:
-        return False
-    spread_s = got.last_s - got.first_s
-    return asked.tpot_s is None or spread_s <= asked.tpot_s * (got.tokens - 1) + _ROUNDING_S
+        return 0.0
+    if asked.tpot_s is not None and got.last_s - got.first_s > asked.tpot_s * (got.tokens - 1) + _ROUNDING_S:
+        return 0.0
+    return asked.value_at(got.last_s - _ROUNDING_S)
 
 
 def truths_of(world: World, requests: Sequence[SimRequest], seed: int) -> list[Truth]:
@@ -224,16 +268,16 @@ def truths_of(world: World, requests: Sequence[SimRequest], seed: int) -> list[T
     return [Truth(request.answer_tokens, *noise) for request, noise in zip(requests, factors, strict=True)]
 
 
-def _replicas(
-    world: World, devices: Sequence[Device], truths: dict[str, Truth], seed: int, loop: VirtualLoop
-) -> list[SimReplica]:
+def _devices(world: World, truths: dict[str, Truth], seed: int, loop: VirtualLoop) -> dict[str, SimDevice]:
+    """Return the devices by name, with the errors of their declared speeds drawn."""
     errors = np.random.default_rng([seed, 1])
-    replicas = []
     ladder = sorted({rung.quality for spec in world.devices for rung in spec.rungs}, reverse=True)
-    for device in devices:
-        spec = device.spec
+    made = {}
+    for spec in world.devices:
         interval_s = world.report_interval_ms / 1e3
         path = NetworkPath(spec.link, spec.endpoint_key, interval_s, loop) if spec.remote else None
+        host = Host(Device(spec, loop), path, Reachability())
+        replicas = []
         for index, rung in enumerate(spec.rungs):
             error = world.noise.prior_error_sigma * errors.standard_normal(2)
             prior = SpeedPrior(
@@ -243,8 +287,9 @@ def _replicas(
                 source="simulation",
             )
             info = _info(world, spec, rung, ladder.index(rung.quality), prior)
-            replicas.append(SimReplica(info, device, index, truths, path))
-    return replicas
+            replicas.append(SimReplica(info, host, index, truths))
+        made[spec.name] = SimDevice(host, replicas)
+    return made
 
 
 def _info(world: World, device: DeviceSpec, rung: RungSpec, position: int, prior: SpeedPrior) -> ReplicaInfo:
@@ -253,12 +298,13 @@ def _info(world: World, device: DeviceSpec, rung: RungSpec, position: int, prior
         endpoint=device.endpoint_key,
         tier="cloud" if device.remote else "edge",
         remote=device.remote,
-        family=world.family,
+        family=rung.family or world.family,
         variant=rung.variant,
         rung=position,
         quality=rung.quality,
         context_tokens=rung.context_tokens,
         prior=prior,
+        device=device.name,
     )
 
 

@@ -19,6 +19,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from router.simulation.network import bandwidth_of
 from router.simulation.replica import Truth
 from router.simulation.values import SimRequest
 from router.simulation.world import DeviceSpec, RungSpec, World
@@ -43,6 +44,7 @@ class ServiceOptions:
         begin_s: when the prompt can be there at the soonest.
         prefill_end_s: when the prefill must be over; infinite where nothing was promised.
         end_s: when the last token must be out; infinite where nothing was promised.
+        spread_s: longest time from the first token to the last; infinite where no TPOT was promised.
     """
 
     request: Ints
@@ -55,6 +57,7 @@ class ServiceOptions:
     begin_s: Floats
     prefill_end_s: Floats
     end_s: Floats
+    spread_s: Floats
 
     @property
     def work_s(self) -> Floats:
@@ -85,9 +88,15 @@ def capacity_rps(world: World, prompt_tokens: float, answer_tokens: float) -> fl
     )
 
 
-def service_options(world: World, requests: Sequence[SimRequest], truths: Sequence[Truth]) -> ServiceOptions:
-    """Return the options of all requests under their true lengths and noise, by device, rung and request."""
-    facts = _Facts.of(requests, truths)
+def service_options(
+    world: World, requests: Sequence[SimRequest], truths: Sequence[Truth], *, late: bool
+) -> ServiceOptions:
+    """Return the options of all requests under their true lengths and noise, by device, rung and request.
+
+    Args:
+        late: whether an answer may come after its deadline, as long as it is worth anything then.
+    """
+    facts = _Facts.of(requests, truths, late=late)
     parts = [
         facts.on(world, position, index)
         for position, device in enumerate(world.devices)
@@ -115,7 +124,7 @@ class _Facts:
     rtt_noise: Floats
 
     @classmethod
-    def of(cls, requests: Sequence[SimRequest], truths: Sequence[Truth]) -> _Facts:
+    def of(cls, requests: Sequence[SimRequest], truths: Sequence[Truth], *, late: bool) -> _Facts:
         def promised(values: Sequence[float | None]) -> Floats:
             return np.array([np.inf if value is None else value for value in values], dtype=np.float64)
 
@@ -128,7 +137,7 @@ class _Facts:
             weight=np.array([r.weight for r in requests], dtype=np.float64),
             ttft_s=promised([o.ttft_s for o in asked]),
             tpot_s=promised([o.tpot_s for o in asked]),
-            deadline_s=promised([o.deadline_s for o in asked]),
+            deadline_s=promised([o.ends_s if late else o.deadline_s for o in asked]),
             min_quality=np.array([o.min_quality for o in asked], dtype=np.float64),
             locality=[o.locality for o in asked],
             prefill_noise=np.array([t.prefill_noise for t in truths], dtype=np.float64),
@@ -145,7 +154,8 @@ class _Facts:
         prefill_s = self.prefill_noise * self.prompt / rung.prefill_tokens_per_s
         alone_s = self.pace_noise * further * rung.step_s(1)
         begin_s = self.arrival_s + there_s
-        streamed_s = self.ttft_s + np.where(further > 0, np.where(further > 0, self.tpot_s, 0.0) * further, 0.0)
+        spread_s = np.where(further > 0, self.tpot_s, np.inf) * np.maximum(further, 1.0)
+        streamed_s = self.ttft_s + np.where(further > 0, spread_s, 0.0)
         end_s = self.arrival_s + np.minimum(self.deadline_s, streamed_s) - back_s
         prefill_end_s = np.minimum(self.arrival_s + self.ttft_s - back_s, end_s - alone_s)
         wrong = Locality.CLOUD_ONLY if not device.remote else Locality.LOCAL_ONLY
@@ -154,7 +164,7 @@ class _Facts:
             & (rung.quality >= self.min_quality)
             & np.array([locality is not wrong for locality in self.locality], dtype=np.bool_)
             & (begin_s + prefill_s <= prefill_end_s + _ROUNDING_S)
-            & (alone_s <= np.where(further > 0, self.tpot_s, np.inf) * np.maximum(further, 1.0) + _ROUNDING_S)
+            & (alone_s <= spread_s + _ROUNDING_S)
         )
         count = len(self.prompt)
         everything = ServiceOptions(
@@ -168,12 +178,16 @@ class _Facts:
             begin_s=begin_s,
             prefill_end_s=prefill_end_s + _ROUNDING_S,
             end_s=end_s + _ROUNDING_S,
+            spread_s=spread_s + _ROUNDING_S,
         )
         return everything.take(fits & (everything.value > 0))
 
     def _way_s(self, device: DeviceSpec) -> tuple[Floats | float, Floats | float]:
-        """Return seconds there, over an uplink that nobody else uses, and back."""
+        """Return seconds there, over an uplink that nobody else uses and that never fails, and back."""
         if not device.remote:
             return 0.0, 0.0
         one_way_s = self.rtt_noise * device.link.rtt_ms / 2e3
-        return one_way_s + self.wire_bytes * 8 / (device.link.uplink_mbps * 1e6), one_way_s
+        uplink = bandwidth_of(device.link)
+        sent = zip(self.arrival_s.tolist(), self.wire_bytes.tolist(), strict=True)
+        upload_s = np.array([uplink.end_s(at_s, sent_bytes * 8) - at_s for at_s, sent_bytes in sent])
+        return one_way_s + upload_s, one_way_s

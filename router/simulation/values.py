@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from router.values.prediction import Prediction
 from router.values.request import Objective
 
 BYTES_A_TOKEN = 4.0
@@ -26,6 +27,7 @@ class SimRequest:
         kind: a label that results may be grouped by, e.g. the part of a mixture.
         prompt_bytes: size on the wire, 0 for `BYTES_A_TOKEN` a token.
         ignore_eos: the answer runs to `max_tokens`.
+        model: a family or one variant; empty for the family of the world.
     """
 
     arrival_s: float
@@ -38,6 +40,7 @@ class SimRequest:
     kind: str = ""
     prompt_bytes: int = 0
     ignore_eos: bool = False
+    model: str = ""
 
     @property
     def asked_tokens(self) -> int:
@@ -64,6 +67,8 @@ class SimRow:
         value: weight · quality, if kept; less by the objective's own slope after its deadline.
         decisions: how often the router decided about it.
         predicted_ttft_s, predicted_ttft_high_s, predicted_finish_s, predicted_finish_high_s: as first predicted.
+        last_s: when its last text came, whole or not.
+        bound_s: when it was bound to the replica that served it; told: what was predicted at that moment, from then on.
     """
 
     index: int
@@ -87,3 +92,6 @@ class SimRow:
     predicted_ttft_high_s: float | None = None
     predicted_finish_s: float | None = None
     predicted_finish_high_s: float | None = None
+    last_s: float | None = None
+    bound_s: float | None = None
+    told: Prediction | None = None

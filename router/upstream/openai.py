@@ -74,6 +74,7 @@ def encode_post(request: InferenceRequest, objective: Objective, model: str, con
     try:
         headers += wire_headers.objective_headers(objective)
         headers += wire_headers.next_hop(request.headers)
+        headers += wire_headers.cache_salt_headers(request.cache_owner)
         if request.attempts_left is not None:
             headers.append((wire_headers.ATTEMPTS_LEFT, str(request.attempts_left)))
         body = encode_request(request, model, context_tokens)
@@ -160,6 +161,7 @@ class _Usage(msgspec.Struct):
 
     prompt_tokens: Any = None
     completion_tokens: Any = None
+    prompt_tokens_details: Any = None
 
     def told_tokens(self, most: int) -> int | None:
         """Generated tokens so far; None where the upstream tells nothing that can be true."""
@@ -168,6 +170,11 @@ class _Usage(msgspec.Struct):
     def told_prompt_tokens(self, most: int) -> int | None:
         """Tokens of the prompt; None where the upstream tells nothing that can be true."""
         return _count(self.prompt_tokens, 1, most)
+
+    def told_cached_tokens(self, most: int) -> int | None:
+        """Tokens of the prompt that were cached; None where the upstream tells nothing that can be true."""
+        details = self.prompt_tokens_details
+        return _count(details.get("cached_tokens"), 0, most) if isinstance(details, dict) else None
 
 
 def _count(told: Any, least: int, most: int) -> int | None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from router.base.clock import Clock
-from router.base.errors import ReplicaUnreachable
+from router.base.errors import Refused, ReplicaUnreachable
+from router.signals.credit_account import CreditAccount
 from router.upstream import openai as openai_client
 from router.upstream.stream import LostNews, TransferSample, UpstreamRequest, open_stream
 from router.upstream.transport import StreamingClient
@@ -49,6 +50,7 @@ class UpstreamContext(Protocol):
     client: StreamingClient
     clock: Clock
     link: Link
+    credits: CreditAccount
 
     @property
     def who(self) -> str:
@@ -106,7 +108,12 @@ class UpstreamReplica:
 
     @property
     def link(self) -> LinkSnapshot:
-        return self._tier.link.snapshot()
+        return self._tier.link.snapshot(warm=self._tier.client.warm)
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests of this tier run there."""
+        return bool(self._running)
 
     def report(self, report: LoadReport, at_s: float) -> None:
         """Take a load report in, unless a later one is here already; `at_s` is when it was asked for."""
@@ -140,6 +147,8 @@ class UpstreamReplica:
             age_s=max(0.0, self._tier.clock.now_s() - reported.at_s),
             why=why,
             back_in_s=condition.back_in_s if why else 0.0,
+            credits=self._tier.credits.available(),
+            credit_in_s=self._tier.credits.next_in_s() + self._tier.link.snapshot().rtt_s,
         )
 
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
@@ -150,22 +159,28 @@ class UpstreamReplica:
             return
         running = _Running(request.prompt_tokens, left or _UNBOUNDED_ANSWER_TOKENS, self._tier.clock.now_s())
         self._running.add(running)
+        tier = self._tier
+        held = tier.credits.spend()
         try:
-            tier = self._tier
             stream = await open_stream(tier.client, tier.call(request, self.info), tier.clock, tier.lost)
             try:
                 tier.learn(stream.transfer)
-                finished = False
+                began_s, finished = tier.clock.now_s(), False
                 while not finished:
                     for chunk in await stream.read():
                         self.chunks_received += 1
                         running.left_tokens = max(0, running.left_tokens - chunk.tokens)
                         finished = chunk.finish_reason is not None
+                        if finished:
+                            tier.link.observe_answer(stream.received_bytes, stream.tokens, tier.clock.now_s() - began_s)
                         yield chunk
             finally:
                 stream.close()
-        except ReplicaUnreachable:
-            self._tier.doubt()
+        except (ReplicaUnreachable, Refused) as error:
+            if held is not None:  # nothing was computed there
+                tier.credits.give_back(held)
+            if isinstance(error, ReplicaUnreachable):
+                tier.doubt()
             raise
         finally:
             self._ended(running)

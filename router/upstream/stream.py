@@ -69,6 +69,7 @@ class UpstreamRequest:
         who: what to call the upstream in messages.
         context_tokens: window of the replica.
         rtt_s: round trip to take off the objective.
+        instance: what to call this tier towards an upstream that issues credits, None for any other.
     """
 
     request: InferenceRequest
@@ -76,6 +77,7 @@ class UpstreamRequest:
     who: str
     context_tokens: int
     rtt_s: float
+    instance: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +88,13 @@ class TransferSample:
         transfer_s: request sent → response head, without the time to connect and without what the upstream says it
             spent itself: one round trip and the transfer of the body.
         load: the upstream's report on its own answer, if it sent one.
+        connect_s: what its new connection took, 0 where one was open.
     """
 
     transfer_s: float
     sent_bytes: int
     load: wire_load.LoadReport | None
+    connect_s: float = 0.0
 
 
 def remaining(request: InferenceRequest, now_s: float, rtt_s: float, who: str) -> Objective:
@@ -131,6 +135,8 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
     """
     objective = remaining(call.request, clock.now_s(), call.rtt_s, call.who)
     post = openai_client.encode_post(call.request, objective, call.model, call.context_tokens)
+    if call.instance is not None:
+        post.headers.append((wire_headers.INSTANCE, call.instance))
     trace = ConnectTrace(clock)
     began_s = clock.now_s()
     try:
@@ -154,6 +160,7 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
             transfer_s=max(0.0, elapsed_s - _spent_there_s(response.headers.get("server-timing", ""))),
             sent_bytes=len(post.body),
             load=wire_load.decode_orca(response.headers.get(wire_load.HEADER, "")),
+            connect_s=trace.connect_s,
         )
         return OpenStream(response, transfer, call, lost)
     except BaseException:
@@ -212,7 +219,11 @@ async def _refusal(response: Response, call: UpstreamRequest, lost: LostNews) ->
 
 
 class OpenStream:
-    """A response whose head has arrived. `close` it in any case; early, that cancels the work there."""
+    """A response whose head has arrived. `close` it in any case; early, that cancels the work there.
+
+    Attributes:
+        received_bytes, tokens: of the answer so far.
+    """
 
     def __init__(self, response: Response, transfer: TransferSample, call: UpstreamRequest, lost: LostNews) -> None:
         self.transfer = transfer
@@ -226,9 +237,13 @@ class OpenStream:
         self._attempts: int | None = None
         self._done = False
         self._emitted = False
-        self._tokens = 0
+        self.received_bytes = 0
+        self.tokens = 0
         self._told_tokens: int | None = None
         self._prompt_tokens: int | None = None
+        self._cached_tokens: int | None = None
+        self._cached_told = False
+        self._began = False
         lost.listen(self._lose)
 
     def close(self) -> None:
@@ -250,6 +265,7 @@ class OpenStream:
             if self._failure is not None:
                 raise self._broken(self._failure)
             data = await self._next()
+            self.received_bytes += len(data)
             self._take(data, chunks)
             if self._done and not self._response.complete:
                 await self._reach_end()
@@ -293,6 +309,8 @@ class OpenStream:
                 call = self._call  # an impossible count is none, and pieces of text are counted instead
                 self._told_tokens = event.usage.told_tokens(call.request.most_answer_tokens(call.context_tokens))
                 self._prompt_tokens = event.usage.told_prompt_tokens(call.context_tokens)
+                if self._cached_tokens is None:
+                    self._cached_tokens = event.usage.told_cached_tokens(self._prompt_tokens or call.context_tokens)
             if event.finish_reason is not None:
                 self._last = event
             elif event.text and self._last is None:
@@ -310,15 +328,23 @@ class OpenStream:
 
     def _chunk(self, text: str, finish: FinishReason | None, prompt_tokens: int | None) -> TokenChunk:
         told = self._told_tokens
-        tokens = int(bool(text)) if told is None else max(0, told - self._tokens)
-        self._tokens += tokens
+        tokens = int(bool(text)) if told is None else max(0, told - self.tokens)
+        self.tokens += tokens
         origin, self._origin = self._origin, None
         self._emitted = self._emitted or bool(text)
-        return TokenChunk(text, tokens, finish_reason=finish, prompt_tokens=prompt_tokens, origin=origin)
+        return TokenChunk(text, tokens, finish, prompt_tokens, origin, self._cached_once(last=finish is not None))
+
+    def _cached_once(self, *, last: bool) -> int | None:
+        """What the upstream has told of its cache: goes with the first chunk, or else with the last one."""
+        first, self._began = not self._began, True
+        if self._cached_told or not (first or last):
+            return None
+        self._cached_told = self._cached_tokens is not None
+        return self._cached_tokens
 
     def _broken(self, why: str) -> OverspillError:
         kind = ReplicaBroken if self._emitted else ReplicaFailed
-        when = f"after {self._tokens} tokens" if self._emitted else "before the first token"
+        when = f"after {self.tokens} tokens" if self._emitted else "before the first token"
         error = kind(f"{self._call.who}: the stream broke {when}: {why}")
         error.attempts = self._attempts
         return error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +20,18 @@ from router.base.credentials import url_fault
 from router.base.errors import ConfigError, in_words
 from router.base.timers import end, within
 from router.base.tls import client_context
+from router.signals.credit_account import CreditAccount
 from router.upstream.openai import UpstreamError, retry_after_s
+from router.upstream.polling import PollSchedule
 from router.upstream.replica import Condition, UpstreamReplica
 from router.upstream.rungs import read_rungs
 from router.upstream.stream import LostNews, TransferSample, UpstreamRequest
 from router.upstream.transport import PoolOptions, StreamingClient
+from router.values.credits import NOTHING_WANTED, Want
 from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest
 from router.values.settings import BreakerSettings
+from router.wire import credits as wire_credits
 from router.wire import load as wire_load
 
 if TYPE_CHECKING:
@@ -74,6 +80,10 @@ def _default_misses() -> int:
     return _DEFAULT_MISSES
 
 
+def _nothing_wanted() -> Want:
+    return NOTHING_WANTED
+
+
 def _nobody(*_: object) -> None:
     """Nobody listens."""
 
@@ -86,6 +96,7 @@ class UpstreamHooks:
         on_change: called when `replicas` has changed.
         probe_succeeded, probe_failed: called after each poll with the endpoint, and with the reason of a failure: the
             breaker's half-open probe that costs no request. A probe that failed while requests got answers is not told.
+        want: asked for how many requests wait that may go upstream: what credits are asked for.
         misses_to_be_lost: asked for how many probes in a row have to fail before the upstream counts as unreachable:
             `router.breaker.failures`.
     """
@@ -94,6 +105,7 @@ class UpstreamHooks:
     probe_succeeded: Callable[[str], None] = _nobody
     probe_failed: Callable[[str, str], None] = _nobody
     misses_to_be_lost: Callable[[], int] = _default_misses
+    want: Callable[[], Want] = _nothing_wanted
 
 
 @final
@@ -125,7 +137,11 @@ class UpstreamTier:
         self.clock = clock
         self.condition = Condition()
         self.lost = LostNews()
+        self.instance = secrets.token_hex(16)  # of this start: it names no hardware
         self._options = options or UpstreamOptions()
+        draw = random.Random(self.instance)  # noqa: S311 - spreads polls, hides nothing
+        self.credits = CreditAccount(clock, draw)
+        self._schedule = PollSchedule(self._options.poll_interval_s, clock, self.credits, draw)
         self._hooks = hooks or UpstreamHooks()
         secure = self.endpoint.startswith("https:")
         files = (self._options.ca_file, self._options.client_cert, self._options.client_key)
@@ -197,16 +213,24 @@ class UpstreamTier:
             who=self.who,
             context_tokens=info.context_tokens,
             rtt_s=self.link.snapshot().rtt_s,
+            instance=self.instance if self.credits.limited else None,
         )
 
     def learn(self, transfer: TransferSample) -> None:
         now_s = self.clock.now_s()
         self.link.observe_transfer(transfer.sent_bytes, transfer.transfer_s - self.link.snapshot().rtt_s)
+        if transfer.connect_s > 0:
+            self.link.observe_connect(transfer.connect_s)
         if transfer.load is not None:
             self._report(transfer.load, now_s)
 
     def doubt(self) -> None:
         self._wake.set()
+
+    def wanted(self) -> None:
+        """A request has begun to wait, perhaps for a credit of this upstream."""
+        if self.condition.reachable and self._schedule.wants_poll():
+            self._wake.set()
 
     async def _watch(self) -> None:
         while True:
@@ -218,22 +242,24 @@ class UpstreamTier:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait for the next poll; a request that could not reach the upstream brings it forward.
+        """Wait for the next poll; a request that could not reach the upstream, or needs a credit, brings it forward.
 
         So does a refused connection: nobody listens there. Probes that confirm it follow at a tenth of the interval.
         """
-        interval_s = self._options.poll_interval_s
-        if self._refused and 0 < self._missed_probes < self._hooks.misses_to_be_lost():
-            interval_s /= 10
-        sleep = asyncio.create_task(self.clock.sleep(interval_s))
+        began_s = self.clock.now_s()
+        confirming = self._refused and 0 < self._missed_probes < self._hooks.misses_to_be_lost()
+        wants = self._hooks.want().waiting > 0 and not self.credits.in_line
+        busy = wants or self._missed_probes > 0 or any(replica.busy for replica in self._replicas)
+        pause_s = self._schedule.pause_s(reachable=self.condition.reachable, busy=busy, confirming=confirming)
+        sleep = asyncio.create_task(self.clock.sleep(pause_s))
         wake = asyncio.create_task(self._wake.wait())
         try:
             await asyncio.wait({sleep, wake}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end(sleep, wake)
         if self._wake.is_set():
-            # Not more often than ten times the usual pace, however many requests fail.
-            await self.clock.sleep(self._options.poll_interval_s / 10)
+            # Not more often than ten times the usual pace, however many requests fail or wait.
+            await self.clock.sleep(max(0.0, self._schedule.soonest_s - (self.clock.now_s() - began_s)))
 
     async def _poll(self) -> None:
         self._answers_seen = self._answers()
@@ -254,7 +280,9 @@ class UpstreamTier:
         """Read readiness and load, and the rungs when they are not known or may have changed."""
         trace = HandshakeTrace(self.clock)
         began_s = self.clock.now_s()
-        reply = await self._probe_client.get("/health/ready", extensions={"trace": trace})
+        want = self._hooks.want()
+        asking = wire_credits.asking_headers(self.instance, want)
+        reply = await self._probe_client.get("/health/ready", headers=asking, extensions={"trace": trace})
         ended_s = self.clock.now_s()
         if reply.status_code not in {200, 503}:
             raise httpx.HTTPError(f"GET /health/ready: HTTP {reply.status_code}, is this an Overspill gateway?")
@@ -264,9 +292,17 @@ class UpstreamTier:
             await self._discover()
         if report is not None:
             self._report(report, began_s)
+            self._take_grant(report, began_s, want)
         ready = reply.status_code == 200
         why, back_in_s = ("", 0.0) if ready else (f"upstream: {_reason(reply.content)}", retry_after_s(reply.headers))
         self._reached(ready, why, back_in_s)
+
+    def _take_grant(self, report: wire_load.LoadReport, asked_at_s: float, want: Want) -> None:
+        if report.grant_unreadable:
+            self.credits.misread()
+            log.warning("upstream credits unreadable", endpoint=self.endpoint, so_far=self.credits.unreadable)
+        else:
+            self.credits.told(report.grant, asked_at_s, want.waiting)
 
     def _wants_discovery(self, report: wire_load.LoadReport | None) -> bool:
         self._polls_since_discovery += 1

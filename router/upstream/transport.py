@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -77,13 +78,14 @@ class ConnectTrace:
     """What a new connection cost: an exchange on it says nothing about the link before that is taken off.
 
     Attributes:
-        connect_s: TCP and TLS together, 0 on a connection that was open already.
+        connect_s: TCP and TLS together, 0 on a connection that was open already; connected: it was not.
         queued: it waited for a connection of the pool.
     """
 
     clock: Clock
     connect_s: float = 0.0
     queued: bool = False
+    connected: bool = False
     began_s: float = 0.0
 
 
@@ -97,6 +99,32 @@ class PoolOptions:
     keepalive_expiry_s: float
 
 
+class IdleConnections:
+    """Counts the connections of a pool that are open and idle, as the pool itself does not tell."""
+
+    def __init__(self, clock: Clock, kept_s: float) -> None:
+        self._clock = clock
+        self._kept_s = kept_s
+        self._until_s: deque[float] = deque()
+
+    @property
+    def any(self) -> bool:
+        """Whether one is left."""
+        now_s = self._clock.now_s()
+        while self._until_s and self._until_s[0] <= now_s:
+            self._until_s.popleft()
+        return bool(self._until_s)
+
+    def taken(self) -> None:
+        """A request was sent over one of them."""
+        if self._until_s:
+            self._until_s.popleft()
+
+    def given_back(self) -> None:
+        """A response was read to its end, and its connection stays open."""
+        self._until_s.append(self._clock.now_s() + self._kept_s)
+
+
 class StreamingClient:
     """A pool of connections to one upstream. Create it on the event loop, `close` it there.
 
@@ -107,6 +135,7 @@ class StreamingClient:
     def __init__(self, base_url: str, headers: Mapping[str, str], clock: Clock, options: PoolOptions) -> None:
         self._base_url = base_url
         self._clock = clock
+        self._idle = IdleConnections(clock, options.keepalive_expiry_s)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=options.max_connections,
@@ -123,6 +152,11 @@ class StreamingClient:
             skip_auto_headers=("user-agent",),
             trace_configs=[_tracing()],
         )
+
+    @property
+    def warm(self) -> bool:
+        """Whether the next request finds a connection that is open and idle."""
+        return self._idle.any
 
     async def close(self) -> None:
         await self._session.close()
@@ -154,16 +188,19 @@ class StreamingClient:
             raise TransportError(in_words(error)) from error
         except ValueError as error:  # a line break in a header, text that no encoding holds
             raise UnsendableError(str(error)) from error
-        return _AiohttpResponse(response)
+        if not trace.connected:
+            self._idle.taken()
+        return _AiohttpResponse(response, self._idle)
 
 
 class _AiohttpResponse:
     """`Response` over aiohttp's."""
 
-    __slots__ = ("_content", "_response", "headers", "status")
+    __slots__ = ("_content", "_idle", "_response", "headers", "status")
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, idle: IdleConnections) -> None:
         self._response = response
+        self._idle: IdleConnections | None = idle
         self._content = response.content
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
@@ -183,6 +220,9 @@ class _AiohttpResponse:
             self._content.set_exception(why)
 
     def close(self) -> None:
+        idle, self._idle = self._idle, None
+        if idle is not None and self.complete and self.headers.get("connection", "").lower() != "close":
+            idle.given_back()
         self._response.close()
 
 
@@ -198,7 +238,7 @@ def _tracing() -> aiohttp.TraceConfig:
 
     async def ended(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:  # noqa: ARG001
         trace: ConnectTrace = context.trace_request_ctx
-        trace.connect_s = trace.clock.now_s() - trace.began_s
+        trace.connect_s, trace.connected = trace.clock.now_s() - trace.began_s, True
 
     config = aiohttp.TraceConfig()
     config.on_connection_queued_start.append(queued)

@@ -69,7 +69,7 @@ class LengthCurve:
         if tokens <= 1.0:
             return 1.0
         if tokens >= EDGES[_LAST]:
-            return self.area[_LAST]
+            return float(self.area[_LAST])
         k = int(math.log(tokens) * _PER_LOG)
         return float(self.area[k] + (tokens - EDGES[k]) * self.survival[k])
 
@@ -94,7 +94,7 @@ class LengthCurve:
                 high = middle
         drop = self.survival[low] - self.survival[high]
         part = (self.survival[low] - left) / drop if drop > 0 else 1.0
-        return min(EDGES[low] * RATIO ** min(part, 1.0), self.cap)
+        return float(min(EDGES[low] * RATIO ** min(part, 1.0), self.cap))
 
     def left_within(self, emitted: float, tokens: float) -> float:
         """P(at most `tokens` more | more than `emitted` came), for an answer of which `emitted` tokens are out."""

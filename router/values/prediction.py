@@ -1,20 +1,24 @@
-"""What a request would cost on a replica, and what that is predicted from."""
+"""What a request would cost on a replica, and what that is predicted from.
+
+Made for every candidate of every decision: structs of msgspec take a tenth of the time of frozen dataclasses.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from router.values.replica import ReplicaInfo
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True, gc=False):
     """What a request asks of a replica, in tokens and bytes still to process.
 
     Attributes:
         answer_tokens: expected length of the answer; answer_high_tokens: its 0.9 quantile, 0 where nobody knows.
-        cached_tokens: of the prompt's, those the replica is expected to hold computed: its session was served there.
+        cached_tokens: of the prompt's, those the replica is expected to hold computed; see `router.signals.affinity`.
     """
 
     prompt_tokens: int
@@ -44,8 +48,7 @@ class InFlightLoad:
 NOTHING_IN_FLIGHT = InFlightLoad()
 
 
-@dataclass(frozen=True, slots=True)
-class SiblingLoad:
+class SiblingLoad(msgspec.Struct, frozen=True, gc=False):
     """Another rung of the same device that has sequences: it shares the device's slots and its time.
 
     Attributes:
@@ -67,8 +70,7 @@ class SiblingLoad:
         return min(self.occupied, self.slots)
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(msgspec.Struct, frozen=True, gc=False):
     """Seconds from now. `_high_s` is the figure expected to hold nine times in ten.
 
     Attributes:
@@ -113,8 +115,7 @@ class Prediction:
         return self.ttft_high_s + max(answer_tokens - 1, 0) * self.tpot_high_s
 
 
-@dataclass(frozen=True, slots=True)
-class TtftFeatures:
+class TtftFeatures(msgspec.Struct, frozen=True, gc=False):
     """What a request found when it was sent, and what it was told then.
 
     Attributes:

@@ -75,6 +75,9 @@ class ReplicaSnapshot:
         kv_free_tokens: room left in the KV cache, None if the replica does not know.
         age_s: how old the load figures are (remote replicas report now and then).
         back_in_s: seconds until it is expected to be available again, 0 where it is or nobody knows.
+        credits: requests that its tier lets this one send now, shared by all its replicas. They take the place of free
+            slots: it counts what others send too, and how long its queue may be. None where it issues none.
+        credit_in_s: seconds until the next credit is expected, where there is none.
     """
 
     info: ReplicaInfo
@@ -88,6 +91,8 @@ class ReplicaSnapshot:
     age_s: float = 0.0
     why: str = ""
     back_in_s: float = 0.0
+    credits: int | None = None
+    credit_in_s: float = 0.0
 
 
 class Replica(Protocol):

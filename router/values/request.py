@@ -112,6 +112,10 @@ class PromptSize:
         return PromptSize(self.tokens + other.tokens, self.slack + other.slack)
 
 
+GREEDY_BELOW = 1e-5
+"""A temperature below this takes the likeliest token."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is drawn.
@@ -138,6 +142,11 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     ignore_eos: bool = False
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the caller asked for an answer that comes out the same each time."""
+        return self.temperature < GREEDY_BELOW or self.seed is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +222,7 @@ class InferenceRequest:
             beginning of the assistant's turn, continues after it and never repeats it.
         continuation_tokens: how many tokens that text counts for against `sampling.max_tokens`.
         caller: digest of the key that it came with; empty where the tier has no keys.
+        cache_salt: tells those apart for whom the caller speaks, so that they share no KV cache; empty if it does not.
         headers: trace context to pass on (`traceparent`), lower-case names.
         prompt_slack: by how much `prompt_tokens` may be too high; 0 unless it was estimated.
         encoded: the prompt's token ids, where the gateway has them.
@@ -232,6 +242,7 @@ class InferenceRequest:
     headers: tuple[tuple[str, str], ...] = ()
     prompt_slack: int = 0
     caller: str = field(default="", repr=False)
+    cache_salt: str = field(default="", repr=False)
     encoded: EncodedPrompt | None = field(default=None, compare=False, repr=False)
     attempts_left: int | None = None
 
@@ -239,6 +250,11 @@ class InferenceRequest:
         """Return prompt and continuation as `encoder` would encode them, None where that was not done yet."""
         encoded = self.encoded
         return None if encoded is None or encoded.encoder is not encoder or self.continuation else [*encoded.token_ids]
+
+    @property
+    def cache_owner(self) -> str:
+        """Whose KV caches this request may use and adds to; nobody else's timing tells of its prompt."""
+        return f"{self.caller}/{self.cache_salt}" if self.caller or self.cache_salt else ""
 
     @property
     def least_prompt_tokens(self) -> int:
@@ -276,8 +292,9 @@ class TokenChunk:
         tokens: how many generated tokens this chunk stands for.
         finish_reason: set on the last chunk only, and always set there; a stream that ends without it broke.
         prompt_tokens: set on the last chunk by a replica that counted the prompt itself, else None.
+        cached_tokens: how many tokens of the prompt were in a KV cache already and not computed: set on the first chunk
+            by a replica that knows it then, on the last one by an upstream that tells it with its usage, else None.
         origin: set on the first chunk by an upstream tier, else None.
-        cached_tokens: on the first chunk, prompt tokens that came from a prefix cache; None where nobody tells.
     """
 
     text: str

@@ -16,10 +16,10 @@ class BreakerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """`[router.breaker]`: when an endpoint is left alone, and for how long.
 
     Attributes:
-        failures: consecutive failures that open it.
+        failures: consecutive failures that make it suspected, so that a self-test tells; missed probes that open it.
         open_ms: first time it stays open; doubles with every failed trial.
         max_open_ms: longest time it stays open.
-        failure_ratio, window: it also opens when this share of the last `window` requests failed.
+        failure_ratio, window: it is also suspected when this share of the last `window` requests failed.
     """
 
     failures: Count = 3
@@ -32,6 +32,38 @@ class BreakerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         """Check what the types cannot say."""
         if self.max_open_ms < self.open_ms:
             raise ValueError(f"max_open_ms = {self.max_open_ms} is below open_ms = {self.open_ms}")
+
+
+class HedgeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[router.hedge]`: a second replica is asked beside one whose first token is late.
+
+    Attributes:
+        enabled: whether at all. It never is while requests wait.
+        budget: share of all predicted work, in device-seconds, that second attempts may cost.
+    """
+
+    enabled: bool = True
+    budget: Share = 0.05
+
+
+class CreditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[router.credits]`: what tiers below may send here, so that a fleet that comes back does not come at once.
+
+    Attributes:
+        enabled: issue credits to tiers that ask for them; without, they send whenever a slot seems free.
+        queue_wait_target_ms: mean wait in this tier's queue up to which credits are issued.
+        lifetime_ms: a credit that is not used for so long is void.
+        reserve: share of the slots whose credits only requests of a priority above 0 get.
+        asks_per_s: polls a second that this tier wants of all tiers below together; a large fleet polls less often.
+        max_instances: instances remembered; the one that was silent for longest is forgotten.
+    """
+
+    enabled: bool = True
+    queue_wait_target_ms: Milliseconds = 250.0
+    lifetime_ms: Milliseconds = 2_000.0
+    reserve: Annotated[float, msgspec.Meta(ge=0, le=0.5)] = 0.1
+    asks_per_s: Annotated[float, msgspec.Meta(ge=1, le=1_000_000)] = 200.0
+    max_instances: Count = 65_536
 
 
 class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -49,6 +81,9 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     cloud_kilotoken: Price = 0.0
     uplink_mbyte: Price = 0.0
     local_answer: Price = 0.0
+
+
+FREE = Prices()
 
 
 class Fairness(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -89,7 +124,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         decision_log: decision records kept for `/v1/decisions`.
         mixing_cost: factor on the cost of a request that would be the first of its rung on a device where another rung
             runs.
-        breaker, prices, fairness: see there.
+        breaker, hedge, credits, prices, fairness: see there.
     """
 
     policy: str = "slo-utility"
@@ -110,7 +145,9 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     decision_log: Count = 2_048
     mixing_cost: Annotated[float, msgspec.Meta(ge=1, le=100)] = 2.0
     breaker: BreakerSettings = BreakerSettings()
-    prices: Prices = Prices()
+    hedge: HedgeSettings = HedgeSettings()
+    credits: CreditSettings = CreditSettings()
+    prices: Prices = FREE
     fairness: Fairness = Fairness()
 
     def __post_init__(self) -> None:

@@ -22,6 +22,8 @@ class Candidate:
         price: of serving it there, in answers of full quality.
         idle: nothing runs on its device.
         slots: sequences that its device runs at once.
+        load: sequences on its device and requests that wait for it, for each slot.
+        peak_latency_s: peak-sensitive average of its response times.
         favoured: its device had better run this rung than another; two side by side slow each other.
         device_second_price: value that others would get from a second of its device.
     """
@@ -34,6 +36,8 @@ class Candidate:
     price: float = 0.0
     idle: bool = False
     slots: int = 1
+    load: float = 0.0
+    peak_latency_s: float = 0.0
     favoured: bool = True
     device_second_price: float = 0.0
 

@@ -6,6 +6,7 @@ a promise that was asked for and silently dropped is worse than a refusal.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import uuid
@@ -17,8 +18,11 @@ from router.values.answer import Route
 from router.values.request import Locality, Objective
 from router.wire.names import (
     ATTEMPTS_LEFT,
+    CACHE_SALT,
     DEADLINE,
+    DEMAND,
     HOPS,
+    INSTANCE,
     LATE_VALUE,
     LOCALITY,
     MIN_QUALITY,
@@ -37,10 +41,13 @@ from router.wire.names import (
 
 __all__ = [
     "ATTEMPTS_LEFT",
+    "CACHE_SALT",
     "CONFLICT",
     "DEADLINE",
     "DEGRADED",
+    "DEMAND",
     "HOPS",
+    "INSTANCE",
     "LATE_VALUE",
     "LOCALITY",
     "MAX_ATTEMPTS",
@@ -65,6 +72,8 @@ __all__ = [
     "TTFT",
     "TTFT_NAMES",
     "attempts_left",
+    "cache_salt",
+    "cache_salt_headers",
     "header_safe",
     "lower_case",
     "next_hop",
@@ -103,6 +112,7 @@ MAX_REQUEST_ID_CHARS = 128
 _REQUEST_ID = re.compile(rf"[\w.:~/+=@-]{{1,{MAX_REQUEST_ID_CHARS}}}", re.ASCII)
 _NUMBER = re.compile(r"([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 _SESSION = re.compile(r"[\x20-\x7e]{1,256}")
+_CACHE_SALT = re.compile(r"[\x20-\x7e]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[\x20-\x7e]{0,256})?")
 _TRACE_VALUE = re.compile(r"[\x20-\x7e]{1,1024}")
 
@@ -216,6 +226,23 @@ def passed_on(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
             )
         kept.append((HOPS, hops))
     return tuple(kept)
+
+
+def cache_salt(headers: Mapping[str, str]) -> str:
+    """Return the caller's salt of shared KV caches, empty without one.
+
+    Raises:
+        InvalidRequest: it is longer than 128 characters, or holds more than printable ASCII.
+    """
+    given = headers.get(CACHE_SALT, "")
+    if given and not _CACHE_SALT.fullmatch(given):
+        raise InvalidRequest(f"`{CACHE_SALT}` must be 1 to 128 printable ASCII characters", param=CACHE_SALT)
+    return given
+
+
+def cache_salt_headers(owner: str) -> list[tuple[str, str]]:
+    """Return what tells the next tier whom its caches are shared with: a digest, which tells nothing else."""
+    return [(CACHE_SALT, hashlib.blake2b(owner.encode(), digest_size=16).hexdigest())] if owner else []
 
 
 def attempts_left(headers: Mapping[str, str]) -> int | None:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from router.values.credits import Grant
 from router.values.replica import ReplicaSnapshot
+from router.wire.credits import UnreadableCredits, grant_metrics, read_grant
 
 HEADER = "endpoint-load-metrics"
 FORMAT_HEADER = "endpoint-load-metrics-format"
@@ -45,11 +47,15 @@ class LoadReport:
     Attributes:
         kv_usage: used share of the KV cache in [0, 1], None if no replica knows.
         waiting: requests in the tier's own queue, not bound to any replica yet.
+        grant: what who asked for the report may send, None where the tier sets no limit.
+        grant_unreadable: something is said about it that cannot be, so that what was said before holds.
     """
 
     variants: tuple[VariantLoad, ...] = ()
     kv_usage: float | None = None
     waiting: int = 0
+    grant: Grant | None = None
+    grant_unreadable: bool = False
 
     @property
     def running(self) -> int:
@@ -98,6 +104,8 @@ def encode_orca(report: LoadReport) -> str:
             value = getattr(load, figure)
             if value:
                 named[f"{load.variant}{_SEPARATOR}{figure}"] = value
+    if report.grant is not None:
+        named.update(grant_metrics(report.grant))
     body: dict[str, object] = {"named_metrics": named}
     if report.slots:
         body["application_utilization"] = round((report.running + report.queued) / report.slots, 4)
@@ -126,10 +134,17 @@ def decode_orca(value: str) -> LoadReport | None:
         if found:
             variants.setdefault(name, {})[figure] = _figure(number)
     kv_usage = named.get("kv_cache_utilization")
+    grant, unreadable = None, False
+    try:
+        grant = read_grant(named)
+    except UnreadableCredits:
+        unreadable = True
     return LoadReport(
         variants=tuple(_variant(name, figures) for name, figures in variants.items()),
         kv_usage=kv_usage if kv_usage is not None and 0 <= kv_usage <= 1 else None,
         waiting=_figure(named.get("waiting", 0)),
+        grant=grant,
+        grant_unreadable=unreadable,
     )
 
 

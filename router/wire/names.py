@@ -25,7 +25,10 @@ LOCALITY = "x-overspill-locality"
 MIN_QUALITY = "x-overspill-min-quality"
 SESSION = "x-overspill-session"
 HOPS = "x-overspill-hops"
+INSTANCE = "x-overspill-instance"
+DEMAND = "x-overspill-demand"
 ATTEMPTS_LEFT = "x-overspill-attempts-left"
+CACHE_SALT = "x-overspill-cache-salt"
 
 PREFIX = "x-overspill-"
 REQUEST_NAMES = (
@@ -40,6 +43,9 @@ REQUEST_NAMES = (
     SESSION,
     HOPS,
     ATTEMPTS_LEFT,
+    INSTANCE,
+    DEMAND,
+    CACHE_SALT,
 )
 
 # Names other routers use for the same promise; the first one present wins.
@@ -62,8 +68,8 @@ def _letters(name: str) -> str:
 
 _HEADERS = {_letters(name).removeprefix("x"): name for name in {*REQUEST_NAMES, *TTFT_NAMES, *TPOT_NAMES}}
 _SUFFIXES = {name.removeprefix(PREFIX): name for name in REQUEST_NAMES}
-# Without our prefix, as fields of a body or a query. `session`, `hops` and `shorten` are everybody's words, and promise
-# nothing.
+# Without our prefix, as fields of a body or a query. `session`, `hops`, `shorten` and the like are everybody's words,
+# and promise nothing.
 _PROMISES = (DEADLINE, LATE_VALUE, TTFT, TPOT, PRIORITY, LOCALITY, MIN_QUALITY)
 _FIELDS = {_letters(n.removeprefix(PREFIX)): n for n in _PROMISES}
 _FIELDS |= {_letters(n.removeprefix("x-")): n for n in (*TTFT_NAMES, *TPOT_NAMES)}

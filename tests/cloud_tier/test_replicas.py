@@ -77,6 +77,13 @@ async def test_streams_text_and_ends_with_a_reason_and_the_prompt_size() -> None
     assert (seen.max_tokens, seen.priority, seen.arrival_s, seen.eos_ids) == (100, 3, 12.5, fake.tokenizer.eos_ids)
 
 
+async def test_the_first_chunk_tells_what_was_cached_and_the_engine_learns_whose_it_is() -> None:
+    replica, fake = await _replica(cached_tokens=24)
+    chunks = await _all(replica, dataclasses.replace(_request(), caller="key", cache_salt="user 7"))
+    assert [chunk.cached_tokens for chunk in chunks] == [24] + [None] * (len(chunks) - 1)
+    assert fake.seen[0].cache_owner == "key/user 7"
+
+
 async def test_length_ends_the_answer() -> None:
     replica, _ = await _replica()
     chunks = await _all(replica, _request(max_tokens=3))

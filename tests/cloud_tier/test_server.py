@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from cloud_tier.config import CloudConfig, LimitsConfig, ModelConfig, ServerConfig
@@ -18,6 +20,8 @@ from cloud_tier.server import CloudTier, Phase, Plan, make_plan
 from models.catalogue.families import load_catalogue
 from models.store.store import ModelStore
 from router.base.errors import ConfigError
+from router.decisions.reader import DecisionReader
+from router.decisions.settings import DecisionFileSettings
 from router.gateway import connection
 from router.gateway.listener import bind
 from router.values.settings import RouterSettings
@@ -145,6 +149,17 @@ async def test_answers_and_says_who(toy: Path) -> None:
     assert "overspill_kv_cache_usage_perc 0.0" in metrics
     assert "process_resident_memory_bytes" in metrics
     assert 'outcome="completed"' in metrics
+
+
+async def test_decisions_are_kept_on_disk(toy: Path, tmp_path: Path) -> None:
+    plan = _plan(toy)
+    settings = DecisionFileSettings(path=str(tmp_path / "decisions.jsonl"))
+    plan = dataclasses.replace(plan, config=msgspec.structs.replace(plan.config, decisions=settings))
+    async with running(plan) as run:
+        reply = await run.client.post("/v1/chat/completions", json=CHAT)
+        assert reply.status_code == 200
+    (line,) = DecisionReader(tmp_path / "decisions.jsonl")
+    assert (line.outcome, line.finish_reason, line.chosen.tier) == ("completed", "stop", "cloud")
 
 
 async def test_health_answers_while_engines_load(toy: Path) -> None:

@@ -24,9 +24,12 @@ from edge_agent.fleet.effective import tellable
 from edge_agent.fleet.reconcile import Knowledge, applied
 from edge_agent.fleet.state import StateDir
 from edge_agent.fleet.steering import Steering
+from edge_agent.report import check_lines
 from edge_agent.runtime.packed import PackedRuntime
 from edge_agent.runtime.protocol import Logits, Runtime, RuntimeRequest, StepInput
 from router.base.errors import ConfigError, OverspillError
+from router.decisions.command import fetch, find
+from router.decisions.explain import five_lines
 from router.fleetwire.documents import DesiredConfig
 from router.values.request import Locality
 from tests.support.ports import refused_port, taken_port
@@ -91,6 +94,44 @@ async def test_it_answers_and_says_who_did(world: TinyWorld) -> None:
         assert 'overspill_edge_model_loaded{variant="tiny-pruned-int8"} 1.0' in metrics
         assert "overspill_edge_rss_bytes" in metrics
         assert not list(agent.lineup.replicas[0].loop.live)
+
+
+async def test_decisions_are_kept_on_disk_and_explained(world: TinyWorld, tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    async with served(world.config(decisions={"path": str(path)})) as (agent, client):
+        reply = await client.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "mine/1"})
+        assert reply.status_code == 200
+        asked = await asyncio.to_thread(fetch, "mine/1", f"http://127.0.0.1:{agent.port}", "")
+        metrics = await until(lambda: written(client))
+    assert 'overspill_decision_lines{result="dropped"} 0.0' in metrics
+    read = find("mine/1", path)
+    assert (read.outcome, read.tokens) == (asked.outcome, asked.tokens)
+    assert read.accepted_unix_s == pytest.approx(time.time(), abs=60)
+    assert [line[:5] for line in five_lines(read)] == [line[:5] for line in five_lines(asked)]
+    assert b"hello" not in path.read_bytes()
+    assert json.loads(path.read_text())["policy"] == agent.config.router.policy
+
+
+async def written(client: httpx.AsyncClient) -> str:
+    """Return the metrics once a decision is in the file."""
+    text = (await client.get("/metrics")).text
+    return text if 'overspill_decision_lines{result="written"} 1.0' in text else ""
+
+
+async def test_a_decision_file_that_cannot_be_written_ends_the_start(world: TinyWorld, tmp_path: Path) -> None:
+    config = world.config(decisions={"path": str(tmp_path / "none" / "decisions.jsonl")})
+    with pytest.raises(ConfigError, match=r"decisions\.path: cannot write"):
+        async with served(config):
+            pass
+
+
+def test_a_check_says_where_decisions_go(world: TinyWorld, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"decisions\.path: cannot write"):
+        list(check_lines(world.config(decisions={"path": str(tmp_path / "none" / "decisions.jsonl")})))
+    path = tmp_path / "decisions.jsonl"
+    lines = list(check_lines(world.config(decisions={"path": str(path)})))
+    assert f"decisions {path}, 4 files of 64 MB" in lines
+    assert not list(tmp_path.iterdir()), "a check writes nothing"
 
 
 async def test_bad_requests_are_told_what_is_wrong(world: TinyWorld) -> None:

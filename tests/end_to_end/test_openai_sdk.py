@@ -52,6 +52,25 @@ def test_streaming_with_usage(client: openai.OpenAI) -> None:
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
 
 
+def test_the_next_turn_of_a_chat_finds_what_the_last_one_left(client: openai.OpenAI) -> None:
+    rules = "Answer in one short sentence, in plain words, and say nothing that you are not asked for. " * 3
+    chat: list[Any] = [{"role": "system", "content": rules}, *FRANCE]
+    here = {"x-overspill-locality": "local-only"}
+    first = client.chat.completions.create(model=MODEL, messages=chat, max_tokens=16, extra_headers=here)
+    chat += [{"role": "assistant", "content": first.choices[0].message.content}]
+    chat += [{"role": "user", "content": "And of Spain?"}]
+    second = client.chat.completions.create(model=first.model, messages=chat, max_tokens=16, extra_headers=here)
+    least = first.usage.prompt_tokens // 16 * 16  # the cloud shares whole blocks of 16
+    assert least <= second.usage.prompt_tokens_details.cached_tokens < second.usage.prompt_tokens
+    apart = client.chat.completions.create(
+        model=first.model,
+        messages=chat,
+        max_tokens=4,
+        extra_headers={**here, "x-overspill-cache-salt": "another"},
+    )
+    assert apart.usage.prompt_tokens_details.cached_tokens <= 1  # the model's own prefix
+
+
 def test_stop_strings_end_the_answer_and_are_not_in_it(client: openai.OpenAI) -> None:
     plain = client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=0, max_tokens=32)
     text = plain.choices[0].message.content

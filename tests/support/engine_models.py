@@ -104,6 +104,7 @@ class Bench:
         )
         self.answers: dict[int, list[int]] = {}
         self.failures: dict[int, str] = {}
+        self.cached: dict[int, int] = {}
         self.steps = 0
 
     def add(self, handle: int, prompt: list[int], max_tokens: int = 12, **options: Any) -> None:
@@ -118,6 +119,9 @@ class Bench:
             self.answers[brought.handle] += brought.token_ids
             if brought.failure is not None:
                 self.failures[brought.handle] = brought.failure
+            if brought.cached_tokens is not None:
+                assert brought.handle not in self.cached, "told twice"
+                self.cached[brought.handle] = brought.cached_tokens
         self.core.check()
 
     def run(self) -> dict[int, list[int]]:

@@ -69,6 +69,7 @@ class FakeEngine:
     says = "The capital of France is Paris."
     gap_s = 0.0
     chunk_tokens = 1
+    cached_tokens = 0
 
     def __init__(self, config: EngineConfig | None = None, clock: Clock | None = None) -> None:
         self.config = config or EngineConfig(weights="none")
@@ -143,9 +144,10 @@ class FakeEngine:
                 await self._next_step(sent, request)
                 size = min(self.chunk_tokens, request.max_tokens - sent)
                 piece = tuple(ids[(sent + i) % len(ids)] for i in range(size) if endless or sent + i < len(ids))
+                cached_tokens = None if sent else self.cached_tokens
                 sent += len(piece)
                 last = FinishReason.LENGTH if sent == request.max_tokens else None
-                yield EngineChunk(piece, last)
+                yield EngineChunk(piece, last, cached_tokens)
             if sent < request.max_tokens:
                 yield EngineChunk((), FinishReason.STOP)
         finally:

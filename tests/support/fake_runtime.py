@@ -42,6 +42,8 @@ class FakeRuntime:
     released: int = 0
     opened: int = 0
     prompts: list[list[int]] = field(default_factory=list)
+    callers: dict[int, str] = field(default_factory=dict)
+    kept: list[tuple[str, list[int]]] = field(default_factory=list)
 
     @property
     def facts(self) -> RuntimeFacts:
@@ -51,12 +53,24 @@ class FakeRuntime:
     def kv_bytes(self) -> int:
         return sum(map(len, self.sequences.values()))
 
-    def open(self, token_ids: Sequence[int]) -> tuple[int, int]:
+    def open(self, token_ids: Sequence[int], caller: str = "", *, exact: bool = False) -> tuple[int, int]:
         assert len(self.sequences) < self.slots, "more sequences than slots"
         self.opened += 1
         self.prompts.append(list(token_ids))
-        self.sequences[self.opened] = []
-        return self.opened, 0
+        self.callers[self.opened] = caller
+        cached = 0 if exact else self._take_kept(list(token_ids), caller)
+        self.trim_kept(self.slots - len(self.sequences) - 1)
+        self.sequences[self.opened] = list(token_ids[:cached])
+        return self.opened, cached
+
+    def _take_kept(self, token_ids: list[int], caller: str) -> int:
+        """Take the one that is wholly the beginning of `token_ids`."""
+        for item in self.kept:
+            owner, ids = item
+            if owner == caller and len(ids) < len(token_ids) and token_ids[: len(ids)] == ids:
+                self.kept.remove(item)
+                return len(ids)
+        return 0
 
     def forward(self, batch: Sequence[StepInput]) -> np.ndarray:
         if self.gate is not None:
@@ -75,8 +89,13 @@ class FakeRuntime:
                 rows.append(row)
         return np.array(rows, np.float32).reshape(-1, VOCAB)
 
-    def close_sequence(self, sequence: int) -> None:
-        del self.sequences[sequence]
+    def close_sequence(self, sequence: int, *, keep: bool = False) -> None:
+        ids = self.sequences.pop(sequence)
+        if keep:
+            self.kept.append((self.callers[sequence], ids))
+
+    def trim_kept(self, most: int) -> None:
+        del self.kept[: max(0, len(self.kept) - most)]
 
     def release_memory(self) -> None:
         self.released += 1

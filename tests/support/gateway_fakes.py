@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 
 import httpx
@@ -15,8 +15,10 @@ from prometheus_client import CollectorRegistry
 
 from router.base.clock import MonotonicClock
 from router.base.errors import ContextTooLong, DeadlineLost, ModelNotFound, ReplicaBroken, Shed, Unavailable
+from router.decisions.line import AskedFor, Decision
 from router.gateway.app import GatewayDeps, create_app
 from router.values.answer import Answer, Route
+from router.values.credits import Asker, Want
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import (
     ChatPrompt,
@@ -73,12 +75,14 @@ class WordCounter:
         return PromptSize(len(prompt.text.split() if isinstance(prompt, TextPrompt) else prompt.token_ids))
 
 
-@dataclass
-class Record:
-    request_id: str
+class NoCredits:
+    """A tier that issues none."""
 
-    def to_json(self) -> dict[str, object]:
-        return {"request_id": self.request_id, "chosen": "local/tiny-int8"}
+    def grant(self, asker: Asker, want: Want) -> None:
+        return None
+
+    def charge(self, asker: Asker) -> Callable[[], None]:
+        return lambda: None
 
 
 @dataclass
@@ -90,6 +94,7 @@ class FakeDispatcher:
     cancelled_starts: list[str] = field(default_factory=list)
     snapshots: list[ReplicaSnapshot] = field(default_factory=list)
     waiting: int = 0
+    admission: NoCredits = field(default_factory=NoCredits)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     async def start(self, request: InferenceRequest) -> Answer:
@@ -168,9 +173,11 @@ class FakeDispatcher:
         with self.changed:
             return self.changed.wait_for(lambda: request_id in self.cancelled_starts, timeout=10)
 
-    def decision(self, request_id: str, caller: str) -> Record | None:
-        made = any((r.request_id, r.caller) == (request_id, caller) for r in self.requests)
-        return Record(request_id) if made else None
+    def explain(self, request_id: str, caller: str) -> Decision | None:
+        made = [r for r in self.requests if (r.request_id, r.caller) == (request_id, caller)]
+        if not made:
+            return None
+        return Decision(request_id=request_id, model=made[0].model, prompt_tokens=1, policy="p", objective=AskedFor())
 
     def load(self) -> list[ReplicaSnapshot]:
         return self.snapshots or [ReplicaSnapshot(info, available=True, slots=4, running=1) for info in INFOS]

@@ -11,7 +11,7 @@ from typing import Any
 
 from router.base.errors import InvalidRequest, ReplicaBroken, ReplicaUnreachable, Unavailable
 from router.dispatch.dispatcher import Dispatcher
-from router.signals.link import Link
+from router.signals.link import Link, LinkPrior
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import (
@@ -67,6 +67,7 @@ class FakeReplica:
         faults: taken from the front, one a call: `unreachable`, `crash`, `invalid`, `hang`, `silent`, `("refuse", s)`,
             `("break", n)`, `("stall", n)`, `("empty", n)` after n tokens, or None.
         cuts: its answers end by length, whatever their cap.
+        held: prompts that it has computed and keeps, as token ids; None keeps nothing, and tells nothing of it.
         host: replicas on the same cores, itself included: those that run divide them.
         sent: the requests it got; open: those running or waiting inside now; most: the most that were ever open.
     """
@@ -88,6 +89,7 @@ class FakeReplica:
     age_s: float = 0.0
     counts_prompt: bool = False
     cuts: bool = False
+    held: list[tuple[int, ...]] | None = None
     host: tuple[FakeReplica, ...] = ()
 
     def __post_init__(self) -> None:
@@ -147,7 +149,8 @@ class FakeReplica:
         self._left[key] = max(total - begun, 1)
         if kind == "hang":
             await self.clock.sleep(1e9)
-        await self.clock.sleep(self._slowed(request.prompt_tokens / prior.prefill_tokens_per_s))
+        cached = self._found(request)
+        await self.clock.sleep(self._slowed((request.prompt_tokens - (cached or 0)) / prior.prefill_tokens_per_s))
         for index in range(begun, total):
             if kind in {"break", "stall", "silent", "empty"} and index - begun >= at:
                 if kind == "stall":
@@ -160,11 +163,22 @@ class FakeReplica:
             batch = 1 + prior.decode_batch_slope * (self._running - 1)
             await self.clock.sleep(self._slowed(batch / prior.decode_tokens_per_s))
             self._left[key] -= 1
-            yield TokenChunk(word(index), 1, origin=self.origin if index == begun else None)
+            first = index == begun
+            origin = self.origin if first else None
+            yield TokenChunk(word(index), 1, origin=origin, cached_tokens=cached if first else None)
         stopped = not self.cuts and (cap is None or total < cap)
         reason = FinishReason.STOP if stopped else FinishReason.LENGTH
         counted = request.prompt_tokens if self.counts_prompt else None
         yield TokenChunk("", 0, finish_reason=reason, prompt_tokens=counted)
+
+    def _found(self, request: InferenceRequest) -> int | None:
+        """Tokens of the prompt that it holds already; the prompt is held from now on."""
+        if self.held is None or request.encoded is None:
+            return None
+        ids = request.encoded.token_ids
+        found = [len(held) for held in self.held if held == ids[: len(held)]]
+        self.held.append(ids)
+        return min(max(found, default=0), len(ids) - 1)
 
 
 _request_ids = count()
@@ -219,13 +233,14 @@ class World:
             await running.chunks.aclose()
 
     def record(self, request_id: str) -> dict[str, Any]:
-        found = self.dispatcher.decision(request_id)
+        found = self.dispatcher.explain(request_id)
         assert found is not None
         return found.to_json()
 
     def nothing_is_held(self) -> None:
         """Every credit, place and slot was given back."""
         assert len(self.dispatcher._signals.in_flight) == 0
+        assert all(device.clock.prefilling == 0 for device in self.dispatcher._signals.latency._devices.values())
         assert self.dispatcher.waiting == 0
         assert all(record.outcome is not None for record in self.dispatcher._log)
         assert [replica.open for replica in self.all] == [0] * 4
@@ -234,7 +249,7 @@ class World:
 @contextlib.asynccontextmanager
 async def world(*, remote: bool = True, **settings: Any):
     clock = VirtualClock()
-    link = Link(UPSTREAM, rtt_prior_s=0.02).snapshot()
+    link = Link(UPSTREAM, LinkPrior(rtt_s=0.02)).snapshot()
     local = FakeReplica(info("int8"), clock)
     small = FakeReplica(info("pruned-int8", prior=SpeedPrior(2000.0, 100.0, 0.1, "test")), clock)
     cloud = FakeReplica(info("fp32", remote=True, prior=SpeedPrior(4000.0, 80.0, 0.05, "test")), clock, 8, link=link)

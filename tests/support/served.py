@@ -54,7 +54,7 @@ class Bench:
     def end(self, attempt: Attempt, tokens: int, after_s: float, *, cut: bool = False) -> None:
         """It ends, or its deadline cuts it."""
         self.clock.time_s += after_s
-        attempt.tokens, attempt.overdue = tokens, cut
+        attempt.tokens, attempt.overdue, attempt.last_at_s = tokens, cut, self.clock.now_s()
         self.model.ended(attempt, self.clock.now_s(), whole=not cut)
 
     def serve(

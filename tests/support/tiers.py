@@ -34,6 +34,7 @@ class Reciter:
         self.available = True
         self.pause: asyncio.Event | None = None
         self.requests: list[InferenceRequest] = []
+        self.cached_tokens: int | None = None
 
     def snapshot(self) -> ReplicaSnapshot:
         return ReplicaSnapshot(self.info, available=self.available, slots=4, why="" if self.available else "off")
@@ -41,6 +42,8 @@ class Reciter:
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
         self.requests.append(request)
         said = request.continuation.split()
+        if self.cached_tokens is not None:  # with a token that makes no text yet
+            yield TokenChunk("", cached_tokens=self.cached_tokens)
         for index, word in enumerate(WORDS[len(said) :], len(said)):
             if index == 3 and self.pause is not None:
                 await self.pause.wait()

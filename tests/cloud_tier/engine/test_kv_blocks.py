@@ -18,6 +18,14 @@ def _filled(pool: BlockPool, tokens: list[int], room: int = 0) -> BlockTable:
     return table
 
 
+def _owners_share_nothing(tables: list[BlockTable]) -> bool:
+    owners: dict[int, set[str]] = {}
+    for table in tables:
+        for block in table.ids:
+            owners.setdefault(block, set()).add(table.salt)
+    return all(len(sharing) == 1 for sharing in owners.values())
+
+
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(seed=st.integers(0, 2**32), num_blocks=st.integers(2, 40), block_tokens=st.sampled_from([1, 4, 16]))
@@ -29,8 +37,9 @@ def test_blocks_are_conserved_whatever_happens(seed: int, num_blocks: int, block
         action = draw.random()
         if action < 0.5:
             tokens = [draw.randrange(2) for _ in range(draw.randrange(1, num_blocks * block_tokens + 1))]
-            free = pool.num_free
-            table = pool.open(pool.cached_prefix(tokens), pool.blocks_for(len(tokens)), draw.randrange(num_blocks))
+            free, owner = pool.num_free, draw.choice(["", "a", "b"])
+            prefix = pool.cached_prefix(tokens, owner)
+            table = pool.open(prefix, pool.blocks_for(len(tokens)), draw.randrange(num_blocks), owner)
             if table is None:
                 assert pool.num_free == free
                 continue
@@ -47,11 +56,12 @@ def test_blocks_are_conserved_whatever_happens(seed: int, num_blocks: int, block
             pool.register(table, tokens, len(tokens))
             if draw.random() < 0.3:
                 pool.distrust(table)
-                assert not {block for block, _ in pool.cached_prefix(tokens)} & set(table.ids)
+                assert not {block for block, _ in pool.cached_prefix(tokens, table.salt)} & set(table.ids)
             pool.close(table)
             if draw.random() < 0.5:
                 pool.zeroed()
         pool.check([table for table, _ in live])
+        assert _owners_share_nothing([table for table, _ in live])
         for table, _ in live:
             assert [block for first, size in table.runs for block in range(first, first + size)] == table.ids
     for table, _ in live:
@@ -144,3 +154,13 @@ def test_nothing_is_shared_when_prefix_caching_is_off() -> None:
     pool = BlockPool(8, 4, prefix_caching=False)
     pool.close(_filled(pool, [0] * 8))
     assert pool.cached_prefix([0] * 9) == []
+
+
+def test_other_owners_find_nothing_of_a_prompt() -> None:
+    pool = BlockPool(16, 4)
+    tokens = list(range(9))
+    table = pool.open(pool.cached_prefix(tokens, "a"), 3, 0, "a")
+    assert table is not None
+    pool.register(table, tokens, 9)
+    pool.close(table)
+    assert [len(pool.cached_prefix(tokens, owner)) for owner in ("a", "b", "")] == [2, 0, 0]

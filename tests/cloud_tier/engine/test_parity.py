@@ -73,6 +73,24 @@ def test_a_prefix_hit_equals_the_plain_run(llama: Path, length: int) -> None:
     bench.add(1, prompt(64)[:length])
     assert bench.run()[1] == _alone(llama, prompt(64)[:length])
     assert bench.core.load().prefix_hit_tokens == (length - 1) // 16 * 16
+    assert bench.cached == {0: 0, 1: (length - 1) // 16 * 16}
+
+
+def test_the_cache_of_one_owner_is_not_found_by_another(llama: Path) -> None:
+    bench = Bench(small(llama))
+    for handle, owner in enumerate(["a", "b", "", "a"]):
+        bench.add(handle, prompt(64), cache_owner=owner)
+        bench.run()
+    assert bench.cached == {0: 0, 1: 0, 2: 0, 3: 48}
+
+
+def test_a_preempted_request_tells_what_it_found_at_first(llama: Path) -> None:
+    bench = Bench(small(llama, kv_cache_tokens=128, max_context_tokens=128, kv_block_tokens=4))
+    for handle in range(4):
+        bench.add(handle, prompt(20, handle), 30, arrival_s=float(handle))
+    bench.run()
+    assert bench.core.load().preemptions > 0
+    assert bench.cached == dict.fromkeys(range(4), 0)
 
 
 def test_a_preempted_sequence_ends_like_one_left_alone(llama: Path) -> None:

@@ -107,6 +107,7 @@ BOUNDED_BY_TYPE = {
     "router.device_first_quality_slack",
     "router.overload_leave",
     "router.breaker.window",
+    "router.credits.reserve",
     "models.kv_slots",
     "models.intra_op_threads",
     "models.queue_limit",

@@ -24,10 +24,12 @@ LIMITS = BatchLimits(slots=4, prefill_chunk_tokens=16, decode_steps_per_chunk=2)
 
 
 @asynccontextmanager
-async def running(*runtimes: FakeRuntime, limits: BatchLimits = LIMITS) -> AsyncIterator[GenerationLoop]:
+async def running(
+    *runtimes: FakeRuntime, limits: BatchLimits = LIMITS, keep_kv: bool = False
+) -> AsyncIterator[GenerationLoop]:
     """A loop that loads the given runtimes one after the other."""
     supply = iter(runtimes)
-    loop = GenerationLoop("fake", lambda: next(supply), limits, Turn())
+    loop = GenerationLoop("fake", lambda: next(supply), limits, Turn(), keep_kv=keep_kv)
     try:
         yield loop
     finally:

@@ -26,7 +26,7 @@ def _soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
 class Exhausted(FakeRuntime):
     """Cannot even forget a sequence."""
 
-    def close_sequence(self, sequence: int) -> None:
+    def close_sequence(self, sequence: int, *, keep: bool = False) -> None:
         raise MemoryError
 
 
@@ -128,10 +128,10 @@ async def test_a_dead_worker_is_noticed_by_the_next_request(monkeypatch: pytest.
 
 async def test_a_prompt_that_cannot_be_opened_fails_alone() -> None:
     class Picky(FakeRuntime):
-        def open(self, token_ids):
+        def open(self, token_ids, caller="", *, exact=False):
             if token_ids[0] == 13:
                 raise MemoryError
-            return super().open(token_ids)
+            return super().open(token_ids, caller, exact=exact)
 
     async with running(Picky()) as loop:
         well, sick = request([5], 30), request([13], 5)

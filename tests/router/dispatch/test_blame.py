@@ -209,7 +209,7 @@ async def test_poison_as_the_trial_of_half_open_does_not_open_it_again() -> None
     async with world(breaker=LONG) as w:
         w.dispatcher.set_replicas([w.cloud])
         fails_for(w.cloud, "poison", ReplicaFailed("HTTP 500"))
-        w.cloud.faults = [None, "crash", "crash"]
+        w.cloud.faults = [None, "crash", "crash", "crash"]  # the last one: the self-test
         for text in ("poison", "a", "b"):
             await w.clock.run(ends(w, prompt=TextPrompt(text)))
         assert w.dispatcher.breaker_states()[UPSTREAM] == "open"

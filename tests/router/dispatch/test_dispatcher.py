@@ -357,7 +357,7 @@ async def test_a_dead_upstream_opens_its_breaker_and_probes_close_it():
 
 async def test_half_open_lets_one_request_through():
     async with world() as w:
-        w.cloud.faults = ["unreachable"] * 3
+        w.cloud.faults = ["unreachable"] * 4
         w.dispatcher.set_replicas([w.local, w.cloud])
         for _ in range(3):
             with pytest.raises(OverspillError):

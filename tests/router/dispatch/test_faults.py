@@ -65,7 +65,7 @@ def warnings(logs: list) -> list[str]:
 async def test_an_endpoint_that_stays_away_is_told_of_once():
     async with world(breaker=BreakerSettings(failures=2, open_ms=1000.0, max_open_ms=1000.0)) as w:
         for _ in range(2):
-            w.local.faults = ["unreachable"] * 8
+            w.local.faults = ["unreachable"] * 17  # two requests and a self-test, then each trial and its self-test
             with structlog.testing.capture_logs() as logs:
                 while w.local.faults:  # opens once, and again after each trial
                     await w.clock.run(w.ask(max_tokens=8))

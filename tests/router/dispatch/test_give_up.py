@@ -196,17 +196,22 @@ async def test_the_time_that_a_reader_is_away_is_no_pace() -> None:
         await w.clock.advance(1.5)
         attempt = only(w)
         assert attempt.tokens == 2
-        assert attempt.pace_s(w.clock.now_s()) is None
+        assert attempt.pace_s == pytest.approx(attempt.last_at_s - attempt.first_at_s), "what came, came at its pace"
         await running.chunks.aclose()
 
 
 async def test_what_was_given_up_teaches_the_pace_and_no_length() -> None:
     async with world(remote=False) as w:
         slow(w)
-        learnt: list[dict[str, Any]] = []
-        latency = w.dispatcher._signals.latency
-        real = latency.observe_answer
-        latency.observe_answer = lambda info, **seen: learnt.append(seen) or real(info, **seen)
+        finishes, lengths = [], []
+        latency, length = w.dispatcher._signals.latency, w.dispatcher._signals.lengths
+        real, real_length = latency.ended, length.ended
+        latency.ended = lambda attempt, *more, whole, **told: (
+            finishes.append((whole, attempt.pace_s)) or real(attempt, *more, whole=whole, **told)
+        )
+        length.ended = lambda watch, family, tokens, by_itself: (
+            lengths.append((tokens, by_itself)) or real_length(watch, family, tokens, by_itself=by_itself)
+        )
         running = await w.clock.run(w.dispatcher.start(ask_of(w, ignore_eos=False)))
         reading = asyncio.ensure_future(rest(running))
         await w.clock.advance(1.1)
@@ -214,6 +219,6 @@ async def test_what_was_given_up_teaches_the_pace_and_no_length() -> None:
         assert attempt.give_up is not None
         attempt.give_up()
         await w.clock.run(asyncio.wait_for(reading, None))
-        (seen,) = learnt
-        assert (seen["ended"], seen["tokens"]) == (False, 6)
-        assert seen["tpot_s"] == pytest.approx(0.2, rel=0.15)
+        ((whole, pace_s),) = finishes
+        assert (whole, lengths) == (False, [(6, False)])
+        assert pace_s == pytest.approx(0.2, rel=0.15)

@@ -8,12 +8,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.base.errors import OverspillError, Refused
-from router.values.settings import RouterSettings
+from router.values.settings import HedgeSettings, RouterSettings
 from tests.support.router_fakes import World, answer, request, world
 
 FAULTS = st.sampled_from(
@@ -55,6 +56,8 @@ class Plan:
     asks: list[tuple[dict[str, Any], float, int | None]]
     faults: list[list[Any]]
     policy: str = "quality-in-objective"
+    hedges: bool = False
+    give_up_every_s: float = 1e9
     heard: list[Heard] = field(default_factory=list)
 
 
@@ -67,6 +70,8 @@ PLANS = st.builds(
     ),
     faults=st.lists(st.lists(FAULTS, max_size=6), min_size=4, max_size=4),
     policy=st.sampled_from(["quality-in-objective", "cloud-first", "local-first", "local-only", "smallest-rung"]),
+    hedges=st.booleans(),
+    give_up_every_s=st.sampled_from([1e9, 1e9, 0.3]),
 )
 
 
@@ -92,6 +97,16 @@ async def listen(w: World, heard: Heard) -> None:
         heard.error = error
 
 
+async def give_up(w: World, every_s: float) -> None:
+    """Take the slot of somebody who has a deadline, again and again."""
+    while True:
+        await w.clock.sleep(every_s)
+        running = [a for attempts in w.dispatcher._signals.in_flight._by_replica.values() for a in attempts]
+        gave = next((a for a in sorted(running, key=lambda a: a.sent_at_s) if a.give_up is not None), None)
+        if gave is not None and gave.give_up is not None:
+            gave.give_up()
+
+
 async def play(plan: Plan) -> None:
     async with world(
         policy=plan.policy, max_queue=6, max_sheddable_queue=2, first_token_timeout_ms=4000.0, stall_timeout_ms=2000.0
@@ -100,8 +115,13 @@ async def play(plan: Plan) -> None:
             replica.faults = list(faults)
             replica.slots = 2
             replica.__post_init__()
+        if plan.hedges:
+            w.dispatcher.reconfigure(msgspec.structs.replace(w.dispatcher.settings, hedge=HedgeSettings(budget=1.0)))
+            w.dispatcher._hedges.earn(60.0, 1.0)
         plan.heard = [Heard(dict(ask), after_s, leaves) for ask, after_s, leaves in plan.asks]
+        giving_up = asyncio.ensure_future(give_up(w, plan.give_up_every_s))
         await w.clock.run(asyncio.gather(*(listen(w, heard) for heard in plan.heard)), limit_s=600.0)
+        giving_up.cancel()
         check(plan, w)
 
 
@@ -123,6 +143,8 @@ def check(plan: Plan, w: World) -> None:
     for remote in (w.cloud, w.cloud_small):
         assert not any(ask.objective.locality.value == "local-only" for ask in remote.sent)
         assert plan.policy != "local-only" or not remote.sent
+    for sent, asked in ((s, accepted[s.request_id]) for r in w.all for s in r.sent):
+        assert sent.objective.min_quality == asked.min_quality
     for local in (w.local, w.small):
         assert not any(ask.objective.locality.value == "cloud-only" for ask in local.sent)
 
@@ -132,10 +154,12 @@ def check_end(heard: Heard, record: dict[str, Any]) -> None:
     assert answer(cap).startswith(heard.text), "text was doubled or lost"
     events = {event["event"] for event in record["events"]}
     deadline_s = heard.ask.objective.deadline_s
+    if "given_up" in events and heard.finished and heard.text != answer(min(cap, 24)):
+        assert record["outcome"] == "degraded", "never silently"
     if deadline_s is not None and "failover" not in events:
         assert record["finish_ms"] <= deadline_s * 1e3 + 1, "a deadline is hard, but for the rest of what broke"
-    if heard.finished and "deadline" in events:
-        assert record["outcome"] == "degraded"
+    if heard.finished and {"deadline", "given_up"} & events:
+        assert record["outcome"] == "degraded" or heard.text == answer(min(cap, 24))
         assert heard.text
     elif heard.finished:
         assert record["outcome"] in {"completed", "degraded"}

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.errors import Unavailable
-from router.dispatch.record import REASONS, why_not
+from router.dispatch.decision_value import why_not
+from router.dispatch.record import REASONS
 from router.policy.promise import keeps
 from router.policy.registry import POLICIES, load_policy
 from router.values.choice import Choice, Hopeless

@@ -13,6 +13,7 @@ from router.values.settings import BreakerSettings
 from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import UPSTREAM, info
 
+RESULTS = ("passed", "failed", "untold")
 SETTINGS = BreakerSettings(failures=3, open_ms=1000.0, max_open_ms=4000.0, failure_ratio=0.5, window=6)
 
 
@@ -31,9 +32,11 @@ def breaker(clock, changes):
     return Breaker("x", SETTINGS, clock, lambda _, state, why: changes.append((state.value, why)))
 
 
-def fail(breaker: Breaker, times: int = 3) -> None:
+def fail(breaker: Breaker, times: int = 3, *, trial: bool = False) -> None:
+    """Let requests fail, and the self-test too where they raise a suspicion."""
     for _ in range(times):
-        breaker.fail("refused")
+        if breaker.fail(trial=trial):
+            breaker.self_test_failed("refused")
 
 
 def test_it_opens_on_failures_in_a_row(breaker, changes):
@@ -76,7 +79,7 @@ def test_a_failed_trial_opens_it_for_longer_up_to_a_cap(breaker, clock):
     for _ in range(5):
         waits.append(breaker.opens_for_s)
         clock.pass_s(breaker.opens_for_s)
-        breaker.fail("again", trial=breaker.begin())
+        fail(breaker, 1, trial=breaker.begin())
     assert waits == [1.0, 2.0, 4.0, 4.0, 4.0]
     clock.pass_s(4.0)
     breaker.succeed()
@@ -88,7 +91,7 @@ def test_late_failures_of_older_requests_do_not_count_against_the_trial(breaker,
     fail(breaker)
     clock.pass_s(1.0)
     assert breaker.begin()
-    breaker.fail("sent before it opened")
+    assert not breaker.fail()
     assert breaker.state is BreakerState.HALF_OPEN
 
 
@@ -121,7 +124,7 @@ def test_a_probe_that_fails_once_does_no_harm(breaker):
     assert breaker.state is BreakerState.CLOSED
 
 
-@given(st.lists(st.sampled_from(["fail", "trial", "succeed", "abandon", "good", "bad", "wait"]), max_size=60))
+@given(st.lists(st.sampled_from(["fail", "trial", "succeed", "abandon", "good", "bad", "wait", *RESULTS]), max_size=60))
 def test_it_never_stays_shut_for_ever(events):
     clock = VirtualClock()
     breaker = Breaker("x", SETTINGS, clock)
@@ -132,7 +135,10 @@ def test_it_never_stays_shut_for_ever(events):
             breaker.begin()
         else:
             {
-                "fail": lambda: breaker.fail("x", trial=True),
+                "fail": lambda: breaker.fail(trial=True),
+                "passed": breaker.self_test_passed,
+                "failed": lambda: breaker.self_test_failed("x"),
+                "untold": breaker.self_test_untold,
                 "succeed": breaker.succeed,
                 "abandon": breaker.abandon,
                 "good": breaker.probe_succeeded,
@@ -142,6 +148,62 @@ def test_it_never_stays_shut_for_ever(events):
     breaker.abandon()
     clock.pass_s(4.0)
     assert breaker.allows()
+
+
+def test_requests_raise_a_suspicion_and_only_a_self_test_opens_it(breaker, changes):
+    assert [breaker.fail() for _ in range(5)] == [False, False, True, False, False], "one self-test at a time"
+    assert breaker.allows()
+    breaker.self_test_failed("fails on one word too")
+    assert changes == [("open", "fails on one word too")]
+
+
+def test_a_self_test_that_passes_makes_it_trusted_for_as_long_as_it_would_have_been_open(breaker, clock):
+    assert [breaker.fail() for _ in range(3)][-1]
+    breaker.self_test_passed()
+    assert not any(breaker.fail() for _ in range(9))
+    clock.pass_s(1.0)
+    assert breaker.fail()
+    assert breaker.state is BreakerState.CLOSED
+
+
+def test_a_live_success_vetoes_a_self_test_that_fails_later(breaker):
+    assert [breaker.fail() for _ in range(3)][-1]
+    breaker.succeed()
+    breaker.self_test_failed("too late")
+    assert breaker.state is BreakerState.CLOSED
+
+
+def test_a_self_test_without_result_leaves_the_next_failure_to_ask_again(breaker):
+    assert [breaker.fail() for _ in range(3)][-1]
+    breaker.self_test_untold()
+    assert breaker.fail()
+
+
+def test_a_trial_that_fails_is_told_by_a_self_test_too(breaker, clock):
+    fail(breaker)
+    clock.pass_s(1.0)
+    assert breaker.fail(source="poison", trial=breaker.begin())
+    breaker.abandon()
+    assert breaker.state is BreakerState.HALF_OPEN
+    breaker.self_test_passed()
+    assert breaker.state is BreakerState.CLOSED
+
+
+def test_nobody_else_is_the_trial_while_a_self_test_runs(breaker, clock):
+    fail(breaker)
+    clock.pass_s(1.0)
+    assert breaker.fail(trial=breaker.begin())
+    assert not breaker.allows()
+    breaker.self_test_untold()
+    assert breaker.allows()
+
+
+def test_failed_requests_and_missed_probes_together_are_a_suspicion(breaker):
+    breaker.probe_failed("late")
+    breaker.fail()
+    breaker.probe_failed("late")
+    assert breaker.state is BreakerState.CLOSED, "neither has failed three times"
+    assert breaker.fail()
 
 
 def test_local_replicas_fail_alone_remote_ones_with_their_endpoint():

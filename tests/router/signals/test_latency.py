@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.signals.latency import LatencyModel
-from router.signals.link import Link
+from router.signals.link import Link, LinkPrior
 from router.signals.prefill import PrefillLine
 from router.values.prediction import Demand, InFlightLoad, SiblingLoad
 from router.values.replica import ReplicaSnapshot, SpeedPrior
@@ -35,7 +35,7 @@ def test_an_idle_replica_is_prefill_and_decode():
 
 
 def test_a_link_adds_its_round_trip_and_the_upload():
-    link = Link("x", rtt_prior_s=0.1, uplink_prior_bytes_per_s=1000.0).snapshot()
+    link = Link("x", LinkPrior(rtt_s=0.1, uplink_bytes_per_s=1000.0)).snapshot()
     near = LatencyModel().predict(IDLE, None, Demand(500, 11, 2000))
     far = LatencyModel().predict(IDLE, link, Demand(500, 11, 2000))
     assert far.ttft_s - near.ttft_s == pytest.approx(2.1)

@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,21 +156,6 @@ def test_prefix_hits_do_not_corrupt_the_prefill_line():
     assert learnt_s == pytest.approx(1.005, rel=0.1)
 
 
-def test_a_session_is_expected_to_find_its_prefix_where_it_was_served_once_that_was_seen():
-    bench = Bench()
-    hits = bench.model.hits
-    assert bench.model.cached_tokens(INFO, "chat", 700) == 0
-    hits.served(INFO.replica_id, "chat", 600, bench.clock.now_s())
-    assert bench.model.cached_tokens(INFO, "chat", 700) == 0, "no replica is believed to keep a prefix before it did"
-    for _ in range(20):
-        hits.observe(INFO.replica_id, "chat", 700, 590)
-    assert bench.model.cached_tokens(INFO, "chat", 700) == pytest.approx(590, abs=15)
-    assert bench.model.cached_tokens(SMALL, "chat", 700) == 0
-    assert bench.model.cached_tokens(INFO, "other", 700) == 0
-    bench.clock.time_s += 3600.0
-    assert bench.model.cached_tokens(INFO, "chat", 700) < 30
-
-
 def test_high_means_nine_times_in_ten_for_first_tokens_pace_and_finish():
     rng, bench = random.Random(3), Bench()
     kept, total = {"ttft": 0, "tpot": 0, "finish": 0}, 0
@@ -222,7 +208,7 @@ def test_each_band_of_load_keeps_its_own_upper_figure():
 
 
 def test_the_downlink_bounds_the_pace_of_a_slow_link():
-    link = replace(Link("x").snapshot(), downlink_bytes_per_s=10_000.0, token_bytes=300.0)
+    link = msgspec.structs.replace(Link("x").snapshot(), downlink_bytes_per_s=10_000.0, token_bytes=300.0)
     bench = Bench()
     assert bench.model.predict(IDLE, link, ASK).tpot_s == pytest.approx(0.03)
     assert bench.model.predict(replace(IDLE, running=1), link, ASK).tpot_s == pytest.approx(0.06)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ import pytest
 from router.simulation import bound as bound_module
 from router.simulation.bound import BoundError, cached_upper_bound, upper_bound
 from router.simulation.device import Device, Work
-from router.simulation.loop import VirtualLoop
+from router.simulation.loop import VirtualLoop, run_virtually
 from router.simulation.mixes import MIXES, requests_of
 from router.simulation.replica import Truth
 from router.simulation.run import simulate, truths_of
@@ -53,44 +54,44 @@ def _kept(request: SimRequest, first_s: float, last_s: float, tokens: int) -> bo
     )
 
 
+async def _serve(
+    loop: VirtualLoop, device: Device, own: list[tuple[int, int]], requests: Sequence[SimRequest], truths: list[Truth]
+) -> dict[int, list[float]]:
+    """Start each in order, as soon as it is there and a slot is free; return when its chunks came."""
+    heard: dict[int, list[float]] = {j: [] for j, _ in own}
+    to_come = list(own)
+
+    def start() -> None:
+        while to_come and device.held < device.spec.slots and requests[to_come[0][0]].arrival_s <= loop.time():
+            j, r = to_come.pop(0)
+            request, rung = requests[j], device.spec.rungs[r]
+            prefill_s = request.prompt_tokens / rung.prefill_tokens_per_s * truths[j].prefill_noise
+
+            def deliver(_: int, j: int = j) -> None:
+                heard[j].append(loop.time())
+                loop.call_soon(start)
+
+            device.enter(Work(r, prefill_s, request.asked_tokens, truths[j].pace_noise, deliver))
+        if to_come and device.held < device.spec.slots:
+            loop.call_at(requests[to_come[0][0]].arrival_s, start)
+
+    start()
+    await asyncio.sleep(1e4)
+    return heard
+
+
 def _run(
     schedule: Sequence[tuple[int, int, int]], requests: Sequence[SimRequest], truths: list[Truth], world: World
 ) -> float:
-    """Value of one schedule on the simulator's own devices: each starts its own in order, as soon as a slot is free."""
-    loop = VirtualLoop()
-    devices = [Device(spec, loop) for spec in world.devices]
+    """Value of one schedule on the simulator's own devices."""
     value = 0.0
-    for position, device in enumerate(devices):
+    for position, spec in enumerate(world.devices):
         own = [(j, r) for j, d, r in schedule if d == position]
-        times: dict[int, list[float]] = {j: [] for j, _ in own}
-
-        def start(
-            own: list[tuple[int, int]] = own, device: Device = device, times: dict[int, list[float]] = times
-        ) -> None:
-            while own and device.held < device.spec.slots and requests[own[0][0]].arrival_s <= loop.time() + 1e-12:
-                j, r = own.pop(0)
-                request, rung = requests[j], device.spec.rungs[r]
-                prefill_s = request.prompt_tokens / rung.prefill_tokens_per_s * truths[j].prefill_noise
-                heard = times[j]
-
-                def deliver(_: int, heard: list[float] = heard, start=start) -> None:
-                    heard.append(loop.time())
-                    loop.call_soon(start)
-
-                device.enter(Work(r, prefill_s, request.asked_tokens, truths[j].pace_noise, deliver))
-            if own and device.held < device.spec.slots:
-                loop.call_at(requests[own[0][0]].arrival_s, start)
-
-        loop.call_soon(start)
-        loop.call_at(1e4, loop.stop)
-        loop.run_forever()
-        loop.now_s = 0.0
-        for j, d, r in schedule:
-            if d == position and times[j]:
-                request = requests[j]
-                kept = _kept(request, times[j][0], times[j][-1], request.asked_tokens)
-                value += request.weight * world.devices[d].rungs[r].quality * kept
-    loop.close()
+        heard = run_virtually(lambda loop, spec=spec, own=own: _serve(loop, Device(spec, loop), own, requests, truths))
+        for j, r in own:
+            request, times_s = requests[j], heard[j]
+            kept = bool(times_s) and _kept(request, times_s[0], times_s[-1], request.asked_tokens)
+            value += request.weight * spec.rungs[r].quality * kept
     return value
 
 
@@ -189,7 +190,7 @@ def test_each_of_what_makes_an_option_impossible() -> None:
 
     def options(objective: Objective, prompt: int = 10, answer: int = 11) -> set[tuple[int, int]]:
         requests = [SimRequest(0.0, prompt, answer, objective)]
-        found = service_options(world, requests, _truths(requests))
+        found = service_options(world, requests, _truths(requests), late=True)
         return set(zip(found.device.tolist(), found.rung.tolist(), strict=True))
 
     everywhere = {(0, 0), (0, 1), (1, 0)}
@@ -205,6 +206,23 @@ def test_each_of_what_makes_an_option_impossible() -> None:
     assert options(Objective(deadline_s=2.44)) == everywhere, "1 s there and back, 0.32 s of bytes, 1.1 s of service"
     assert options(Objective(deadline_s=2.40)) == {(0, 0), (0, 1)}
     assert options(Objective(), prompt=4090) == set(), "no window is that long"
+
+
+def test_a_late_value_lasts_until_it_is_nought() -> None:
+    requests = [SimRequest(0.0, 50, 6, Objective(deadline_s=0.6, late_s=0.5)) for _ in range(2)]
+    assert upper_bound(_world(), requests, _truths(requests), buckets=30).value == pytest.approx(1.1, abs=1e-3)
+    requests = [SimRequest(0.0, 50, 6, Objective(deadline_s=0.6, late_s=0.3)) for _ in range(2)]
+    assert upper_bound(_world(), requests, _truths(requests)).value == 0.0
+
+
+def test_an_uplink_of_a_trace_takes_what_it_takes_from_the_arrival_on(tmp_path: Path) -> None:
+    """Nothing passes in the first second of each two, then 8 kilobits a second; 40 tokens are 1,280 bits."""
+    (tmp_path / "net.csv").write_text("t_s,kbps\n0,0\n1,8\n")
+    link = LinkSpec(rtt_ms=100, trace=str(tmp_path / "net.csv"), trace_column="kbps")
+    world = World(devices=(DeviceSpec(name="cloud", slots=1, rungs=(LARGE,), remote=True, link=link),))
+    requests = [SimRequest(at_s, 40, 1) for at_s in (0.0, 1.5)]
+    options = service_options(world, requests, _truths(requests), late=True)
+    assert options.begin_s.tolist() == pytest.approx([1.0 + 0.16 + 0.05, 1.5 + 0.16 + 0.05])
 
 
 def test_what_promised_nothing_waits_no_longer_than_it_may() -> None:

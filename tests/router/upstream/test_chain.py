@@ -198,3 +198,37 @@ async def test_what_an_upstream_calls_itself_breaks_no_reply() -> None:
             assert best.requests
             assert "?" in reply.headers["x-overspill-model"]
             assert len(reply.headers["x-overspill-reason"]) <= 128
+
+
+async def test_what_was_cached_is_told_down_the_chain_with_the_first_token_and_in_the_usage() -> None:
+    async with chain() as (edge, _, _, best), sdk(edge) as client:
+        best.cached_tokens = 1
+        replica = next(r for r in edge.dispatcher.replicas if r.info.remote)
+        reply = await client.chat.completions.create(**ASK)
+        assert reply.usage.prompt_tokens_details.cached_tokens == 1
+        stream = await client.chat.completions.create(**ASK, stream=True, stream_options={"include_usage": True})
+        usage = [chunk.usage async for chunk in stream]
+        assert usage[:-1] == [None] * (len(usage) - 1)
+        assert usage[-1].prompt_tokens_details.cached_tokens == 1
+        chunks = [chunk async for chunk in replica.generate(best.requests[-1])]
+        assert [chunk.cached_tokens for chunk in chunks] == [1] + [None] * (len(chunks) - 1)
+        best.cached_tokens = None
+        reply = await client.chat.completions.create(**ASK)
+        assert reply.usage.prompt_tokens_details is None
+        chunks = [chunk async for chunk in replica.generate(best.requests[-1])]
+        assert {chunk.cached_tokens for chunk in chunks} == {None}
+
+
+async def test_caches_are_shared_by_nobody_beyond_the_salt_whichever_tier_holds_them() -> None:
+    async with chain() as (edge, _, _, best), sdk(edge) as client:
+        for salt in ("ann", "ben", "ann"):
+            await client.chat.completions.create(**ASK, extra_headers={"x-overspill-cache-salt": salt})
+        await client.chat.completions.create(**ASK)
+        owners = [request.cache_owner for request in best.requests]
+        assert owners[0] == owners[2] != owners[1]
+        assert owners[3] == ""
+        assert "ann" not in owners[0]
+        with pytest.raises(openai.BadRequestError, match="cache-salt"):
+            await client.chat.completions.create(**ASK, extra_headers={"x-overspill-cache-salt": "x" * 200})
+        with pytest.raises(openai.BadRequestError, match="cache-salt"):
+            await client.chat.completions.create(**ASK, extra_headers={"x-overspill-cache_salt": "ann"})

@@ -151,6 +151,19 @@ def test_a_usage_within_the_window_is_believed() -> None:
 
 
 @pytest.mark.parametrize(
+    "details", ["null", "7", "[]", "{}", '{"cached_tokens":-1}', '{"cached_tokens":513}', '{"cached_tokens":true}']
+)
+def test_what_an_upstream_says_of_its_cache_is_believed_within_reason(details: str) -> None:
+    line = f'data: {{"usage":{{"prompt_tokens":512,"prompt_tokens_details":{details}}}}}\n'
+    (event,) = EventParser().feed(line.encode())
+    assert event.usage is not None
+    assert event.usage.told_cached_tokens(512) is None
+    (event,) = EventParser().feed(b'data: {"usage":{"prompt_tokens_details":{"cached_tokens":512}}}\n')
+    assert event.usage is not None
+    assert event.usage.told_cached_tokens(512) == 512
+
+
+@pytest.mark.parametrize(
     "payload",
     [
         b'{"choices":[{"finish_reason":7}]}',

@@ -107,6 +107,23 @@ async def test_a_connection_is_used_again_and_its_cost_is_told_once() -> None:
     assert b"accept-encoding: identity" in head
 
 
+async def test_a_client_knows_whether_the_next_request_finds_an_open_connection() -> None:
+    peer = Peer(whole)
+    async with peer.client(keepalive_expiry_s=0.5) as client:
+        assert not client.warm
+        response = await post(client)
+        assert not client.warm, "it is in use"
+        await read_all(response)
+        response.close()
+        assert client.warm
+        again = await post(client)
+        assert not client.warm
+        await read_all(again)
+        again.close()
+        await asyncio.sleep(0.6)
+        assert not client.warm, "it has expired"
+
+
 async def test_requests_of_one_turn_never_share_a_connection() -> None:
     """Crack 28: the pool handed one idle connection to every request of a turn, and all but one had to try again."""
     peer = Peer(whole)

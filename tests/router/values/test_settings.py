@@ -37,6 +37,9 @@ def test_every_registered_policy_may_be_named(policy):
         ({"breaker": {"open_ms": 5000.0, "max_open_ms": 1000.0}}, "max_open_ms = 1000.0 is below open_ms"),
         ({"breaker": {"failures": "3"}}, "`breaker.failures` = '3'"),
         ({"breaker": {"opens_ms": 3.0}}, "did you mean `open_ms`?"),
+        ({"credits": {"reserve": 0.6}}, "`credits.reserve` = 0.6"),
+        ({"credits": {"lifetime_ms": 0}}, "`credits.lifetime_ms` = 0"),
+        ({"credits": {"live_ms": 1.0}}, "did you mean `lifetime_ms`?"),
     ],
 )
 def test_what_is_wrong_is_named(tree, says):

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from router.base.errors import InvalidRequest
 from router.upstream.openai import origin_of
 from router.values.answer import Route
+from router.values.credits import Grant, Want
 from router.values.replica import ReplicaSnapshot
 from router.values.request import Locality, Objective
 from router.wire import headers
+from router.wire.credits import UnreadableCredits, asking_headers, read_instance, read_want
 from router.wire.load import LoadReport, VariantLoad, decode_orca, encode_orca, summarise
 from tests.support.gateway_fakes import replica_info
 
@@ -26,11 +28,14 @@ variant_load = st.builds(
     queued_prefill_tokens=count,
     pending_decode_tokens=count,
 )
+seconds = st.integers(0, 10**7).map(lambda n: n / 1000)
+grants = st.builds(Grant, credits=st.integers(0, 10**6), for_s=seconds, again_s=seconds, wait_s=seconds)
 reports = st.builds(
     LoadReport,
     variants=st.lists(variant_load, max_size=5, unique_by=lambda v: v.variant).map(tuple),
     kv_usage=st.none() | st.integers(0, 10_000).map(lambda n: n / 10_000),
     waiting=count,
+    grant=st.none() | grants,
 )
 
 
@@ -66,6 +71,55 @@ def test_a_figure_that_cannot_be_is_bounded(told: str) -> None:
     assert 0 <= report.waiting <= 10**9
     assert 0 <= report.variants[0].slots <= 10**9
     assert report.kv_usage is None or 0 <= report.kv_usage <= 1
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        '"credits":-1',
+        '"credits":1.5',
+        '"credits":1e300',
+        '"credits":1e999',
+        '"credits_for_s":-1',
+        '"credits_again_s":1e999',
+        '"credits_wait_s":1e300',
+    ],
+)
+def test_credits_that_cannot_be_are_no_credits_and_harm_nothing_else(told: str) -> None:
+    sound = '"credits":1,"credits_for_s":2,"credits_again_s":0,"credits_wait_s":0,"v|slots":3'
+    report = decode_orca(f'JSON {{"named_metrics":{{{sound},{told}}}}}')
+    if report is None:
+        return  # JSON knows no such number
+    assert (report.grant, report.grant_unreadable, report.slots) == (None, True, 0)
+    assert report.variants[0].slots == 3
+
+
+def test_a_part_of_a_grant_is_none() -> None:
+    report = decode_orca('JSON {"named_metrics":{"credits":1}}')
+    assert (report.grant, report.grant_unreadable) == (None, True)
+    report = decode_orca('JSON {"named_metrics":{"waiting":1}}')
+    assert (report.grant, report.grant_unreadable) == (None, False)
+
+
+@given(st.integers(0, 999_999), st.integers(0, 999_999))
+def test_who_asks_and_for_how_much_survives_the_headers(waiting: int, urgent: int) -> None:
+    want = Want(waiting, min(urgent, waiting))
+    sent = dict(asking_headers("0123456789abcdef", want))
+    assert (read_instance(sent), read_want(sent)) == ("0123456789abcdef", want)
+    assert headers.parse_objective(sent, Objective()) == Objective(), "they promise nothing"
+
+
+@pytest.mark.parametrize("told", ["", "-1", "x", "1;urgent", "1;urgent=x", "9" * 7, "١", "1\n2"])
+def test_a_demand_that_cannot_be_read(told: str) -> None:
+    with pytest.raises(UnreadableCredits, match="x-overspill-demand"):
+        read_want({headers.DEMAND: told})
+
+
+@pytest.mark.parametrize("told", ["", "short", "x" * 65, "with blank", "schlüssel"])
+def test_an_instance_that_cannot_be_read(told: str) -> None:
+    with pytest.raises(UnreadableCredits, match="x-overspill-instance"):
+        read_instance({headers.INSTANCE: told})
+    assert read_instance({}) is None
 
 
 def test_replicas_of_one_variant_are_summed() -> None:

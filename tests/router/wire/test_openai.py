@@ -311,6 +311,7 @@ def test_a_chat_stream_has_the_shape_clients_expect() -> None:
     assert last["choices"][0] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length"}
     assert usage["choices"] == []
     assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+    assert Usage(3, 1, 0).to_json()["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
 def test_a_text_stream_has_the_shape_clients_expect() -> None:

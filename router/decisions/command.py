@@ -1,0 +1,126 @@
+"""`overspill explain ID`: asks the running tier, or reads its decision file."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote, urlsplit
+
+import httpx
+import msgspec
+import typer
+
+from router.base.credentials import url_fault
+from router.base.errors import ConfigError, InvalidRequest, OverspillError, ReplicaUnreachable, Unauthenticated
+from router.base.json_output import print_json
+from router.base.loopback import is_loopback
+from router.base.tls import client_context
+from router.decisions.explain import five_lines
+from router.decisions.line import Decision, decode
+from router.decisions.reader import DecisionReader
+
+EDGE_URL = "http://127.0.0.1:8600"
+KEY_VARIABLE = "OVERSPILL_API_KEY"
+_TIMEOUT_S = 5.0
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def explain(
+    request_id: Annotated[str, typer.Argument(metavar="ID", help="The `x-request-id` of the reply.")],
+    *,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="PATH", help="Read this decision file and its older ones.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", metavar="URL", help="Ask the tier that runs here.", show_default=EDGE_URL),
+    ] = None,
+    ca_file: Annotated[Path | None, typer.Option("--ca-file", help="PEM of a private authority, for https.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole decision as JSON.")] = False,
+) -> None:
+    """Say in five lines why a request went where it went. The key that sent it is read from $OVERSPILL_API_KEY."""
+    if file is not None and url is not None:
+        raise ConfigError("give either --file or --url: a decision is looked up in one place")
+    if file is not None:
+        found = find(request_id, file)
+    else:
+        found = fetch(request_id, url or EDGE_URL, os.environ.get(KEY_VARIABLE, ""), ca_file)
+    if as_json:
+        print_json(found.to_json())
+        return
+    for line in five_lines(found):
+        typer.echo(line)
+
+
+def find(request_id: str, path: Path) -> Decision:
+    """Look a decision up in a file.
+
+    Raises:
+        ConfigError: there is no such file.
+        InvalidRequest: it holds no such id.
+    """
+    reader = DecisionReader(path)
+    found = reader.find(request_id)
+    if found is None:
+        damaged = f", {reader.skipped} damaged lines among them" if reader.skipped else ""
+        raise InvalidRequest(
+            f"{path} and its older files hold no request {request_id!r} ({reader.read} lines{damaged}); requests are "
+            "written when they end, and the oldest files go first"
+        )
+    return found
+
+
+def fetch(request_id: str, url: str, key: str, ca_file: Path | None = None) -> Decision:
+    """Ask a running tier.
+
+    Raises:
+        ConfigError: the URL is none.
+        ReplicaUnreachable: nothing answers there, or something else does.
+        Unauthenticated: the tier does not know the key.
+        InvalidRequest: it keeps no such id for this key.
+    """
+    if url_fault(url):
+        shown = "" if "@" in url else f" {url[:200]}"
+        raise ConfigError(
+            f"--url{shown}: expected the base URL of a tier, such as {EDGE_URL}; a key goes into ${KEY_VARIABLE}"
+        )
+    base = url.rstrip("/")
+    here = is_loopback(urlsplit(base).hostname or "")  # no proxy leads there
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    verify: ssl.SSLContext | bool = client_context(ca_file, None, None) if base.startswith("https:") else True
+    try:
+        reply = httpx.get(
+            f"{base}/v1/decisions/{quote(request_id, safe='')}",
+            headers=headers,
+            timeout=_TIMEOUT_S,
+            verify=verify,
+            trust_env=not here,
+        )
+    except httpx.HTTPError as error:
+        raise ReplicaUnreachable(
+            f"no tier answers at {base} ({error or type(error).__name__}): is it running, and is this its address? "
+            "`--file` reads what it has written"
+        ) from error
+    if reply.status_code == 200:
+        try:
+            return decode(reply.content)
+        except msgspec.DecodeError as error:
+            raise ReplicaUnreachable(f"what answers at {base} is no tier of Overspill, or a newer one") from error
+    raise _refusal(reply, request_id, base, key)
+
+
+def _refusal(reply: httpx.Response, request_id: str, base: str, key: str) -> OverspillError:
+    if reply.status_code == 401:
+        known = f"the key in ${KEY_VARIABLE} is none of its own"
+        remedy = known if key else f"put the key of the caller into ${KEY_VARIABLE}"
+        return Unauthenticated(f"{base} does not let this caller in: {remedy}")
+    if reply.status_code == 404:
+        return InvalidRequest(
+            f"{base} keeps no decision for {request_id!r}: it shows the recent ones (`router.decision_log`) to the key "
+            "that sent the request; `--file` reads older ones where `[decisions]` keeps a file"
+        )
+    return ReplicaUnreachable(f"{base} answered {reply.status_code} {reply.reason_phrase}")

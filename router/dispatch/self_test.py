@@ -1,0 +1,130 @@
+"""A self-test: one token of a prompt of our own, asked of a replica on which several requests have failed.
+
+What a request holds may be what a replica fails on, and no number of such requests says that the replica is broken. So
+failed requests only raise a suspicion, and this tells: if the replica answers, it was their content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+
+import structlog
+
+from router.base.clock import Clock
+from router.base.errors import InvalidRequest, OverspillError, Refused
+from router.base.timers import Alarms, end
+from router.dispatch.attempt_stream import AttemptStream, Elapsed
+from router.dispatch.telemetry import Telemetry
+from router.signals.breaker import Breaker
+from router.values.replica import Replica, ReplicaInfo
+from router.values.request import (
+    ChatPrompt,
+    InferenceRequest,
+    Message,
+    Objective,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+)
+
+log = structlog.get_logger("router")
+
+_WORD = "Hello"
+_PROMPT_TOKENS = 16  # with the template around it, at most
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What a stream wants to know of what it reads."""
+
+    replica: Replica
+    opened: bool = False
+
+    @property
+    def info(self) -> ReplicaInfo:
+        return self.replica.info
+
+
+class SelfTests:
+    """The self-tests of a tier; each runs as a task of its own, and `close` ends them.
+
+    Args:
+        told: called after each, when its breaker knows the result.
+    """
+
+    def __init__(self, clock: Clock, alarms: Alarms, telemetry: Telemetry, told: Callable[[], None]) -> None:
+        self._clock = clock
+        self._alarms = alarms
+        self._telemetry = telemetry
+        self._told = told
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ids = count(1)
+
+    def begin(self, replica: Replica, breaker: Breaker, like: Prompt, limit_s: float) -> None:
+        """Test `replica`, and tell its suspected `breaker`.
+
+        Args:
+            like: a prompt of the kind that failed: chat or text.
+            limit_s: silence beyond that is a failure.
+        """
+        name = f"self-test of {replica.info.replica_id}"
+        task = asyncio.create_task(self._run(replica, breaker, like, limit_s), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        await end(*self._tasks)
+
+    async def _run(self, replica: Replica, breaker: Breaker, like: Prompt, limit_s: float) -> None:
+        result, why = "untold", "it was given up"
+        try:
+            result, why = await self._ask(replica, self._request(replica, like), limit_s)
+        finally:
+            endpoint = breaker.endpoint
+            self._telemetry.self_tests.labels(endpoint, result).inc()
+            log.info("self-test", endpoint=endpoint, replica=replica.info.replica_id, result=result, why=why)
+            if result == "passed":
+                breaker.self_test_passed()
+            elif result == "failed":
+                breaker.self_test_failed(why)
+            else:
+                breaker.self_test_untold()
+            self._told()
+
+    async def _ask(self, replica: Replica, request: InferenceRequest, limit_s: float) -> tuple[str, str]:
+        due_s = self._clock.now_s() + limit_s
+        name = replica.info.replica_id
+        try:
+            async with AttemptStream(_Sent(replica), request, self._clock, self._alarms) as stream:
+                while True:
+                    chunk = await stream.next(due_s)
+                    if chunk.tokens or chunk.text or chunk.finish_reason is not None:
+                        return "passed", "it answers"
+        except (Refused, InvalidRequest) as error:  # it is there, and says nothing of generating
+            return "untold", error.message
+        except OverspillError as error:
+            return "failed", error.message
+        except Elapsed:
+            return "failed", f"{name}: silent for {limit_s:.3g} s, to a prompt of one word too"
+        except StopAsyncIteration:
+            return "failed", f"{name}: ended without an answer, to a prompt of one word too"
+        except Exception as error:
+            log.exception("replica crashed", replica=name, request_id=request.request_id)
+            return "failed", f"{name}: crashed with {type(error).__name__}, on a prompt of one word too"
+
+    def _request(self, replica: Replica, like: Prompt) -> InferenceRequest:
+        chat = isinstance(like, ChatPrompt)
+        return InferenceRequest(
+            request_id=f"self-test-{next(self._ids)}",
+            model=replica.info.variant,
+            prompt=ChatPrompt((Message("user", _WORD),)) if chat else TextPrompt(_WORD),
+            sampling=SamplingParams(max_tokens=1, temperature=0.0),
+            objective=Objective(),
+            prompt_tokens=_PROMPT_TOKENS,
+            prompt_bytes=len(_WORD),
+            accepted_at_s=self._clock.now_s(),
+            attempts_left=1,
+        )

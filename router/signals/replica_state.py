@@ -1,0 +1,153 @@
+"""What predictions on one replica have in common at one moment, whatever the request: computed once, then reused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from router.signals.learnt import Device, Speeds
+from router.signals.occupancy import backlog_tokens, left_tokens, occupied_slots
+from router.signals.upper import band_of
+from router.values.link import LinkSnapshot
+from router.values.prediction import InFlightLoad, SiblingLoad
+from router.values.replica import ReplicaSnapshot
+
+# How long it stands, if nothing else changed: ageing is slower by far.
+LASTS_S = 0.25
+
+
+class ReplicaState(msgspec.Struct, gc=False):
+    """See the module; the first four say for which moment it was computed.
+
+    Attributes:
+        position: how many answers have to end before a request starts, 0 or less: none.
+        band: of the device's occupancy with the request.
+        line_a_s, line_b_s: seconds until the first token, and for each token of its own prompt, as it will be.
+        backlog_s: for what is to be prefilled before it; behind_s: the part of other rungs; scale: of a batch.
+        alone_a_s, alone_b_s: the same on an idle device.
+    """
+
+    snapshot: ReplicaSnapshot
+    mine: InFlightLoad
+    siblings: Sequence[SiblingLoad]
+    link: LinkSnapshot | None
+    at_s: float
+    position: int
+    slots: int
+    band: int
+    line_a_s: float
+    line_b_s: float
+    backlog_s: float
+    behind_s: float
+    scale: float
+    alone_a_s: float
+    alone_b_s: float
+    pace_s: float
+    pace_high_s: float
+    ttft_factor: float
+    wait_factor: float
+    wait_high: float
+    finish_factor: float
+    token_device_s: float
+    prefill_sigma: float
+    pace_sigma: float
+    pessimism_log: float
+    waited: list[int] | None = None
+
+    def stands(
+        self,
+        snapshot: ReplicaSnapshot,
+        link: LinkSnapshot | None,
+        mine: InFlightLoad,
+        siblings: Sequence[SiblingLoad],
+        now_s: float,
+    ) -> bool:
+        """Whether it was computed for these very objects, a moment ago."""
+        return (
+            self.snapshot is snapshot
+            and self.mine is mine
+            and self.link is link
+            and (self.siblings is siblings or self.siblings == siblings)
+            and now_s - self.at_s <= LASTS_S
+        )
+
+    def until_free_s(self, position: int, answer_s: float) -> float:
+        """Time until the `position`-th answer ends; after those that run, whole answers of `answer_s` follow."""
+        left = self.waited
+        if left is None:
+            left = list(left_tokens(self.snapshot, self.mine))
+            for sibling in self.siblings:
+                left += sibling.left_tokens
+            left.sort()
+            self.waited = left
+        if position <= len(left):
+            return left[position - 1] * self.pace_s
+        first_s = left[-1] * self.pace_s if left else 0.0
+        return first_s + (position - len(left)) / self.slots * answer_s
+
+
+def state_of(
+    snapshot: ReplicaSnapshot,
+    link: LinkSnapshot | None,
+    mine: InFlightLoad,
+    siblings: Sequence[SiblingLoad],
+    *,
+    learnt: tuple[Speeds, Device, Sequence[Speeds]],
+    now_s: float,
+) -> ReplicaState:
+    """Compute the state of a replica.
+
+    Args:
+        siblings: the other rungs of its device that have sequences.
+        learnt: of it, of its device, and of each sibling.
+    """
+    speeds, device, others = learnt
+    own_slots = slots = snapshot.slots or 1
+    own = occupied = occupied_slots(snapshot, mine)
+    figures = speeds.figures(now_s)
+    pace_s = figures.step_s * (1.0 + figures.slope * (own if own < own_slots else own_slots - 1))
+    behind_s = 0.0
+    for sibling, other in zip(siblings, others, strict=True):
+        occupied += sibling.occupied
+        slots = max(slots, sibling.slots)
+        theirs = other.figures(now_s)
+        pace_s += theirs.step_s * (1.0 + theirs.slope * (min(sibling.occupied, sibling.slots) - 1))
+        behind_s += theirs.b_s * sibling.prefill_tokens
+    position = max(occupied - slots, own - own_slots) + 1
+    band = band_of(occupied + 1, slots, waits=position > 0)
+    factors = device.factors(band)
+    pace_s *= factors.pace_bias
+    if link is not None:
+        pace_s = max(pace_s, link.token_s(occupied + 1))
+    bias = factors.ttft_bias
+    scale = 1.0 + figures.slope * max(min(own, own_slots - 1), 0)
+    backlog = backlog_tokens(snapshot, mine)
+    line_b_s = bias * figures.b_s * scale
+    return ReplicaState(
+        snapshot,
+        mine,
+        siblings,
+        link,
+        now_s,
+        position,
+        slots,
+        band,
+        bias * figures.a_s,
+        line_b_s,
+        line_b_s * backlog + bias * behind_s,
+        behind_s,
+        scale,
+        figures.a_s,
+        figures.b_s,
+        pace_s,
+        pace_s * factors.pace_high,
+        factors.ttft_high,
+        factors.wait,
+        factors.wait_high,
+        factors.finish_high,
+        figures.step_s * (1.0 + figures.slope * (slots - 1)) / slots,
+        figures.prefill_sigma,
+        device.pace_sigma,
+        figures.pessimism_log,
+    )
