@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,8 +104,8 @@ def test_an_idle_world_shows_each_preference(policy, chosen, reason):
 
 
 def test_the_device_wins_within_the_slack_and_the_cloud_beyond_it():
-    near = replace(LOCAL, info=info("int8", quality=0.95))
-    far = replace(LOCAL, info=info("int8", quality=0.94))
+    near = msgspec.structs.replace(LOCAL, info=info("int8", quality=0.95))
+    far = msgspec.structs.replace(LOCAL, info=info("int8", quality=0.94))
     assert decide(DEFAULT, situation(near, CLOUD)).candidate is near
     assert decide(DEFAULT, situation(far, CLOUD)).candidate is CLOUD
 
@@ -169,7 +169,7 @@ def test_a_deadline_is_lost_once_the_whole_answer_is_all_but_certain_to_miss_it(
     refusal = load_policy(policy).decide(case)
     assert isinstance(refusal, Hopeless)
     assert refusal.deadline_lost
-    unknown = replace(case, length=LengthCurve.of([math.exp(-edge / 20.0) for edge in EDGES]))
+    unknown = msgspec.structs.replace(case, length=LengthCurve.of([math.exp(-edge / 20.0) for edge in EDGES]))
     assert isinstance(load_policy(policy).decide(unknown), Choice), "it may be a short one"
 
 
