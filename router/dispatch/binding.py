@@ -131,6 +131,7 @@ class Binder:
         self._update_ladder()
         entry = QueueEntry(pending, record, now_s)
         self.queue.enter(entry)
+        self._signals.shares.asked(entry.request.caller)
         alarm = self._alarms.set(pending.wait_until_s, lambda: self._give_up(entry))
         try:
             self._newcomer(entry)
@@ -148,6 +149,7 @@ class Binder:
         finally:
             alarm.cancel()
             self.queue.leave(entry)
+            self._signals.shares.left(entry.request.caller)
             self._update_ladder()
 
     def hedge(self, pending: PendingRequest, late: Attempt, budget: HedgeBudget) -> Attempt | None:
