@@ -41,6 +41,7 @@ class QueueEntry:
         waits_for: replica id → rank, as of that version.
         moment: the moment of its last decision, see `Binder`.
         offered: the prices of capacity know of it.
+        order: in which it entered the queue; tells equals apart, so that being decided again costs nobody their place.
     """
 
     pending: PendingRequest
@@ -53,6 +54,7 @@ class QueueEntry:
     waits_for: Mapping[str, float] = field(default_factory=dict)
     moment: int = -1
     offered: bool = False
+    order: int = 0
     bound: asyncio.Future[Attempt] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -105,6 +107,7 @@ class RequestQueue:
 
     def enter(self, entry: QueueEntry) -> None:
         self._entries[entry] = None
+        entry.order = next(self._order)
 
     def leave(self, entry: QueueEntry) -> None:
         """Remove an entry; one that is not in the queue is ignored."""
@@ -120,7 +123,7 @@ class RequestQueue:
         """
         self.displace(entry)
         entry.waits_for = waits_for
-        version, order, priority = entry.version, next(self._order), entry.request.objective.priority
+        version, order, priority = entry.version, entry.order, entry.request.objective.priority
         for replica_id, rank in waits_for.items():
             heap = self._heaps.setdefault(replica_id, [])
             heapq.heappush(heap, (entry.key(rank), order, version, entry))

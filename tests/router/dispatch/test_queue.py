@@ -72,6 +72,13 @@ async def test_a_newcomer_stands_in_the_same_order_as_everyone(clock: VirtualClo
     assert first[1] is newcomer
 
 
+async def test_of_equals_nobody_loses_their_place_by_being_decided_again(clock: VirtualClock) -> None:
+    queue = RequestQueue()
+    one, other = put(queue, entry(clock), 1.0), put(queue, entry(clock), 1.0)
+    queue.place(one, {A: 1.0}, math.inf)
+    assert drained(queue) == [one, other]
+
+
 async def test_each_replica_has_its_own_order(clock: VirtualClock) -> None:
     queue = RequestQueue()
     one, other = entry(clock), entry(clock)
@@ -205,11 +212,9 @@ class Listed:
     """What the queue does, as a list that is sorted at each question."""
 
     places: dict[QueueEntry, tuple[dict[str, float], float, int]] = field(default_factory=dict)
-    placed: int = 0
 
     def place(self, one: QueueEntry, ranks: dict[str, float], due_s: float) -> None:
-        self.places[one] = (ranks, due_s, self.placed)
-        self.placed += 1
+        self.places[one] = (ranks, due_s, one.order)
 
     def first(self, replica_id: str) -> QueueEntry | None:
         at = [

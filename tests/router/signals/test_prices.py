@@ -124,7 +124,7 @@ def rungs(rng: random.Random, small_value: float, cost_s: float = 1.0) -> list[O
     return [Offer(EDGE, "edge", 1.0, cost_s), Offer(SMALL, "edge", small_value, cost_s / 2.0)]
 
 
-def run(prices: CapacityPrices, rng: random.Random, from_s: float, count: int, gap_s: float, small: float) -> float:
+def run(prices: CapacityPrices, rng: random.Random, from_s: float, count: int, gap_s: float, small: float) -> float:  # noqa: PLR0917
     for _ in range(count):
         from_s += gap_s
         prices.arrived(from_s, rungs(rng, small))
@@ -196,3 +196,20 @@ def test_more_replicas_than_columns_are_held() -> None:
         prices.arrived(index * 0.1, [Offer(f"d{d}/a", f"d{d}", 1.0, 2.0) for d in range(11)])
     prices._solve(4.0)
     assert set(prices.favoured()) == {f"d{d}" for d in range(11)}
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), small=st.floats(0.3, 0.95), gap_s=st.floats(0.2, 2.0))
+def test_a_steady_load_settles_on_a_rung(seed: int, small: float, gap_s: float) -> None:
+    """The noise of what happens to arrive is no reason to go to and fro."""
+    prices, rng, changes_s, at_s = CapacityPrices(), random.Random(seed), [0.0], 0.0
+    before: str | None = None
+    for _ in range(300):
+        at_s += gap_s * rng.uniform(0.8, 1.2)
+        prices.arrived(at_s, rungs(rng, small))
+        now = prices.favoured().get("edge")
+        if before is not None and now != before:
+            assert at_s - changes_s[-1] >= 1.0, "it is judged once a second at most"
+            changes_s.append(at_s)
+        before = now
+    assert len(changes_s) - 1 <= 6

@@ -1,0 +1,105 @@
+"""`slo-utility` never takes a candidate that another one beats in every way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.policy.slo_utility import fair_rank
+from router.policy.worth import worth_of
+from router.values.choice import Choice
+from router.values.request import Objective
+from router.values.settings import Fairness, RouterSettings
+from router.values.situation import Candidate, Situation
+from tests.router.policy.test_policies import candidate, load_policy, situation
+from tests.router.policy.test_worth import CURVE
+
+MORE = st.sampled_from([1.0, 1.01, 1.2, 3.0])
+OBJECTIVES = st.builds(
+    Objective,
+    ttft_s=st.sampled_from([None, 0.3, 3.0]),
+    tpot_s=st.sampled_from([None, 0.03]),
+    deadline_s=st.sampled_from([None, 1.0, 4.0, 30.0]),
+    late_s=st.sampled_from([None, 5.0]),
+)
+
+
+def timed(one: Candidate, prefill_s: float, pace_s: float, wait_s: float, **changes: Any) -> Candidate:
+    prediction = msgspec.structs.replace(
+        one.prediction,
+        wait_s=wait_s,
+        free=wait_s == 0.0,
+        prefill_s=prefill_s,
+        ttft_s=wait_s + prefill_s,
+        ttft_high_s=1.5 * (wait_s + prefill_s),
+        tpot_s=pace_s,
+        tpot_high_s=1.4 * pace_s,
+        token_device_s=pace_s / 4,
+    )
+    return msgspec.structs.replace(one, prediction=prediction, slots=4, **changes)
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[Candidate, Candidate]:
+    """A candidate, and one of the same side that is smaller, slower and dearer."""
+    remote = draw(st.booleans())
+    prefill_s, pace_s = draw(st.sampled_from([0.02, 0.3])), draw(st.sampled_from([0.005, 0.02, 0.1]))
+    wait_s, price = draw(st.sampled_from([0.0, 0.0, 0.5])), draw(st.sampled_from([0.0, 0.2]))
+    better = timed(candidate("fp32", remote=remote), prefill_s, pace_s, wait_s, price=price)
+    name = draw(st.sampled_from(["int8", "pruned-fp32"]))
+    slower = prefill_s * draw(MORE), pace_s * draw(MORE), wait_s + draw(st.sampled_from([0.0, 0.7]))
+    return better, timed(candidate(name, remote=remote), *slower, price=price + draw(st.sampled_from([0.0, 0.1])))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pair=pairs(),
+    other=st.sampled_from([None, 0.0, 2.0]),
+    objective=OBJECTIVES,
+    promised=st.booleans(),
+    waited_s=st.sampled_from([0.0, 0.5, 5.0]),
+    overloaded=st.booleans(),
+    waiting=st.sampled_from([0, 40]),
+    swapped=st.booleans(),
+)
+def test_a_dominated_candidate_is_never_taken(
+    pair: tuple[Candidate, Candidate], other: float | None, swapped: bool, promised: bool, **changes: Any
+) -> None:
+    better, worse = pair
+    candidates = [worse, better] if swapped else [better, worse]
+    if other is not None:
+        candidates.insert(1, timed(candidate("int8", remote=not better.info.remote), 0.1, 0.02, other))
+    promised = promised and changes["objective"].ttft_s is not None
+    case = situation(*candidates, ttft_promised=promised, length=CURVE, usual_cost_s=0.5, **changes)
+    choice = load_policy("slo-utility").decide(case)
+    assert not isinstance(choice, Choice) or choice.candidate is not worse
+
+
+def case_of(one: Candidate, fairness: Fairness, **changes: Any) -> Situation:
+    return situation(one, settings=RouterSettings(fairness=fairness), length=CURVE, **changes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    pace_s=st.sampled_from([0.002, 0.02, 0.2]),
+    bound=st.sampled_from([1.0, 3.0, 10.0]),
+    usual_s=st.sampled_from([0.05, 0.5, 5.0]),
+    callers=st.sampled_from([0.0, 1.5, 4.0]),
+    excess=st.sampled_from([1.0, 2.0, 50.0]),
+)
+def test_fairness_bounds_the_factor_by_which_anybody_is_put_back(
+    pace_s: float, bound: float, usual_s: float, callers: float, excess: float
+) -> None:
+    one = timed(candidate("int8"), 0.1, pace_s, 0.0)
+    asked = {"usual_cost_s": usual_s, "caller_excess": excess, "objective": Objective(deadline_s=60.0)}
+    free = case_of(one, Fairness(), **asked)
+    fair = case_of(one, Fairness(long_answers=bound, callers=callers), **asked)
+    worth = worth_of(one, free)
+    rank = fair_rank(worth, fair)
+    factor = min(excess, callers) if callers else 1.0
+    assert rank >= min(worth.value / (bound * usual_s), fair_rank(worth, free)) / factor * (1 - 1e-9)
+    assert rank * factor >= fair_rank(worth, free) * (1 - 1e-9), "and nobody by anything else"
+    assert fair_rank(worth, free) == worth.rank, "without a setting nothing is bounded"
