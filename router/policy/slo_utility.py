@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from router.policy.promise import backlog_s, choose, reason_for, to_keep
 from router.policy.worth import FLOOR, Worth, latest_start_s, offer_of, worth_of
 from router.values.choice import Choice, Hopeless
@@ -36,11 +38,11 @@ class SloUtility:
         return [offer_of(candidate, situation) for candidate in situation.candidates]
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
-        judged = [worth_of(candidate, situation) for candidate in situation.candidates]
+        judged = [_reserved(worth_of(candidate, situation)) for candidate in situation.candidates]
         promised = [w for w in judged if w.kept > FLOOR and w.value > 0.0]
         if not promised:
             return self._late(judged, situation)
-        free = [w for w in promised if w.candidate.prediction.free and not _worth_more_to_others(w)]
+        free = [w for w in promised if w.candidate.prediction.free]
         unknown = [w for w in free if w.candidate.prediction.explore]
         if unknown and not _tight(situation):
             return choose(unknown[0].candidate, situation, "explore", rank=fair_rank(unknown[0], situation))
@@ -105,10 +107,15 @@ def fair_rank(worth: Worth, situation: Situation) -> float:
     return rank / min(situation.caller_excess, fairness.callers) if fairness.callers > 1.0 else rank
 
 
-def _worth_more_to_others(worth: Worth) -> bool:
-    """Whether the last free slot of a device is worth more to those who will come than to this request."""
+def _reserved(worth: Worth) -> Worth:
+    """Let a request that others would outbid wait for the last free slot of a device, rather than take it."""
     candidate = worth.candidate
-    return candidate.last_slot and worth.value < _RESERVED * candidate.device_second_price * worth.cost_s
+    if not (candidate.last_slot and candidate.prediction.free):
+        return worth
+    if worth.value >= _RESERVED * candidate.device_second_price * worth.cost_s:
+        return worth
+    taken = msgspec.structs.replace(candidate.prediction, free=False)
+    return msgspec.structs.replace(worth, candidate=msgspec.structs.replace(candidate, prediction=taken))
 
 
 def _tight(situation: Situation) -> bool:
