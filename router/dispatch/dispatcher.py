@@ -183,6 +183,7 @@ class Dispatcher:
     def expect(self, upstream: Callable[[], Unreached | None]) -> None:
         """Ask `upstream` at each decision for what is configured and was never reached: it might serve anything."""
         self._binder.upstream = upstream
+        self._binder.wake()
 
     def tell_of_waiting(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever a request has to wait: it may be for a credit of the tier above."""

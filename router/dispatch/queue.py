@@ -165,11 +165,11 @@ class RequestQueue:
     def crowded_out(self, settings: RouterSettings) -> QueueEntry | None:
         """Return the entry to refuse because a class is full: the last in order of that class, None if none is.
 
-        That need not be the newcomer: it is the one of least priority, and among those of least rank.
+        That need not be the newcomer: it is the one of least priority, among those of least rank, the newest of equals.
         """
         if len(self._entries) <= min(settings.max_queue, settings.max_sheddable_queue):
             return None
-        waiting = [entry for entry in self._entries if not entry.bound.done()]
+        waiting = [entry for entry in reversed(self._entries) if not entry.bound.done()]
         sheddable = [entry for entry in waiting if entry.request.objective.priority < 0 and not entry.continuing]
         if len(sheddable) > settings.max_sheddable_queue:
             return max(sheddable, key=_least)

@@ -12,7 +12,7 @@ class Threshold(FirstComeFirstServed):
     """See the module."""
 
     def pick(self, candidates: Sequence[Candidate], situation: Situation) -> Candidate:  # noqa: ARG002
-        return min(candidates, key=lambda c: (c.info.remote and not c.prediction.free, not c.prediction.free, c.load))
+        return min(candidates, key=lambda c: (not c.prediction.free, c.info.remote, c.load))
 
 
 POLICY = Threshold()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -122,10 +123,58 @@ async def test_beyond_both_it_steps_down_then_sheds_with_a_time_to_come_back():
 
 
 async def test_the_device_is_worth_waiting_for_while_the_promise_holds():
-    async with world() as w:
+    async with world(policy="quality-in-objective") as w:
         results = await outcomes(w, [w.ask(max_tokens=24) for _ in range(6)])
         assert {route.tier for route, _ in results} == {"edge"}
         assert w.local.most == 4
+
+
+async def test_whoever_waits_takes_the_first_slot_that_serves_it_as_well():
+    """One more than the device has slots: it does not wait for the device while the cloud is idle, nor step down."""
+    async with world() as w:
+        results = await outcomes(w, [w.ask(max_tokens=24) for _ in range(6)])
+        assert sorted(route.variant for route, _ in results) == ["tiny-fp32"] * 2 + ["tiny-int8"] * 4
+        assert {route.reason for route, _ in results} == {"device-first", "overflow"}
+
+
+async def test_rungs_of_one_device_share_its_slots():
+    async with world(remote=False, ttft_slo_ms=60_000.0) as w:
+        for replica in (w.local, w.small):
+            replica.info = replace(replica.info, device="")
+        w.dispatcher.set_replicas([w.local, w.small])
+        most = 0
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, w.local.open + w.small.open)
+                await w.clock.sleep(0.01)
+
+        watching = asyncio.ensure_future(watch())
+        asks = [w.ask(max_tokens=24, model=("tiny-int8", "tiny-pruned-int8")[i % 2]) for i in range(24)]
+        results = await outcomes(w, asks)
+        watching.cancel()
+        assert {type(result) for result in results} == {tuple}
+        assert most == 4, "not four of each rung"
+        w.nothing_is_held()
+
+
+async def test_a_tight_promise_of_high_priority_goes_before_all_who_wait():
+    async with world(remote=False, max_queue=100, max_wait_ms=600_000.0, overload_enter=1.0) as w:
+        w.dispatcher.set_replicas([w.local])
+        calm = [asyncio.ensure_future(w.ask(max_tokens=24)) for _ in range(64)]
+        await w.clock.advance(0.4)
+        assert w.dispatcher.waiting == 60
+        urgent = request(w.clock, max_tokens=24, priority=10, ttft_s=0.5)
+        route, text = await w.clock.run(w.read(urgent))
+        assert (route.variant, text) == ("tiny-int8", answer(24))
+        assert w.record(urgent.request_id)["kept"] == {"ttft": True}
+        assert len(w.local.sent) <= 4 + 1 + 4, "nobody of those 60 went before it"
+        assert w.local.sent[4] is urgent or w.local.sent[4].request_id == urgent.request_id
+        for task in calm:
+            task.cancel()
+        await outcomes(w, calm)
+        w.nothing_is_held()
 
 
 async def test_an_exact_variant_is_pinned():
@@ -414,17 +463,20 @@ async def test_a_deadline_nobody_can_keep_is_lost_at_once():
         assert not caught.value.should_retry
 
 
-async def test_a_deadline_shortens_the_answer():
+async def test_a_deadline_caps_nothing_and_ends_the_answer_when_it_comes():
+    """100 tokens take 2.05 s: they may be fewer, so it is served; it ends at 1.5 s, and not at a count made before."""
     async with world(remote=False) as w:
         for replica in w.all:
             replica.answer_tokens = 1000
         w.dispatcher.set_replicas([w.local])
         began_s = w.clock.now_s()
-        route, text = await w.clock.run(w.ask(max_tokens=100, deadline_s=1.5, ignore_eos=True))
-        assert (route.reason, route.degraded) == ("shorter-answer", True)
-        assert 16 <= route.max_tokens < 100
-        assert text == answer(route.max_tokens)
-        assert w.clock.now_s() - began_s <= 1.5
+        ask = request(w.clock, max_tokens=100, deadline_s=1.5)
+        route, text = await w.clock.run(w.read(ask))
+        assert route.max_tokens is None
+        assert w.local.sent[0].sampling.max_tokens == 100
+        assert w.clock.now_s() - began_s == pytest.approx(1.5, abs=0.01)
+        assert text == answer(72)
+        assert w.record(ask.request_id)["outcome"] == "degraded"
 
 
 async def test_waiting_has_a_bound():

@@ -70,6 +70,7 @@ async def test_what_is_refused_or_breaks_is_a_promise_that_was_not_kept():
             replica.faults = [("break", 3)] * 4
         assert await kept(w, max_tokens=20, **EVERYTHING) == {"ttft": True, "tpot": False, "deadline": False}
         w.local.available = w.small.available = False
+        w.dispatcher.capacity_changed()
         assert await kept(w, **EVERYTHING) == {"ttft": False, "tpot": False, "deadline": False}
 
 
@@ -84,7 +85,7 @@ async def test_what_nobody_could_serve_is_no_broken_promise():
     ids=["before text", "in the middle", "after the deadline of what was continued"],
 )
 async def test_of_a_caller_that_left_only_what_is_sure_counts(after_s: float, flags: dict[str, bool]):
-    async with world(stall_timeout_ms=500.0) as w:
+    async with world(stall_timeout_ms=500.0, policy="quality-in-objective") as w:
         w.local.faults = [("stall", 4)]
         w.cloud.slower = 10.0
         ask = request(w.clock, max_tokens=20, ttft_s=1.0, deadline_s=0.8, tpot_s=0.1)

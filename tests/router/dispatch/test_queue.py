@@ -1,115 +1,308 @@
-"""The queue: who goes first, who is turned away."""
+"""The queue: who goes first at a replica, who is looked at again, who is turned away."""
 
 from __future__ import annotations
 
+import asyncio
 import math
+import random
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.base.errors import Unavailable
 from router.dispatch.candidates import PendingRequest
 from router.dispatch.queue import QueueEntry, RequestQueue
 from router.dispatch.record import DecisionRecord
+from router.signals.length import LengthWatch
+from router.values.length import LengthCurve
 from router.values.settings import RouterSettings
 from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import request
 
+A, B = "local/a", "local/b"
+
 
 @pytest.fixture
-def clock():
+def clock() -> VirtualClock:
     return VirtualClock()
 
 
-def entry(
-    clock: VirtualClock, age_s: float = 0.0, work_s: float = 1.0, promise_s: float = 3.0, **changes
-) -> QueueEntry:
-    priority, begun = changes.pop("priority", 0), 4 if changes.pop("continuing", False) else 0
-    asked = request(clock, accepted_at_s=1000.0 - age_s, priority=priority, continuation_tokens=begun)
-    pending = PendingRequest(asked, frozenset(), wait_until_s=math.inf)
-    record = DecisionRecord.of(asked, "quality-in-objective")
-    return QueueEntry(pending, record, clock.now_s(), work_s=work_s, promise_s=promise_s, **changes)
-
-
-async def test_priority_goes_before_slack_and_begun_answers_before_all(clock):
-    queue = RequestQueue()
-    late, urgent, important, begun = (
-        entry(clock, promise_s=30.0),
-        entry(clock, promise_s=1.0),
-        entry(clock, promise_s=60.0, priority=2),
-        entry(clock, promise_s=90.0, priority=-1, continuing=True),
+def entry(clock: VirtualClock, age_s: float = 0.0, *, priority: int = 0, continuing: bool = False) -> QueueEntry:
+    asked = request(
+        clock, accepted_at_s=1000.0 - age_s, priority=priority, continuation_tokens=4 if continuing else 0
     )
-    for one in (late, urgent, important, begun):
+    watch = LengthWatch([], LengthCurve.exactly(10), None, [])
+    pending = PendingRequest(asked, frozenset(), wait_until_s=math.inf, length=watch)
+    return QueueEntry(pending, DecisionRecord.of(asked, "slo-utility"), clock.now_s())
+
+
+def put(queue: RequestQueue, one: QueueEntry, rank: float = 0.0, look_again_s: float = math.inf) -> QueueEntry:
+    queue.enter(one)
+    queue.place(one, {A: rank}, look_again_s)
+    return one
+
+
+def drained(queue: RequestQueue, replica_id: str = A) -> list[QueueEntry]:
+    """Take whoever stands first until nobody waits there."""
+    order = []
+    while (first := queue.first(replica_id)) is not None:
+        order.append(first[1])
+        queue.leave(first[1])
+    return order
+
+
+async def test_a_begun_answer_then_priority_then_rank_then_age(clock: VirtualClock) -> None:
+    queue = RequestQueue()
+    poor, old, rich = put(queue, entry(clock), 1.0), put(queue, entry(clock, 9.0), 2.0), put(queue, entry(clock), 3.0)
+    young = put(queue, entry(clock), 2.0)
+    important = put(queue, entry(clock, priority=2), -5.0)
+    begun = put(queue, entry(clock, priority=-1, continuing=True), -9.0)
+    assert drained(queue) == [begun, important, rich, old, young, poor]
+    assert len(queue) == 0
+
+
+async def test_a_newcomer_stands_in_the_same_order_as_everyone(clock: VirtualClock) -> None:
+    queue = RequestQueue()
+    for _ in range(60):
+        put(queue, entry(clock, 5.0), 1.0)
+    newcomer = put(queue, entry(clock), 1.5)
+    first = queue.first(A)
+    assert first is not None
+    assert first[1] is newcomer
+
+
+async def test_each_replica_has_its_own_order(clock: VirtualClock) -> None:
+    queue = RequestQueue()
+    one, other = entry(clock), entry(clock)
+    for waiting, ranks in ((one, {A: 1.0, B: 5.0}), (other, {A: 2.0, B: 4.0})):
+        queue.enter(waiting)
+        queue.place(waiting, ranks, math.inf)
+    at_a, at_b = queue.first(A), queue.first(B)
+    assert at_a is not None
+    assert at_b is not None
+    assert (at_a[1], at_b[1]) == (other, one)
+    assert queue.first("local/nobody-waits-here") is None
+
+
+async def test_only_the_newest_place_counts(clock: VirtualClock) -> None:
+    queue = RequestQueue()
+    one, other = put(queue, entry(clock), 9.0, look_again_s=3.0), put(queue, entry(clock), 5.0)
+    queue.place(one, {B: 1.0}, 7.0)
+    assert drained(queue, A) == [other], "its place at A is void"
+    assert queue.next_due_s() == 7.0, "and so is the time of that place"
+    first = queue.first(B)
+    assert first is not None
+    assert first[1] is one
+    queue.displace(one)
+    assert (queue.first(B), queue.next_due_s(), len(queue)) == (None, math.inf, 1), "it stays in the queue"
+
+
+@pytest.mark.parametrize("end", ["bound", "cancelled"])
+async def test_who_was_bound_or_left_stands_nowhere(clock: VirtualClock, end: str) -> None:
+    queue = RequestQueue()
+    one, other = put(queue, entry(clock), 9.0, look_again_s=1.0), put(queue, entry(clock), 5.0, look_again_s=2.0)
+    if end == "bound":
+        one.bound.set_exception(Unavailable("gone", retry_after_s=1.0))
+        one.bound.exception()
+    else:
+        one.bound.cancel()
+    first = queue.first(A)
+    assert first is not None
+    assert first[1] is other
+    assert list(queue) == [other]
+    assert queue.pop_due(5.0) is other
+
+
+async def test_the_due_come_in_order_of_time_and_not_before(clock: VirtualClock) -> None:
+    queue = RequestQueue()
+    late, soon, never = (put(queue, entry(clock), look_again_s=due_s) for due_s in (7.0, 3.0, math.inf))
+    assert queue.next_due_s() == 3.0
+    assert queue.pop_due(2.9) is None
+    assert queue.pop_due(3.0) is soon
+    assert queue.pop_due(100.0) is late
+    assert queue.pop_due(1e12) is None
+    assert sorted(map(id, queue)) == sorted(map(id, (late, soon, never))), "all of them still wait"
+
+
+async def test_those_ahead_are_counted_by_priority_and_replica(clock: VirtualClock) -> None:
+    queue = RequestQueue()
+    waiting = [put(queue, entry(clock, priority=priority)) for priority in (-1, 0, 0, 3)]
+    assert [queue.ahead(A, priority) for priority in (4, 3, 1, 0, -1)] == [0, 1, 1, 3, 4]
+    assert queue.ahead(B, -9) == 0
+    queue.place(waiting[3], {B: 1.0}, math.inf)
+    assert (queue.ahead(A, 0), queue.ahead(B, 0)) == (2, 1)
+    for one in waiting:
+        queue.leave(one)
+        queue.leave(one)
+    assert (queue.ahead(A, -9), queue.ahead(B, -9), len(queue)) == (0, 0, 0), "leaving twice is leaving once"
+
+
+async def test_the_one_of_least_priority_and_rank_is_crowded_out(clock: VirtualClock) -> None:
+    queue, bounds = RequestQueue(), RouterSettings(max_queue=3, max_sheddable_queue=3)
+    low = put(queue, entry(clock, 9.0), 1.0)
+    high, important = put(queue, entry(clock), 5.0), put(queue, entry(clock, priority=1), 0.1)
+    assert queue.crowded_out(bounds) is None
+    newcomer = put(queue, entry(clock), 3.0)
+    assert queue.crowded_out(bounds) is low, "not the newcomer, and not the one of least rank but more priority"
+    queue.leave(low)
+    assert queue.crowded_out(bounds) is None
+    worse = put(queue, entry(clock), 2.0)
+    assert queue.crowded_out(bounds) is worse
+    queue.leave(worse)
+    assert sorted(map(id, queue)) == sorted(map(id, (high, important, newcomer)))
+
+
+async def test_of_equals_the_newest_is_crowded_out(clock: VirtualClock) -> None:
+    """Also of those that came in the same instant."""
+    queue, bounds = RequestQueue(), RouterSettings(max_queue=3, max_sheddable_queue=3)
+    waiting = [put(queue, entry(clock)) for _ in range(4)]
+    assert queue.crowded_out(bounds) is waiting[-1]
+    older = put(queue, entry(clock, 3.0))
+    assert queue.crowded_out(bounds) is waiting[-1], "older, though it entered later"
+    queue.leave(older)
+
+
+async def test_its_best_rank_speaks_for_an_entry(clock: VirtualClock) -> None:
+    queue, bounds = RequestQueue(), RouterSettings(max_queue=1, max_sheddable_queue=1)
+    good_at_b, even = entry(clock), entry(clock)
+    for one, ranks in ((good_at_b, {A: 1.0, B: 9.0}), (even, {A: 5.0, B: 5.0})):
         queue.enter(one)
-    assert queue.in_order() == [begun, important, urgent, late]
+        queue.place(one, ranks, math.inf)
+    assert queue.crowded_out(bounds) is even
 
 
-async def test_scarce_capacity_goes_to_short_work_but_long_work_is_not_starved(clock):
-    queue = RequestQueue()
-    long, short = entry(clock, work_s=8.0), entry(clock, work_s=1.0)
-    queue.enter(long)
-    queue.enter(short)
-    assert queue.in_order(scarce=True) == [short, long]
-    old = entry(clock, age_s=7.5, work_s=8.0)
-    queue.enter(old)
-    assert queue.in_order(scarce=True) == [old, short, long]
-
-
-async def test_equals_are_served_in_order_of_age(clock):
-    queue = RequestQueue()
-    ages = [3.0, 9.0, 1.0, 5.0]
-    for age_s in ages:
-        queue.enter(entry(clock, age_s))
-    served = [1000.0 - p.request.accepted_at_s for p in queue.in_order()]
-    assert served == sorted(ages, reverse=True)
-
-
-async def test_a_full_class_turns_its_newest_least_away(clock):
-    queue, settings = RequestQueue(), RouterSettings(max_queue=3, max_sheddable_queue=1)
-    first, second = entry(clock, 2.0, priority=-1), entry(clock, 1.0, priority=-1)
-    queue.enter(first)
-    assert queue.crowded_out(settings) is None
-    queue.enter(second)
-    assert queue.crowded_out(settings) is second
-    queue.leave(second)
-    for _ in range(2):
-        queue.enter(entry(clock))
-    newest = entry(clock)
-    queue.enter(newest)
-    assert queue.crowded_out(settings) is first
+async def test_sheddable_work_has_a_bound_of_its_own(clock: VirtualClock) -> None:
+    queue, bounds = RequestQueue(), RouterSettings(max_queue=3, max_sheddable_queue=1)
+    first = put(queue, entry(clock, 2.0, priority=-1), 1.0)
+    assert queue.crowded_out(bounds) is None
+    second = put(queue, entry(clock, 1.0, priority=-1), 2.0)
+    assert queue.crowded_out(bounds) is first
     queue.leave(first)
-    assert queue.crowded_out(settings) is None
-    another = entry(clock)
-    queue.enter(another)
-    assert queue.crowded_out(settings) is another
-    queue.leave(another)
-    queue.leave(another)
-    assert len(queue) == 3
+    for _ in range(3):
+        put(queue, entry(clock))
+    assert queue.crowded_out(bounds) is second, "before anybody of priority 0"
 
 
-async def test_who_already_began_is_never_turned_away_for_a_newcomer(clock):
-    queue, settings = RequestQueue(), RouterSettings(max_queue=1, max_sheddable_queue=1)
-    queue.enter(entry(clock, priority=-5, continuing=True))
-    newcomer = entry(clock, priority=5)
-    queue.enter(newcomer)
-    assert queue.crowded_out(settings) is newcomer
+async def test_who_already_began_is_never_turned_away_for_a_newcomer(clock: VirtualClock) -> None:
+    queue, bounds = RequestQueue(), RouterSettings(max_queue=1, max_sheddable_queue=1)
+    put(queue, entry(clock, priority=-5, continuing=True))
+    newcomer = put(queue, entry(clock, priority=5), 100.0)
+    assert queue.crowded_out(bounds) is newcomer
 
 
-@given(priorities=st.lists(st.integers(-2, 2), max_size=40), max_queue=st.integers(1, 10), sheddable=st.integers(1, 5))
-def test_the_bounds_hold_and_the_best_stay(priorities, max_queue, sheddable):
-    import asyncio
+async def test_void_places_do_not_pile_up(clock: VirtualClock) -> None:
+    queue, rng = RequestQueue(), random.Random(1)
+    waiting = [put(queue, entry(clock), look_again_s=1.0) for _ in range(20)]
+    for _ in range(5000):
+        queue.place(rng.choice(waiting), {A: rng.random(), B: rng.random()}, rng.random())
+    kept = [*queue._heaps[A], *queue._heaps[B], *queue._due]
+    assert len(kept) <= 3 * (64 + 2 * 20 + 1)
 
+
+@dataclass
+class Listed:
+    """What the queue does, as a list that is sorted at each question."""
+
+    places: dict[QueueEntry, tuple[dict[str, float], float, int]] = field(default_factory=dict)
+    placed: int = 0
+
+    def place(self, one: QueueEntry, ranks: dict[str, float], due_s: float) -> None:
+        self.places[one] = (ranks, due_s, self.placed)
+        self.placed += 1
+
+    def first(self, replica_id: str) -> QueueEntry | None:
+        at = [(one.key(ranks[replica_id]), order, one) for one, (ranks, _, order) in self.places.items()
+              if replica_id in ranks]
+        return min(at, key=lambda place: place[:2])[2] if at else None
+
+    def ahead(self, replica_id: str, priority: int) -> int:
+        return sum(
+            replica_id in ranks and one.request.objective.priority >= priority
+            for one, (ranks, _, _) in self.places.items()
+        )
+
+    def due_s(self) -> float:
+        return min((due_s for _, due_s, _ in self.places.values()), default=math.inf)
+
+
+RANKS = st.dictionaries(st.sampled_from([A, B]), st.sampled_from([-1.0, 0.0, 0.5, 2.0]))
+STEPS = st.one_of(
+    st.tuples(st.just("enter"), st.integers(-1, 2), RANKS, st.sampled_from([1.0, 2.0, math.inf]), st.booleans()),
+    st.tuples(st.just("place"), st.integers(0, 30), RANKS, st.sampled_from([0.5, 3.0, math.inf])),
+    st.tuples(st.just("leave"), st.integers(0, 30)),
+    st.tuples(st.just("bind"), st.integers(0, 30)),
+    st.tuples(st.just("take"), st.sampled_from([A, B])),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=st.lists(STEPS, max_size=60))
+def test_the_heaps_are_a_sorted_list(steps: list[tuple[Any, ...]]) -> None:
+    async def play() -> None:
+        clock, queue, listed = VirtualClock(), RequestQueue(), Listed()
+        for kind, *rest in steps:
+            known = list(listed.places)
+            if kind == "enter":
+                priority, ranks, due_s, begun = rest
+                one = entry(clock, priority=priority, continuing=begun)
+                queue.enter(one)
+            elif kind == "take":
+                one = listed.first(rest[0])
+                if one is not None:
+                    queue.leave(one)
+                    del listed.places[one]
+                continue
+            elif known:
+                one = known[rest[0] % len(known)]
+                if kind != "place":
+                    if kind == "bind":
+                        one.bound.cancel()
+                    queue.leave(one)
+                    del listed.places[one]
+                    continue
+                ranks, due_s = rest[1:]
+            else:
+                continue
+            queue.place(one, ranks, due_s)
+            listed.place(one, ranks, due_s)
+            check(queue, listed)
+        check(queue, listed)
+
+    asyncio.run(play())
+
+
+def check(queue: RequestQueue, listed: Listed) -> None:
+    assert len(queue) == len(listed.places)
+    assert set(queue) == set(listed.places)
+    for name in (A, B):
+        first = queue.first(name)
+        assert (None if first is None else first[1]) is listed.first(name)
+        for priority in (-1, 0, 1, 3):
+            assert queue.ahead(name, priority) == listed.ahead(name, priority)
+    assert queue.next_due_s() == listed.due_s()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    asked=st.lists(st.tuples(st.integers(-2, 2), st.sampled_from([0.1, 1.0, 5.0])), max_size=40),
+    max_queue=st.integers(1, 10),
+    sheddable=st.integers(1, 5),
+)
+def test_the_bounds_hold_and_the_best_stay(asked: list[tuple[int, float]], max_queue: int, sheddable: int) -> None:
     async def fill() -> None:
         clock, queue = VirtualClock(), RequestQueue()
-        settings = RouterSettings(max_queue=max_queue, max_sheddable_queue=sheddable)
-        for priority in priorities:
-            queue.enter(entry(clock, priority=priority))
-            while (victim := queue.crowded_out(settings)) is not None:
+        bounds = RouterSettings(max_queue=max_queue, max_sheddable_queue=sheddable)
+        for priority, rank in asked:
+            put(queue, entry(clock, priority=priority), rank)
+            while (victim := queue.crowded_out(bounds)) is not None:
                 queue.leave(victim)
-        kept = [p.request.objective.priority for p in queue.in_order()]
+        kept = [(one.request.objective.priority, one.waits_for[A]) for one in queue]
         assert len(kept) <= max_queue
-        assert sum(p < 0 for p in kept) <= sheddable
-        positive = sorted((p for p in priorities if p >= 0), reverse=True)[:max_queue]
-        assert sorted((p for p in kept if p >= 0), reverse=True) == positive
+        assert sum(priority < 0 for priority, _ in kept) <= sheddable
+        best = sorted((one for one in asked if one[0] >= 0), reverse=True)[:max_queue]
+        assert sorted((one for one in kept if one[0] >= 0), reverse=True) == best
 
     asyncio.run(fill())

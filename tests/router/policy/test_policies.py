@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from router.dispatch.record import REASONS
 from router.policy.promise import keeps
 from router.policy.registry import POLICIES, load_policy
 from router.values.choice import Choice, Hopeless
+from router.values.length import EDGES, LengthCurve
 from router.values.prediction import Prediction
 from router.values.request import Locality, Objective
 from router.values.settings import RouterSettings
@@ -33,6 +35,8 @@ def predicted(ttft_s: float = 0.1, tpot_s: float = 0.02, wait_s: float = 0.0, an
         finish_s=ttft_s + (answer - 1) * tpot_s,
         finish_high_s=ttft_s * 1.5 + (answer - 1) * tpot_s * 1.2,
         free=wait_s == 0,
+        prefill_s=ttft_s - wait_s,
+        token_device_s=tpot_s / 4,
     )
 
 
@@ -60,6 +64,8 @@ def situation(*candidates: Candidate, objective: Objective | None = None, **chan
         "local_down": False,
         "remote_down": False,
         "settings": RouterSettings(),
+        "length": LengthCurve.exactly(changes.get("answer_tokens", 50)),
+        "now_s": 1000.0,
     }
     return Situation(**{**fields, **changes})
 
@@ -85,6 +91,7 @@ def test_every_policy_loads_and_decides():
     ("policy", "chosen", "reason"),
     [
         (DEFAULT, LOCAL, "device-first"),
+        ("slo-utility", LOCAL, "device-first"),
         ("local-first", LOCAL, "device-first"),
         ("local-only", LOCAL, "local-only"),
         ("cloud-first", CLOUD, "cloud-first"),
@@ -144,25 +151,26 @@ def test_a_pinned_variant_is_not_degraded_by_its_own_rung():
     assert (choice.reason, choice.degraded) == ("pinned", False)
 
 
-def test_a_deadline_shortens_the_answer_of_the_best_rung():
-    case = situation(candidate("int8", tpot_s=0.1), objective=Objective(ttft_s=3.0, deadline_s=4.0))
-    choice = decide(DEFAULT, case)
-    assert (choice.reason, choice.degraded) == ("shorter-answer", True)
-    assert choice.max_tokens == 1 + int((4.0 - 0.15) / 0.12)
+@pytest.mark.parametrize("policy", [DEFAULT, "slo-utility", "local-first", "cloud-first", "smallest-rung"])
+def test_no_deadline_caps_an_answer(policy):
+    """It is cut at its deadline if it comes to that, and not by what anybody predicted."""
+    for objective in (Objective(ttft_s=3.0, deadline_s=4.0), Objective(deadline_s=4.0, shorten=True)):
+        case = situation(candidate("int8", tpot_s=0.1), objective=objective)
+        choice = decide(policy, case)
+        assert (choice.max_tokens, choice.degraded) == (None, False)
+        rest = situation(candidate("int8", tpot_s=0.05), objective=objective, emitted_tokens=10, answer_tokens=50)
+        assert decide(policy, rest).max_tokens is None
 
 
-def test_caps_are_on_the_whole_answer_also_in_its_second_half():
-    case = situation(
-        candidate("int8", tpot_s=0.1), objective=Objective(deadline_s=4.0), emitted_tokens=10, answer_tokens=50
-    )
-    assert decide(DEFAULT, case).max_tokens == 10 + 1 + int((4.0 - 0.15) / 0.12)
-
-
-def test_an_answer_is_not_shortened_below_the_floor():
+@pytest.mark.parametrize("policy", [DEFAULT, "slo-utility"])
+def test_a_deadline_is_lost_once_the_whole_answer_is_all_but_certain_to_miss_it(policy):
+    """50 tokens of 0.5 s in 4 s; 16 of them would be in time, and are no answer."""
     case = situation(candidate("int8", tpot_s=0.5), objective=Objective(ttft_s=3.0, deadline_s=4.0))
-    refusal = load_policy(DEFAULT).decide(case)
+    refusal = load_policy(policy).decide(case)
     assert isinstance(refusal, Hopeless)
     assert refusal.deadline_lost
+    unknown = msgspec.structs.replace(case, length=LengthCurve.of([math.exp(-edge / 20.0) for edge in EDGES]))
+    assert isinstance(load_policy(policy).decide(unknown), Choice), "it may be a short one"
 
 
 def test_the_smallest_cap_wins():
@@ -268,9 +276,10 @@ def test_the_tiers_default_is_not_called_a_wish_of_the_caller():
 
 def test_a_rung_that_is_too_slow_for_any_useful_answer_is_not_chosen_for_the_deadline():
     slow, quick = candidate("fp32", remote=True, tpot_s=1.0), candidate("pruned-int8", tpot_s=0.1)
-    case = situation(slow, quick, objective=Objective(ttft_s=3.0, deadline_s=4.0))
-    assert decide(DEFAULT, case).candidate is quick
-    assert why_not(slow, quick, case) == ("deadline", "16 tokens finished within 18150 ms (p90), asked for 4000 ms")
+    case = situation(slow, quick, objective=Objective(ttft_s=3.0, deadline_s=4.0), answer_tokens=20)
+    for policy in (DEFAULT, "slo-utility"):
+        assert decide(policy, case).candidate is quick
+    assert why_not(slow, quick, case)[0] == "deadline"
 
 
 def test_cloud_first_prefers_a_good_device_to_a_small_cloud():

@@ -1,0 +1,176 @@
+"""What a pairing is worth: the probabilities against Monte Carlo over the same distributions."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from router.policy.worth import _UNASKED_LATE, FLOOR, deadline_chance, expected_pace_s, latest_start_s, offer_of, worth_of
+from router.values.length import EDGES, LengthCurve
+from router.values.prediction import Prediction
+from router.values.request import Objective
+from router.values.settings import RouterSettings
+from router.values.situation import Candidate, Situation
+from tests.support.router_fakes import info
+
+DRAWS = 200_000
+MEDIAN, SPREAD = 150.0, 0.7
+CURVE = LengthCurve.of([0.5 * math.erfc(math.log(edge / MEDIAN) / SPREAD / math.sqrt(2.0)) for edge in EDGES])
+
+
+def candidate(pace_s: float = 0.02, prefill_s: float = 0.3, sigma: float = 0.3, **changes: object) -> Candidate:
+    prediction = Prediction(
+        wait_s=0.0,
+        ttft_s=prefill_s + 0.05,
+        ttft_high_s=prefill_s * 1.5,
+        tpot_s=pace_s,
+        tpot_high_s=pace_s * 1.4,
+        finish_s=5.0,
+        finish_high_s=8.0,
+        free=True,
+        prefill_s=prefill_s,
+        network_s=0.05,
+        token_device_s=pace_s / 4,
+        ttft_log_sigma=sigma,
+        pace_log_sigma=sigma,
+    )
+    fields = {"info": info("int8"), "prediction": prediction, "slots": 4, **changes}
+    return Candidate(**fields)
+
+
+def situation(one: Candidate, length: LengthCurve = CURVE, **changes: object) -> Situation:
+    fields: dict[str, object] = {
+        "objective": Objective(),
+        "ttft_promised": False,
+        "waited_s": 0.0,
+        "wait_left_s": 30.0,
+        "candidates": (one,),
+        "best_quality": one.info.quality,
+        "answer_tokens": 50,
+        "open_ended": True,
+        "emitted_tokens": 0,
+        "answer_cap": None,
+        "overloaded": False,
+        "pinned": False,
+        "only_remote_fits": False,
+        "remote_served": False,
+        "local_down": False,
+        "remote_down": False,
+        "settings": RouterSettings(),
+        "length": length,
+        "now_s": 1000.0,
+    }
+    return Situation(**{**fields, **changes})
+
+
+def drawn(one: Candidate, pace_s: float, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """First tokens and finishes of as many answers, from the beginning of their prefill."""
+    rng, prediction = np.random.default_rng(seed), one.prediction
+    lengths = np.maximum(rng.lognormal(math.log(MEDIAN), SPREAD, DRAWS), 1.0)
+    slower = rng.lognormal(0.0, prediction.pace_log_sigma, DRAWS)
+    return slower * prediction.prefill_s, slower * (prediction.prefill_s + (lengths - 1.0) * pace_s)
+
+
+@pytest.mark.parametrize("deadline_s", [0.5, 1.5, 3.0, 6.0, 15.0])
+@pytest.mark.parametrize("sigma", [0.1, 0.3, 0.5])
+def test_a_deadline_is_kept_as_often_as_in_a_simulation(deadline_s: float, sigma: float) -> None:
+    one = candidate(sigma=sigma)
+    case = situation(one, objective=Objective(deadline_s=deadline_s), waited_s=0.2)
+    _, finishes = drawn(one, expected_pace_s(one))
+    simulated = (finishes + 0.2 + 0.05 <= deadline_s).mean()
+    assert worth_of(one, case).kept == pytest.approx(simulated, abs=0.03)
+
+
+@pytest.mark.parametrize("late_s", [0.5, 4.0, 20.0])
+def test_a_late_value_is_its_expectation(late_s: float) -> None:
+    one = candidate()
+    case = situation(one, objective=Objective(deadline_s=3.0, late_s=late_s))
+    _, finishes = drawn(one, 0.02)
+    value = np.clip(1.0 - (finishes + 0.05 - 3.0) / late_s, 0.0, 1.0).mean()
+    assert deadline_chance(one.prediction, case, 0.05, 0.02) == pytest.approx(value, abs=0.04)
+
+
+@pytest.mark.parametrize("ttft_s", [0.2, 0.35, 0.5, 1.0])
+def test_a_ttft_is_kept_as_often_as_in_a_simulation(ttft_s: float) -> None:
+    one = candidate()
+    case = situation(one, objective=Objective(ttft_s=ttft_s), ttft_promised=True)
+    firsts, _ = drawn(one, 0.02)
+    assert worth_of(one, case).kept == pytest.approx((firsts + 0.05 <= ttft_s).mean(), abs=0.01)
+
+
+def test_a_ttft_asks_nothing_of_the_length() -> None:
+    one = candidate()
+    asked = {"objective": Objective(ttft_s=0.5), "ttft_promised": True}
+    short, long = (situation(one, LengthCurve.exactly(tokens), **asked) for tokens in (10, 3000))
+    assert worth_of(one, short).kept == worth_of(one, long).kept
+    assert latest_start_s(one, short, 10.0) == latest_start_s(one, long, 3000.0) > 0.0, "of a TTFT only prefill is work"
+
+
+@pytest.mark.parametrize("tpot_s", [0.015, 0.02, 0.03])
+def test_a_tpot_is_kept_as_often_as_in_a_simulation(tpot_s: float) -> None:
+    one = candidate()
+    paces = np.random.default_rng(1).lognormal(math.log(expected_pace_s(one)), 0.3, DRAWS)
+    case = situation(one, objective=Objective(tpot_s=tpot_s))
+    assert worth_of(one, case).kept == pytest.approx((paces <= tpot_s).mean(), abs=0.01)
+
+
+def test_who_nobody_promised_anything_is_worth_its_quality() -> None:
+    one = candidate()
+    assert worth_of(one, situation(one)).value == pytest.approx(one.info.quality)
+    late = worth_of(one, situation(one, objective=Objective(ttft_s=3.0), waited_s=60.0))
+    assert late.kept == pytest.approx(_UNASKED_LATE), "after the tier's default TTFT it is still worth something"
+    asked = worth_of(one, situation(one, objective=Objective(ttft_s=3.0), waited_s=60.0, ttft_promised=True))
+    assert asked.kept == 0.0
+
+
+def test_the_cost_is_of_the_tokens_that_will_be_computed() -> None:
+    """Also of an answer that its deadline ends."""
+    one, known = candidate(), LengthCurve.exactly(1000)
+    whole = worth_of(one, situation(one, known)).cost_s
+    assert whole == pytest.approx(0.3 + 1000 * 0.005)
+    ended = worth_of(one, situation(one, known, objective=Objective(deadline_s=2.35))).cost_s
+    assert ended == pytest.approx(0.3 + 101 * 0.005)
+    beside = candidate(favoured=False)
+    mixed = worth_of(beside, situation(beside, known)).cost_s
+    assert mixed == pytest.approx(whole * RouterSettings().mixing_cost)
+
+
+def test_a_price_is_taken_from_the_value() -> None:
+    one = candidate(price=0.3, device_second_price=0.1)
+    judged = worth_of(one, situation(one))
+    assert judged.value == pytest.approx(one.info.quality - 0.3)
+    assert judged.net == pytest.approx(judged.value - 0.1 * judged.cost_s)
+    assert judged.rank == pytest.approx(judged.value / judged.cost_s)
+
+
+@pytest.mark.parametrize("objective", [Objective(deadline_s=4.0), Objective(deadline_s=4.0, late_s=3.0)])
+def test_after_its_latest_start_a_promise_is_lost_and_before_it_is_not(objective: Objective) -> None:
+    one = candidate(sigma=0.05, pace_s=0.02)
+    one = msgspec.structs.replace(one, slots=1, prediction=msgspec.structs.replace(one.prediction, token_device_s=0.02))
+    case = situation(one, objective=objective)
+    latest_s = latest_start_s(one, case, CURVE.quantile(FLOOR))
+    hard = situation(one, objective=Objective(deadline_s=4.0 + (objective.late_s or 0.0)))
+    assert worth_of(one, hard, wait_s=latest_s - 0.3).kept > FLOOR
+    assert worth_of(one, hard, wait_s=latest_s + 0.3).kept < FLOOR
+
+
+def test_the_pace_counts_those_who_will_join() -> None:
+    alone = candidate()
+    assert expected_pace_s(alone) == pytest.approx(0.02)
+    joined = msgspec.structs.replace(alone, slots=12)
+    assert expected_pace_s(joined) == pytest.approx(0.5 * 0.02 + 0.5 * 0.06)
+
+
+def test_an_offer_is_of_a_device_that_is_full_of_this_rung_and_of_nobody_who_waits() -> None:
+    one = candidate(slots=4)
+    queued = msgspec.structs.replace(
+        one, favoured=False, prediction=msgspec.structs.replace(one.prediction, wait_s=9.0, ttft_s=9.35, free=False)
+    )
+    case = situation(one, objective=Objective(deadline_s=4.0))
+    assert offer_of(queued, case) == offer_of(one, case)
+    assert offer_of(one, case).device == one.info.device_key
+    lost = situation(one, LengthCurve.exactly(5000), objective=Objective(deadline_s=1.0))
+    assert offer_of(one, lost).value == 0.0
