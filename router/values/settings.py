@@ -119,7 +119,8 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         overload_answer_tokens: the cap of an answer under overload.
         give_up: `deadline`: under overload, an answer that can no longer keep its deadline, nor any late value, gives
             its slot to others, and its caller gets the text so far. `off`: it runs on to the deadline.
-        min_answer_tokens: no answer is shortened below this.
+        min_answer_tokens: room for the answer that a window must leave, where it is not capped below; no cap by
+            overload is lower.
         expected_answer_tokens: assumed length of an answer before any was seen.
         decision_log: decision records kept for `/v1/decisions`.
         mixing_cost: factor on the cost of a request that would be the first of its rung on a device where another rung
