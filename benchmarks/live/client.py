@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +38,7 @@ class Seen:
     """
 
     ask: Ask
+    request_id: str = ""
     status: int = 0
     first_s: float | None = None
     last_s: float | None = None
@@ -78,16 +80,16 @@ class Seen:
 
 async def ask_one(session: aiohttp.ClientSession, target: Target, ask: Ask) -> Seen:
     """Send one request and follow its stream; never raises for what a server does."""
-    seen = Seen(ask)
+    seen = Seen(ask, request_id=uuid.uuid4().hex)
     began_s = time.monotonic()
-    headers = {"authorization": f"Bearer {target.key}", **ask.headers, **target.headers}
+    headers = {"authorization": f"Bearer {target.key}", "x-request-id": seen.request_id, **ask.headers, **target.headers}
     try:
         async with session.post(
             f"{target.url}/v1/completions", json={"model": MODEL, **ask.body}, headers=headers
         ) as reply:
             seen.status = reply.status
-            seen.tier = _header(reply.headers, "x-overspill-tier")
-            seen.variant = _header(reply.headers, "x-overspill-model")
+            seen.tier = reply.headers.get("x-overspill-tier", "")
+            seen.variant = reply.headers.get("x-overspill-model", "")
             if reply.status != 200:
                 seen.error = (await reply.text())[:300]
                 return seen
@@ -114,11 +116,6 @@ async def replay(target: Target, asks: Sequence[Ask]) -> list[Seen]:
             return seen
 
         return list(await asyncio.gather(*(one(ask) for ask in asks)))
-
-
-def _header(headers: Mapping[str, str], name: str) -> str:
-    """Return a header of the tier that answered; LiteLLM puts `llm_provider-` before those that it passes on."""
-    return headers.get(name) or headers.get(f"llm_provider-{name}") or ""
 
 
 def _take(seen: Seen, event: Mapping[str, object], now_s: float) -> None:

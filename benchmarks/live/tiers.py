@@ -6,13 +6,14 @@ import asyncio
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 import aiohttp
 
-from benchmarks.live.client import Target
+from benchmarks.live.client import Seen, Target
 from examples.demo.stack import API_KEY, Stack, StackOptions, fastest_dtype
 
 LOCAL_ONLY = {"x-overspill-locality": "local-only"}
@@ -89,6 +90,21 @@ class Tiers:
             text = await reply.text()
         found = re.findall(r"^overspill_generated_tokens_total\{[^}]*\} ([0-9.e+]+)$", text, re.MULTILINE)
         return round(sum(map(float, found)))
+
+    async def identify(self, seen: Sequence[Seen]) -> None:
+        """Fill in who answered where the reply did not say, from the tiers' own decision records."""
+        asked = (
+            (f"{self.stack.edge_url}/v1/decisions", {}),
+            (f"{self.stack.cloud_url}/v1/decisions", _CLOUD_AUTH),
+        )
+        async with aiohttp.ClientSession() as session:
+            for one in seen:
+                for url, headers in asked if one.first_s is not None and not one.variant else ():
+                    async with session.get(f"{url}/{one.request_id}", headers=headers) as reply:
+                        record = await reply.json() if reply.status == 200 else {}
+                    chosen = record.get("chosen") or {}
+                    if record.get("ttft_ms") is not None:
+                        one.tier, one.variant = chosen.get("tier", ""), chosen.get("variant", "")
 
     async def settle(self, timeout_s: float = 20.0) -> None:
         """Wait until neither tier runs anything."""

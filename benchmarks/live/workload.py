@@ -1,6 +1,7 @@
 """A slice of a trace as prompts that a small model can really answer, with answers of the trace's lengths.
 
-Prompts are lists of numbers to be counted on; tokens are exact, since a number of three digits is five of them.
+Prompts are lists of numbers that are to be counted on; tokens are exact, since a number of three digits is five of
+them.
 They are raw completions: as a chat, the same model excuses itself one time in four.
 Lengths of answers are imposed in two honest ways:
 

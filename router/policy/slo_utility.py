@@ -46,7 +46,10 @@ class SloUtility:
         best = self._best(free or promised, situation)
         listed = [*self._of_each_device(promised, situation), best]
         waits_for = {w.candidate.info.replica_id: fair_rank(w, situation) for w in listed}
-        good_for_s = max(latest_start_s(w.candidate, situation) for w in promised)
+        good_for_s = _LOOK_AGAIN_S
+        if not free:
+            shortest = situation.length.quantile(FLOOR)
+            good_for_s = max(latest_start_s(w.candidate, situation, shortest) for w in promised)
         return choose(
             best.candidate,
             situation,

@@ -45,6 +45,15 @@ class Bandwidth:
         """The highest rate of any moment."""
         return float(np.max(np.diff(self._bits) / np.diff(self._times_s))) / 1e6
 
+    def scaled(self, factor: float) -> Bandwidth:
+        """Return a link of `factor` times the rate at every moment."""
+        return Bandwidth(self._times_s.tolist(), (self._bits * factor).tolist())
+
+    def bits_until(self, at_s: float) -> float:
+        """Return the bits that are carried from 0 to `at_s`."""
+        periods, offset_s = divmod(at_s, self._period_s)
+        return periods * self._period_bits + float(np.interp(offset_s, self._times_s, self._bits))
+
     def end_s(self, begin_s: float, bits: float) -> float:
         """Return when `bits` that begin at `begin_s` have been carried."""
         periods, offset_s = divmod(begin_s, self._period_s)

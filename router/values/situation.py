@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from router.values.length import LengthCurve
 from router.values.prediction import Prediction
@@ -11,8 +11,7 @@ from router.values.request import Objective
 from router.values.settings import RouterSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A replica that may serve the request, and what that would cost.
 
     Attributes:
@@ -42,8 +41,7 @@ class Candidate:
     device_second_price: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(msgspec.Struct, frozen=True, gc=False):
     """One request and the candidates that no hard constraint excludes. At least one.
 
     Attributes:
