@@ -133,7 +133,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--load", nargs="+", type=float, default=[*LOADS])
     parser.add_argument("--policy", nargs="+", default=every, choices=every)
     parser.add_argument("--seeds", nargs="+", type=int, default=[*range(5)])
-    parser.add_argument("--requests", type=int, default=600, help="in each simulation")
+    parser.add_argument("--requests", type=int, default=400, help="in each simulation")
     parser.add_argument("--world", default="", help="a WORLD.toml; without: the shipped two tiers")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     parser.add_argument("--quick", action="store_true", help="200 requests, 2 seeds, 3 loads, one trace")

@@ -30,7 +30,7 @@ FLOOR = 0.05
 _NODE = math.sqrt(3.0)
 _SIDE_WEIGHT, _MIDDLE_WEIGHT = 1 / 6, 2 / 3
 _LATE_AT = (1 / 6, 1 / 2, 5 / 6)
-_UNASKED_LATE = 0.5  # what an answer after the tier's default TTFT is still worth
+_UNASKED_LATE = 0.9  # what an answer after the tier's default TTFT is still worth
 _LEAST_SIGMA = 0.05
 _JOINED = 0.5  # of the way from the batch now to a full one, that an answer meets on average
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,8 +97,8 @@ def test_an_idle_world_shows_each_preference(policy, chosen, reason):
 
 
 def test_the_device_wins_within_the_slack_and_the_cloud_beyond_it():
-    near = replace(LOCAL, info=info("int8", quality=0.95))
-    far = replace(LOCAL, info=info("int8", quality=0.94))
+    near = msgspec.structs.replace(LOCAL, info=info("int8", quality=0.95))
+    far = msgspec.structs.replace(LOCAL, info=info("int8", quality=0.94))
     assert decide(DEFAULT, situation(near, CLOUD)).candidate is near
     assert decide(DEFAULT, situation(far, CLOUD)).candidate is CLOUD
 
