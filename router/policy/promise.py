@@ -13,8 +13,8 @@ MAX_RETRY_AFTER_S = 120.0
 # A request is given up early only when the wait is predicted to be clearly too long: predictions err.
 _HOPELESS_WAIT = 1.5
 # Interval in which those that wait by a prediction are decided again, since it ages: all of them, and each of many.
-_LOOK_AGAIN_S = 0.1
-_LOOK_AGAIN_EACH_S = 0.002
+_LOOK_AGAIN_S = 1.0
+_LOOK_AGAIN_EACH_S = 0.02
 _UNFORCED = {"device-first", "best-quality"}
 
 
