@@ -240,6 +240,7 @@ def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, t
                 stands.peak_latency_s,
                 stands.favoured,
                 stands.device_second_price,
+                stands.occupied + 1 >= slots,
             )
         )
     if any(c.window_cap is not None for c in candidates) and any(c.window_cap is None for c in candidates):

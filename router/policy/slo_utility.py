@@ -4,8 +4,7 @@
    whole promise is kept, by the quality of the rung, against the device-seconds that it takes.
 2. Among the replicas that can start now it takes the one of highest value; of near equals the device goes before the
    cloud, the one that knows the session before others, the quicker before the slower.
-3. While none can start, it waits, and its rank, value a device-second, says who goes first when one can; what can as
-   well be served later counts less (`fair_rank`).
+3. While none can start, it waits, and its rank, value a device-second, says who goes first when one can.
 4. It leaves the queue once its promise is all but lost everywhere, with a time to come back; on a device that has
    nothing to do it is served late instead, unless a deadline would end it.
 
@@ -24,8 +23,7 @@ from router.values.request import Locality
 from router.values.situation import Situation
 
 _NEAR = 0.02  # probability by which the device may be worse than the best and still goes first
-_SERVED_LATER = 0.8  # chance that who is passed over is served later, while capacity's price says it is worth it
-_LEAST_TURN_S, _MOST_TURN_S = 0.5, 10.0
+_RESERVED = 0.6  # of its price: below it, the last slot of a device is kept for others
 _LOOK_AGAIN_S = 0.05  # at the earliest, for one that may be lost
 
 
@@ -42,7 +40,7 @@ class SloUtility:
         promised = [w for w in judged if w.kept > FLOOR and w.value > 0.0]
         if not promised:
             return self._late(judged, situation)
-        free = [w for w in promised if w.candidate.prediction.free]
+        free = [w for w in promised if w.candidate.prediction.free and not _worth_more_to_others(w)]
         unknown = [w for w in free if w.candidate.prediction.explore]
         if unknown and not _tight(situation):
             return choose(unknown[0].candidate, situation, "explore", rank=fair_rank(unknown[0], situation))
@@ -53,7 +51,6 @@ class SloUtility:
         if not free:
             shortest = situation.length.quantile(FLOOR)
             good_for_s = max(latest_start_s(w.candidate, situation, shortest) for w in promised)
-            good_for_s = min(good_for_s, next_turn_s(situation))
         return choose(
             best.candidate,
             situation,
@@ -107,25 +104,18 @@ class SloUtility:
 
 
 def fair_rank(worth: Worth, situation: Situation) -> float:
-    """Value a device-second, within the bounds of how far long answers and busy callers may be put back.
-
-    Of a request that the price of capacity lets in anyway, only what is lost by serving it later counts in full: those
-    with time to spare wait for those without. A TTFT leaves no time to spare, and its requests go by value alone.
-    """
+    """Value a device-second, within the bounds of how far long answers and busy callers may be put back."""
     fairness, cost_s, value = situation.settings.fairness, worth.cost_s, worth.value
-    if situation.waiting and worth.net > 0.0 and not situation.ttft_promised:
-        later = worth_of(worth.candidate, situation, wait_s=next_turn_s(situation))
-        value -= _SERVED_LATER * max(later.value, 0.0)
     if fairness.long_answers and situation.usual_cost_s:
         cost_s = min(cost_s, fairness.long_answers * situation.usual_cost_s)
     rank = value / cost_s
     return rank / min(situation.caller_excess, fairness.callers) if fairness.callers > 1.0 else rank
 
 
-def next_turn_s(situation: Situation) -> float:
-    """When whoever is passed over now can hope to be served, about: once those that wait were."""
-    devices = len({c.info.device_key for c in situation.candidates})
-    return min(max(situation.waiting * situation.usual_cost_s / devices, _LEAST_TURN_S), _MOST_TURN_S)
+def _worth_more_to_others(worth: Worth) -> bool:
+    """Whether the last free slot of a device is worth more to those who will come than to this request."""
+    candidate = worth.candidate
+    return candidate.last_slot and worth.value < _RESERVED * candidate.device_second_price * worth.cost_s
 
 
 def _tight(situation: Situation) -> bool:
