@@ -61,7 +61,7 @@ def choose(
     Args:
         rank: None for `slack_rank`.
         waits_for: None for the candidate alone.
-        good_for_s: None for a tenth of a second, more where many wait.
+        good_for_s: None for a second, more where many wait.
     """
     overload = situation.answer_cap
     bites = overload is not None and not (

@@ -69,8 +69,15 @@ class SloUtility:
         best = max(judged, key=lambda w: w.net)
         if best.candidate.device_second_price > 0.0:
             return best
-        least_quality = best.candidate.info.quality - situation.settings.device_first_quality_slack - 1e-9
-        near = [w for w in judged if w.kept >= best.kept - _NEAR and w.candidate.info.quality >= least_quality]
+        slack = situation.settings.device_first_quality_slack + 1e-9
+        least_quality, most_price = best.candidate.info.quality - slack, best.candidate.price + slack
+        near = [
+            w
+            for w in judged
+            if w.kept >= best.kept - _NEAR
+            and w.candidate.info.quality >= least_quality
+            and w.candidate.price <= most_price
+        ]
         return min(near, key=lambda w: (w.candidate.info.remote, not w.candidate.session, -w.rank))
 
     def _of_each_device(self, judged: list[Worth], situation: Situation) -> list[Worth]:
