@@ -13,18 +13,21 @@ import json
 import platform
 import statistics
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from router.base.clock import MonotonicClock
-from router.dispatch.candidates import PendingRequest, PoolView, ReplicaView, assess
+from router.base.timers import Alarms
+from router.dispatch.binding import Binder
+from router.dispatch.candidates import PendingRequest, assess
+from router.dispatch.telemetry import Telemetry
 from router.policy.registry import POLICIES, load_policy
+from router.signals.affinity import Affinity
 from router.signals.health import HealthBook
-from router.signals.in_flight import InFlight
-from router.signals.ladder import Ladder
 from router.signals.latency import LatencyModel
+from router.signals.length import LengthModel
 from router.signals.link import Link
+from router.signals.signals import Signals
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import FinishReason, InferenceRequest, Objective, SamplingParams, TextPrompt, TokenChunk
 from router.values.settings import BreakerSettings, RouterSettings
@@ -61,11 +64,18 @@ class StandIn:
 
 
 def measure(candidates: int, policy_name: str, decisions: int) -> dict[str, object]:
-    """Time `decisions` single decisions."""
+    """Time `decisions` single decisions, each of a moment of its own: every replica is looked at anew."""
     clock, settings = MonotonicClock(), RouterSettings(policy=policy_name)
     replicas: list[Replica] = [StandIn(index) for index in range(candidates)]
-    health = HealthBook(BreakerSettings(), clock, lambda *_: None)
-    in_flight, latency, ladder, policy = InFlight(), LatencyModel(128), Ladder(), load_policy(policy_name)
+    alarms = Alarms(clock)
+    signals = Signals(
+        LatencyModel(clock),
+        LengthModel(128.0),
+        HealthBook(BreakerSettings(), clock, lambda *_: None),
+        affinity=Affinity(clock),
+    )
+    binder = Binder(settings, signals, clock, alarms, Telemetry())
+    binder.replicas = {replica.info.replica_id: replica for replica in replicas}
     request = InferenceRequest(
         request_id="r",
         model="smollm2-135m",
@@ -76,14 +86,15 @@ def measure(candidates: int, policy_name: str, decisions: int) -> dict[str, obje
         accepted_at_s=clock.now_s(),
         prompt_bytes=1000,
     )
-    asked = PendingRequest(request, frozenset(), clock.now_s() + 3600)
+    length = signals.lengths.watch(request, request.model)
+    asked = PendingRequest(request, frozenset(), clock.now_s() + 3600, length)
+    policy = load_policy(policy_name)
     took_us = []
     gc.disable()
     for _ in range(decisions):
+        binder.changed()
         began = time.perf_counter_ns()
-        replicas = [ReplicaView.of(replica, health.of, in_flight.at) for replica in replicas]
-        look = PoolView(clock.now_s(), replicas, settings, latency, ladder, Counter(), {})
-        situation, _ = assess(asked, look)
+        situation, _ = assess(asked, binder.look())
         assert situation is not None
         policy.decide(situation)
         took_us.append((time.perf_counter_ns() - began) / 1000)

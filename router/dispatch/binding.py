@@ -16,6 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import structlog
 
 from router.base.clock import Clock
@@ -31,6 +32,7 @@ from router.dispatch.candidates import (
     expected_tokens,
     explain_none,
 )
+from router.dispatch.give_up import give_up_lost
 from router.dispatch.hedge import HedgeBudget, device_seconds
 from router.dispatch.queue import QueueEntry, RequestQueue
 from router.dispatch.record import DecisionRecord
@@ -156,12 +158,12 @@ class Binder:
         if len(self.queue) or self._signals.ladder.overloaded:
             return None
         self._look_around()
-        situation, _ = assess(pending, self._pool())
+        situation, _ = assess(pending, self.look())
         others = situation.candidates if situation is not None else ()
         others = tuple(c for c in others if c.prediction.free and self._is_elsewhere(c.info, late.info))
         if situation is None or not others:
             return None
-        choice = self._policy.decide(replace(situation, candidates=others))
+        choice = self._policy.decide(msgspec.structs.replace(situation, candidates=others))
         if isinstance(choice, Hopeless) or not choice.candidate.prediction.free:
             return None
         expected = _expected_tokens(pending, choice)
@@ -178,7 +180,7 @@ class Binder:
 
     def has_candidate(self, pending: PendingRequest) -> bool:
         """Whether any replica may serve what is left of a request."""
-        situation, rejections = assess(pending, self._pool())
+        situation, rejections = assess(pending, self.look())
         return situation is not None or any(r.waits for r in rejections)
 
     def unreached(self, locality: Locality) -> Unreached | None:
@@ -248,7 +250,7 @@ class Binder:
 
     def _first_for_a_slot(self) -> QueueEntry | None:
         """Return who stands first for any slot that is free."""
-        pool, best = self._pool(), None
+        pool, best = self.look(), None
         for name in list(self._freed):
             first = self.queue.first(name) if pool.has_room(name) else None
             if first is None:
@@ -280,7 +282,7 @@ class Binder:
         self._looks -= 1
         self.queue.displace(entry)
         try:
-            return self._judge(entry, self._pool())
+            return self._judge(entry, self.look())
         except Exception:  # its own failure: the others are still decided
             log.exception("decision crashed", request_id=entry.record.request_id)
             self._refuse(entry, _internal_error(entry.record.request_id))
@@ -345,7 +347,7 @@ class Binder:
         self.remember_session(pending.request.objective.session, info.replica_id)
         hoped = entry.promised.candidate if entry.promised is not None else None
         for_slot = (
-            self._pool().replicas[info.replica_id].snapshot.credits is None
+            self.look().replicas[info.replica_id].snapshot.credits is None
         )  # a wait for a credit says nothing of slots
         if for_slot and hoped is not None and hoped.info.replica_id == info.replica_id:
             waited_s = now_s - entry.entered_s
@@ -353,6 +355,7 @@ class Binder:
         if not entry.continuing:
             self._count(choice, now_s - pending.request.accepted_at_s)
         record.happened(now_s, "sent", replica=info.replica_id, reason=choice.reason, max_tokens=choice.max_tokens)
+        self._signals.shares.took(pending.request.caller, now_s, _device_s(choice, attempt))
         attempt.trial = self._signals.health.breaker(info).begin()
         self._begin(attempt)  # last: nothing may fail between taking the slot and handing it over
         self.queue.leave(entry)
@@ -360,7 +363,7 @@ class Binder:
 
     def _attempt(self, pending: PendingRequest, choice: Choice) -> Attempt:
         """Return what would be sent now."""
-        info, pool = choice.candidate.info, self._pool()
+        info, pool = choice.candidate.info, self.look()
         view = pool.replicas[info.replica_id]
         expected = _expected_tokens(pending, choice)
         demand = demand_on(pending, info, pool.affinity, expected)
@@ -372,6 +375,7 @@ class Binder:
             work=self._signals.latency.sent(view.snapshot, view.link, demand, view.mine, siblings=siblings),
             prompt_tokens=demand.prompt_tokens,
             expected_tokens=expected,
+            length=None if pending.request.continuation_tokens else pending.length.curve,
         )
 
     def _begin(self, attempt: Attempt) -> None:
@@ -421,19 +425,23 @@ class Binder:
         """When a request like this one should find a free replica, were it sent again then."""
         wait_s = _RETRY_AFTER_S
         try:
-            situation, _ = assess(entry.pending, self._pool())
+            situation, _ = assess(entry.pending, self.look())
             if situation is not None:
                 wait_s = backlog_s(situation)
         except Exception:  # an estimate: the refusal it goes with must reach its caller in any case
             log.exception("estimate of the backlog crashed", request_id=entry.record.request_id)
         return _spread(wait_s, entry.record.request_id)
 
+    def changed(self) -> None:
+        """What decisions see has changed: the next one looks at every replica anew."""
+        self._pool_now = None
+
     def _look_around(self) -> None:
         """Begin a new moment, unless the last one has just begun."""
         if self._pool_now is not None and self._clock.now_s() - self._pool_now.now_s > _MOMENT_S:
             self._pool_now = None
 
-    def _pool(self) -> PoolView:
+    def look(self) -> PoolView:
         """Return what decisions of this moment see; it is made anew once anything changed."""
         pool = self._pool_now
         if pool is None:
@@ -449,6 +457,7 @@ class Binder:
                 waiting=len(self.queue),
                 prices=self._signals.prices,
                 peaks=self._signals.peaks,
+                shares=self._signals.shares,
                 session_replica=self._sessions,
                 locality=self._policy.locality,
                 unreached=self.upstream(),
@@ -499,10 +508,18 @@ class Binder:
         self._rechecking = False
         self._update_ladder()
         if len(self.queue):
+            if self._signals.ladder.overloaded:
+                give_up_lost(self._signals.in_flight, self._clock.now_s())
             self._freed.update(dict.fromkeys(self.replicas))
             self._pool_now = None
             self._schedule()
             self._recheck_later()
+
+
+def _device_s(choice: Choice, attempt: Attempt) -> float:
+    """Device-seconds that an attempt is expected to take."""
+    prediction = choice.candidate.prediction
+    return prediction.prefill_s + attempt.expected_tokens * prediction.token_device_s
 
 
 def _nothing() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from router.base.errors import (
     ContextTooLong,
     InvalidRequest,
@@ -15,6 +17,7 @@ from router.base.errors import (
 )
 from router.dispatch.record import Rejection, ReplicaLoad
 from router.signals.affinity import Affinity
+from router.signals.fairness import CallerShares
 from router.signals.health import Health
 from router.signals.ladder import Ladder
 from router.signals.latency import LatencyModel
@@ -30,6 +33,8 @@ from router.values.settings import FREE, Prices, RouterSettings
 from router.values.situation import Candidate, Situation
 
 _RETRY_AFTER_S = 1.0
+_NEVER = {"other-model", "locality"}
+"""Rejections of replicas that the request may never be served by."""
 
 
 @dataclass(slots=True)
@@ -74,8 +79,7 @@ class Unreached:
         return f"not reached yet, so what it serves is not known; {self.why}"
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True, gc=False):
     """What holds of a replica for whoever asks at one moment.
 
     Attributes:
@@ -118,6 +122,7 @@ class PoolView:
     waiting: int
     prices: CapacityPrices
     peaks: PeakLatency
+    shares: CallerShares
     session_replica: Mapping[str, str]
     locality: Locality = Locality.ANY
     unreached: Unreached | None = None
@@ -128,8 +133,8 @@ class PoolView:
         self.loads = tuple([(view.snapshot, view.link) for view in self.replicas.values()])
         by_device: dict[str, list[SiblingLoad]] = {}
         for view in self.replicas.values():
-            load = sibling_load(view.snapshot, view.mine)
-            if load.occupied:
+            if occupied_slots(view.snapshot, view.mine):
+                load = sibling_load(view.snapshot, view.mine)
                 by_device.setdefault(view.info.device_key, []).append(load)
         self.standings = {
             name: self._standing(view, by_device.get(view.info.device_key, ())) for name, view in self.replicas.items()
@@ -138,23 +143,26 @@ class PoolView:
     def _standing(self, view: ReplicaView, on_device: Sequence[SiblingLoad]) -> Standing:
         info, snapshot = view.info, view.snapshot
         name, device = info.replica_id, info.device_key
-        siblings = tuple(load for load in on_device if load.info.replica_id != name)
+        siblings: tuple[SiblingLoad, ...] = ()
         own = occupied_slots(snapshot, view.mine)
         occupied, slots = own, snapshot.slots
-        for sibling in siblings:
-            occupied += sibling.occupied
-            slots = max(slots, sibling.slots)
+        if len(on_device) > (1 if own else 0):
+            siblings = tuple([load for load in on_device if load.info is not info])
+            for sibling in siblings:
+                occupied += sibling.occupied
+                slots = max(slots, sibling.slots)
         room = own < snapshot.slots and occupied < slots
         if snapshot.credits is not None:  # they count what waits there, and what others send
             room = snapshot.credits > 0
+        prices = self.prices
         return Standing(
             siblings,
             occupied,
             slots,
-            room=room,
-            favoured=self.prices.favours(device, name),
-            device_second_price=self.prices.price(device),
-            peak_latency_s=self.peaks.of(name),
+            room,
+            prices.favours(device, name),
+            prices.price(device),
+            self.peaks.of(name),
         )
 
     def has_room(self, replica_id: str) -> bool:
@@ -188,46 +196,58 @@ class PendingRequest:
 
 def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, tuple[Rejection, ...]]:
     """Filter and predict. The situation is None when every replica was rejected."""
-    rejections = _unreached(pending, pool)
+    rejections = _unreached(pending, pool) if pool.unreached is not None else []
     candidates: list[Candidate] = []
-    session = pool.session_replica.get(pending.request.objective.session or "")
-    answer_tokens = 1
-    request, latency, settings = pending.request, pool.latency, pool.settings
+    request, latency, settings, affinity = pending.request, pool.latency, pool.settings, pool.affinity
+    session = pool.session_replica.get(request.objective.session or "")
+    priority, prompt_tokens, emitted = (
+        request.objective.priority,
+        request.least_prompt_tokens,
+        request.continuation_tokens,
+    )
+    left_tokens, curve, exact = pending.left_tokens, pending.length.curve, request.sampling.ignore_eos
+    expected_of: dict[int, int] = {}
     for name, view in pool.replicas.items():
         rejection = _reject(pending, view, pool)
         if rejection is not None:
             rejections.append(rejection)
             continue
         info = view.info
-        expected = expected_tokens(pending, info)
-        answer_tokens = max(answer_tokens, expected)
-        demand = demand_on(pending, info, pool.affinity, expected)
+        room = info.context_tokens - prompt_tokens
+        most = max(1, room if left_tokens is None or left_tokens > room else left_tokens)
+        expected = expected_of.get(most)
+        if expected is None:
+            expected = expected_of[most] = most if exact else max(1, round(curve.expected_left(emitted, most)))
+        longest = 0 if emitted else min(pending.length.longest, most)
+        cached = affinity.expected_cached(request, name)
+        demand = Demand(request.prompt_tokens, expected, request.prompt_bytes, cached, longest)
         stands = pool.standings[name]
-        ahead = pool.ahead(name, request.objective.priority)
+        ahead, slots = pool.ahead(name, priority), stands.slots or 1
         behind = 0 if stands.room else ahead
         prediction = latency.predict(view.snapshot, view.link, demand, view.mine, behind, siblings=stands.siblings)
         candidates.append(
             Candidate(
                 info,
                 prediction,
-                _window_cap(pending, info),
+                room + emitted if left_tokens is not None and left_tokens > room else None,
                 session == name,
-                _most_tokens(pending, info),
+                most,
                 0.0 if settings.prices is FREE else _price(request, view, settings.prices, expected),
                 stands.occupied == 0,
-                max(stands.slots, 1),
-                (stands.occupied + ahead) / max(stands.slots, 1),
+                slots,
+                (stands.occupied + ahead) / slots,
                 stands.peak_latency_s,
                 stands.favoured,
                 stands.device_second_price,
             )
         )
-    if any(c.window_cap is None for c in candidates):  # cut only where no window holds it whole
-        short = [c.info for c in candidates if c.window_cap is not None]
+    if any(c.window_cap is not None for c in candidates) and any(c.window_cap is None for c in candidates):
+        short = [c.info for c in candidates if c.window_cap is not None]  # cut only where no window holds it whole
         rejections += [Rejection(info, "context", _too_long(pending, info)) for info in short]
         candidates = [c for c in candidates if c.window_cap is None]
     if not candidates:
         return None, tuple(rejections)
+    answer_tokens = max(expected_of.values())
     return _situation(pending, pool, candidates, rejections, answer_tokens), tuple(rejections)
 
 
@@ -239,8 +259,8 @@ def _situation(
     answer_tokens: int,
 ) -> Situation:
     request, settings = pending.request, pool.settings
-    infos = [view.info for view in pool.replicas.values()]
-    eligible = [info for info in infos if _names(request.model, info) and not _out_of_bounds(request, info, pool)]
+    eligible = [c.info for c in candidates]
+    eligible += [r.info for r in rejections if r.code not in _NEVER and r.info.replica_id in pool.replicas]
     rejected = {r.info.replica_id: r for r in rejections}
     local = [info for info in eligible if not info.remote]
     remote = [info for info in eligible if info.remote]
@@ -270,6 +290,8 @@ def _situation(
         length=pending.length.curve,
         now_s=pool.now_s,
         waiting=pool.waiting,
+        caller_excess=pool.shares.excess(request.caller, pool.now_s) if settings.fairness.callers else 1.0,
+        usual_cost_s=pool.prices.usual_cost_s,
     )
 
 
@@ -363,11 +385,13 @@ def _unreached(pending: PendingRequest, pool: PoolView) -> list[Rejection]:
 def _reject(pending: PendingRequest, view: ReplicaView, pool: PoolView) -> Rejection | None:
     """Say why a replica is no candidate: the request's own bounds first, then the replica's state."""
     info, request = view.info, pending.request
-    if not _names(request.model, info):
+    model = request.model
+    if model not in (info.family, info.variant):
         return Rejection(info, "other-model", f"serves {info.variant}, asked for {request.model}")
-    out_of_bounds = _out_of_bounds(request, info, pool)
-    if out_of_bounds:
-        return Rejection(info, "locality", out_of_bounds)
+    if pool.locality is not Locality.ANY or request.objective.locality is not Locality.ANY:
+        out_of_bounds = _out_of_bounds(request, info, pool)
+        if out_of_bounds:
+            return Rejection(info, "locality", out_of_bounds)
     needed = 1 if pending.left_tokens is None else min(pending.left_tokens, pool.settings.min_answer_tokens)
     if request.least_prompt_tokens + needed > info.context_tokens:
         return Rejection(info, "context", _too_long(pending, info))
@@ -383,13 +407,9 @@ def _reject_now(pending: PendingRequest, view: ReplicaView) -> Rejection | None:
     if not snapshot.available:
         why = snapshot.why or "not available"
         return Rejection(info, "unhealthy", why, temporary=True, again_s=snapshot.back_in_s)
-    if health.against(pending.request.objective.priority):
+    if health.code and health.against(pending.request.objective.priority):
         return Rejection(info, health.code, health.text, temporary=True, waits=health.waits, again_s=health.again_s)
     return None
-
-
-def _names(model: str, info: ReplicaInfo) -> bool:
-    return model in (info.family, info.variant)
 
 
 def _out_of_bounds(request: InferenceRequest, info: ReplicaInfo, pool: PoolView) -> str:
@@ -408,13 +428,6 @@ def _within(locality: Locality, info: ReplicaInfo) -> bool:
 
 def _side(info: ReplicaInfo) -> str:
     return "remote" if info.remote else "local"
-
-
-def _window_cap(pending: PendingRequest, info: ReplicaInfo) -> int | None:
-    """Cap on the whole answer that the window forces, None if it holds what was asked for."""
-    room = info.context_tokens - pending.request.least_prompt_tokens
-    left = pending.left_tokens
-    return room + pending.request.continuation_tokens if left is not None and left > room else None
 
 
 def _too_long(pending: PendingRequest, info: ReplicaInfo) -> str:

@@ -243,13 +243,15 @@ class Dispatcher:
     def hedge_due_s(self, journey: Journey, attempt: Attempt) -> float:
         """When the first token of an attempt is late enough for a second one; infinity: it is not to be hedged.
 
-        A request that failed somewhere, or goes on with a broken answer, is not: its prompt may be the reason.
+        A request that failed somewhere, or goes on with a broken answer, is not: its prompt may be the reason. Nor is
+        background work.
         """
         settings = self.settings.hedge
         prediction = attempt.choice.candidate.prediction
         self._hedges.earn(device_seconds(prediction, attempt.expected_tokens), settings.budget)
         clean = journey.spent == 0 and not journey.request.continuation and not attempt.trial
-        if not settings.enabled or not clean or journey.attempts_left < _HEDGED_ATTEMPTS:
+        background = journey.request.objective.priority < 0
+        if not settings.enabled or background or not clean or journey.attempts_left < _HEDGED_ATTEMPTS:
             return math.inf
         return attempt.sent_at_s + max(prediction.ttft_high_s, LEAST_WAIT_S)
 

@@ -26,6 +26,7 @@ REASONS = {
     "step-down": "no full-quality rung keeps the objective, this smaller one does",
     "shorter-answer": "the answer is capped, so that the deadline, the window or an overloaded tier can hold it",
     "given-up": "its deadline could no longer be kept, and its slot was given to others; the text so far",
+    "explore": "nothing was heard of this replica for long, and the request has time to find out how it is",
     "late": "no replica keeps the objective; this one comes closest",
     "pinned": "the request names this exact variant",
     "local-only": "the request's locality, or the policy, keeps it here",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import msgspec
 
 from router.policy.quality_in_objective import QualityInObjective
 from router.values.choice import Choice, Hopeless
@@ -18,7 +18,7 @@ class LocalOnly(QualityInObjective):
     def decide(self, situation: Situation) -> Choice | Hopeless:
         choice = super().decide(situation)
         if isinstance(choice, Choice) and not choice.degraded and choice.reason not in {"pinned", "late"}:
-            return replace(choice, reason="local-only")
+            return msgspec.structs.replace(choice, reason="local-only")
         return choice
 
 

@@ -40,14 +40,21 @@ class SloUtility:
         if not promised:
             return self._late(judged, situation)
         free = [w for w in promised if w.candidate.prediction.free]
+        unknown = [w for w in free if w.candidate.prediction.explore]
+        if unknown and not _tight(situation):
+            return choose(unknown[0].candidate, situation, "explore", rank=fair_rank(unknown[0], situation))
         best = self._best(free or promised, situation)
-        waits_for = {w.candidate.info.replica_id: w.rank for w in [*self._of_each_device(promised, situation), best]}
-        good_for_s = max(latest_start_s(w.candidate, situation) for w in promised)
+        listed = [*self._of_each_device(promised, situation), best]
+        waits_for = {w.candidate.info.replica_id: fair_rank(w, situation) for w in listed}
+        good_for_s = _LOOK_AGAIN_S
+        if not free:
+            shortest = situation.length.quantile(FLOOR)
+            good_for_s = max(latest_start_s(w.candidate, situation, shortest) for w in promised)
         return choose(
             best.candidate,
             situation,
             reason_for(best.candidate, situation),
-            rank=best.rank,
+            rank=fair_rank(best, situation),
             waits_for=waits_for,
             good_for_s=max(good_for_s, _LOOK_AGAIN_S),
         )
@@ -86,6 +93,21 @@ class SloUtility:
             retry_after_s=backlog_s(situation),
             deadline_lost=objective.deadline_s is not None,
         )
+
+
+def fair_rank(worth: Worth, situation: Situation) -> float:
+    """Value a device-second, within the bounds of how far long answers and busy callers may be put back."""
+    fairness, cost_s = situation.settings.fairness, worth.cost_s
+    if fairness.long_answers and situation.usual_cost_s:
+        cost_s = min(cost_s, fairness.long_answers * situation.usual_cost_s)
+    rank = worth.value / cost_s
+    return rank / min(situation.caller_excess, fairness.callers) if fairness.callers > 1.0 else rank
+
+
+def _tight(situation: Situation) -> bool:
+    """Whether the caller asked for any time: such a request is not spent on finding out."""
+    objective = situation.objective
+    return situation.ttft_promised or objective.tpot_s is not None or objective.deadline_s is not None
 
 
 POLICY = SloUtility()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import msgspec
 
 from router.policy.promise import choose, keeps, late_or_hopeless
 from router.policy.protocol import Unpriced
@@ -18,7 +18,9 @@ class SmallestRung(Unpriced):
         for candidate in ranked:
             if keeps(candidate, situation):
                 choice = choose(candidate, situation, "pinned" if situation.pinned else "smallest-rung")
-                return replace(choice, reason="smallest-rung") if choice.reason == "step-down" else choice
+                return (
+                    msgspec.structs.replace(choice, reason="smallest-rung") if choice.reason == "step-down" else choice
+                )
         return late_or_hopeless(situation)
 
 

@@ -17,7 +17,6 @@ A value that falls linearly until `late_s` after the deadline is the mean of P o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -36,8 +35,7 @@ _LEAST_SIGMA = 0.05
 _JOINED = 0.5  # of the way from the batch now to a full one, that an answer meets on average
 
 
-@dataclass(frozen=True, slots=True)
-class Worth:
+class Worth(msgspec.Struct, frozen=True, gc=False):
     """One pairing, judged.
 
     Attributes:
@@ -64,7 +62,7 @@ class Worth:
 def offer_of(candidate: Candidate, situation: Situation) -> Offer:
     """Judge a pairing as it would be on a device that runs this rung alone, with all its slots taken."""
     prediction = candidate.prediction
-    alone = replace(
+    alone = msgspec.structs.replace(
         candidate,
         prediction=msgspec.structs.replace(
             prediction, tpot_s=prediction.token_device_s * candidate.slots, wait_s=0.0, ttft_s=prediction.prefill_s
@@ -100,14 +98,17 @@ def worth_of(candidate: Candidate, situation: Situation, *, wait_s: float = 0.0)
     return Worth(candidate, kept, value, cost_s)
 
 
-def latest_start_s(candidate: Candidate, situation: Situation) -> float:
-    """Seconds from now after which the promise is all but lost on a candidate that is free then; infinity: never."""
+def latest_start_s(candidate: Candidate, situation: Situation, shortest_tokens: float) -> float:
+    """Seconds from now after which the promise is all but lost on a candidate that is free then; infinity: never.
+
+    Args:
+        shortest_tokens: the `FLOOR` quantile of the answer's length.
+    """
     prediction, objective = candidate.prediction, situation.objective
     spent_s = situation.waited_s + prediction.network_s
     latest_s = math.inf
     if objective.deadline_s is not None:
-        shortest = situation.length.quantile(FLOOR)
-        work_s = prediction.prefill_s + (shortest - 1.0) * prediction.tpot_s
+        work_s = prediction.prefill_s + (shortest_tokens - 1.0) * prediction.tpot_s
         latest_s = objective.deadline_s + (objective.late_s or 0.0) - spent_s - work_s
     if objective.ttft_s is not None and situation.ttft_promised:
         latest_s = min(latest_s, objective.ttft_s - spent_s - 0.6 * prediction.prefill_s)

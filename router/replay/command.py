@@ -14,7 +14,7 @@ from router.base.config import load
 from router.base.errors import ConfigError
 from router.base.json_output import print_json
 from router.policy.registry import POLICIES, load_policy
-from router.replay.compare import NOTE, Figures, about, logged, replayed, spread, table
+from router.replay.compare import NOTE, Figures, about, logged, replayed, table
 from router.replay.log import Log, read_log
 from router.replay.world import Replay, build
 from router.simulation.run import Result, simulate
@@ -71,7 +71,7 @@ def replay(
     if config is None:
         typer.echo("the router's other settings are the defaults; --config takes those of the tier")
     columns = [(f"logged: {own}", logged(log)), *((name, replayed(found)) for name, found in results.items())]
-    for line in ("", *table(columns), *_seeds_line(results, seeds), "", *NOTE):
+    for line in ("", *table(columns), "", *NOTE):
         typer.echo(line)
 
 
@@ -86,13 +86,6 @@ def _simulate(built: Replay, names: list[str], settings: RouterSettings, seeds: 
     return results
 
 
-def _seeds_line(results: dict[str, list[Result]], seeds: int) -> list[str]:
-    if seeds == 1:
-        return []
-    widest = max(spread(found) for found in results.values())
-    return [f"over {seeds} seeds; kept differs between them by up to {100 * widest:.1f} points"]
-
-
 def _settings_of(log: Log) -> RouterSettings:
     """Return the defaults, with what the log tells of the tier's own."""
     found = RouterSettings()
@@ -104,9 +97,7 @@ def _settings_of(log: Log) -> RouterSettings:
 def _as_json(built: Replay, results: dict[str, list[Result]]) -> dict[str, Any]:
     return {
         "logged": {"policies": built.log.policies(), **_plain(logged(built.log))},
-        "replayed": {
-            name: {**_plain(replayed(found)), "kept_spread": spread(found)} for name, found in results.items()
-        },
+        "replayed": {name: _plain(replayed(found)) for name, found in results.items()},
         "speeds": {name: asdict(speed) for name, speed in built.speeds.items()},
         "world": msgspec.to_builtins(built.world),
         "lengths": {"drawn": built.lengths.drawn, "beyond": built.lengths.beyond},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from router.replay.log import Log, LoggedRequest
@@ -34,6 +34,7 @@ class Figures:
         kept, whole, refused: shares of the requests: whole and every promise kept; whole; turned away.
         quality: mean of the rungs that gave whole answers.
         ttft_p50_s …: of those that had a first token; finish_…: of whole answers. NaN where there were none.
+        kept_by_seed: lowest and highest `kept` of the seeds; None of what was logged.
         went: tier and variant → share of the requests; `nowhere` for those that no replica got.
     """
 
@@ -47,6 +48,7 @@ class Figures:
     finish_p50_s: float
     finish_p95_s: float
     went: dict[str, float] = field(default_factory=dict)
+    kept_by_seed: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,9 @@ def logged(log: Log) -> Figures:
 
 def replayed(results: Sequence[Result]) -> Figures:
     """Return the figures of a policy over all its seeds."""
-    return _figures([_fate(row) for result in results for row in result.rows if row.kind != LEFT])
-
-
-def spread(results: Sequence[Result]) -> float:
-    """Return by how much the seeds differ in `kept`: the highest less the lowest."""
-    shares = [replayed([result]).kept for result in results]
-    return max(shares) - min(shares)
+    fates = [[_fate(row) for row in result.rows if row.kind != LEFT] for result in results]
+    kept = [_figures(of_seed).kept for of_seed in fates]
+    return replace(_figures([fate for of_seed in fates for fate in of_seed]), kept_by_seed=(min(kept), max(kept)))
 
 
 def _fate_of(request: LoggedRequest) -> _Fate:
@@ -127,6 +125,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("requests", lambda f: f"{f.requests:,}"),
     ("whole, promises kept", lambda f: _percent(f.kept)),
+    ("  least and most of a seed", lambda f: _range(f.kept_by_seed)),
     ("whole", lambda f: _percent(f.whole)),
     ("refused", lambda f: _percent(f.refused)),
     ("mean quality", lambda f: "–" if math.isnan(f.quality) else f"{f.quality:.3f}"),
@@ -183,6 +182,10 @@ def _line(name: str, cells: Iterable[str], first: int, widths: Sequence[int]) ->
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
+
+
+def _range(shares: tuple[float, float] | None) -> str:
+    return "" if shares is None else f"{100 * shares[0]:.1f} – {_percent(shares[1])}"
 
 
 def _time(value_s: float) -> str:

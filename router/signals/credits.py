@@ -10,8 +10,9 @@ A credit is one request, and void after a while. Who wants some and finds no roo
 and a time to ask again; who stands so far in front that the room reaches it gets its credits, one being owed to each of
 those ahead. What is left while nobody waits is handed out unasked, so that a small fleet need not ask first.
 
-Of the slots, a reserve is for those that have requests of a priority above 0 waiting; which of its requests a device
-sends with a credit is its own queue's to say, and that puts these first.
+The target allows a backlog; while a line stands ready to refill it, half of that is enough. Of the room, a reserve is
+for those that have requests of a priority above 0 waiting, once there are any; which of its requests a device sends
+with a credit is its own queue's to say, and that puts these first.
 
 Nothing here is enforced: the tier's own queue keeps its bounds, whatever devices do. All of it is arithmetic on the
 tier's clock; nothing is drawn at random.
@@ -36,6 +37,8 @@ _STALE_S = 1.0  # a mean wait that nobody has added to for so long halves, and a
 _AGAIN_SHARE = 0.7  # of the expected wait: those in front may give up, and then it is shorter
 _AGAIN_S = (0.1, 5.0)  # least; and most, where the fleet is small
 _PATIENCE_S = 2.0  # who asks so much later than told has lost its place
+_LINE_SHARE = 0.5  # of the backlog that the target allows, while a line stands ready to refill it
+_URGENT_S = 60.0  # the reserve is kept for so long after the last that asked for it
 _IDLE_SHARE = 0.5  # of the room, handed out before anybody wants it
 _FORGET_S = 60.0  # an instance that is silent for so long shares the room no more
 
@@ -105,6 +108,7 @@ class CreditIssuer:
         self._served = 0
         self._wait_s = 0.0
         self._waited_at_s = self._clock_s
+        self._urgent_at_s = -math.inf
 
     @property
     def instances(self) -> int:
@@ -142,6 +146,8 @@ class CreditIssuer:
             void_s = max(instance.batches[0].until_s - now_s, _AGAIN_S[0])
             return Grant(for_s=self._lifetime_s, again_s=void_s, wait_s=0.0)
         urgent = min(missing, want.urgent) if asker.may_hurry else 0
+        if urgent:
+            self._urgent_at_s = now_s
         grant = self._in_turn(asker, instance, urgent or missing, room, now_s, urgent=urgent > 0)
         rest_waits = 0 < urgent == grant.credits < missing
         return replace(grant, again_s=_AGAIN_S[0]) if rest_waits else grant
@@ -183,12 +189,15 @@ class CreditIssuer:
     def _left(self, room: Room, *, urgent: bool) -> int:
         """Return how many more credits the room holds."""
         target_s = self.settings.queue_wait_target_ms / 1e3
-        backlog = target_s * self._rate(room)
-        mean_s = self._mean_wait_s(self._now_s())
+        backlog = target_s * self._rate(room) * (_LINE_SHARE if self.in_line > 1 else 1.0)
+        now_s = self._now_s()
+        mean_s = self._mean_wait_s(now_s)
         pool = (room.free + backlog) * min(1.0, target_s / mean_s if mean_s > 0 else 1.0)
         if room.free > 0 and room.waiting == 0:
             pool = max(pool, 1.0)  # a tier that stands still learns nothing
-        kept = 0 if urgent else min(int(self.settings.reserve * room.slots), int(backlog / 2))
+        kept = 0
+        if not urgent and now_s < self._urgent_at_s + _URGENT_S:
+            kept = min(int(self.settings.reserve * room.slots), math.ceil(backlog / 2))
         return math.floor(pool) - kept - room.waiting - self.outstanding
 
     def _rate(self, room: Room) -> float:

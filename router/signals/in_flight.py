@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from router.signals.token_clock import Mark
 from router.values.choice import Choice
+from router.values.length import LengthCurve
 from router.values.prediction import NOTHING_IN_FLIGHT, InFlightLoad, TtftFeatures
 from router.values.replica import Replica, ReplicaInfo
 
@@ -34,6 +35,7 @@ class Attempt:
             others wait. Returns whether it did; False where it is over anyway. None where the promise or the setting
             `router.give_up` does not allow it.
         gave_up: it did.
+        length: the distribution of the whole answer's length, None where nobody needs it.
         outrun: another attempt at the same answer had its first token sooner.
     """
 
@@ -56,6 +58,7 @@ class Attempt:
     mark: Mark | None = None
     ends_s: float = math.inf
     give_up: Callable[[], bool] | None = None
+    length: LengthCurve | None = None
     gave_up: bool = False
     outrun: bool = False
 
@@ -92,6 +95,9 @@ class InFlight:
 
     def __len__(self) -> int:
         return sum(map(len, self._by_replica.values()))
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter([attempt for attempts in self._by_replica.values() for attempt in attempts])
 
     def begin(self, attempt: Attempt) -> None:
         self._by_replica.setdefault(attempt.info.replica_id, set()).add(attempt)

@@ -243,7 +243,8 @@ class LatencyModel:
                 kept = kept_if_censored(took_s, told.finish_s, told.finish_high_s)
             else:
                 pace_s = attempt.pace_s or told.tpot_s
-                kept = length.left_within(attempt.tokens, (told.finish_high_s - took_s) / pace_s)
+                out_tokens = attempt.tokens + (now_s - attempt.last_at_s) / pace_s  # the last chunk may be long ago
+                kept = length.left_within(out_tokens, (told.finish_high_s - took_s) / pace_s)
             device.finish_high.kept(sent.band, kept)
             self._learnt(info)
 

@@ -30,6 +30,7 @@ _KEPT = 192  # arrivals
 _LEAST = 12  # before so many there is no price
 _SPAN_S = 20.0  # older arrivals count only where there are few
 _FEW = 32
+_USUAL_GAIN = 0.02
 _USABLE = 0.95  # share of a device's time that work can fill
 _STEPS = 40
 _FIRST_STEP, _STEP_DECAY = 0.25, 0.96
@@ -40,7 +41,11 @@ _MAX_COMBINATIONS = 32
 
 
 class CapacityPrices:
-    """Prices by device. One writer, the dispatcher."""
+    """Prices by device. One writer, the dispatcher.
+
+    Attributes:
+        usual_cost_s: moving mean of the device-seconds that a request takes where it takes least.
+    """
 
     def __init__(self) -> None:
         self._columns: dict[str, int] = {}
@@ -50,6 +55,7 @@ class CapacityPrices:
         self._at_s: Floats = np.zeros(_KEPT)
         self._next = 0
         self._seen = 0
+        self.usual_cost_s = 0.0
         self._solved_at_s = -math.inf
         self._prices: dict[str, float] = {}
         self._favoured: dict[str, str] = {}
@@ -58,6 +64,8 @@ class CapacityPrices:
         """Take one arrival into account; one without offers says nothing."""
         if not offers:
             return
+        least_s = min(offer.cost_s for offer in offers)
+        self.usual_cost_s += (least_s - self.usual_cost_s) * max(_USUAL_GAIN, 1.0 / (self._seen + 1))
         row = self._next
         self._values[row] = 0.0
         self._costs[row] = math.inf

@@ -60,6 +60,9 @@ class Host:
     known: Reachability
 
 
+_SELF_TEST = Truth(answer_tokens=1)  # a request of the router's own, which no trace knows
+
+
 class SimReplica:
     """`router.values.replica.Replica` over one rung of a simulated device.
 
@@ -126,7 +129,7 @@ class SimReplica:
         """Stream the answer; see `router.values.replica.Replica.generate`."""
         if not self.alive or self._known.why:
             await self._refuse()
-        truth, spec = self._truths[request.request_id], self._device.spec.rungs[self._rung]
+        truth, spec = self._truths.get(request.request_id, _SELF_TEST), self._device.spec.rungs[self._rung]
         room = request.most_answer_tokens(self.info.context_tokens)
         rest = max(truth.answer_tokens - request.continuation_tokens, 1)
         reason = FinishReason.LENGTH if request.sampling.ignore_eos or rest >= room else FinishReason.STOP

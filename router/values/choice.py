@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from router.values.situation import Candidate
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """Send it there; if the candidate is not free, wait, and decide again when a slot is.
 
     Attributes:
@@ -27,7 +28,7 @@ class Choice:
     degraded: bool
     max_tokens: int | None = None
     rank: float = 0.0
-    waits_for: Mapping[str, float] = field(default_factory=dict)
+    waits_for: Mapping[str, float] = msgspec.field(default_factory=dict)
     good_for_s: float = math.inf
 
 

@@ -6,7 +6,6 @@ Made for every candidate of every decision: structs of msgspec take a tenth of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -28,8 +27,7 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
     answer_high_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class InFlightLoad:
+class InFlightLoad(msgspec.Struct, frozen=True, gc=False):
     """What this tier itself has sent to a replica and not seen the end of: known at once, without a report.
 
     Attributes:

@@ -53,7 +53,8 @@ class CreditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         enabled: issue credits to tiers that ask for them; without, they send whenever a slot seems free.
         queue_wait_target_ms: mean wait in this tier's queue up to which credits are issued.
         lifetime_ms: a credit that is not used for so long is void.
-        reserve: share of the slots whose credits only requests of a priority above 0 get.
+        reserve: share of the slots whose credits only instances get that have requests of a priority above 0 waiting;
+            kept while there are such.
         asks_per_s: polls a second that this tier wants of all tiers below together; a large fleet polls less often.
         max_instances: instances remembered; the one that was silent for longest is forgotten.
     """

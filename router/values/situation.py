@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from router.values.length import LengthCurve
 from router.values.prediction import Prediction
@@ -11,8 +11,7 @@ from router.values.request import Objective
 from router.values.settings import RouterSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A replica that may serve the request, and what that would cost.
 
     Attributes:
@@ -42,8 +41,7 @@ class Candidate:
     device_second_price: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(msgspec.Struct, frozen=True, gc=False):
     """One request and the candidates that no hard constraint excludes. At least one.
 
     Attributes:
@@ -51,6 +49,8 @@ class Situation:
         ttft_promised: the caller asked for the TTFT itself, rather than getting the tier's default.
         now_s: on the tier's clock.
         waiting: requests in the tier's queue.
+        caller_excess: how many times its equal share of device time the caller took lately.
+        usual_cost_s: device-seconds that requests cost on average where they cost least, 0 before any came.
         waited_s: accepted → now.
         wait_left_s: how much longer the request may wait for a free replica.
         best_quality: of any rung the request could ever be served by, healthy or not: what degraded is measured from.
@@ -85,3 +85,5 @@ class Situation:
     length: LengthCurve
     now_s: float
     waiting: int = 0
+    caller_excess: float = 1.0
+    usual_cost_s: float = 0.0

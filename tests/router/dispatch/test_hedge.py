@@ -102,10 +102,11 @@ async def test_a_token_in_time_makes_no_hedge() -> None:
         ({}, {"locality": "local-only"}),
         ({}, {"min_quality": 0.99}),
         ({}, {"attempts_left": 1}),
+        ({}, {"priority": -1}),
         ({"max_attempts": 1}, {}),
         ({}, {"continuation": "w0 w1 ", "continuation_tokens": 2}),
     ],
-    ids=["off", "local-only", "quality", "one attempt left", "one attempt", "goes on with an answer"],
+    ids=["off", "local-only", "quality", "one attempt left", "background", "one attempt", "goes on with an answer"],
 )
 async def test_constraints_hold_through_a_hedge(settings: dict[str, Any], ask: dict[str, Any]) -> None:
     async with hedging(first_token_timeout_ms=5000.0, **settings) as w:

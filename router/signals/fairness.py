@@ -1,0 +1,44 @@
+"""How much device time each caller took lately, against an equal share of it."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+_HALF_LIFE_S = 30.0
+_CALLERS_KEPT = 4096
+_LEAST_SHARE = 0.01  # of all: below it a caller does not count among those who share
+
+
+class CallerShares:
+    """Decayed device-seconds by caller. One writer, the dispatcher."""
+
+    def __init__(self) -> None:
+        self._taken_s: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._all_s = 0.0
+        self._at_s = 0.0
+
+    def took(self, caller: str, now_s: float, device_s: float) -> None:
+        """A request of a caller was sent, and is expected to take so many device-seconds."""
+        self._all_s = self._all_s * _kept(now_s - self._at_s) + device_s
+        self._at_s = now_s
+        self._taken_s[caller] = (self._of(caller, now_s) + device_s, now_s)
+        self._taken_s.move_to_end(caller)
+        if len(self._taken_s) > _CALLERS_KEPT:
+            self._taken_s.popitem(last=False)
+
+    def excess(self, caller: str, now_s: float) -> float:
+        """How many times its equal share a caller took; 1 for one who took no more, and where nobody else asks."""
+        whole_s = self._all_s * _kept(now_s - self._at_s)
+        if whole_s <= 0.0 or len(self._taken_s) < 2:
+            return 1.0
+        sharing = sum(1 for name in self._taken_s if self._of(name, now_s) > _LEAST_SHARE * whole_s)
+        return max(1.0, self._of(caller, now_s) / whole_s * max(sharing, 1))
+
+    def _of(self, caller: str, now_s: float) -> float:
+        taken_s, at_s = self._taken_s.get(caller, (0.0, now_s))
+        return taken_s * _kept(now_s - at_s)
+
+
+def _kept(passed_s: float) -> float:
+    return math.pow(0.5, max(passed_s, 0.0) / _HALF_LIFE_S)
