@@ -82,7 +82,12 @@ async def ask_one(session: aiohttp.ClientSession, target: Target, ask: Ask) -> S
     """Send one request and follow its stream; never raises for what a server does."""
     seen = Seen(ask, request_id=uuid.uuid4().hex)
     began_s = time.monotonic()
-    headers = {"authorization": f"Bearer {target.key}", "x-request-id": seen.request_id, **ask.headers, **target.headers}
+    headers = {
+        "authorization": f"Bearer {target.key}",
+        "x-request-id": seen.request_id,
+        **ask.headers,
+        **target.headers,
+    }
     try:
         async with session.post(
             f"{target.url}/v1/completions", json={"model": MODEL, **ask.body}, headers=headers

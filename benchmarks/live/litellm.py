@@ -108,5 +108,3 @@ def configuration(edge_url: str, cloud_url: str) -> dict[str, object]:
         "general_settings": {"forward_client_headers_to_llm_api": True, "master_key": _KEY},
         "litellm_settings": {"num_retries": 0, "request_timeout": 60, "telemetry": False},
     }
-
-
