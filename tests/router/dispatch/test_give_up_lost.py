@@ -150,7 +150,9 @@ async def test_where_nobody_waits_they_run_to_their_deadline() -> None:
     async with world(remote=False, max_queue=20) as w:
         w.dispatcher.set_replicas([w.local])
         w.local.slower, w.local.answer_tokens = 5.0, 10**6
-        running = await w.clock.run(w.dispatcher.start(request(w.clock, deadline_s=5.0, max_tokens=90, ignore_eos=True)))
+        running = await w.clock.run(
+            w.dispatcher.start(request(w.clock, deadline_s=5.0, max_tokens=90, ignore_eos=True))
+        )
         chunks = [chunk async for chunk in _on(w, running.chunks)]
         assert chunks[-1].finish_reason is FinishReason.LENGTH
         assert w.clock.now_s() - 1000.0 == pytest.approx(5.0, abs=0.001)

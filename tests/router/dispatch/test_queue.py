@@ -31,9 +31,7 @@ def clock() -> VirtualClock:
 
 
 def entry(clock: VirtualClock, age_s: float = 0.0, *, priority: int = 0, continuing: bool = False) -> QueueEntry:
-    asked = request(
-        clock, accepted_at_s=1000.0 - age_s, priority=priority, continuation_tokens=4 if continuing else 0
-    )
+    asked = request(clock, accepted_at_s=1000.0 - age_s, priority=priority, continuation_tokens=4 if continuing else 0)
     watch = LengthWatch([], LengthCurve.exactly(10), None, [])
     pending = PendingRequest(asked, frozenset(), wait_until_s=math.inf, length=watch)
     return QueueEntry(pending, DecisionRecord.of(asked, "slo-utility"), clock.now_s())
@@ -214,8 +212,11 @@ class Listed:
         self.placed += 1
 
     def first(self, replica_id: str) -> QueueEntry | None:
-        at = [(one.key(ranks[replica_id]), order, one) for one, (ranks, _, order) in self.places.items()
-              if replica_id in ranks]
+        at = [
+            (one.key(ranks[replica_id]), order, one)
+            for one, (ranks, _, order) in self.places.items()
+            if replica_id in ranks
+        ]
         return min(at, key=lambda place: place[:2])[2] if at else None
 
     def ahead(self, replica_id: str, priority: int) -> int:

@@ -83,7 +83,9 @@ def test_random_spreads_evenly_and_is_the_same_for_the_same_request_time() -> No
 def test_the_earliest_deadline_goes_first() -> None:
     near, far = Objective(deadline_s=5.0), Objective(deadline_s=9.0)
     here = edge(wait_s=1.0)
-    assert decide("earliest-deadline", here, objective=near).rank > decide("earliest-deadline", here, objective=far).rank
+    assert (
+        decide("earliest-deadline", here, objective=near).rank > decide("earliest-deadline", here, objective=far).rank
+    )
     waited = decide("earliest-deadline", here, objective=far, waited_s=6.0)
     assert waited.rank > decide("earliest-deadline", here, objective=near).rank, "due in 3 s"
     by_ttft = decide("earliest-deadline", here, objective=Objective(ttft_s=2.0))

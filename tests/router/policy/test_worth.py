@@ -8,7 +8,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from router.policy.worth import _UNASKED_LATE, FLOOR, deadline_chance, expected_pace_s, latest_start_s, offer_of, worth_of
+from router.policy.worth import (
+    _UNASKED_LATE,
+    FLOOR,
+    deadline_chance,
+    expected_pace_s,
+    latest_start_s,
+    offer_of,
+    worth_of,
+)
 from router.values.length import EDGES, LengthCurve
 from router.values.prediction import Prediction
 from router.values.request import Objective
