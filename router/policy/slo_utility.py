@@ -26,6 +26,7 @@ from router.values.situation import Situation
 
 _NEAR = 0.02  # probability by which the device may be worse than the best and still goes first
 _RESERVED = 0.6  # of its price: below it, the last slot of a device is kept for others
+_TAKEN_SOON_S = 1.0  # for one that found a free slot, and waits behind others for it
 _LOOK_AGAIN_S = 0.05  # at the earliest, for one that may be lost
 
 
@@ -49,7 +50,7 @@ class SloUtility:
         best = self._best(free or promised, situation)
         listed = [*self._of_each_device(promised, situation), best]
         waits_for = {w.candidate.info.replica_id: fair_rank(w, situation) for w in listed}
-        good_for_s = _LOOK_AGAIN_S
+        good_for_s = _TAKEN_SOON_S
         if not free:
             shortest = situation.length.quantile(FLOOR)
             good_for_s = max(latest_start_s(w.candidate, situation, shortest) for w in promised)
