@@ -55,12 +55,14 @@ def choose(
     rank: float | None = None,
     waits_for: Mapping[str, float] | None = None,
     good_for_s: float | None = None,
+    kept: float | None = None,
 ) -> Choice:
     """Send to `candidate`, or wait for it, under the overload's answer cap if there is one, and say what it gives up.
 
     Args:
         rank: None for `slack_rank`.
         waits_for: None for the candidate alone.
+        kept: see `Choice`.
         good_for_s: None for a second, more where many wait.
     """
     overload = situation.answer_cap
@@ -87,6 +89,7 @@ def choose(
         rank=rank,
         waits_for=waits_for,
         good_for_s=good_for_s,
+        kept=kept,
     )
 
 

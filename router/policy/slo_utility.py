@@ -61,6 +61,7 @@ class SloUtility:
             rank=fair_rank(best, situation),
             waits_for=waits_for,
             good_for_s=max(good_for_s, _LOOK_AGAIN_S),
+            kept=best.kept,
         )
 
     @staticmethod
