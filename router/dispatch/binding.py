@@ -133,6 +133,7 @@ class Binder:
         self._update_ladder()
         entry = QueueEntry(pending, record, now_s)
         self.queue.enter(entry)
+        self._signals.shares.asked(entry.request.caller)
         alarm = self._alarms.set(pending.wait_until_s, lambda: self._give_up(entry))
         try:
             self._newcomer(entry)
@@ -150,6 +151,7 @@ class Binder:
         finally:
             alarm.cancel()
             self.queue.leave(entry)
+            self._signals.shares.left(entry.request.caller)
             self._update_ladder()
 
     def hedge(self, pending: PendingRequest, late: Attempt, budget: HedgeBudget) -> Attempt | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 _HALF_LIFE_S = 30.0
 _CALLERS_KEPT = 4096
@@ -17,6 +17,17 @@ class CallerShares:
         self._taken_s: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._all_s = 0.0
         self._at_s = 0.0
+        self._waiting: Counter[str] = Counter()
+
+    def asked(self, caller: str) -> None:
+        """A request of a caller waits: it shares, even where it got nothing yet."""
+        self._waiting[caller] += 1
+
+    def left(self, caller: str) -> None:
+        """A request of a caller waits no more."""
+        self._waiting[caller] -= 1
+        if not self._waiting[caller]:
+            del self._waiting[caller]
 
     def took(self, caller: str, now_s: float, device_s: float) -> None:
         """A request of a caller was sent, and is expected to take so many device-seconds."""
@@ -30,10 +41,13 @@ class CallerShares:
     def excess(self, caller: str, now_s: float) -> float:
         """How many times its equal share a caller took; 1 for one who took no more, and where nobody else asks."""
         whole_s = self._all_s * _kept(now_s - self._at_s)
-        if whole_s <= 0.0 or len(self._taken_s) < 2:
+        own_s = self._of(caller, now_s)
+        if whole_s <= 0.0 or own_s <= 0.0:
             return 1.0
-        sharing = sum(1 for name in self._taken_s if self._of(name, now_s) > _LEAST_SHARE * whole_s)
-        return max(1.0, self._of(caller, now_s) / whole_s * max(sharing, 1))
+        least_s = _LEAST_SHARE * whole_s
+        sharing = sum(1 for name in self._taken_s if name in self._waiting or self._of(name, now_s) > least_s)
+        sharing += sum(1 for name in self._waiting if name not in self._taken_s)
+        return max(1.0, own_s / whole_s * max(sharing, 1))
 
     def _of(self, caller: str, now_s: float) -> float:
         taken_s, at_s = self._taken_s.get(caller, (0.0, now_s))

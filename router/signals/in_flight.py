@@ -88,10 +88,10 @@ class Attempt:
 
 
 class InFlight:
-    """The attempts that run; every `begin` has exactly one `end`."""
+    """The attempts that run, in the order in which they began; every `begin` has exactly one `end`."""
 
     def __init__(self) -> None:
-        self._by_replica: dict[str, set[Attempt]] = {}
+        self._by_replica: dict[str, dict[Attempt, None]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_replica.values()))
@@ -100,11 +100,11 @@ class InFlight:
         return iter([attempt for attempts in self._by_replica.values() for attempt in attempts])
 
     def begin(self, attempt: Attempt) -> None:
-        self._by_replica.setdefault(attempt.info.replica_id, set()).add(attempt)
+        self._by_replica.setdefault(attempt.info.replica_id, {})[attempt] = None
 
     def end(self, attempt: Attempt) -> None:
         in_flight = self._by_replica[attempt.info.replica_id]
-        in_flight.remove(attempt)
+        del in_flight[attempt]
         if not in_flight:
             del self._by_replica[attempt.info.replica_id]
 

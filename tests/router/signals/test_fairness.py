@@ -25,6 +25,19 @@ def test_who_took_more_is_above_its_share_and_the_others_are_not() -> None:
     assert shares.excess("new", 0.0) == 1.0
 
 
+def test_who_waits_shares_before_it_got_anything() -> None:
+    shares = CallerShares()
+    shares.took("busy", 0.0, 9.0)
+    shares.asked("small")
+    shares.asked("small")
+    assert shares.excess("busy", 0.0) == pytest.approx(2.0)
+    assert shares.excess("small", 0.0) == 1.0
+    shares.left("small")
+    assert shares.excess("busy", 0.0) == pytest.approx(2.0)
+    shares.left("small")
+    assert shares.excess("busy", 0.0) == 1.0, "nobody else asks any more"
+
+
 def test_it_is_forgotten_by_halves_every_30_s() -> None:
     shares = CallerShares()
     shares.took("busy", 0.0, 8.0)
