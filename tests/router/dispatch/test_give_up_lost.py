@@ -163,5 +163,5 @@ async def _on(w: World, chunks: Any) -> Any:
     while True:
         try:
             yield await w.clock.run(anext(chunks))
-        except StopAsyncIteration:
+        except StopAsyncIteration:  # noqa: PERF203 - the end of a stream
             return

@@ -124,7 +124,9 @@ def rungs(rng: random.Random, small_value: float, cost_s: float = 1.0) -> list[O
     return [Offer(EDGE, "edge", 1.0, cost_s), Offer(SMALL, "edge", small_value, cost_s / 2.0)]
 
 
-def run(prices: CapacityPrices, rng: random.Random, from_s: float, count: int, gap_s: float, small: float) -> float:
+def run(  # noqa: PLR0917
+    prices: CapacityPrices, rng: random.Random, from_s: float, count: int, gap_s: float, small: float
+) -> float:
     for _ in range(count):
         from_s += gap_s
         prices.arrived(from_s, rungs(rng, small))
