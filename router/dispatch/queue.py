@@ -143,7 +143,7 @@ class RequestQueue:
             self._waiting_by_priority.setdefault(replica_id, Counter())[priority] += 1
             if len(heap) > _SWEEP_ABOVE + 2 * len(self._entries):
                 _sweep(heap)
-        last = (entry.last_key(), order, version, entry)
+        last = (entry.last_key(), -order, version, entry)  # of equals, the newest
         for heap in (self._last_of_all, self._last_sheddable) if entry.sheddable else (self._last_of_all,):
             heapq.heappush(heap, last)
             if len(heap) > _SWEEP_ABOVE + 2 * len(self._entries):

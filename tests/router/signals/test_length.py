@@ -64,7 +64,7 @@ def test_cut_answers_do_not_bias_the_length(seed: int) -> None:
 
 
 def test_deadlines_that_cut_the_long_ones_do_not_double_the_mean() -> None:
-    """The figure of old (`ended or tokens > known`) drifted to twice the truth: of what was cut, only the long counted."""
+    """The figure of old (`ended or tokens > known`) drifted to twice the truth: of what was cut, the long counted."""
     rng, model, old = random.Random(5), LengthModel(128.0), 128.0
     for _ in range(1500):
         length = max(1, round(rng.lognormvariate(math.log(178.0), 0.6)))
