@@ -1,4 +1,4 @@
-"""What the hybrid is worth: device and cloud behind Overspill, against each alone and against LiteLLM's router over both.
+"""What the hybrid is worth: device and cloud behind Overspill, against each alone and against LiteLLM over both.
 
     python -m benchmarks hybrid              # the JSON and the picture of the README, in benchmarks/results/
     python -m benchmarks.hybrid [--json FILE] [--rate R] [--blocks N] [--block-s S] [--systems NAME …]
@@ -7,13 +7,13 @@ A real edge agent and a real cloud tier, a core each where there are two, serve 
 conversation trace (`benchmarks/live/workload.py` says how lengths are scaled and imposed): by turns, in several blocks,
 so that what else the machine does meets all of them.
 
-- `hybrid`: the edge agent with the cloud as its upstream, default policy.
+- `hybrid`: the edge agent with the cloud upstream, default policy.
 - `edge-only`: the same agent, every request `local-only`. `cloud-only`: straight to the cloud tier.
 - `litellm`: LiteLLM's proxy, latency-based routing, each tier the other's fallback (`benchmarks/live/litellm.py`).
 
 Goodput counts whole answers that kept every time that was asked for; what was refused, cut or late is a miss. Cloud
-tokens are those that the cloud's engines generated, for cut answers too. LiteLLM's proxy and this client have no core of
-their own.
+tokens are those that the cloud's engines generated, for cut answers too. LiteLLM's proxy and this client have no core
+of their own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Plan:
     """What is measured: `blocks` slices of the trace of about `block_s` seconds, each by every system."""
 
     systems: tuple[str, ...] = SYSTEMS
-    rate_rps: float = 1.6
+    rate_rps: float = 2.0
     blocks: int = 3
     block_s: float = 60.0
 
@@ -191,7 +191,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         {"svg.fonttype": "none", "svg.hashsalt": "overspill", "font.family": ["sans-serif"], "font.size": 10}
     )
     mpl.rcParams.update(
-        {key: INK for key in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")}
+        dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
     )
     from matplotlib import pyplot as plt
 

@@ -49,7 +49,7 @@ SEED = 20261121
 class Plan:
     """What is measured: each link, `blocks` times, for `step_s` seconds by every system."""
 
-    rate_rps: float = 1.6
+    rate_rps: float = 2.0
     blocks: int = 1
     step_s: float = 45.0
 

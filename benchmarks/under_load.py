@@ -34,6 +34,7 @@ from benchmarks.__main__ import machine
 from examples.demo.scenes import SHORT
 from examples.demo.stack import Stack, StackOptions, fastest_dtype
 from examples.demo.traffic import Ask, Reply, send
+from router.values.settings import RouterSettings
 
 RATES_PER_S = (0.5, 1.0, 1.5, 2.0, 3.0, 4.5, 6.5, 9.0)
 ANSWER_TOKENS = (24, 48, 96)
@@ -190,7 +191,7 @@ async def measure(rates: Sequence[float], step_s: float, tensor_parallel: int) -
                 await client.close()
     return {
         "model": "smollm2-135m",
-        "policy": "quality-in-objective",
+        "policy": RouterSettings().policy,
         "ttft_slo_ms": TTFT_SLO_MS,
         "deadline_ms": DEADLINE_MS,
         "answer_tokens": list(ANSWER_TOKENS),

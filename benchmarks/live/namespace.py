@@ -1,7 +1,7 @@
 """A network namespace for one tier, joined to this machine by a pair of interfaces whose rates follow a trace.
 
-Linux, as root, with `ip` and `tc`: tbf shapes each direction where it is sent. The addresses are of 198.18.0.0/15, which
-is kept for benchmarks (RFC 2544). A namespace that a killed run has left is removed by the next one.
+Linux, as root, with `ip` and `tc`: tbf shapes each direction where it is sent. The addresses are of
+198.18.0.0/15, which is kept for benchmarks (RFC 2544). What a killed run has left is removed by the next one.
 """
 
 from __future__ import annotations

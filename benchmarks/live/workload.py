@@ -1,7 +1,6 @@
 """A slice of a trace as prompts that a small model can really answer, with answers of the trace's lengths.
 
-Prompts are lists of numbers that are to be counted on; tokens are exact, since a number of three digits is five of
-them.
+Prompts are lists of numbers that are to be counted on; tokens are exact: a number of three digits is five of them.
 They are raw completions: as a chat, the same model excuses itself one time in four.
 Lengths of answers are imposed in two honest ways:
 
@@ -145,15 +144,23 @@ def _objective(kind: str, answer_tokens: int, mean_tokens: float, promises: Prom
     return Objective(deadline_s=promises.first_s + promises.token_s * counted)
 
 
+def alone_body(listed: int, answer_tokens: int, seed: int) -> dict[str, object]:
+    """Return the body of a request of so many numbers and exactly so many tokens, for measuring a tier's speed."""
+    first = random.Random(f"alone {seed}").randrange(101, 999 - listed)  # noqa: S311
+    return {**_common(first, listed), "ignore_eos": True, "max_tokens": answer_tokens}
+
+
 def _body(listed: int, answered: int, open_length: bool, numbers: random.Random) -> dict[str, object]:
     first = numbers.randrange(101, 999 - listed - answered)
-    listing = ", ".join(str(number) for number in range(first, first + listed)) + ","
-    body: dict[str, object] = {
-        "prompt": listing,
+    if open_length:
+        return {**_common(first, listed), "stop": [f" {first + listed + answered}"], "max_tokens": OPEN_CAP_TOKENS}
+    return {**_common(first, listed), "ignore_eos": True, "max_tokens": answered * TOKENS_A_NUMBER + STOP_TOKENS}
+
+
+def _common(first: int, listed: int) -> dict[str, object]:
+    return {
+        "prompt": ", ".join(str(number) for number in range(first, first + listed)) + ",",
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if open_length:
-        return {**body, "stop": [f" {first + listed + answered}"], "max_tokens": OPEN_CAP_TOKENS}
-    return {**body, "ignore_eos": True, "max_tokens": answered * TOKENS_A_NUMBER + STOP_TOKENS}

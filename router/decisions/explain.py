@@ -82,6 +82,8 @@ def _went(decision: Decision) -> str:
     before = f", after {', '.join(failed)} failed" if failed else ""
     beside = ", the sooner of two that were asked" if hedge is not None else ""
     why = f": {chosen.why} ({chosen.reason})" if chosen is not None else ""
+    if chosen is not None and chosen.kept_probability is not None:
+        why += f"; its whole promise was {chosen.kept_probability:.0%} likely to be kept there"
     return f"to {served}{waited}{before}{beside}{why}"
 
 

@@ -119,6 +119,7 @@ class ChosenRow(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         reason, why: a code of `router.dispatch.record.REASONS`, and what it means.
         rank: who of those that wait goes first, among equal priority: the higher.
+        kept_probability: of the whole promise, as it was chosen for; None where the policy asks for none.
     """
 
     replica: str
@@ -130,6 +131,7 @@ class ChosenRow(msgspec.Struct, frozen=True, kw_only=True):
     degraded: bool
     max_tokens: int | None = None
     rank: float = 0.0
+    kept_probability: float | None = None
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

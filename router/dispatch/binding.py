@@ -52,8 +52,10 @@ log = structlog.get_logger("router")
 _RECHECK_S = 0.5
 # Decisions in one turn of the event loop, each with what it wakes.
 _DECISIONS_A_TURN = 8
+# Requests whose time to be decided again has come, taken up in one turn.
+_DUE_A_TURN = 64
 # Requests decided again for one free slot before the best of them takes it.
-_LOOKS_A_SLOT = 12
+_LOOKS_A_SLOT = 6
 # Views of replicas are read again after so long, or once this tier has sent or ended anything.
 _MOMENT_S = 0.001
 _SESSIONS_KEPT = 4096
@@ -214,16 +216,17 @@ class Binder:
         return [name for name, replica in self.replicas.items() if replica.info.device_key == device]
 
     def _pump(self) -> None:
-        """One turn: who was to be looked at again, then who stands first for the slots that are free."""
+        """One turn: who stands first for the slots that are free, then who was to be looked at again."""
         self._scheduled = False
         self._look_around()
         self._looks = _DECISIONS_A_TURN
+        while self._looks > 0 and self._freed:
+            self._fill_a_slot()
+        self._looks = max(self._looks, _DECISIONS_A_TURN // 2)
         while self._looks > 0 and self._again:
             entry = self._again.popleft()
             if not entry.bound.done():
                 self._look_again(entry)
-        while self._looks > 0 and self._freed:
-            self._fill_a_slot()
         if self._again or self._freed:
             self._schedule()
         self._update_ladder()
@@ -336,7 +339,10 @@ class Binder:
     def _look_at_due(self) -> None:
         self._due_at_s, self._due_alarm = math.inf, None
         now_s = self._clock.now_s()
-        while (entry := self.queue.pop_due(now_s)) is not None:
+        for _ in range(_DUE_A_TURN):
+            entry = self.queue.pop_due(now_s)
+            if entry is None:
+                break
             self._again.append(entry)
         if self._again:
             self._schedule()

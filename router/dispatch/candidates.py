@@ -207,6 +207,7 @@ def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, t
     )
     left_tokens, curve, exact = pending.left_tokens, pending.length.curve, request.sampling.ignore_eos
     expected_of: dict[int, int] = {}
+    free = settings.prices is FREE
     for name, view in pool.replicas.items():
         rejection = _reject(pending, view, pool)
         if rejection is not None:
@@ -232,13 +233,14 @@ def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, t
                 room + emitted if left_tokens is not None and left_tokens > room else None,
                 session == name,
                 most,
-                0.0 if settings.prices is FREE else _price(request, view, settings.prices, expected),
+                0.0 if free and not _is_metered(view) else _price(request, view, settings.prices, expected),
                 stands.occupied == 0,
                 slots,
                 (stands.occupied + ahead) / slots,
                 stands.peak_latency_s,
                 stands.favoured,
                 stands.device_second_price,
+                stands.occupied + 1 >= slots,
             )
         )
     if any(c.window_cap is not None for c in candidates) and any(c.window_cap is None for c in candidates):
@@ -293,6 +295,10 @@ def _situation(
         caller_excess=pool.shares.excess(request.caller, pool.now_s) if settings.fairness.callers else 1.0,
         usual_cost_s=pool.prices.usual_cost_s,
     )
+
+
+def _is_metered(view: ReplicaView) -> bool:
+    return view.link is not None and view.link.price_per_byte > 0.0
 
 
 def _price(request: InferenceRequest, view: ReplicaView, prices: Prices, expected: int) -> float:

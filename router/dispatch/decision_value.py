@@ -90,6 +90,7 @@ def _chosen(choice: Choice | None) -> ChosenRow | None:
         degraded=choice.degraded,
         max_tokens=choice.max_tokens,
         rank=choice.rank,
+        kept_probability=None if choice.kept is None else round(choice.kept, 3),
     )
 
 

@@ -67,6 +67,11 @@ class QueueEntry:
         return self.request.continuation_tokens > 0
 
     @property
+    def sheddable(self) -> bool:
+        """Whether it counts in the class of requests that are turned away first."""
+        return self.request.objective.priority < 0 and not self.continuing
+
+    @property
     def takes_a_slot(self) -> bool:
         """Whether its last decision found a free slot for it."""
         return self.choice is not None and self.choice.candidate.prediction.free
@@ -78,6 +83,11 @@ class QueueEntry:
     def own_key(self) -> Key:
         """Its key at the rank of its last decision."""
         return self.key(0.0 if self.choice is None else self.choice.rank)
+
+    def last_key(self) -> Key:
+        """Sorts the other way round: who is turned away first."""
+        rank = max(self.waits_for.values(), default=-math.inf)
+        return (self.continuing, self.request.objective.priority, rank, -self.request.accepted_at_s)
 
     def key(self, rank: float) -> Key:
         request = self.request
@@ -98,6 +108,9 @@ class RequestQueue:
         self._due: list[_Due] = []
         self._order = count()
         self._waiting_by_priority: dict[str, Counter[int]] = {}
+        self._last_of_all: list[_Item] = []
+        self._last_sheddable: list[_Item] = []
+        self._sheddable = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -108,10 +121,13 @@ class RequestQueue:
     def enter(self, entry: QueueEntry) -> None:
         self._entries[entry] = None
         entry.order = next(self._order)
+        self._sheddable += entry.sheddable
 
     def leave(self, entry: QueueEntry) -> None:
         """Remove an entry; one that is not in the queue is ignored."""
-        self._entries.pop(entry, None)
+        if entry in self._entries:
+            del self._entries[entry]
+            self._sheddable -= entry.sheddable
         self.displace(entry)
 
     def place(self, entry: QueueEntry, waits_for: Mapping[str, float], look_again_s: float) -> None:
@@ -128,6 +144,11 @@ class RequestQueue:
             heap = self._heaps.setdefault(replica_id, [])
             heapq.heappush(heap, (entry.key(rank), order, version, entry))
             self._waiting_by_priority.setdefault(replica_id, Counter())[priority] += 1
+            if len(heap) > _SWEEP_ABOVE + 2 * len(self._entries):
+                _sweep(heap)
+        last = (entry.last_key(), -order, version, entry)  # of equals, the newest
+        for heap in (self._last_of_all, self._last_sheddable) if entry.sheddable else (self._last_of_all,):
+            heapq.heappush(heap, last)
             if len(heap) > _SWEEP_ABOVE + 2 * len(self._entries):
                 _sweep(heap)
         if look_again_s < math.inf:
@@ -168,15 +189,20 @@ class RequestQueue:
     def crowded_out(self, settings: RouterSettings) -> QueueEntry | None:
         """Return the entry to refuse because a class is full: the last in order of that class, None if none is.
 
-        That need not be the newcomer: it is the one of least priority, among those of least rank, the newest of equals.
+        That need not be the newcomer: it is the one of least priority, and among those of least rank.
         """
-        if len(self._entries) <= min(settings.max_queue, settings.max_sheddable_queue):
-            return None
-        waiting = [entry for entry in reversed(self._entries) if not entry.bound.done()]
-        sheddable = [entry for entry in waiting if entry.request.objective.priority < 0 and not entry.continuing]
-        if len(sheddable) > settings.max_sheddable_queue:
-            return max(sheddable, key=_least)
-        return max(waiting, key=_least) if len(waiting) > settings.max_queue else None
+        if self._sheddable > settings.max_sheddable_queue:
+            return self._last(self._last_sheddable)
+        return self._last(self._last_of_all) if len(self._entries) > settings.max_queue else None
+
+    @staticmethod
+    def _last(heap: list[_Item]) -> QueueEntry | None:
+        while heap:
+            _, _, version, entry = heap[0]
+            if entry.version == version and not entry.bound.done():
+                return entry
+            heapq.heappop(heap)
+        return None
 
     def displace(self, entry: QueueEntry) -> None:
         """Take an entry out of where it waits; it stays in the queue."""
@@ -194,7 +220,3 @@ def _sweep(heap: list[_P]) -> None:
     """Drop the places that are void."""
     heap[:] = [place for place in heap if place[3].version == place[2] and not place[3].bound.done()]
     heapq.heapify(heap)
-
-
-def _least(entry: QueueEntry) -> Key:
-    return entry.key(max(entry.waits_for.values(), default=-math.inf))

@@ -13,8 +13,8 @@ MAX_RETRY_AFTER_S = 120.0
 # A request is given up early only when the wait is predicted to be clearly too long: predictions err.
 _HOPELESS_WAIT = 1.5
 # Interval in which those that wait by a prediction are decided again, since it ages: all of them, and each of many.
-_LOOK_AGAIN_S = 0.1
-_LOOK_AGAIN_EACH_S = 0.002
+_LOOK_AGAIN_S = 1.0
+_LOOK_AGAIN_EACH_S = 0.02
 _UNFORCED = {"device-first", "best-quality"}
 
 
@@ -55,13 +55,15 @@ def choose(
     rank: float | None = None,
     waits_for: Mapping[str, float] | None = None,
     good_for_s: float | None = None,
+    kept: float | None = None,
 ) -> Choice:
     """Send to `candidate`, or wait for it, under the overload's answer cap if there is one, and say what it gives up.
 
     Args:
         rank: None for `slack_rank`.
         waits_for: None for the candidate alone.
-        good_for_s: None for a tenth of a second, more where many wait.
+        kept: see `Choice`.
+        good_for_s: None for a second, more where many wait.
     """
     overload = situation.answer_cap
     bites = overload is not None and not (
@@ -87,6 +89,7 @@ def choose(
         rank=rank,
         waits_for=waits_for,
         good_for_s=good_for_s,
+        kept=kept,
     )
 
 

@@ -4,8 +4,7 @@
    whole promise is kept, by the quality of the rung, against the device-seconds that it takes.
 2. Among the replicas that can start now it takes the one of highest value; of near equals the device goes before the
    cloud, the one that knows the session before others, the quicker before the slower.
-3. While none can start, it waits, and its rank, value a device-second, says who goes first when one can; what can as
-   well be served later counts less (`fair_rank`).
+3. While none can start, it waits, and its rank, value a device-second, says who goes first when one can.
 4. It leaves the queue once its promise is all but lost everywhere, with a time to come back; on a device that has
    nothing to do it is served late instead, unless a deadline would end it.
 
@@ -16,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from router.policy.promise import backlog_s, choose, reason_for, to_keep
 from router.policy.worth import FLOOR, Worth, latest_start_s, offer_of, worth_of
 from router.values.choice import Choice, Hopeless
@@ -24,8 +25,8 @@ from router.values.request import Locality
 from router.values.situation import Situation
 
 _NEAR = 0.02  # probability by which the device may be worse than the best and still goes first
-_SERVED_LATER = 0.8  # chance that who is passed over is served later, while capacity's price says it is worth it
-_LEAST_TURN_S, _MOST_TURN_S = 0.5, 10.0
+_RESERVED = 0.6  # of its price: below it, the last slot of a device is kept for others
+_TAKEN_SOON_S = 1.0  # for one that found a free slot, and waits behind others for it
 _LOOK_AGAIN_S = 0.05  # at the earliest, for one that may be lost
 
 
@@ -38,7 +39,7 @@ class SloUtility:
         return [offer_of(candidate, situation) for candidate in situation.candidates]
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
-        judged = [worth_of(candidate, situation) for candidate in situation.candidates]
+        judged = [_reserved(worth_of(candidate, situation)) for candidate in situation.candidates]
         promised = [w for w in judged if w.kept > FLOOR and w.value > 0.0]
         if not promised:
             return self._late(judged, situation)
@@ -49,11 +50,10 @@ class SloUtility:
         best = self._best(free or promised, situation)
         listed = [*self._of_each_device(promised, situation), best]
         waits_for = {w.candidate.info.replica_id: fair_rank(w, situation) for w in listed}
-        good_for_s = _LOOK_AGAIN_S
+        good_for_s = _TAKEN_SOON_S
         if not free:
             shortest = situation.length.quantile(FLOOR)
             good_for_s = max(latest_start_s(w.candidate, situation, shortest) for w in promised)
-            good_for_s = min(good_for_s, next_turn_s(situation))
         return choose(
             best.candidate,
             situation,
@@ -61,6 +61,7 @@ class SloUtility:
             rank=fair_rank(best, situation),
             waits_for=waits_for,
             good_for_s=max(good_for_s, _LOOK_AGAIN_S),
+            kept=best.kept,
         )
 
     @staticmethod
@@ -70,8 +71,15 @@ class SloUtility:
         best = max(judged, key=lambda w: w.net)
         if best.candidate.device_second_price > 0.0:
             return best
-        least_quality = best.candidate.info.quality - situation.settings.device_first_quality_slack - 1e-9
-        near = [w for w in judged if w.kept >= best.kept - _NEAR and w.candidate.info.quality >= least_quality]
+        slack = situation.settings.device_first_quality_slack + 1e-9
+        least_quality, most_price = best.candidate.info.quality - slack, best.candidate.price + slack
+        near = [
+            w
+            for w in judged
+            if w.kept >= best.kept - _NEAR
+            and w.candidate.info.quality >= least_quality
+            and w.candidate.price <= most_price
+        ]
         return min(near, key=lambda w: (w.candidate.info.remote, not w.candidate.session, -w.rank))
 
     def _of_each_device(self, judged: list[Worth], situation: Situation) -> list[Worth]:
@@ -100,25 +108,23 @@ class SloUtility:
 
 
 def fair_rank(worth: Worth, situation: Situation) -> float:
-    """Value a device-second, within the bounds of how far long answers and busy callers may be put back.
-
-    Of a request that the price of capacity lets in anyway, only what is lost by serving it later counts in full: those
-    with time to spare wait for those without. A TTFT leaves no time to spare, and its requests go by value alone.
-    """
+    """Value a device-second, within the bounds of how far long answers and busy callers may be put back."""
     fairness, cost_s, value = situation.settings.fairness, worth.cost_s, worth.value
-    if situation.waiting and worth.net > 0.0 and not situation.ttft_promised:
-        later = worth_of(worth.candidate, situation, wait_s=next_turn_s(situation))
-        value -= _SERVED_LATER * max(later.value, 0.0)
     if fairness.long_answers and situation.usual_cost_s:
         cost_s = min(cost_s, fairness.long_answers * situation.usual_cost_s)
     rank = value / cost_s
     return rank / min(situation.caller_excess, fairness.callers) if fairness.callers > 1.0 else rank
 
 
-def next_turn_s(situation: Situation) -> float:
-    """When whoever is passed over now can hope to be served, about: once those that wait were."""
-    devices = len({c.info.device_key for c in situation.candidates})
-    return min(max(situation.waiting * situation.usual_cost_s / devices, _LEAST_TURN_S), _MOST_TURN_S)
+def _reserved(worth: Worth) -> Worth:
+    """Let a request that others would outbid wait for the last free slot of a device, rather than take it."""
+    candidate = worth.candidate
+    if not (candidate.last_slot and candidate.prediction.free):
+        return worth
+    if worth.value >= _RESERVED * candidate.device_second_price * worth.cost_s:
+        return worth
+    taken = msgspec.structs.replace(candidate.prediction, free=False)
+    return msgspec.structs.replace(worth, candidate=msgspec.structs.replace(candidate, prediction=taken))
 
 
 def _tight(situation: Situation) -> bool:

@@ -134,7 +134,7 @@ class SimReplica:
         rest = max(truth.answer_tokens - request.continuation_tokens, 1)
         reason = FinishReason.LENGTH if request.sampling.ignore_eos or rest >= room else FinishReason.STOP
         call = _Call(min(room, _UNBOUNDED_ANSWER_TOKENS), asyncio.get_running_loop())
-        prefill_s = request.prompt_tokens / spec.prefill_tokens_per_s * truth.prefill_noise
+        prefill_s = spec.prefill_s(request.prompt_tokens) * truth.prefill_noise
         tokens = room if request.sampling.ignore_eos else min(rest, room)
         work = Work(self._rung, prefill_s, tokens, truth.pace_noise, call.take)
         self._calls[call] = None

@@ -2,7 +2,7 @@
 
 Of a request of prompt m and answer n on a rung with `slots` places, with its own noise factors z_p and z_d (median 1):
 
-    prefill    P = z_p · m / prefill_tokens_per_s            seconds, the device computes nothing else meanwhile
+    prefill    P = z_p · (fixed + m / prefill_tokens_per_s)    seconds, the device computes nothing else meanwhile
     alone      D = z_d · (n − 1) · step(1)                   seconds of decode, were nobody else there
     share      c = z_d · (n − 1) · min over b of step(b)/b   device-seconds of decode, at the batch that shares best
     work       p = P + c                                     the least that it takes of the device's time
@@ -78,7 +78,7 @@ def least_share_s(rung: RungSpec, slots: int) -> float:
 
 def device_seconds(rung: RungSpec, slots: int, prompt_tokens: float, answer_tokens: float) -> float:
     """Return what a request takes of the device's time while all slots decode, without noise."""
-    return prompt_tokens / rung.prefill_tokens_per_s + answer_tokens * rung.step_s(slots) / slots
+    return rung.prefill_s(prompt_tokens) + answer_tokens * rung.step_s(slots) / slots
 
 
 def capacity_rps(world: World, prompt_tokens: float, answer_tokens: float) -> float:
@@ -151,7 +151,7 @@ class _Facts:
         rung = device.rungs[index]
         there_s, back_s = self._way_s(device)
         further = self.answer - 1.0
-        prefill_s = self.prefill_noise * self.prompt / rung.prefill_tokens_per_s
+        prefill_s = self.prefill_noise * (rung.prefill_fixed_ms / 1e3 + self.prompt / rung.prefill_tokens_per_s)
         alone_s = self.pace_noise * further * rung.step_s(1)
         begin_s = self.arrival_s + there_s
         spread_s = np.where(further > 0, self.tpot_s, np.inf) * np.maximum(further, 1.0)

@@ -30,6 +30,7 @@ class RungSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     Attributes:
         quality: what an answer of it is worth, relative to the family's reference.
         prefill_tokens_per_s: prompt tokens a second; a prefill has the device for itself.
+        prefill_fixed_ms: what each prefill takes besides its tokens: accepting, tokenizing, the step before it.
         step_ms: one decode step of one sequence.
         batch_slope: relative growth of a step per further sequence: step(b) = step · (1 + slope · (b − 1)).
         context_tokens: window for prompt and answer together.
@@ -40,9 +41,14 @@ class RungSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     quality: Share
     prefill_tokens_per_s: Positive
     step_ms: Positive
+    prefill_fixed_ms: NotNegative = 0.0
     batch_slope: NotNegative = 0.1
     context_tokens: Count = 4096
     family: str = ""
+
+    def prefill_s(self, prompt_tokens: float) -> float:
+        """Return the seconds of one prefill."""
+        return self.prefill_fixed_ms / 1e3 + prompt_tokens / self.prefill_tokens_per_s
 
     def step_s(self, batch: int) -> float:
         """Return the seconds of one decode step of `batch` sequences."""

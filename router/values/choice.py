@@ -21,6 +21,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
         waits_for: replica id → the rank with which its next free slot is waited for, the candidate's included.
         good_for_s: how long it may wait by this decision before it is to be decided again; infinity: until a slot is
             free.
+        kept: probability of keeping the whole promise that it was chosen for, None where the policy asks for none.
     """
 
     candidate: Candidate
@@ -30,6 +31,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     rank: float = 0.0
     waits_for: Mapping[str, float] = msgspec.field(default_factory=dict)
     good_for_s: float = math.inf
+    kept: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,16 +115,17 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         stall_timeout_ms: longest gap inside a running answer; then the stream counts as broken.
         max_attempts: replicas tried for one request, continuations and those of upstream tiers included.
         overload_enter, overload_leave: share of `max_queue` that waits, at which overload begins and ends. While it
-            lasts, answers of callers who allow it (`x-overspill-shorten`) are capped to `overload_answer_tokens`, and
-            smaller rungs count as good enough.
+            lasts, answers of callers who allow it (`x-overspill-shorten`) are capped to `overload_answer_tokens`,
+            `give_up` is in force, nothing is hedged, and for `quality-in-objective` smaller rungs are good enough.
         overload_answer_tokens: the cap of an answer under overload.
         give_up: `deadline`: under overload, an answer that can no longer keep its deadline, nor any late value, gives
             its slot to others, and its caller gets the text so far. `off`: it runs on to the deadline.
-        min_answer_tokens: no answer is shortened below this.
+        min_answer_tokens: room for the answer that a window must leave, where it is not capped below; no cap by
+            overload is lower.
         expected_answer_tokens: assumed length of an answer before any was seen.
         decision_log: decision records kept for `/v1/decisions`.
-        mixing_cost: factor on the cost of a request that would be the first of its rung on a device where another rung
-            runs.
+        mixing_cost: factor on the cost of a rung that its device does not favour at present (`slo-utility`): two that
+            run side by side slow each other.
         breaker, hedge, credits, prices, fairness: see there.
     """
 

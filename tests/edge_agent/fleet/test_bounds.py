@@ -62,6 +62,12 @@ async def test_breaker_values_are_bounded_too() -> None:
     assert refusal.value.param == "router.breaker.open_ms"
 
 
+async def test_a_price_at_which_no_answer_is_worth_giving_is_refused() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        await Steering(ModelessAgent()).apply(want(router={"prices": {"local_answer": 1.0}}))
+    assert refusal.value.param == "router.prices.local_answer"
+
+
 async def test_what_the_file_itself_says_is_never_refused() -> None:
     agent = ModelessAgent(router={"max_queue": 1}, models={"variants": [], "preload": []})
     await Steering(agent).apply(want(router={"max_queue": 1}, models={"variants": []}))
@@ -107,6 +113,10 @@ BOUNDED_BY_TYPE = {
     "router.device_first_quality_slack",
     "router.overload_leave",
     "router.breaker.window",
+    "router.mixing_cost",
+    "router.hedge.budget",
+    "router.fairness.long_answers",
+    "router.fairness.callers",
     "router.credits.reserve",
     "models.kv_slots",
     "models.intra_op_threads",

@@ -39,7 +39,8 @@ async def test_a_request_that_was_served() -> None:
         "all of it within 3,000 ms; priority 2"
     )
     assert told["went"].startswith("to http://cloud:8700/tiny-fp32: ")
-    assert told["went"].endswith(f"({decision.chosen.reason})")
+    assert f"({decision.chosen.reason}); its whole promise was 9" in told["went"]
+    assert told["went"].endswith("% likely to be kept there")
     other = next(row for row in decision.candidates if row.replica in told["instead"])
     assert not other.chosen
     assert other.why in told["instead"]

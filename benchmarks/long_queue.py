@@ -1,0 +1,148 @@
+"""Whether a long queue holds up the event loop: 10,000 requests wait while answers end and others give up.
+
+    python -m benchmarks.long_queue [--waiting N] [--seconds S] [--json FILE]
+
+One dispatcher on the machine's clock, eight replicas on four devices. A task sleeps for a millisecond again and again:
+by how much it wakes late is the pause that every other task meets. The same is measured first with nobody waiting, for
+what the machine itself does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import structlog
+
+from router.base.errors import OverspillError
+from router.dispatch.dispatcher import Dispatcher
+from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
+from router.values.request import FinishReason, InferenceRequest, Objective, SamplingParams, TextPrompt, TokenChunk
+from router.values.settings import RouterSettings
+
+SLOTS = 4
+ANSWER_S = 0.5
+
+
+class Engine:
+    """A replica that answers one token a tenth of a second."""
+
+    link = None
+
+    def __init__(self, index: int) -> None:
+        self.info = ReplicaInfo(
+            replica_id=f"replica-{index}",
+            endpoint=f"device-{index // 2}",
+            tier="edge",
+            remote=False,
+            family="family",
+            variant=f"family-{index % 2}",
+            rung=index % 2,
+            quality=1.0 - 0.2 * (index % 2),
+            context_tokens=8192,
+            prior=SpeedPrior(10_000.0, 1_000.0),
+        )
+        self.running = 0
+
+    def snapshot(self) -> ReplicaSnapshot:
+        return ReplicaSnapshot(self.info, True, SLOTS, running=self.running)
+
+    async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:  # noqa: ARG002
+        self.running += 1
+        try:
+            for _ in range(4):
+                await asyncio.sleep(ANSWER_S / 5)
+                yield TokenChunk("x")
+            await asyncio.sleep(ANSWER_S / 5)
+            yield TokenChunk("x", finish_reason=FinishReason.STOP)
+        finally:
+            self.running -= 1
+
+
+async def ask(dispatcher: Dispatcher, index: int, deadline_s: float) -> str:
+    """Send one request; return how it ended."""
+    request = InferenceRequest(
+        request_id=str(index),
+        model="family",
+        prompt=TextPrompt("x"),
+        sampling=SamplingParams(),
+        objective=Objective(deadline_s=deadline_s, priority=index % 3),
+        prompt_tokens=100 + index % 400,
+        accepted_at_s=dispatcher.clock.now_s(),
+    )
+    try:
+        answer = await dispatcher.start(request)
+        async with contextlib.aclosing(answer.chunks) as chunks:
+            async for _ in chunks:
+                pass
+    except OverspillError as error:
+        return error.code
+    return "answered"
+
+
+async def pauses_ms(seconds: float) -> list[float]:
+    """Sleep for a millisecond again and again; return by how much each was late, in milliseconds, ascending."""
+    late, ends = [], time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        began = time.perf_counter()
+        await asyncio.sleep(0.001)
+        late.append((time.perf_counter() - began - 0.001) * 1e3)
+    return sorted(late)
+
+
+async def measure(waiting: int, seconds: float) -> dict[str, object]:
+    """Fill the queue, then measure while a part of it is served and a part gives up."""
+    settings = RouterSettings(max_queue=20_000, max_sheddable_queue=20_000, max_wait_ms=600_000.0, decision_log=64)
+    async with Dispatcher([Engine(index) for index in range(8)], settings) as dispatcher:
+        idle = await pauses_ms(min(seconds, 5.0))
+        tasks = []
+        for index in range(waiting):  # a tenth of them may become hopeless while it is measured
+            deadline_s = 60.0 + seconds * (index % 100) / 100 if index % 10 == 0 else 3_600.0
+            tasks.append(asyncio.create_task(ask(dispatcher, index, deadline_s)))
+            if index % 20 == 0:
+                await asyncio.sleep(0)
+        gc.collect()
+        gc.freeze()
+        began, served = dispatcher.waiting, sum(task.done() for task in tasks)
+        decided = dispatcher.telemetry.registry.get_sample_value("overspill_decisions_total") or 0.0
+        busy = await pauses_ms(seconds)
+        ended = sum(task.done() for task in tasks) - served
+        decisions = (dispatcher.telemetry.registry.get_sample_value("overspill_decisions_total") or 0.0) - decided
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return {
+        "waiting": began,
+        "ended": ended,
+        "decisions": decisions,
+        "idle_p99_ms": round(idle[int(len(idle) * 0.99)], 2),
+        "idle_max_ms": round(idle[-1], 2),
+        "p99_ms": round(busy[int(len(busy) * 0.99)], 2),
+        "max_ms": round(busy[-1], 2),
+    }
+
+
+def main() -> None:
+    """Print the figures, and write the JSON where asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--waiting", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    row = asyncio.run(measure(arguments.waiting, arguments.seconds))
+    for name, value in row.items():
+        print(f"{name:<14}{value}")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(row, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
