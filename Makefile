@@ -12,7 +12,7 @@ TORCH  := torch>=2.11,<2.14
 export OVERSPILL_MODELS ?= $(CURDIR)/.overspill/models
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-fast check bench bench-routing models clean broker
+.PHONY: demo test test-fast check bench bench-routing bench-decision models clean broker
 
 demo: $(STAMPS)/run broker models
 	$(BIN)/python -m examples.demo $(if $(KEEP),--keep)
@@ -36,6 +36,10 @@ bench: $(STAMPS)/dev broker models
 # What share of the possible each policy keeps, on published traces; QUICK=1 for a part of it.
 bench-routing: $(STAMPS)/dev
 	$(BIN)/python -m benchmarks.routing $(if $(QUICK),--quick,--json benchmarks/results/routing.json) $(ARGS)
+
+# What a decision costs, and what 10,000 waiting requests do to the event loop.
+bench-decision: $(STAMPS)/dev
+	$(BIN)/python -m benchmarks router_decision long_queue
 
 models: $(STAMPS)/run
 	@$(BIN)/overspill models pull smollm2-135m --prepare
