@@ -31,6 +31,7 @@ class _Rung(msgspec.Struct):
     quality: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     context_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] = 1
     tier: _Name = "cloud"
+    device: _Name = ""
     prior: _Prior | None = None
 
 
@@ -92,6 +93,7 @@ def _info(rung: _Rung, endpoint: str) -> ReplicaInfo | None:
         rung=rung.rung,
         quality=rung.quality,
         context_tokens=rung.context_tokens,
+        device=f"{endpoint} {rung.device or rung.variant}",  # a tier that tells of no devices: one for each rung
         prior=SpeedPrior(
             prefill_tokens_per_s=rung.prior.prefill_tokens_per_s,
             decode_tokens_per_s=rung.prior.decode_tokens_per_s,

@@ -191,6 +191,7 @@ def _variant(info: ReplicaInfo) -> dict[str, object]:
         "context_tokens": info.context_tokens,
         "tier": info.tier,
         "remote": info.remote,
+        "device": info.device_key,
         "prior": {
             "prefill_tokens_per_s": info.prior.prefill_tokens_per_s,
             "decode_tokens_per_s": info.prior.decode_tokens_per_s,

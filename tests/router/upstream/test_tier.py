@@ -165,7 +165,13 @@ async def test_rungs_are_discovered_with_everything_the_router_needs(server: Ser
         replica = await best(tier)
         assert [r.info.variant for r in tier.replicas] == ["tiny-fp32", "tiny-int8"]
         expected = replica_info(
-            "tiny-fp32", 0, replica_id="cloud/tiny-fp32", endpoint=server.url, tier="cloud", remote=True
+            "tiny-fp32",
+            0,
+            replica_id="cloud/tiny-fp32",
+            endpoint=server.url,
+            tier="cloud",
+            remote=True,
+            device=f"{server.url} local",
         )
         assert replica.info == expected
         assert replica.link is tier.link.snapshot(warm=False), "no request has opened a connection yet"
