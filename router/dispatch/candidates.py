@@ -232,7 +232,6 @@ def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, t
                 prediction,
                 room + emitted if left_tokens is not None and left_tokens > room else None,
                 session == name,
-                most,
                 0.0 if free and not _is_metered(view) else _price(request, view, settings.prices, expected),
                 stands.occupied == 0,
                 slots,

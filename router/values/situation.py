@@ -16,7 +16,6 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         window_cap: longest answer its context window leaves, where the caller asked for more; None where all fits.
-        most_tokens: longest rest of the answer that the caller's cap and its window allow, None where neither is known.
         session: it served the request's session before.
         price: of serving it there, in answers of full quality.
         idle: nothing runs on its device.
@@ -32,7 +31,6 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     prediction: Prediction
     window_cap: int | None = None
     session: bool = False
-    most_tokens: int | None = None
     price: float = 0.0
     idle: bool = False
     slots: int = 1
