@@ -238,7 +238,7 @@ def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, t
                 (stands.occupied + ahead) / slots,
                 stands.peak_latency_s,
                 stands.favoured,
-                stands.device_second_price,
+                stands.device_second_price if pool.waiting > 1 or stands.occupied else 0.0,
                 stands.occupied + 1 >= slots,
             )
         )

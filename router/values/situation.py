@@ -24,7 +24,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         peak_latency_s: peak-sensitive average of its response times.
         favoured: its device had better run this rung than another; two side by side slow each other.
         last_slot: only one slot of its device is free.
-        device_second_price: value that others would get from a second of its device.
+        device_second_price: value that others would get from a second of its device; 0 while nobody else waits and
+            nothing runs on it.
     """
 
     info: ReplicaInfo

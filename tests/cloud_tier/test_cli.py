@@ -46,7 +46,7 @@ def test_check_prints_json(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     tree = json.loads(done.stdout)
-    assert (tree["ok"], tree["api_keys"], tree["policy"]) == (True, 1, "quality-in-objective")
+    assert (tree["ok"], tree["api_keys"], tree["policy"]) == (True, 1, "slo-utility")
     (model,) = tree["models"]
     assert (model["variant"], model["context_tokens"], model["engine"]["tensor_parallel"]) == ("toy", 512, 1)
     assert key not in done.stdout

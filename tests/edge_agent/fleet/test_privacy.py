@@ -17,6 +17,7 @@ import pytest
 from edge_agent.fleet.steering import Steering
 from router.base.errors import ConfigError
 from router.fleetwire.documents import DesiredConfig, encode
+from router.values.settings import RouterSettings
 from tests.support.paths import REPOSITORY
 from tests.support.steered_agent import Life, ModelessAgent
 
@@ -197,14 +198,14 @@ async def test_a_state_folder_of_before_the_privacy_record_is_read(tmp_path: Pat
 async def test_a_device_that_was_never_told_anything_keeps_to_its_file(tmp_path: Path) -> None:
     for _ in range(2):
         async with Life(tmp_path) as life:
-            assert life.policy == "quality-in-objective"
+            assert life.policy == RouterSettings().policy
             assert life.configurator.standing.state == "none"
 
 
 async def test_taking_local_only_away_is_remembered_too(tmp_path: Path) -> None:
     await told(tmp_path, want(1, **PRIVATE), want(2, max_queue=12))
     async with Life(tmp_path) as life:
-        assert life.policy == "quality-in-objective"
+        assert life.policy == RouterSettings().policy
         assert not life.configurator.standing.privacy_held
 
 

@@ -162,21 +162,7 @@ async def test_the_log_tells_the_prompt_that_the_caller_sent(monkeypatch: pytest
     assert [(line["prompt_tokens"], line["answer_tokens"]) for line in told] == [(50, 24)]
 
 
-_RANKS_STAND = [
-    "random",
-    "least-load",
-    "peak-ewma",
-    "lowest-latency",
-    "min-completion",
-    "threshold",
-    "earliest-deadline",
-]
-_RANKS_MOVE = pytest.mark.xfail(strict=True, reason="of equals whose ranks move a free slot looks at up to 12: 7 to 16")
-
-
-@pytest.mark.parametrize(
-    "policy", [*_RANKS_STAND, *(pytest.param(p, marks=_RANKS_MOVE) for p in sorted({*POLICIES} - {*_RANKS_STAND}))]
-)
+@pytest.mark.parametrize("policy", sorted(POLICIES))
 async def test_an_ended_attempt_decides_no_more_requests_than_it_makes_room_for(monkeypatch, policy):
     """Throughput fell with the number of callers: every answer that ended decided everyone who waited again."""
     decided = []
