@@ -52,9 +52,14 @@ class Stage:
         """The time in which the device alone writes so many tokens, for a header."""
         return f"{max(tokens * self.pace_ms, 400.0):.0f}"
 
-    async def play(self, result: SceneResult, asks: Sequence[Ask]) -> list[Reply]:
-        """Send all asks at once; print each line as it ends."""
-        replies = await asyncio.gather(*(self.one(result, ask) for ask in asks))
+    async def play(self, result: SceneResult, asks: Sequence[Ask], every_s: float = 0.0) -> list[Reply]:
+        """Send all asks, at once or one by one; print each line as it ends."""
+
+        async def later(index: int, ask: Ask) -> Reply:
+            await asyncio.sleep(index * every_s)
+            return await self.one(result, ask)
+
+        replies = await asyncio.gather(*(later(index, ask) for index, ask in enumerate(asks)))
         return list(replies)
 
     async def one(self, result: SceneResult, ask: Ask, on_text: Callable[[Reply], None] | None = None) -> Reply:
@@ -96,10 +101,15 @@ async def overflow(stage: Stage, result: SceneResult) -> None:
 
 
 async def beyond_both(stage: Stage, result: SceneResult) -> None:
-    headers = {"x-overspill-ttft-slo-ms": stage.tokens_ms(180), "x-overspill-deadline-ms": stage.tokens_ms(550)}
+    """Requests come faster than both tiers can serve them, for a while; they allow shorter answers."""
+    headers = {
+        "x-overspill-ttft-slo-ms": stage.tokens_ms(180),
+        "x-overspill-deadline-ms": stage.tokens_ms(550),
+        "x-overspill-shorten": "allow",
+    }
     asks = [Ask(f"{SHORT[i % len(SHORT)]} ({i})", max_tokens=128, headers=headers, full_length=True) for i in range(72)]
     started_s = time.monotonic()
-    await stage.play(result, asks)
+    await stage.play(result, asks, every_s=0.15)
     refused = [r for r in result.replies if not r.served]
     smaller = [r for r in result.replies if r.served and "pruned" in r.variant]
     shorter = [r for r in result.replies if r.served and r.max_tokens is not None]
