@@ -454,8 +454,10 @@ class Binder:
         pool = self._pool_now
         if pool is None:
             self._moment += 1
+            now_s = self._clock.now_s()
+            self._signals.prices.age(now_s)
             pool = self._pool_now = PoolView(
-                now_s=self._clock.now_s(),
+                now_s=now_s,
                 replicas={name: self._view(replica) for name, replica in self.replicas.items()},
                 settings=self._settings,
                 latency=self._signals.latency,

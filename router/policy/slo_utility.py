@@ -39,7 +39,7 @@ class SloUtility:
         return [offer_of(candidate, situation) for candidate in situation.candidates]
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
-        judged = [_reserved(worth_of(candidate, situation)) for candidate in situation.candidates]
+        judged = [_reserved(worth_of(candidate, situation), situation) for candidate in situation.candidates]
         promised = [w for w in judged if w.kept > FLOOR and w.value > 0.0]
         if not promised:
             return self._late(judged, situation)
@@ -116,12 +116,12 @@ def fair_rank(worth: Worth, situation: Situation) -> float:
     return rank / min(situation.caller_excess, fairness.callers) if fairness.callers > 1.0 else rank
 
 
-def _reserved(worth: Worth) -> Worth:
+def _reserved(worth: Worth, situation: Situation) -> Worth:
     """Let a request that others would outbid wait for the last free slot of a device, rather than take it."""
     candidate = worth.candidate
     if not (candidate.last_slot and candidate.prediction.free):
         return worth
-    if worth.value >= _RESERVED * candidate.device_second_price * worth.cost_s:
+    if fair_rank(worth, situation) >= _RESERVED * candidate.device_second_price:
         return worth
     taken = msgspec.structs.replace(candidate.prediction, free=False)
     return msgspec.structs.replace(worth, candidate=msgspec.structs.replace(candidate, prediction=taken))

@@ -28,6 +28,7 @@ Floats = NDArray[np.float64]
 
 _KEPT = 192  # arrivals
 _LEAST = 12  # before so many there is no price
+_STALE_S = 5.0
 _SPAN_S = 20.0  # older arrivals count only where there are few
 _FEW = 32
 _USUAL_GAIN = 0.02
@@ -57,6 +58,7 @@ class CapacityPrices:
         self._seen = 0
         self.usual_cost_s = 0.0
         self._solved_at_s = -math.inf
+        self._arrived_s = -math.inf
         self._prices: dict[str, float] = {}
         self._favoured: dict[str, str] = {}
 
@@ -66,6 +68,7 @@ class CapacityPrices:
             return
         least_s = min(offer.cost_s for offer in offers)
         self.usual_cost_s += (least_s - self.usual_cost_s) * max(_USUAL_GAIN, 1.0 / (self._seen + 1))
+        self._arrived_s = now_s
         row = self._next
         self._values[row] = 0.0
         self._costs[row] = math.inf
@@ -78,6 +81,11 @@ class CapacityPrices:
         self._seen += 1
         if now_s - self._solved_at_s >= _SOLVE_EVERY_S:
             self._solve(now_s)
+
+    def age(self, now_s: float) -> None:
+        """Forget the prices once nobody has come for `_STALE_S`: they were of those who then came."""
+        if self._prices and now_s - self._arrived_s > _STALE_S:
+            self._prices.clear()
 
     def price(self, device: str) -> float:
         """Value of one more second of a device; 0 while it has time left."""

@@ -23,7 +23,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         load: sequences on its device and requests that wait for it, for each slot.
         peak_latency_s: peak-sensitive average of its response times.
         favoured: its device had better run this rung than another; two side by side slow each other.
-        last_slot: only one slot of its device is free.
+        last_slot: something runs on its device, and only one slot is free.
         device_second_price: value that others would get from a second of its device; 0 while nobody else waits and
             nothing runs on it.
     """
