@@ -239,7 +239,6 @@ def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, t
                 stands.peak_latency_s,
                 stands.favoured,
                 stands.device_second_price if pool.waiting > 1 or stands.occupied else 0.0,
-                0 < stands.occupied >= slots - 1,
             )
         )
     if any(c.window_cap is not None for c in candidates) and any(c.window_cap is None for c in candidates):

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from router.policy.promise import backlog_s, choose, reason_for, to_keep
 from router.policy.worth import FLOOR, Worth, latest_start_s, offer_of, worth_of
 from router.values.choice import Choice, Hopeless
@@ -25,7 +23,6 @@ from router.values.request import Locality
 from router.values.situation import Situation
 
 _NEAR = 0.02  # probability by which the device may be worse than the best and still goes first
-_RESERVED = 0.6  # of its price: below it, the last slot of a device is kept for others
 _TAKEN_SOON_S = 1.0  # for one that found a free slot, and waits behind others for it
 _LOOK_AGAIN_S = 0.05  # at the earliest, for one that may be lost
 
@@ -39,7 +36,7 @@ class SloUtility:
         return [offer_of(candidate, situation) for candidate in situation.candidates]
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
-        judged = [_reserved(worth_of(candidate, situation), situation) for candidate in situation.candidates]
+        judged = [worth_of(candidate, situation) for candidate in situation.candidates]
         promised = [w for w in judged if w.kept > FLOOR and w.value > 0.0]
         if not promised:
             return self._late(judged, situation)
@@ -114,17 +111,6 @@ def fair_rank(worth: Worth, situation: Situation) -> float:
         cost_s = min(cost_s, fairness.long_answers * situation.usual_cost_s)
     rank = value / cost_s
     return rank / min(situation.caller_excess, fairness.callers) if fairness.callers > 1.0 else rank
-
-
-def _reserved(worth: Worth, situation: Situation) -> Worth:
-    """Let a request that others would outbid wait for the last free slot of a device, rather than take it."""
-    candidate = worth.candidate
-    if not (candidate.last_slot and candidate.prediction.free):
-        return worth
-    if fair_rank(worth, situation) >= _RESERVED * candidate.device_second_price:
-        return worth
-    taken = msgspec.structs.replace(candidate.prediction, free=False)
-    return msgspec.structs.replace(worth, candidate=msgspec.structs.replace(candidate, prediction=taken))
 
 
 def _tight(situation: Situation) -> bool:
