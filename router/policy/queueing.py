@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from router.policy.promise import choose, reason_for
@@ -11,16 +12,16 @@ from router.values.choice import Choice
 from router.values.situation import Candidate, Situation
 
 
-class FirstComeFirstServed(Unpriced):
+class FirstComeFirstServed(Unpriced, ABC):
     """Takes what `pick` says among the best rungs; never steps down, never gives anybody up before their time."""
 
     def decide(self, situation: Situation) -> Choice:
         picked = self.pick(best_rungs(situation), situation)
         return wait_for(picked, situation, -accepted_s(situation))
 
+    @abstractmethod
     def pick(self, candidates: Sequence[Candidate], situation: Situation) -> Candidate:
         """Choose one of the candidates, all of the best quality there is."""
-        raise NotImplementedError
 
 
 def best_rungs(situation: Situation) -> list[Candidate]:
