@@ -155,22 +155,29 @@ def _duals(values: Floats, costs: Floats, time_s: float) -> tuple[Floats, Floats
         time_s: what every device has.
     """
     usable = np.where(np.isfinite(costs), costs, 1e9)
-    devices = np.arange(values.shape[1])[:, None]
     prices = _alone(values, usable, time_s)
     best, found = np.full(len(values), math.inf), prices
     step = _FIRST_STEP
+    gains = np.empty_like(usable)
     for _ in range(_STEPS if (prices > _LEAST_PRICE).any() else 1):  # one where any device could do all by itself
-        gains = values - prices[:, :, None] * usable
-        taken = gains.argmax(axis=1)
+        np.multiply(prices[:, :, None], usable, out=gains)
+        np.subtract(values, gains, out=gains)
         gained = np.maximum(gains.max(axis=1), 0.0)
         bound = gained.sum(axis=1) + prices.sum(axis=1) * time_s
         better = bound < best
         best, found = np.where(better, bound, best), np.where(better[:, None], prices, found)
-        served = (taken[:, None, :] == devices) & (gained > 0.0)[:, None, :]
-        wanted = np.einsum("cdj,cdj->cd", usable, served)
+        wanted = (usable * _served(gains, gained)).sum(axis=2)
         prices = np.maximum(prices, _LEAST_PRICE) * np.minimum(np.maximum(wanted / time_s, 0.1), 10.0) ** step
         step *= _STEP_DECAY
     return best, np.where(found > 2 * _LEAST_PRICE, found, 0.0)
+
+
+def _served(gains: Floats, gained: Floats) -> NDArray[np.bool_]:
+    """Say by which device each request is served: the one where it gains most, of equals the first, if it gains."""
+    served = (gains == gained[:, None, :]) & (gains > 0.0)
+    if served.sum() > (gained > 0.0).sum():
+        served &= np.cumsum(served, axis=1) == 1
+    return served
 
 
 def _alone(values: Floats, costs: Floats, time_s: float) -> Floats:
