@@ -112,8 +112,8 @@ def _candidates(
             longest = 0 if emitted else min(pending.length.longest, most)
             demand = demands[most] = Demand(request.prompt_tokens, expected, request.prompt_bytes, 0, longest)
         expected = demand.answer_tokens
-        cached = affinity.expected_cached(request, name)
-        if cached:
+        if name in affinity.telling:
+            cached = affinity.expected_cached(request, name)
             demand = msgspec.structs.replace(demand, cached_tokens=cached)
         state = view.state
         if state is None or not state.holds(now_s):

@@ -108,7 +108,7 @@ class LatencyModel:
 
     def predict_on(self, state: ReplicaState, demand: Demand, ahead: int, now_s: float) -> Prediction:
         """Predict `demand` on a replica in that state; see `predict`."""
-        snapshot, link = state.snapshot, state.link
+        snapshot = state.snapshot
         own_tokens = max(demand.prompt_tokens - demand.cached_tokens, 1)
         answer_tokens = demand.answer_tokens
         pace_s = state.pace_s
@@ -123,7 +123,7 @@ class LatencyModel:
             if not free:
                 wait_s = max(wait_s, snapshot.credit_in_s)
                 wait_high_s = max(wait_high_s, wait_s)
-        network_s = link.request_s(demand.prompt_bytes) if link is not None else 0.0
+        network_s = state.network_s + demand.prompt_bytes / state.uplink_bytes_per_s
         sent_s = network_s + state.line_a_s + state.line_b_s * own_tokens + state.backlog_s
         ttft_s = wait_s + sent_s
         rest_s = (answer_tokens - 1) * pace_s if answer_tokens > 1 else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -25,6 +26,7 @@ class ReplicaState(msgspec.Struct, gc=False):
         seen_s: when the replica last taught anything.
         position: how many answers have to end before a request starts, 0 or less: none.
         band: of the device's occupancy with the request.
+        network_s: round trip, and a new connection where one is needed; uplink_bytes_per_s: infinite on this host.
         line_a_s, line_b_s: seconds until the first token, and for each token of its own prompt, as it will be.
         backlog_s: for what is to be prefilled before it; behind_s: the part of other rungs; scale: of a batch.
         alone_a_s, alone_b_s: the same on an idle device.
@@ -41,6 +43,8 @@ class ReplicaState(msgspec.Struct, gc=False):
     position: int
     slots: int
     band: int
+    network_s: float
+    uplink_bytes_per_s: float
     line_a_s: float
     line_b_s: float
     backlog_s: float
@@ -145,6 +149,8 @@ def state_of(
         position,
         slots,
         band,
+        0.0 if link is None else link.rtt_s + link.setup_s,
+        math.inf if link is None else link.uplink_bytes_per_s,
         bias * figures.a_s,
         line_b_s,
         line_b_s * backlog + bias * behind_s,
