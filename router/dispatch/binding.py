@@ -73,6 +73,7 @@ class Binder:
         self._freed: dict[str, None] = {}
         self._again: deque[QueueEntry] = deque()
         self._looks = 0
+        self._decided: list[QueueEntry] = []  # at the moment of the last decision
         self._rechecking = False
         self._due_alarm: Alarm | None = None
         self._due_at_s = math.inf
@@ -235,9 +236,10 @@ class Binder:
             choice = self._decide(entry)
             if choice is not None:
                 self._wait(entry, choice)
-        decided = [e for e in self.queue if e.moment == self.pool.moment and e.takes_a_slot]
+        now = self.pool.moment
+        decided = [e for e in self._decided if e.moment == now and e.takes_a_slot and not e.bound.done()]
         if decided:
-            first = min(decided, key=QueueEntry.own_key)
+            first = min(decided, key=lambda e: (e.own_key(), e.order))
             assert first.choice is not None  # noqa: S101 - `takes_a_slot` says so
             self._take(first, first.choice)
         else:
@@ -288,7 +290,10 @@ class Binder:
         self._telemetry.decisions.inc()
         situation, rejections = assess(pending, pool)
         record.looked(situation, rejections, pool.loads)
+        if self._decided and self._decided[0].moment != pool.moment:
+            self._decided.clear()
         entry.moment = pool.moment
+        self._decided.append(entry)
         if situation is None:
             if not any(r.waits for r in rejections):
                 self._refuse(entry, explain_none(pending, rejections))

@@ -1,20 +1,21 @@
-"""Who waits, for which replicas, and who goes first at each: ordered heaps that are put right lazily.
+"""Who waits, for which replicas, and who goes first at each.
 
-An entry stands in the heap of every replica that it waits for, under the rank that the policy gave it there. Ranks are
+An entry stands in the line of every replica that it waits for, under the rank that the policy gave it there. Ranks are
 not kept up to date: when a slot is free, whoever stands first is decided again, and stands back where its new rank
-belongs. So a completion costs a few decisions, however many wait.
+belongs. So a completion costs a few decisions, however many wait. Places that are void are taken out at once: none are
+left for a clean-up that would hold the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from router.dispatch.candidates import PendingRequest
 from router.dispatch.record import DecisionRecord
@@ -26,7 +27,7 @@ from router.values.settings import RouterSettings
 Key = tuple[bool, int, float, float]
 """Sorts entries: a begun answer first, then priority, then rank, then age."""
 
-_SWEEP_ABOVE = 64
+_K = TypeVar("_K", Key, float)
 
 
 @dataclass(eq=False, slots=True)
@@ -37,9 +38,9 @@ class QueueEntry:
         entered_s: when it came in, on the tier's clock.
         choice: the last decision, None before the first.
         promised, wait_factor: the first choice that it had to wait for, and `LatencyModel.wait_factor` then.
-        version: of its places in the heaps; older ones are void.
-        waits_for: replica id → rank, as of that version.
-        moment: the moment of its last decision, see `Binder`.
+        waits_for: replica id → rank.
+        places: where it stands, in which line.
+        moment: the moment of its last decision, see `Pool`.
         offered: the prices of capacity know of it.
         order: in which it entered the queue; tells equals apart, so that being decided again costs nobody their place.
     """
@@ -50,8 +51,8 @@ class QueueEntry:
     choice: Choice | None = None
     promised: Choice | None = None
     wait_factor: float = 1.0
-    version: int = 0
     waits_for: Mapping[str, float] = field(default_factory=dict)
+    places: list[tuple[_Line[Any], tuple[Any, int, QueueEntry]]] = field(default_factory=list)
     moment: int = -1
     offered: bool = False
     order: int = 0
@@ -94,9 +95,31 @@ class QueueEntry:
         return (not self.continuing, -request.objective.priority, -rank, request.accepted_at_s)
 
 
-_Item = tuple[Key, int, int, QueueEntry]
-_Due = tuple[float, int, int, QueueEntry]
-_P = TypeVar("_P", _Item, _Due)
+class _Line(Generic[_K]):
+    """Places in order: a sorted list. To shift some thousand pointers takes microseconds, and no void is kept.
+
+    A place holds a key, the entry's order among equals, and the entry.
+    """
+
+    __slots__ = ("places",)
+
+    def __init__(self) -> None:
+        self.places: list[tuple[_K, int, QueueEntry]] = []
+
+    def add(self, place: tuple[_K, int, QueueEntry]) -> None:
+        insort(self.places, place)
+        place[2].places.append((self, place))
+
+    def remove(self, place: tuple[_K, int, QueueEntry]) -> None:
+        places = self.places
+        index = bisect_left(places, place)
+        if index == len(places) or places[index] is not place:  # a rank that is no number is in no order
+            index = next(at for at, other in enumerate(places) if other is place)
+        del places[index]
+
+    def first(self) -> tuple[_K, int, QueueEntry] | None:
+        """Return the first place of anybody who still waits."""
+        return next((place for place in self.places if not place[2].bound.done()), None)
 
 
 class RequestQueue:
@@ -104,12 +127,12 @@ class RequestQueue:
 
     def __init__(self) -> None:
         self._entries: dict[QueueEntry, None] = {}
-        self._heaps: dict[str, list[_Item]] = {}
-        self._due: list[_Due] = []
+        self._lines: dict[str, _Line[Key]] = {}
+        self._due: _Line[float] = _Line()
         self._order = count()
         self._waiting_by_priority: dict[str, Counter[int]] = {}
-        self._last_of_all: list[_Item] = []
-        self._last_sheddable: list[_Item] = []
+        self._last_of_all: _Line[Key] = _Line()
+        self._last_sheddable: _Line[Key] = _Line()
         self._sheddable = 0
 
     def __len__(self) -> int:
@@ -139,32 +162,22 @@ class RequestQueue:
         """
         self.displace(entry)
         entry.waits_for = waits_for
-        version, order, priority = entry.version, entry.order, entry.request.objective.priority
+        order, priority = entry.order, entry.request.objective.priority
         for replica_id, rank in waits_for.items():
-            heap = self._heaps.setdefault(replica_id, [])
-            heapq.heappush(heap, (entry.key(rank), order, version, entry))
+            self._lines.setdefault(replica_id, _Line()).add((entry.key(rank), order, entry))
             self._waiting_by_priority.setdefault(replica_id, Counter())[priority] += 1
-            if len(heap) > _SWEEP_ABOVE + 2 * len(self._entries):
-                _sweep(heap)
-        last = (entry.last_key(), -order, version, entry)  # of equals, the newest
-        for heap in (self._last_of_all, self._last_sheddable) if entry.sheddable else (self._last_of_all,):
-            heapq.heappush(heap, last)
-            if len(heap) > _SWEEP_ABOVE + 2 * len(self._entries):
-                _sweep(heap)
+        last = (entry.last_key(), -order, entry)  # of equals, the newest
+        self._last_of_all.add(last)
+        if entry.sheddable:
+            self._last_sheddable.add(last)
         if look_again_s < math.inf:
-            heapq.heappush(self._due, (look_again_s, order, version, entry))
-            if len(self._due) > _SWEEP_ABOVE + 2 * len(self._entries):
-                _sweep(self._due)
+            self._due.add((look_again_s, order, entry))
 
     def first(self, replica_id: str) -> tuple[Key, QueueEntry] | None:
         """Return who stands first at a replica, with its key there; None if nobody waits for it."""
-        heap = self._heaps.get(replica_id)
-        while heap:
-            key, _, version, entry = heap[0]
-            if entry.version == version and not entry.bound.done():
-                return key, entry
-            heapq.heappop(heap)
-        return None
+        line = self._lines.get(replica_id)
+        place = None if line is None else line.first()
+        return None if place is None else (place[0], place[2])
 
     def ahead(self, replica_id: str, priority: int) -> int:
         """Count who waits for a replica with that priority or a higher one."""
@@ -173,18 +186,18 @@ class RequestQueue:
 
     def next_due_s(self) -> float:
         """When the next entry is to be decided again, infinity if none is."""
-        while self._due:
-            due_s, _, version, entry = self._due[0]
-            if entry.version == version and not entry.bound.done():
-                return due_s
-            heapq.heappop(self._due)
-        return math.inf
+        place = self._due.first()
+        return math.inf if place is None else place[0]
 
     def pop_due(self, now_s: float) -> QueueEntry | None:
         """Take the next entry whose time to be decided again has come."""
-        if self.next_due_s() > now_s:
+        place = self._due.first()
+        if place is None or place[0] > now_s:
             return None
-        return heapq.heappop(self._due)[3]
+        entry = place[2]
+        self._due.remove(place)
+        entry.places.remove((self._due, place))
+        return entry
 
     def crowded_out(self, settings: RouterSettings) -> QueueEntry | None:
         """Return the entry to refuse because a class is full: the last in order of that class, None if none is.
@@ -196,13 +209,9 @@ class RequestQueue:
         return self._last(self._last_of_all) if len(self._entries) > settings.max_queue else None
 
     @staticmethod
-    def _last(heap: list[_Item]) -> QueueEntry | None:
-        while heap:
-            _, _, version, entry = heap[0]
-            if entry.version == version and not entry.bound.done():
-                return entry
-            heapq.heappop(heap)
-        return None
+    def _last(line: _Line[Key]) -> QueueEntry | None:
+        place = line.first()
+        return None if place is None else place[2]
 
     def displace(self, entry: QueueEntry) -> None:
         """Take an entry out of where it waits; it stays in the queue."""
@@ -212,11 +221,7 @@ class RequestQueue:
             waiting[priority] -= 1
             if not waiting[priority]:
                 del waiting[priority]
-        entry.version += 1
         entry.waits_for = {}
-
-
-def _sweep(heap: list[_P]) -> None:
-    """Drop the places that are void."""
-    heap[:] = [place for place in heap if place[3].version == place[2] and not place[3].bound.done()]
-    heapq.heapify(heap)
+        for line, place in entry.places:
+            line.remove(place)
+        entry.places.clear()

@@ -198,13 +198,21 @@ async def test_who_already_began_is_never_turned_away_for_a_newcomer(clock: Virt
     assert queue.crowded_out(bounds) is newcomer
 
 
-async def test_void_places_do_not_pile_up(clock: VirtualClock) -> None:
+async def test_no_void_places_are_left(clock: VirtualClock) -> None:
     queue, rng = RequestQueue(), random.Random(1)
     waiting = [put(queue, entry(clock), look_again_s=1.0) for _ in range(20)]
     for _ in range(5000):
         queue.place(rng.choice(waiting), {A: rng.random(), B: rng.random()}, rng.random())
-    kept = [*queue._heaps[A], *queue._heaps[B], *queue._due]
-    assert len(kept) <= 3 * (64 + 2 * 20 + 1)
+    kept = [*queue._lines[A].places, *queue._lines[B].places, *queue._due.places]
+    assert len(kept) <= 3 * 20
+
+
+async def test_a_rank_that_is_no_number_disturbs_nobody(clock: VirtualClock) -> None:
+    queue = RequestQueue()
+    odd = [put(queue, entry(clock), rank) for rank in (1.0, math.nan, 3.0, math.nan, 2.0)]
+    for one in odd:
+        queue.leave(one)
+    assert not queue._lines[A].places
 
 
 @dataclass
@@ -246,7 +254,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(steps=st.lists(STEPS, max_size=60))
-def test_the_heaps_are_a_sorted_list(steps: list[tuple[Any, ...]]) -> None:
+def test_the_lines_are_sorted_at_each_question(steps: list[tuple[Any, ...]]) -> None:
     async def play() -> None:
         clock, queue, listed = VirtualClock(), RequestQueue(), Listed()
         for kind, *rest in steps:
