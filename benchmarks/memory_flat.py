@@ -2,9 +2,9 @@
 
     python -m benchmarks.memory_flat [--requests N] [--json FILE]
 
-Twice as many requests come as four replicas can serve, from ever new callers, in ever new sessions, some for models that
-nobody serves; some fail, some are cancelled. Every table that learns from them is bounded and fills within the first
-fifth; from there on the resident memory of the process must not grow.
+Twice as many requests come as four replicas can serve, from ever new callers, in ever new sessions, some for models
+that nobody serves; some fail, some are cancelled. Every table that learns from them is bounded and fills within the
+first fifth; from there on the resident memory of the process must not grow.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/router_decision.py [--json FILE] [--decisions N] [--policy NAME …]
 
-Median and p99 over single decisions, on one core, for 2 to 16 candidates and every policy. Before each of them something
-has changed on one device, as after a request that was sent or has ended; what nobody tells of is read again after a
-millisecond, as always, and that is what p99 holds. `anew` is the median where every replica has to be read. The target
-is a median of 50 µs and a p99 of 250 µs at 8 candidates.
+Median and p99 over single decisions, on one core, for 2 to 16 candidates and every policy. Before each of them
+something has changed on one device, as after a request that was sent or has ended; what nobody tells of is read again
+after a millisecond, as always, and that is what p99 holds. `anew` is the median where every replica has to be read.
+The target is a median of 50 µs and a p99 of 250 µs at 8 candidates.
 """
 
 from __future__ import annotations
