@@ -38,6 +38,7 @@ _FIRST_STEP, _STEP_DECAY = 0.25, 0.96
 _LEAST_PRICE = 1e-4
 _SWITCH_GAIN = 1.05
 _SOLVE_EVERY_S = 1.0
+_SOLVE_AFTER = 4  # arrivals: fewer hardly move the prices of the last hundred
 _MAX_COMBINATIONS = 32
 
 
@@ -60,6 +61,7 @@ class CapacityPrices:
         self.usual_cost_s = 0.0
         self.version = 0
         self._solved_at_s = -math.inf
+        self._solved_seen = 0
         self._arrived_s = -math.inf
         self._prices: dict[str, float] = {}
         self._favoured: dict[str, str] = {}
@@ -81,7 +83,7 @@ class CapacityPrices:
         self._at_s[row] = now_s
         self._next = (row + 1) % _KEPT
         self._seen += 1
-        if now_s - self._solved_at_s >= _SOLVE_EVERY_S:
+        if now_s - self._solved_at_s >= _SOLVE_EVERY_S and self._seen - self._solved_seen >= _SOLVE_AFTER:
             self._solve(now_s)
 
     def age(self, now_s: float) -> None:
@@ -108,7 +110,7 @@ class CapacityPrices:
             return
         self._columns.clear()
         self._device_of.clear()
-        self._seen = self._next = 0
+        self._seen = self._next = self._solved_seen = 0
         self._prices.clear()
         self._favoured.clear()
         self.version += 1
@@ -124,7 +126,7 @@ class CapacityPrices:
         return column
 
     def _solve(self, now_s: float) -> None:
-        self._solved_at_s = now_s
+        self._solved_at_s, self._solved_seen = now_s, self._seen
         known = min(self._seen, _KEPT)
         if known < _LEAST:
             return
