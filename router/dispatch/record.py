@@ -208,6 +208,8 @@ class DecisionLog:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._records: dict[str, OrderedDict[str, DecisionRecord]] = {}
+        self._callers: dict[int, dict[str, None]] = {}  # by how many records they have
+        self._most = 0
         self._size = 0
 
     def __len__(self) -> int:
@@ -218,18 +220,32 @@ class DecisionLog:
 
     def add(self, record: DecisionRecord) -> None:
         own = self._records.setdefault(record.caller, OrderedDict())
-        self._size += record.request_id not in own
+        if record.request_id not in own:
+            self._size += 1
+            self._count(record.caller, len(own), len(own) + 1)
         own[record.request_id] = record
         own.move_to_end(record.request_id)
         self.trim()
 
     def trim(self) -> None:
         while self._size > self.capacity:
-            caller = max(self._records, key=lambda name: len(self._records[name]))
-            self._records[caller].popitem(last=False)
+            caller = next(iter(self._callers[self._most]))
+            own = self._records[caller]
+            own.popitem(last=False)
             self._size -= 1
-            if not self._records[caller]:
+            self._count(caller, len(own) + 1, len(own))
+            if not own:
                 del self._records[caller]
+
+    def _count(self, caller: str, before: int, now: int) -> None:
+        """Note that a caller has one record more, or one less: whoever has most is known without asking everyone."""
+        if before:
+            del self._callers[before][caller]
+            if not self._callers[before]:
+                del self._callers[before]
+        if now:
+            self._callers.setdefault(now, {})[caller] = None
+        self._most = max(self._most, now) if now > before or self._most in self._callers else now
 
     def get(self, request_id: str, caller: str = "") -> DecisionRecord | None:
         own = self._records.get(caller)

@@ -100,8 +100,9 @@ class _Source:
         curve = self.table.survival()
         return curve if self.shift == 0.0 else np.interp(_AXIS + self.shift, _AXIS, curve)
 
-    def bin_of(self, tokens: float) -> int:
-        return min(max(int(position_of(tokens) + self.shift), 0), BINS - 1)
+    def bin_at(self, position: float) -> int:
+        """Return the bin of a length that lies there on the request's own axis; see `position_of`."""
+        return min(max(int(position + self.shift), 0), BINS - 1)
 
 
 _AXIS = np.arange(BINS, dtype=np.float64)
@@ -165,8 +166,9 @@ class LengthModel:
         if tokens < watch.next_tokens:
             return
         watch.next_tokens = tokens * RATIO
+        position = position_of(tokens)
         for index, source in enumerate(watch.sources):
-            bin_ = source.bin_of(tokens)
+            bin_ = source.bin_at(position)
             if bin_ > watch.seen[index]:
                 source.table.crossed(watch.seen[index], bin_)
                 watch.seen[index] = bin_
@@ -180,10 +182,10 @@ class LengthModel:
         tokens = max(tokens, 1)
         self.grew(watch, tokens)
         at_cap = watch.cap is not None and tokens >= watch.cap
-        known = self._family(family)
+        known, position = self._family(family), position_of(tokens)
         for index, source in enumerate(watch.sources):
             whole = by_itself or (at_cap and source.kind == "cap")
-            bin_ = source.bin_of(tokens)
+            bin_ = source.bin_at(position)
             self._judge(known, source.kind, watch.judged[index], tokens, whole=whole)
             if whole:
                 source.table.ended(bin_)

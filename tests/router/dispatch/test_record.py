@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 
 import pytest
 
@@ -117,3 +118,25 @@ def test_the_documentation_names_every_code():
         assert f"| `{code}` | {meaning} |" in text
     for code in (*REJECTIONS, *POLICIES):
         assert f"`{code}`" in text
+
+
+def test_a_full_log_drops_the_oldest_of_whoever_has_most():
+    rng, clock, log, kept = random.Random(2), VirtualClock(), DecisionLog(12), dict[str, list[str]]()
+    for index in range(400):
+        if index == 200:
+            log.capacity = 5
+        caller, name = rng.choice("aaabcdefgh"), f"{rng.randrange(60)}"
+        log.add(DecisionRecord.of(request(clock, request_id=name, caller=caller), "slo-utility"))
+        own = kept.setdefault(caller, [])
+        if name in own:
+            own.remove(name)
+        own.append(name)
+        while sum(map(len, kept.values())) > log.capacity:
+            most = max(map(len, kept.values()))
+            shrunk = [who for who, names in kept.items() if len(names) == most and log.get(names[0], who) is None]
+            assert len(shrunk) >= 1
+            kept[shrunk[0]].pop(0)
+        assert sorted((record.caller, record.request_id) for record in log) == sorted(
+            (who, name) for who, names in kept.items() for name in names
+        )
+        assert len(log) == sum(map(len, kept.values()))
