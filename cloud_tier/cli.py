@@ -13,6 +13,7 @@ import typer
 from cloud_tier.config import CloudConfig, load, replace_models
 from router.base.clock import MonotonicClock
 from router.base.config import Flag
+from router.base.host import spare_what_was_imported
 from router.base.json_output import print_json
 from router.decisions.settings import describe
 
@@ -68,7 +69,9 @@ def serve(
 
     settings = _settings(config, model, (host, port), (tensor_parallel, device, dtype))
     logs.configure(settings.server.log_level, settings.server.log_format)
-    uvloop.run(server.serve(server.make_plan(settings)))
+    plan = server.make_plan(settings)
+    spare_what_was_imported()
+    uvloop.run(server.serve(plan))
 
 
 @app.command()

@@ -10,6 +10,7 @@ import typer
 from edge_agent.config import EdgeConfig, load_config
 from router.base import logs
 from router.base.config import Flag
+from router.base.host import spare_what_was_imported
 from router.base.json_output import print_json
 
 app = typer.Typer(
@@ -39,7 +40,7 @@ def run(
     from edge_agent.daemon import serve  # noqa: PLC0415  (`edge --help` must be quick)
 
     logs.configure(settings.log_level, settings.log_format)
-
+    spare_what_was_imported()
     serve(loaded)
 
 
