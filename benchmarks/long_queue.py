@@ -1,6 +1,6 @@
 """Whether a long queue holds up the event loop: 10,000 requests wait while answers end and others give up.
 
-    python -m benchmarks.long_queue [--waiting N] [--seconds S] [--json FILE]
+    python -m benchmarks.long_queue [--waiting N] [--seconds S] [--note TEXT] [--json FILE]
 
 One dispatcher on the machine's clock, eight replicas on four devices. A task sleeps for a millisecond again and again:
 by how much it wakes late is the pause that every other task meets. The same is measured first with nobody waiting, for
@@ -134,10 +134,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--note", default="", help="kept in the JSON: what else the machine was doing")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     row = asyncio.run(measure(arguments.waiting, arguments.seconds))
+    row["note"] = arguments.note
     for name, value in row.items():
         print(f"{name:<14}{value}")
     if arguments.json is not None:
