@@ -34,7 +34,7 @@ from router.dispatch.candidates import (
 )
 from router.dispatch.give_up import give_up_lost
 from router.dispatch.hedge import HedgeBudget, device_seconds
-from router.dispatch.queue import QueueEntry, RequestQueue
+from router.dispatch.queue import Key, QueueEntry, RequestQueue
 from router.dispatch.record import DecisionRecord
 from router.dispatch.telemetry import Telemetry
 from router.policy.promise import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, backlog_s
@@ -88,6 +88,7 @@ class Binder:
         self._again: deque[QueueEntry] = deque()
         self._pool_now: PoolView | None = None
         self._moment = 0
+        self._aside: list[tuple[QueueEntry, int, float]] = []
         self._looks = 0
         self._rechecking = False
         self._due_alarm: Alarm | None = None
@@ -105,7 +106,7 @@ class Binder:
             freed: replica where an attempt ended, if that is all that happened: its device has a slot. None: any
                 replica may have one.
         """
-        self._pool_now = None
+        self.changed()
         if freed is None:
             self._freed.update(dict.fromkeys(self.replicas))
         elif freed in self.replicas:
@@ -168,7 +169,7 @@ class Binder:
         if situation is None or not others:
             return None
         choice = self._policy.decide(msgspec.structs.replace(situation, candidates=others))
-        if isinstance(choice, Hopeless) or not choice.candidate.prediction.free:
+        if isinstance(choice, Hopeless) or not choice.starts:
             return None
         expected = _expected_tokens(pending, choice)
         if not budget.spend(device_seconds(choice.candidate.prediction, expected)):
@@ -202,7 +203,7 @@ class Binder:
         choice = self._decide(entry)
         if choice is None:
             return
-        if choice.candidate.prediction.free:
+        if choice.starts:
             device = choice.candidate.info.device_key
             firsts = [self.queue.first(name) for name in self._on_device(device)]
             if all(first is None or entry.key(choice.rank) <= first[0] for first in firsts):
@@ -250,14 +251,14 @@ class Binder:
             first = min(decided, key=QueueEntry.own_key)
             assert first.choice is not None  # noqa: S101 - `takes_a_slot` says so
             self._take(first, first.choice)
-        else:
+        elif self._first_for_a_slot() is None:
             self._freed.clear()
 
     def _first_for_a_slot(self) -> QueueEntry | None:
         """Return who stands first for any slot that is free."""
         pool, best = self.look(), None
         for name in list(self._freed):
-            first = self.queue.first(name) if pool.has_room(name) else None
+            first = self._first_at(name) if pool.has_room(name) else None
             if first is None:
                 del self._freed[name]
             elif first[1].moment == self._moment and not first[1].takes(name):
@@ -266,17 +267,28 @@ class Binder:
                 best = first
         return None if best is None else best[1]
 
+    def _first_at(self, replica_id: str) -> tuple[Key, QueueEntry] | None:
+        """Return who stands first at a replica; those who leave its slot at this moment stand aside until a change."""
+        while (first := self.queue.first(replica_id)) is not None:
+            entry = first[1]
+            if entry.moment != self._moment or not entry.leaves_slots or entry.choice is None:
+                break
+            due_s = self._clock.now_s() + entry.choice.good_for_s
+            self.queue.place(entry, {}, due_s)
+            self._aside.append((entry, entry.version, due_s))
+        return first
+
     def _look_again(self, entry: QueueEntry) -> None:
         choice = self._decide(entry)
         if choice is None:
             return
         self._wait(entry, choice)
-        if choice.candidate.prediction.free:
+        if choice.starts:
             self._freed[choice.candidate.info.replica_id] = None
 
     def _wait(self, entry: QueueEntry, choice: Choice) -> None:
         """Let an entry wait as its decision says."""
-        if entry.promised is None and not choice.candidate.prediction.free:
+        if entry.promised is None and not choice.starts:
             entry.promised = choice
             entry.wait_factor = self._signals.latency.wait_factor(choice.candidate.info)
         self.queue.place(entry, choice.waits_for, self._clock.now_s() + choice.good_for_s)
@@ -388,7 +400,7 @@ class Binder:
 
     def _begin(self, attempt: Attempt) -> None:
         self._signals.in_flight.begin(attempt)
-        self._pool_now = None
+        self.changed()
         self._moment += 1
 
     def _count(self, choice: Choice, waited_s: float) -> None:
@@ -441,8 +453,15 @@ class Binder:
         return _spread(wait_s, entry.record.request_id)
 
     def changed(self) -> None:
-        """What decisions see has changed: the next one looks at every replica anew."""
+        """What decisions see has changed: the next one looks at every replica anew.
+
+        Those who stood aside stand where they stood before: not at every moment, or many of them would hold it up.
+        """
         self._pool_now = None
+        aside, self._aside = self._aside, []
+        for entry, version, due_s in aside:
+            if entry.version == version and entry.choice is not None:
+                self.queue.place(entry, entry.choice.waits_for, due_s)
 
     def _look_around(self) -> None:
         """Begin a new moment, unless the last one has just begun."""
@@ -521,7 +540,7 @@ class Binder:
             if self._signals.ladder.overloaded:
                 give_up_lost(self._signals.in_flight, self._clock.now_s())
             self._freed.update(dict.fromkeys(self.replicas))
-            self._pool_now = None
+            self.changed()
             self._schedule()
             self._recheck_later()
 

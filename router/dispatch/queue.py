@@ -74,11 +74,16 @@ class QueueEntry:
     @property
     def takes_a_slot(self) -> bool:
         """Whether its last decision found a free slot for it."""
-        return self.choice is not None and self.choice.candidate.prediction.free
+        return self.choice is not None and self.choice.starts
 
     def takes(self, replica_id: str) -> bool:
         """Whether its last decision found a free slot for it there."""
         return self.takes_a_slot and self.choice is not None and self.choice.candidate.info.replica_id == replica_id
+
+    @property
+    def leaves_slots(self) -> bool:
+        """Whether its last decision leaves what is free to those behind it."""
+        return self.choice is not None and self.choice.not_now
 
     def own_key(self) -> Key:
         """Its key at the rank of its last decision."""

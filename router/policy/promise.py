@@ -56,13 +56,14 @@ def choose(
     waits_for: Mapping[str, float] | None = None,
     good_for_s: float | None = None,
     kept: float | None = None,
+    not_now: bool = False,
 ) -> Choice:
     """Send to `candidate`, or wait for it, under the overload's answer cap if there is one, and say what it gives up.
 
     Args:
         rank: None for `slack_rank`.
         waits_for: None for the candidate alone.
-        kept: see `Choice`.
+        kept, not_now: see `Choice`.
         good_for_s: None for a second, more where many wait.
     """
     overload = situation.answer_cap
@@ -90,6 +91,7 @@ def choose(
         waits_for=waits_for,
         good_for_s=good_for_s,
         kept=kept,
+        not_now=not_now,
     )
 
 
