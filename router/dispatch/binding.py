@@ -34,6 +34,7 @@ from router.dispatch.candidates import (
 )
 from router.dispatch.give_up import give_up_lost
 from router.dispatch.hedge import HedgeBudget, device_seconds
+from router.dispatch.lost import LostPromises
 from router.dispatch.queue import Key, QueueEntry, RequestQueue
 from router.dispatch.record import DecisionRecord
 from router.dispatch.telemetry import Telemetry
@@ -88,6 +89,7 @@ class Binder:
         self._again: deque[QueueEntry] = deque()
         self._pool_now: PoolView | None = None
         self._moment = 0
+        self._lost = LostPromises()
         self._aside: list[tuple[QueueEntry, int, float]] = []
         self._looks = 0
         self._rechecking = False
@@ -326,8 +328,14 @@ class Binder:
             kind = DeadlineLost if choice.deadline_lost else PromiseLost
             if not choice.deadline_lost:
                 self._refused_at_s.append(pool.now_s)
+            self._lost.add(entry.request)
             message = f"the promise cannot be kept: {choice.why}"
             self._refuse(entry, kind(message, retry_after_s=_spread(choice.retry_after_s, record.request_id)))
+            return None
+        if self._lost.hold_for(entry.request):
+            kind = PromiseLost if entry.request.objective.deadline_s is None else DeadlineLost
+            message = "the promise cannot be kept: one of a higher priority that asked for the same was turned away"
+            self._refuse(entry, kind(message, retry_after_s=_spread(backlog_s(situation), record.request_id)))
             return None
         entry.choice = record.choice = choice
         record.promise(choice, situation.waited_s)
