@@ -34,8 +34,8 @@ from router.base import systemd
 from router.base.clock import MonotonicClock
 from router.base.timers import end, within
 from router.decisions.writer import DecisionFile
-from router.dispatch.candidates import Unreached
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.pool import Unreached
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import create_app
 from router.gateway.connection import ConnectionLimits

@@ -22,14 +22,13 @@ _LET_GO_S = 5.0  # for a cancelled replica to end; one that does not is left beh
 
 
 class Addressed(Protocol):
-    """What was sent to a replica.
-
-    Attributes:
-        opened: the replica has it.
-    """
+    """What was sent to a replica."""
 
     replica: Replica
-    opened: bool
+
+    def opens(self) -> None:
+        """The replica has it from now on."""
+        ...
 
     @property
     def info(self) -> ReplicaInfo:
@@ -137,7 +136,7 @@ class AttemptStream:
         raise Elapsed
 
     async def _read_replica(self) -> None:
-        self._attempt.opened = True
+        self._attempt.opens()
         try:
             async with contextlib.aclosing(self._attempt.replica.generate(self._request)) as chunks:
                 async for chunk in chunks:

@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import math
 import zlib
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
 import msgspec
 import structlog
@@ -22,19 +21,11 @@ import structlog
 from router.base.clock import Clock
 from router.base.errors import DeadlineLost, Evicted, OverspillError, PromiseLost, Shed, Unavailable
 from router.base.timers import Alarm, Alarms
-from router.dispatch.candidates import (
-    PendingRequest,
-    PoolView,
-    ReplicaView,
-    Unreached,
-    assess,
-    demand_on,
-    expected_tokens,
-    explain_none,
-)
+from router.dispatch.candidates import PendingRequest, assess, demand_on, expected_tokens, explain_none
 from router.dispatch.give_up import give_up_lost
 from router.dispatch.hedge import HedgeBudget, device_seconds
 from router.dispatch.lost import LostPromises
+from router.dispatch.pool import Pool, Unreached
 from router.dispatch.queue import Key, QueueEntry, RequestQueue
 from router.dispatch.record import DecisionRecord
 from router.dispatch.telemetry import Telemetry
@@ -43,7 +34,7 @@ from router.policy.registry import load_policy
 from router.signals.in_flight import Attempt
 from router.signals.signals import Signals
 from router.values.choice import Choice, Hopeless
-from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot
+from router.values.replica import Replica, ReplicaInfo
 from router.values.request import Locality
 from router.values.settings import RouterSettings
 
@@ -57,9 +48,6 @@ _DECISIONS_A_TURN = 8
 _DUE_A_TURN = 64
 # Requests decided again for one free slot before the best of them takes it.
 _LOOKS_A_SLOT = 6
-# Views of replicas are read again after so long, or once this tier has sent or ended anything.
-_MOMENT_S = 0.001
-_SESSIONS_KEPT = 4096
 _RETRY_AFTER_S = 1.0  # where nothing better is known
 # Refusals for want of capacity count as waiting requests for so long, in the measure of overload.
 _REFUSALS_COUNT_S = 2.0
@@ -71,26 +59,21 @@ class Binder:
     def __init__(
         self, settings: RouterSettings, signals: Signals, clock: Clock, alarms: Alarms, telemetry: Telemetry
     ) -> None:
-        self.replicas: dict[str, Replica] = {}
-        self.upstream: Callable[[], Unreached | None] = _nothing
         self.queued: Callable[[], None] = _nothing
         self.queue: RequestQueue = RequestQueue()
+        self.pool = Pool(settings, signals, clock, self.queue)
         self._settings = settings
         self._signals = signals
         self._clock = clock
         self._alarms = alarms
         self._telemetry = telemetry
         self._policy = load_policy(settings.policy)
-        self._sessions: OrderedDict[str, str] = OrderedDict()
+        self.pool.locality = self._policy.locality
         self._refused_at_s: deque[float] = deque()
-        self._unreadable: set[str] = set()
         self._scheduled = False
         self._freed: dict[str, None] = {}
         self._again: deque[QueueEntry] = deque()
-        self._pool_now: PoolView | None = None
-        self._moment = 0
         self._lost = LostPromises()
-        self._aside: list[tuple[QueueEntry, int, float]] = []
         self._looks = 0
         self._rechecking = False
         self._due_alarm: Alarm | None = None
@@ -98,7 +81,13 @@ class Binder:
 
     def reconfigure(self, settings: RouterSettings) -> None:
         self._policy = load_policy(settings.policy)
-        self._settings = settings
+        self._settings = self.pool.settings = settings
+        self.pool.locality = self._policy.locality
+        self.reconsider()
+
+    def set_replicas(self, replicas: dict[str, Replica]) -> None:
+        """Replace what requests may be bound to."""
+        self.pool.set_replicas(replicas)
         self.reconsider()
 
     def wake(self, freed: str | None = None) -> None:
@@ -108,11 +97,15 @@ class Binder:
             freed: replica where an attempt ended, if that is all that happened: its device has a slot. None: any
                 replica may have one.
         """
-        self.changed()
+        pool = self.pool
+        self.queue.stand_back()
         if freed is None:
-            self._freed.update(dict.fromkeys(self.replicas))
-        elif freed in self.replicas:
-            self._freed.update(dict.fromkeys(self._on_device(self.replicas[freed].info.device_key)))
+            pool.changed()
+            self._freed.update(dict.fromkeys(pool.replicas))
+        elif freed in pool.replicas:
+            device = pool.replicas[freed].info.device_key
+            pool.changed(device)
+            self._freed.update(dict.fromkeys(pool.on_device(device)))
         if len(self.queue):
             self._schedule()
 
@@ -164,8 +157,8 @@ class Binder:
         """
         if len(self.queue) or self._signals.ladder.overloaded:
             return None
-        self._look_around()
-        situation, _ = assess(pending, self.look())
+        self.pool.begin_moment()
+        situation, _ = assess(pending, self.pool.look())
         others = situation.candidates if situation is not None else ()
         others = tuple(c for c in others if c.prediction.free and self._is_elsewhere(c.info, late.info))
         if situation is None or not others:
@@ -187,12 +180,12 @@ class Binder:
 
     def has_candidate(self, pending: PendingRequest) -> bool:
         """Whether any replica may serve what is left of a request."""
-        situation, rejections = assess(pending, self.look())
+        situation, rejections = assess(pending, self.pool.look())
         return situation is not None or any(r.waits for r in rejections)
 
     def unreached(self, locality: Locality) -> Unreached | None:
         """Return the upstream of which nothing is known yet, if the policy and `locality` let a request go there."""
-        return None if Locality.LOCAL_ONLY in {self._policy.locality, locality} else self.upstream()
+        return None if Locality.LOCAL_ONLY in {self._policy.locality, locality} else self.pool.upstream()
 
     def refuse_all(self, error: OverspillError) -> None:
         """Refuse every waiting request with `error`."""
@@ -201,27 +194,24 @@ class Binder:
 
     def _newcomer(self, entry: QueueEntry) -> None:
         """Decide a newcomer; where somebody who waits stands before it, it waits behind them."""
-        self._look_around()
+        self.pool.begin_moment()
         choice = self._decide(entry)
         if choice is None:
             return
         if choice.starts:
             device = choice.candidate.info.device_key
-            firsts = [self.queue.first(name) for name in self._on_device(device)]
+            firsts = [self.queue.first(name) for name in self.pool.on_device(device)]
             if all(first is None or entry.key(choice.rank) <= first[0] for first in firsts):
                 self._take(entry, choice)
                 return
-            self._freed.update(dict.fromkeys(self._on_device(device)))
+            self._freed.update(dict.fromkeys(self.pool.on_device(device)))
             self._schedule()
         self._wait(entry, choice)
-
-    def _on_device(self, device: str) -> list[str]:
-        return [name for name, replica in self.replicas.items() if replica.info.device_key == device]
 
     def _pump(self) -> None:
         """One turn: who stands first for the slots that are free, then who was to be looked at again."""
         self._scheduled = False
-        self._look_around()
+        self.pool.begin_moment()
         self._looks = _DECISIONS_A_TURN
         while self._looks > 0 and self._freed:
             self._fill_a_slot()
@@ -242,13 +232,13 @@ class Binder:
             if entry is None:
                 self._freed.clear()
                 return
-            if entry.moment == self._moment and entry.choice is not None:
+            if entry.moment == self.pool.moment and entry.choice is not None:
                 self._take(entry, entry.choice)
                 return
             choice = self._decide(entry)
             if choice is not None:
                 self._wait(entry, choice)
-        decided = [e for e in self.queue if e.moment == self._moment and e.takes_a_slot]
+        decided = [e for e in self.queue if e.moment == self.pool.moment and e.takes_a_slot]
         if decided:
             first = min(decided, key=QueueEntry.own_key)
             assert first.choice is not None  # noqa: S101 - `takes_a_slot` says so
@@ -258,12 +248,12 @@ class Binder:
 
     def _first_for_a_slot(self) -> QueueEntry | None:
         """Return who stands first for any slot that is free."""
-        pool, best = self.look(), None
+        pool, best = self.pool.look(), None
         for name in list(self._freed):
             first = self._first_at(name) if pool.has_room(name) else None
             if first is None:
                 del self._freed[name]
-            elif first[1].moment == self._moment and not first[1].takes(name):
+            elif first[1].moment == self.pool.moment and not first[1].takes(name):
                 continue  # decided at this very moment, it goes elsewhere or waits
             elif best is None or first[0] < best[0]:
                 best = first
@@ -273,11 +263,9 @@ class Binder:
         """Return who stands first at a replica; those who leave its slot at this moment stand aside until a change."""
         while (first := self.queue.first(replica_id)) is not None:
             entry = first[1]
-            if entry.moment != self._moment or not entry.leaves_slots or entry.choice is None:
+            if entry.moment != self.pool.moment or not entry.leaves_slots or entry.choice is None:
                 break
-            due_s = self._clock.now_s() + entry.choice.good_for_s
-            self.queue.place(entry, {}, due_s)
-            self._aside.append((entry, entry.version, due_s))
+            self.queue.set_aside(entry, self._clock.now_s() + entry.choice.good_for_s)
         return first
 
     def _look_again(self, entry: QueueEntry) -> None:
@@ -301,18 +289,18 @@ class Binder:
         self._looks -= 1
         self.queue.displace(entry)
         try:
-            return self._judge(entry, self.look())
+            return self._judge(entry, self.pool.look())
         except Exception:  # its own failure: the others are still decided
             log.exception("decision crashed", request_id=entry.record.request_id)
             self._refuse(entry, _internal_error(entry.record.request_id))
             return None
 
-    def _judge(self, entry: QueueEntry, pool: PoolView) -> Choice | None:
+    def _judge(self, entry: QueueEntry, pool: Pool) -> Choice | None:
         pending, record = entry.pending, entry.record
         self._telemetry.decisions.inc()
         situation, rejections = assess(pending, pool)
         record.looked(situation, rejections, pool.loads)
-        entry.moment = self._moment
+        entry.moment = pool.moment
         if situation is None:
             if not any(r.waits for r in rejections):
                 self._refuse(entry, explain_none(pending, rejections))
@@ -372,10 +360,10 @@ class Binder:
         now_s = self._clock.now_s()
         pending, record, info = entry.pending, entry.record, choice.candidate.info
         attempt = self._attempt(pending, choice)
-        self.remember_session(pending.request.objective.session, info.replica_id)
+        self.pool.remember_session(pending.request.objective.session, info.replica_id)
         hoped = entry.promised.candidate if entry.promised is not None else None
         for_slot = (
-            self.look().replicas[info.replica_id].snapshot.credits is None
+            self.pool.look().views[info.replica_id].snapshot.credits is None
         )  # a wait for a credit says nothing of slots
         if for_slot and hoped is not None and hoped.info.replica_id == info.replica_id:
             waited_s = now_s - entry.entered_s
@@ -391,16 +379,15 @@ class Binder:
 
     def _attempt(self, pending: PendingRequest, choice: Choice) -> Attempt:
         """Return what would be sent now."""
-        info, pool = choice.candidate.info, self.look()
-        view = pool.replicas[info.replica_id]
+        info, pool = choice.candidate.info, self.pool.look()
+        view = pool.views[info.replica_id]
         expected = _expected_tokens(pending, choice)
-        demand = demand_on(pending, info, pool.affinity, expected)
-        siblings = pool.standings[info.replica_id].siblings
+        demand = demand_on(pending, info, self._signals.affinity, expected)
         return Attempt(
             replica=view.replica,
             choice=choice,
             sent_at_s=self._clock.now_s(),
-            work=self._signals.latency.sent(view.snapshot, view.link, demand, view.mine, siblings=siblings),
+            work=self._signals.latency.sent(view.snapshot, view.link, demand, view.mine, siblings=view.siblings),
             prompt_tokens=demand.prompt_tokens,
             expected_tokens=expected,
             length=None if pending.request.continuation_tokens else pending.length.curve,
@@ -408,8 +395,8 @@ class Binder:
 
     def _begin(self, attempt: Attempt) -> None:
         self._signals.in_flight.begin(attempt)
-        self.changed()
-        self._moment += 1
+        self.pool.changed(attempt.info.device_key)
+        self.queue.stand_back()
 
     def _count(self, choice: Choice, waited_s: float) -> None:
         self._telemetry.queue_wait_s.observe(waited_s)
@@ -453,78 +440,12 @@ class Binder:
         """When a request like this one should find a free replica, were it sent again then."""
         wait_s = _RETRY_AFTER_S
         try:
-            situation, _ = assess(entry.pending, self.look())
+            situation, _ = assess(entry.pending, self.pool.look())
             if situation is not None:
                 wait_s = backlog_s(situation)
         except Exception:  # an estimate: the refusal it goes with must reach its caller in any case
             log.exception("estimate of the backlog crashed", request_id=entry.record.request_id)
         return _spread(wait_s, entry.record.request_id)
-
-    def changed(self) -> None:
-        """What decisions see has changed: the next one looks at every replica anew.
-
-        Those who stood aside stand where they stood before: not at every moment, or many of them would hold it up.
-        """
-        self._pool_now = None
-        aside, self._aside = self._aside, []
-        for entry, version, due_s in aside:
-            if entry.version == version and entry.choice is not None:
-                self.queue.place(entry, entry.choice.waits_for, due_s)
-
-    def _look_around(self) -> None:
-        """Begin a new moment, unless the last one has just begun."""
-        if self._pool_now is not None and self._clock.now_s() - self._pool_now.now_s > _MOMENT_S:
-            self._pool_now = None
-
-    def look(self) -> PoolView:
-        """Return what decisions of this moment see; it is made anew once anything changed."""
-        pool = self._pool_now
-        if pool is None:
-            self._moment += 1
-            now_s = self._clock.now_s()
-            self._signals.prices.age(now_s)
-            pool = self._pool_now = PoolView(
-                now_s=now_s,
-                replicas={name: self._view(replica) for name, replica in self.replicas.items()},
-                settings=self._settings,
-                latency=self._signals.latency,
-                affinity=self._signals.affinity,
-                ladder=self._signals.ladder,
-                ahead=self.queue.ahead,
-                waiting=len(self.queue),
-                prices=self._signals.prices,
-                peaks=self._signals.peaks,
-                shares=self._signals.shares,
-                session_replica=self._sessions,
-                locality=self._policy.locality,
-                unreached=self.upstream(),
-            )
-        return pool
-
-    def _view(self, replica: Replica) -> ReplicaView:
-        """Return a replica's view; one whose load cannot be read is unavailable."""
-        health, in_flight, name = self._signals.health, self._signals.in_flight, replica.info.replica_id
-        try:
-            view = ReplicaView.of(replica, health.of, in_flight.at)
-        except Exception:
-            if name not in self._unreadable:  # once, not at every decision
-                log.exception("load unreadable", replica=name)
-            self._unreadable.add(name)
-            unknown = ReplicaSnapshot(replica.info, available=False, slots=0, why="its load cannot be read")
-            return ReplicaView(replica, replica.info, unknown, None, health.of(unknown), in_flight.at(name))
-        self._unreadable.discard(name)
-        told = view.snapshot.credits
-        if told is not None:  # a request that is bound spends its credit when it is sent, which is soon
-            left = max(0, told - in_flight.unopened_at(view.info.endpoint))
-            view.snapshot = replace(view.snapshot, credits=left)
-        return view
-
-    def remember_session(self, session: str | None, replica_id: str) -> None:
-        if session is not None:
-            self._sessions[session] = replica_id
-            self._sessions.move_to_end(session)
-            if len(self._sessions) > _SESSIONS_KEPT:
-                self._sessions.popitem(last=False)
 
     def _update_ladder(self) -> None:
         ladder, refused = self._signals.ladder, self._refused_at_s
@@ -547,8 +468,9 @@ class Binder:
         if len(self.queue):
             if self._signals.ladder.overloaded:
                 give_up_lost(self._signals.in_flight, self._clock.now_s())
-            self._freed.update(dict.fromkeys(self.replicas))
-            self.changed()
+            self._freed.update(dict.fromkeys(self.pool.replicas))
+            self.pool.changed()
+            self.queue.stand_back()
             self._schedule()
             self._recheck_later()
 
@@ -560,7 +482,7 @@ def _device_s(choice: Choice, attempt: Attempt) -> float:
 
 
 def _nothing() -> None:
-    """There is no upstream that was not reached."""
+    """Nobody wants to be told."""
 
 
 def _expected_tokens(pending: PendingRequest, choice: Choice) -> int:

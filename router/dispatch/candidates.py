@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import msgspec
 
@@ -15,160 +16,19 @@ from router.base.errors import (
     ReplicasFailed,
     Unavailable,
 )
-from router.dispatch.record import Rejection, ReplicaLoad
+from router.dispatch.pool import Pool, ReplicaView, Served, Sides, other_model
+from router.dispatch.record import Rejection
 from router.signals.affinity import Affinity
-from router.signals.fairness import CallerShares
-from router.signals.health import Health
-from router.signals.ladder import Ladder
-from router.signals.latency import LatencyModel
 from router.signals.length import LengthWatch
-from router.signals.occupancy import occupied_slots, sibling_load
-from router.signals.peak_latency import PeakLatency
-from router.signals.prices import CapacityPrices
-from router.values.link import LinkSnapshot
-from router.values.prediction import Demand, InFlightLoad, SiblingLoad
-from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
-from router.values.request import ChatPrompt, InferenceRequest, Locality
-from router.values.settings import FREE, Prices, RouterSettings
+from router.values.prediction import Demand
+from router.values.replica import ReplicaInfo, SpeedPrior
+from router.values.request import ChatPrompt, InferenceRequest, Locality, Objective
+from router.values.settings import FREE, Prices
 from router.values.situation import Candidate, Situation
 
 _RETRY_AFTER_S = 1.0
 _NEVER = {"other-model", "locality"}
 """Rejections of replicas that the request may never be served by."""
-
-
-@dataclass(slots=True)
-class ReplicaView:
-    """One replica as it stands now; shared by the decisions of one moment."""
-
-    replica: Replica
-    info: ReplicaInfo
-    snapshot: ReplicaSnapshot
-    link: LinkSnapshot | None
-    health: Health
-    mine: InFlightLoad
-
-    @classmethod
-    def of(
-        cls, replica: Replica, health: Callable[[ReplicaSnapshot], Health], in_flight: Callable[[str], InFlightLoad]
-    ) -> ReplicaView:
-        snapshot = replica.snapshot()
-        return cls(
-            replica=replica,
-            info=snapshot.info,
-            snapshot=snapshot,
-            link=replica.link,
-            health=health(snapshot),
-            mine=in_flight(snapshot.info.replica_id),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Unreached:
-    """A configured upstream that was never reached: what it serves is not known yet.
-
-    Attributes:
-        why: what the last attempt met.
-    """
-
-    endpoint: str
-    why: str
-
-    @property
-    def text(self) -> str:
-        return f"not reached yet, so what it serves is not known; {self.why}"
-
-
-class Standing(msgspec.Struct, frozen=True, gc=False):
-    """What holds of a replica for whoever asks at one moment.
-
-    Attributes:
-        siblings: the other rungs of its device that have sequences.
-        occupied, slots: of its device.
-        room: a slot is free, its own and its device's.
-        favoured, device_second_price, peak_latency_s: as in `Candidate`.
-    """
-
-    siblings: tuple[SiblingLoad, ...]
-    occupied: int
-    slots: int
-    room: bool
-    favoured: bool
-    device_second_price: float
-    peak_latency_s: float
-
-
-@dataclass(slots=True)
-class PoolView:
-    """What one moment's decisions need besides the request.
-
-    Attributes:
-        replicas: by replica id.
-        ahead: requests that wait for a replica and go before one of that priority.
-        waiting: requests in the queue.
-        session_replica: session → the replica that served it last.
-        locality: what the tier's policy allows at all.
-        unreached: an upstream that might serve anything, and cannot be asked yet.
-        standings: by replica id.
-    """
-
-    now_s: float
-    replicas: Mapping[str, ReplicaView]
-    settings: RouterSettings
-    latency: LatencyModel
-    affinity: Affinity
-    ladder: Ladder
-    ahead: Callable[[str, int], int]
-    waiting: int
-    prices: CapacityPrices
-    peaks: PeakLatency
-    shares: CallerShares
-    session_replica: Mapping[str, str]
-    locality: Locality = Locality.ANY
-    unreached: Unreached | None = None
-    standings: Mapping[str, Standing] = field(init=False)
-    loads: tuple[ReplicaLoad, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.loads = tuple([(view.snapshot, view.link) for view in self.replicas.values()])
-        by_device: dict[str, list[SiblingLoad]] = {}
-        for view in self.replicas.values():
-            if occupied_slots(view.snapshot, view.mine):
-                load = sibling_load(view.snapshot, view.mine)
-                by_device.setdefault(view.info.device_key, []).append(load)
-        self.standings = {
-            name: self._standing(view, by_device.get(view.info.device_key, ())) for name, view in self.replicas.items()
-        }
-
-    def _standing(self, view: ReplicaView, on_device: Sequence[SiblingLoad]) -> Standing:
-        info, snapshot = view.info, view.snapshot
-        name, device = info.replica_id, info.device_key
-        siblings: tuple[SiblingLoad, ...] = ()
-        own = occupied_slots(snapshot, view.mine)
-        occupied, slots = own, snapshot.slots
-        if len(on_device) > (1 if own else 0):
-            siblings = tuple([load for load in on_device if load.info is not info])
-            for sibling in siblings:
-                occupied += sibling.occupied
-                slots = max(slots, sibling.slots)
-        room = own < snapshot.slots and occupied < slots
-        if snapshot.credits is not None:  # they count what waits there, and what others send
-            room = snapshot.credits > 0
-        prices = self.prices
-        return Standing(
-            siblings,
-            occupied,
-            slots,
-            room,
-            prices.favours(device, name),
-            prices.price(device),
-            self.peaks.of(name),
-        )
-
-    def has_room(self, replica_id: str) -> bool:
-        """Whether a request that is sent to a replica now would start at once."""
-        view = self.replicas.get(replica_id)
-        return view is not None and view.snapshot.available and not view.health.code and self.standings[replica_id].room
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,109 +54,146 @@ class PendingRequest:
         return None if cap is None else max(1, cap - self.request.continuation_tokens)
 
 
-def assess(pending: PendingRequest, pool: PoolView) -> tuple[Situation | None, tuple[Rejection, ...]]:
+def assess(pending: PendingRequest, pool: Pool) -> tuple[Situation | None, tuple[Rejection, ...]]:
     """Filter and predict. The situation is None when every replica was rejected."""
+    request = pending.request
+    served = pool.served(request.model)
     rejections = _unreached(pending, pool) if pool.unreached is not None else []
-    candidates: list[Candidate] = []
-    request, latency, settings, affinity = pending.request, pool.latency, pool.settings, pool.affinity
-    session = pool.session_replica.get(request.objective.session or "")
-    priority, prompt_tokens, emitted = (
-        request.objective.priority,
-        request.least_prompt_tokens,
-        request.continuation_tokens,
-    )
-    left_tokens, curve, exact = pending.left_tokens, pending.length.curve, request.sampling.ignore_eos
-    expected_of: dict[int, int] = {}
-    free = settings.prices is FREE
-    for name, view in pool.replicas.items():
-        rejection = _reject(pending, view, pool)
-        if rejection is not None:
-            rejections.append(rejection)
-            continue
-        info = view.info
-        room = info.context_tokens - prompt_tokens
-        most = max(1, room if left_tokens is None or left_tokens > room else left_tokens)
-        expected = expected_of.get(most)
-        if expected is None:
-            expected = expected_of[most] = most if exact else max(1, round(curve.expected_left(emitted, most)))
-        longest = 0 if emitted else min(pending.length.longest, most)
-        cached = affinity.expected_cached(request, name)
-        demand = Demand(request.prompt_tokens, expected, request.prompt_bytes, cached, longest)
-        stands = pool.standings[name]
-        ahead, slots = pool.ahead(name, priority), stands.slots or 1
-        behind = 0 if stands.room else ahead
-        prediction = latency.predict(view.snapshot, view.link, demand, view.mine, behind, siblings=stands.siblings)
-        candidates.append(
-            Candidate(
-                info,
-                prediction,
-                room + emitted if left_tokens is not None and left_tokens > room else None,
-                session == name,
-                0.0 if free and not _is_metered(view) else _price(request, view, settings.prices, expected),
-                stands.occupied == 0,
-                slots,
-                (stands.occupied + ahead) / slots,
-                stands.peak_latency_s,
-                stands.favoured,
-                stands.device_second_price if pool.waiting > 1 or stands.occupied else 0.0,
-            )
-        )
+    if served is None:
+        rejections += [other_model(view.info, request.model) for view in pool.views.values()]
+        return None, tuple(rejections)
+    rejections += served.others
+    candidates, expected_of = _candidates(pending, pool, served, rejections)
     if any(c.window_cap is not None for c in candidates) and any(c.window_cap is None for c in candidates):
         short = [c.info for c in candidates if c.window_cap is not None]  # cut only where no window holds it whole
         rejections += [Rejection(info, "context", _too_long(pending, info)) for info in short]
         candidates = [c for c in candidates if c.window_cap is None]
     if not candidates:
         return None, tuple(rejections)
-    answer_tokens = max(expected_of.values())
-    return _situation(pending, pool, candidates, rejections, answer_tokens), tuple(rejections)
+    sides = _sides(request.model, served, candidates, rejections, pool)
+    return _situation(pending, pool, candidates, sides, max(expected_of)), tuple(rejections)
 
 
-def _situation(
-    pending: PendingRequest,
-    pool: PoolView,
-    candidates: list[Candidate],
-    rejections: list[Rejection],
-    answer_tokens: int,
-) -> Situation:
-    request, settings = pending.request, pool.settings
+def _candidates(
+    pending: PendingRequest, pool: Pool, served: Served, rejections: list[Rejection]
+) -> tuple[list[Candidate], Collection[int]]:
+    """Return the candidates, and the lengths expected on them; adds to `rejections`."""
+    request, settings, signals = pending.request, pool.settings, pool.signals
+    latency, affinity, ahead_of = signals.latency, signals.affinity, pool.ahead
+    objective, views, now_s, failed = request.objective, pool.views, pool.now_s, pending.failed
+    prompt_tokens, emitted = request.least_prompt_tokens, request.continuation_tokens
+    left_tokens, curve, exact = pending.left_tokens, pending.length.curve, request.sampling.ignore_eos
+    needed = prompt_tokens + (1 if left_tokens is None else min(left_tokens, settings.min_answer_tokens))
+    bounded = pool.locality is not Locality.ANY or objective.locality is not Locality.ANY
+    session = pool.session_replica.get(objective.session) if objective.session is not None else None
+    free, contended = settings.prices is FREE, pool.waiting > 1
+    candidates: list[Candidate] = []
+    demands: dict[int, Demand] = {}
+    for name in served.names:
+        view = views[name]
+        info = view.info
+        if (
+            bounded
+            or view.blocked
+            or needed > info.context_tokens
+            or info.quality < objective.min_quality
+            or name in failed
+        ):
+            rejection = _reject(pending, view, pool)
+            if rejection is not None:
+                rejections.append(rejection)
+                continue
+        room = info.context_tokens - prompt_tokens
+        cut = left_tokens is not None and left_tokens > room
+        most = max(1, room if left_tokens is None or cut else left_tokens)
+        demand = demands.get(most)
+        if demand is None:
+            expected = most if exact else max(1, round(curve.expected_left(emitted, most)))
+            longest = 0 if emitted else min(pending.length.longest, most)
+            demand = demands[most] = Demand(request.prompt_tokens, expected, request.prompt_bytes, 0, longest)
+        expected = demand.answer_tokens
+        if name in affinity.telling:
+            cached = affinity.expected_cached(request, name)
+            demand = msgspec.structs.replace(demand, cached_tokens=cached)
+        state = view.state
+        if state is None or not state.holds(now_s):
+            state = view.state = latency.state(view.snapshot, view.link, view.mine, view.siblings, now_s)
+        ahead, slots, occupied = ahead_of(name, objective.priority), view.slots or 1, view.occupied
+        candidates.append(
+            Candidate(
+                info,
+                latency.predict_on(state, demand, 0 if view.room else ahead, now_s),
+                room + emitted if cut else None,
+                session == name,
+                0.0 if free and not view.metered else _price(request, view, settings.prices, expected),
+                occupied == 0,
+                slots,
+                (occupied + ahead) / slots,
+                view.peak_latency_s,
+                view.favoured,
+                view.device_second_price if contended or occupied else 0.0,
+            )
+        )
+    return candidates, [demand.answer_tokens for demand in demands.values()]
+
+
+def _sides(model: str, served: Served, candidates: list[Candidate], rejections: list[Rejection], pool: Pool) -> Sides:
+    if len(candidates) == len(served.names):
+        return served.sides
     eligible = [c.info for c in candidates]
-    eligible += [r.info for r in rejections if r.code not in _NEVER and r.info.replica_id in pool.replicas]
+    eligible += [r.info for r in rejections if r.code not in _NEVER and r.info.replica_id in pool.views]
     rejected = {r.info.replica_id: r for r in rejections}
     local = [info for info in eligible if not info.remote]
     remote = [info for info in eligible if info.remote]
-    begun = request.continuation_tokens > 0
-    objective = request.objective
-    if objective.ttft_s is None and not begun:
-        objective = replace(objective, ttft_s=settings.ttft_slo_ms / 1e3)
-    shortened = not begun and request.objective.shorten
-    return Situation(
-        objective=objective,
-        ttft_promised=request.objective.ttft_s is not None,
-        waited_s=pool.now_s - request.accepted_at_s,
-        wait_left_s=max(0.0, pending.wait_until_s - pool.now_s),
-        candidates=tuple(candidates),
+    return Sides(
         best_quality=max(info.quality for info in eligible),
-        answer_tokens=answer_tokens,
-        open_ended=request.sampling.max_tokens is None,
-        emitted_tokens=request.continuation_tokens,
-        answer_cap=pool.ladder.answer_cap(request.sampling.max_tokens, settings) if shortened else None,
-        overloaded=pool.ladder.overloaded,
-        pinned=all(request.model != info.family for info in eligible),
+        pinned=all(model != info.family for info in eligible),
         only_remote_fits=bool(local) and all(_is(rejected, info, "context") for info in local),
         remote_served=bool(remote),
         local_down=bool(local) and all(_is_down(rejected, info) for info in local),
         remote_down=bool(remote) and all(_is_down(rejected, info) for info in remote),
+    )
+
+
+def _situation(
+    pending: PendingRequest, pool: Pool, candidates: list[Candidate], sides: Sides, answer_tokens: int
+) -> Situation:
+    request, settings, signals = pending.request, pool.settings, pool.signals
+    begun = request.continuation_tokens > 0
+    objective = request.objective
+    promised = objective.ttft_s is not None
+    if not promised and not begun:
+        objective = _with_ttft(objective, settings.ttft_slo_ms / 1e3)
+    shortened = not begun and objective.shorten
+    return Situation(
+        objective=objective,
+        ttft_promised=promised,
+        waited_s=pool.now_s - request.accepted_at_s,
+        wait_left_s=max(0.0, pending.wait_until_s - pool.now_s),
+        candidates=tuple(candidates),
+        best_quality=sides.best_quality,
+        answer_tokens=answer_tokens,
+        open_ended=request.sampling.max_tokens is None,
+        emitted_tokens=request.continuation_tokens,
+        answer_cap=signals.ladder.answer_cap(request.sampling.max_tokens, settings) if shortened else None,
+        overloaded=signals.ladder.overloaded,
+        pinned=sides.pinned,
+        only_remote_fits=sides.only_remote_fits,
+        remote_served=sides.remote_served,
+        local_down=sides.local_down,
+        remote_down=sides.remote_down,
         settings=settings,
         length=pending.length.curve,
         now_s=pool.now_s,
         waiting=pool.waiting,
-        caller_excess=pool.shares.excess(request.caller, pool.now_s) if settings.fairness.callers else 1.0,
-        usual_cost_s=pool.prices.usual_cost_s,
+        caller_excess=signals.shares.excess(request.caller, pool.now_s) if settings.fairness.callers else 1.0,
+        usual_cost_s=signals.prices.usual_cost_s,
     )
 
 
-def _is_metered(view: ReplicaView) -> bool:
-    return view.link is not None and view.link.price_per_byte > 0.0
+@lru_cache(1024)
+def _with_ttft(objective: Objective, ttft_s: float) -> Objective:
+    return replace(objective, ttft_s=ttft_s)
 
 
 def _price(request: InferenceRequest, view: ReplicaView, prices: Prices, expected: int) -> float:
@@ -366,7 +263,7 @@ def _most_tokens(pending: PendingRequest, info: ReplicaInfo) -> int:
     return max(1, room if pending.left_tokens is None else min(pending.left_tokens, room))
 
 
-def _unreached(pending: PendingRequest, pool: PoolView) -> list[Rejection]:
+def _unreached(pending: PendingRequest, pool: Pool) -> list[Rejection]:
     """Return a temporary rejection for an upstream that was never reached, where locality allows it."""
     upstream = pool.unreached
     if upstream is None or Locality.LOCAL_ONLY in {pool.locality, pending.request.objective.locality}:
@@ -386,12 +283,9 @@ def _unreached(pending: PendingRequest, pool: PoolView) -> list[Rejection]:
     return [Rejection(info, "unhealthy", upstream.text, temporary=True)]
 
 
-def _reject(pending: PendingRequest, view: ReplicaView, pool: PoolView) -> Rejection | None:
+def _reject(pending: PendingRequest, view: ReplicaView, pool: Pool) -> Rejection | None:
     """Say why a replica is no candidate: the request's own bounds first, then the replica's state."""
     info, request = view.info, pending.request
-    model = request.model
-    if model not in (info.family, info.variant):
-        return Rejection(info, "other-model", f"serves {info.variant}, asked for {request.model}")
     if pool.locality is not Locality.ANY or request.objective.locality is not Locality.ANY:
         out_of_bounds = _out_of_bounds(request, info, pool)
         if out_of_bounds:
@@ -416,7 +310,7 @@ def _reject_now(pending: PendingRequest, view: ReplicaView) -> Rejection | None:
     return None
 
 
-def _out_of_bounds(request: InferenceRequest, info: ReplicaInfo, pool: PoolView) -> str:
+def _out_of_bounds(request: InferenceRequest, info: ReplicaInfo, pool: Pool) -> str:
     """Say why a replica lies outside of what the policy or the caller allows; empty if it does not."""
     if not _within(pool.locality, info):
         return f"{_side(info)}, the policy `{pool.settings.policy}` keeps to {pool.locality.value}"

@@ -25,10 +25,10 @@ from router.decisions.writer import DecisionSink
 from router.dispatch.admission import Admission
 from router.dispatch.binding import Binder
 from router.dispatch.blame import Verdict, source_of, verdict
-from router.dispatch.candidates import Unreached
 from router.dispatch.decision_value import decision_of
 from router.dispatch.hedge import LEAST_WAIT_S, HedgeBudget, device_seconds
 from router.dispatch.journey import Journey
+from router.dispatch.pool import Unreached
 from router.dispatch.record import DecisionLog, DecisionRecord
 from router.dispatch.self_test import SelfTests
 from router.dispatch.telemetry import Telemetry
@@ -132,7 +132,7 @@ class Dispatcher:
 
     def _family(self, model: str) -> str:
         """The family of a model's name; a name that nobody serves is its own."""
-        infos = (replica.info for replica in self._binder.replicas.values())
+        infos = (replica.info for replica in self._binder.pool.replicas.values())
         return next((info.family for info in infos if model in (info.family, info.variant)), model)
 
     def decision(self, request_id: str, caller: str = "") -> DecisionRecord | None:
@@ -165,24 +165,23 @@ class Dispatcher:
         if len(by_id) != len(replicas):
             double = [name for name, count in Counter(r.info.replica_id for r in replicas).items() if count > 1]
             raise ValueError(f"replica ids must be unique; {', '.join(double)} is there twice")
-        self._binder.replicas = by_id
         self._signals.health.keep_only([replica.info for replica in replicas])
         for learnt in (self._signals.latency, self._signals.prices, self._signals.peaks, self._signals.affinity):
             learnt.keep_only(set(by_id))
-        self._binder.reconsider()
+        self._binder.set_replicas(by_id)
 
     @property
     def replicas(self) -> list[Replica]:
-        return list(self._binder.replicas.values())
+        return list(self._binder.pool.replicas.values())
 
     def known_models(self) -> set[str]:
         """Every name a request may ask for: families and variants."""
-        infos = [replica.info for replica in self._binder.replicas.values()]
+        infos = [replica.info for replica in self._binder.pool.replicas.values()]
         return {info.family for info in infos} | {info.variant for info in infos}
 
     def expect(self, upstream: Callable[[], Unreached | None]) -> None:
         """Ask `upstream` at each decision for what is configured and was never reached: it might serve anything."""
-        self._binder.upstream = upstream
+        self._binder.pool.upstream = upstream
         self._binder.wake()
 
     def tell_of_waiting(self, listener: Callable[[], None]) -> None:
@@ -196,7 +195,7 @@ class Dispatcher:
 
     def load(self) -> list[ReplicaSnapshot]:
         """Return a snapshot of every replica; what waits in this tier's own queue is `waiting`."""
-        return [replica.snapshot() for replica in self._binder.replicas.values()]
+        return [replica.snapshot() for replica in self._binder.pool.replicas.values()]
 
     @property
     def waiting(self) -> int:
@@ -271,7 +270,7 @@ class Dispatcher:
         self.telemetry.hedges.labels("won" if second else "lost").inc()
         if second:
             journey.record.choice = winner.choice
-            self._binder.remember_session(journey.request.objective.session, winner.info.replica_id)
+            self._binder.pool.remember_session(journey.request.objective.session, winner.info.replica_id)
         event = "hedge_won" if second else "hedge_lost"
         journey.record.happened(self.clock.now_s(), event, replica=winner.info.replica_id)
 
@@ -292,9 +291,7 @@ class Dispatcher:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
         elif chunk.cached_tokens is not None:
             self._signals.affinity.told(journey.request, info.replica_id, chunk.cached_tokens)
-        attempt.tokens += chunk.tokens
-        if chunk.tokens:
-            attempt.last_at_s = now_s
+        attempt.came(chunk.tokens, now_s)
         if journey.tokens >= journey.length.next_tokens:
             self._signals.lengths.grew(journey.length, journey.tokens)
         self.telemetry.tokens.labels(info.tier, info.variant).inc(chunk.tokens)
@@ -488,7 +485,7 @@ class Dispatcher:
         self.admission.watch(telemetry)
 
     def _running_by_replica(self) -> list[tuple[tuple[str, ...], float]]:
-        return [((name,), float(self._signals.in_flight.at(name).requests)) for name in self._binder.replicas]
+        return [((name,), float(self._signals.in_flight.at(name).requests)) for name in self._binder.pool.replicas]
 
 
 class _Opened(AsyncGenerator[TokenChunk, None]):

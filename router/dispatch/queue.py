@@ -116,6 +116,7 @@ class RequestQueue:
         self._last_of_all: list[_Item] = []
         self._last_sheddable: list[_Item] = []
         self._sheddable = 0
+        self._aside: list[tuple[QueueEntry, int, Mapping[str, float], float]] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -160,6 +161,19 @@ class RequestQueue:
             heapq.heappush(self._due, (look_again_s, order, version, entry))
             if len(self._due) > _SWEEP_ABOVE + 2 * len(self._entries):
                 _sweep(self._due)
+
+    def set_aside(self, entry: QueueEntry, look_again_s: float) -> None:
+        """Let an entry stand in nobody's way until the next `stand_back`."""
+        waits_for = entry.waits_for
+        self.place(entry, {}, look_again_s)
+        self._aside.append((entry, entry.version, waits_for, look_again_s))
+
+    def stand_back(self) -> None:
+        """Something changed: who was set aside stands where they stood, unless they were decided again meanwhile."""
+        aside, self._aside = self._aside, []
+        for entry, version, waits_for, look_again_s in aside:
+            if entry.version == version:
+                self.place(entry, waits_for, look_again_s)
 
     def first(self, replica_id: str) -> tuple[Key, QueueEntry] | None:
         """Return who stands first at a replica, with its key there; None if nobody waits for it."""

@@ -41,7 +41,9 @@ class _Sent:
     """What a stream wants to know of what it reads."""
 
     replica: Replica
-    opened: bool = False
+
+    def opens(self) -> None:
+        """Nobody counts it as load."""
 
     @property
     def info(self) -> ReplicaInfo:

@@ -72,14 +72,12 @@ class _Holdings:
 
     Attributes:
         blocks: by hash. Of one prompt the beginning is always the more recently used, so what is left is a beginning.
-        tells: it has told of its cache.
         version: counts notes, so that what was found before the last one is looked up again.
         shares: by age of a note, for answers that are drawn anew and for repeatable ones, which may find less.
     """
 
     blocks: OrderedDict[int, _Block] = field(default_factory=OrderedDict)
     sessions: OrderedDict[tuple[str, str], _Session] = field(default_factory=OrderedDict)
-    tells: bool = False
     version: int = 0
     shares: tuple[list[float], list[float]] = field(default_factory=lambda: (list(_SHARES), list(_SHARES)))
 
@@ -113,19 +111,24 @@ class _Chain:
 
 
 class Affinity:
-    """What all replicas of a tier hold; one writer, the dispatcher. Bounded, whatever comes."""
+    """What all replicas of a tier hold; one writer, the dispatcher. Bounded, whatever comes.
+
+    Attributes:
+        telling: replicas that have told of their cache; the others are expected to hold nothing.
+    """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or MonotonicClock()
         self._held: dict[str, _Holdings] = {}
+        self.telling: set[str] = set()
         self._untold: OrderedDict[str, tuple[int, float]] = OrderedDict()  # what was expected, by request: tokens, age
         self._chains: OrderedDict[str, _Chain] = OrderedDict()
 
     def expected_cached(self, request: InferenceRequest, replica_id: str) -> int:
         """Return how many tokens of the prompt the replica is expected to find in its cache: 0 to all but one."""
-        held = self._held.get(replica_id)
-        if held is None or not held.tells:
+        if replica_id not in self.telling:
             return 0
+        held = self._held[replica_id]
         chain = self._chain(request)
         found = chain.found.get(replica_id) if chain is not None else None
         if found is None or found[0] != held.version:
@@ -157,7 +160,7 @@ class Affinity:
     def told(self, request: InferenceRequest, replica_id: str, cached_tokens: int) -> None:
         """The replica has told how many tokens of the prompt it found; some tell at the end of the answer alone."""
         held = self._held.setdefault(replica_id, _Holdings())
-        held.tells = True
+        self.telling.add(replica_id)
         tokens, age_s = self._untold.pop(request.request_id, (0, 0.0))
         if tokens >= BLOCK_TOKENS:
             held.learn(request, age_s, min(1.0, cached_tokens / tokens))
@@ -172,6 +175,7 @@ class Affinity:
 
     def keep_only(self, replica_ids: set[str]) -> None:
         """Forget replicas that are gone."""
+        self.telling &= replica_ids
         for replica_id in self._held.keys() - replica_ids:
             del self._held[replica_id]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from router.signals.token_clock import Mark
@@ -37,6 +37,7 @@ class Attempt:
         gave_up: it did.
         length: the distribution of the whole answer's length, None where nobody needs it.
         outrun: another attempt at the same answer had its first token sooner.
+        counted: called when what its replica has to do for it has changed.
     """
 
     replica: Replica
@@ -61,6 +62,21 @@ class Attempt:
     length: LengthCurve | None = None
     gave_up: bool = False
     outrun: bool = False
+    counted: Callable[[Attempt], None] | None = None
+
+    def opens(self) -> None:
+        """The replica has it from now on."""
+        self.opened = True
+        if self.counted is not None:
+            self.counted(self)
+
+    def came(self, tokens: int, now_s: float) -> None:
+        """So many tokens more came."""
+        self.tokens += tokens
+        if tokens:
+            self.last_at_s = now_s
+        if self.counted is not None:
+            self.counted(self)
 
     @property
     def pace_s(self) -> float | None:
@@ -92,6 +108,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self._by_replica: dict[str, dict[Attempt, None]] = {}
+        self._loads: dict[str, InFlightLoad] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_replica.values()))
@@ -100,11 +117,14 @@ class InFlight:
         return iter([attempt for attempts in self._by_replica.values() for attempt in attempts])
 
     def begin(self, attempt: Attempt) -> None:
+        attempt.counted = self._changed
+        self._changed(attempt)
         self._by_replica.setdefault(attempt.info.replica_id, {})[attempt] = None
 
     def end(self, attempt: Attempt) -> None:
         in_flight = self._by_replica[attempt.info.replica_id]
         del in_flight[attempt]
+        self._changed(attempt)
         if not in_flight:
             del self._by_replica[attempt.info.replica_id]
 
@@ -117,16 +137,34 @@ class InFlight:
         attempts = (attempt for in_flight in self._by_replica.values() for attempt in in_flight)
         return sum(attempt.info.endpoint == endpoint and not attempt.opened for attempt in attempts)
 
+    def _changed(self, attempt: Attempt) -> None:
+        self._loads.pop(attempt.info.replica_id, None)
+
     def at(self, replica_id: str) -> InFlightLoad:
+        """Return what was sent to a replica and has not ended; the same object until that changes."""
+        load = self._loads.get(replica_id)
+        if load is not None:
+            return load
         in_flight = self._by_replica.get(replica_id)
-        if not in_flight:
+        if in_flight is None:
             return NOTHING_IN_FLIGHT
-        unopened = [attempt for attempt in in_flight if not attempt.opened]
-        return InFlightLoad(
-            requests=len(in_flight),
-            prefill_tokens=sum(attempt.prompt_tokens for attempt in in_flight if attempt.first_at_s is None),
-            left_tokens=sorted(attempt.left_tokens for attempt in in_flight),
-            unopened=len(unopened),
-            unopened_prefill_tokens=sum(attempt.prompt_tokens for attempt in unopened),
-            unopened_decode_tokens=sum(attempt.expected_tokens for attempt in unopened),
-        )
+        load = self._loads[replica_id] = _load_of(in_flight)
+        return load
+
+
+def _load_of(in_flight: Iterable[Attempt]) -> InFlightLoad:
+    requests = prefill_tokens = unopened = unopened_prefill_tokens = unopened_decode_tokens = 0
+    left_tokens = []
+    for attempt in in_flight:
+        requests += 1
+        left_tokens.append(attempt.left_tokens)
+        if attempt.first_at_s is None:
+            prefill_tokens += attempt.prompt_tokens
+        if not attempt.opened:
+            unopened += 1
+            unopened_prefill_tokens += attempt.prompt_tokens
+            unopened_decode_tokens += attempt.expected_tokens
+    left_tokens.sort()
+    return InFlightLoad(
+        requests, prefill_tokens, left_tokens, unopened, unopened_prefill_tokens, unopened_decode_tokens
+    )

@@ -86,6 +86,17 @@ class LatencyModel:
             siblings: the other rungs of its device that have sequences.
         """
         now_s = self._now_s()
+        return self.predict_on(self.state(snapshot, link, mine, siblings, now_s), demand, ahead, now_s)
+
+    def state(
+        self,
+        snapshot: ReplicaSnapshot,
+        link: LinkSnapshot | None,
+        mine: InFlightLoad,
+        siblings: Sequence[SiblingLoad],
+        now_s: float,
+    ) -> ReplicaState:
+        """Return what all predictions on a replica have in common; the last one, while that stands."""
         info = snapshot.info
         name = info.replica_id
         state = self._states.get(name)
@@ -93,6 +104,11 @@ class LatencyModel:
             others = [self._of(s.info) for s in siblings] if siblings else ()
             learnt = (self._of(info), self._device(info), others)
             state = self._states[name] = state_of(snapshot, link, mine, siblings, learnt=learnt, now_s=now_s)
+        return state
+
+    def predict_on(self, state: ReplicaState, demand: Demand, ahead: int, now_s: float) -> Prediction:
+        """Predict `demand` on a replica in that state; see `predict`."""
+        snapshot = state.snapshot
         own_tokens = max(demand.prompt_tokens - demand.cached_tokens, 1)
         answer_tokens = demand.answer_tokens
         pace_s = state.pace_s
@@ -107,7 +123,7 @@ class LatencyModel:
             if not free:
                 wait_s = max(wait_s, snapshot.credit_in_s)
                 wait_high_s = max(wait_high_s, wait_s)
-        network_s = link.request_s(demand.prompt_bytes) if link is not None else 0.0
+        network_s = state.network_s + demand.prompt_bytes / state.uplink_bytes_per_s
         sent_s = network_s + state.line_a_s + state.line_b_s * own_tokens + state.backlog_s
         ttft_s = wait_s + sent_s
         rest_s = (answer_tokens - 1) * pace_s if answer_tokens > 1 else 0.0
@@ -116,7 +132,7 @@ class LatencyModel:
         pace_log = NORMAL_90 * state.pace_sigma
         longer = math.exp(math.sqrt(length_log * length_log + pace_log * pace_log))
         finish_s = ttft_s + rest_s
-        staleness_s = now_s - self._speeds[name].seen_s
+        staleness_s = now_s - state.seen_s
         return Prediction(
             wait_s,
             ttft_s,
@@ -132,12 +148,13 @@ class LatencyModel:
             state.prefill_sigma,
             state.pace_sigma,
             staleness_s,
-            staleness_s > AFTER_S and not mine.requests and self._explores(name, state, now_s),
+            staleness_s > AFTER_S and not state.mine.requests and self._explores(state, now_s),
         )
 
-    def _explores(self, name: str, state: ReplicaState, now_s: float) -> bool:
+    def _explores(self, state: ReplicaState, now_s: float) -> bool:
+        speeds = self._of(state.snapshot.info)
         link_log = 0.0 if state.link is None else state.link.pessimism_log
-        return self._exploration.due(self._speeds[name], max(state.pessimism_log, link_log), now_s)
+        return self._exploration.due(speeds, max(state.pessimism_log, link_log), now_s)
 
     def sent(
         self,
@@ -156,7 +173,7 @@ class LatencyModel:
         device.clock.prefilling += 1
         device.clock.foreign[info.replica_id] = max(0, occupied_slots(snapshot, mine) - mine.requests)
         self._exploration.sent(speeds, now_s, explores=told.explore)
-        state = self._states.pop(info.replica_id)
+        state = self._states[info.replica_id]
         return TtftFeatures(
             prefill_tokens=line_tokens(snapshot, demand, mine, state.scale),
             network_s=told.network_s,
@@ -313,7 +330,6 @@ class LatencyModel:
         """Something was learnt of a replica: what was computed for its device stands no more."""
         self._of(info).changed()
         self._device(info).changed()
-        self._states.clear()
 
     def _of(self, info: ReplicaInfo) -> Speeds:
         speeds = self._speeds.get(info.replica_id)

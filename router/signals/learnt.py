@@ -117,6 +117,7 @@ class Device:
         ttft_bias, pace_bias: medians of log(actual / told); ttft_high, pace_high, finish_high: 0.9 quantiles.
         pace_sigma: root mean square of what the median leaves.
         wait_log: log factor on waits; wait_high: 0.9 quantile of what that leaves.
+        version: counts what was learnt of it, and of the replicas on it.
     """
 
     clock: TokenClock = field(default_factory=TokenClock)
@@ -130,6 +131,7 @@ class Device:
     pace_sigma: float = _INITIAL_SIGMA
     wait_log: float = 0.0
     wait_high: BandedQuantile = field(default_factory=_upper)
+    version: int = 0
     _factors: dict[int, Factors] = field(default_factory=dict)
 
     def factors(self, band: int) -> Factors:
@@ -149,6 +151,7 @@ class Device:
 
     def changed(self) -> None:
         """Something was learnt."""
+        self.version += 1
         self._factors.clear()
 
     def observe_pace_error(self, band: int, error_log: float) -> None:

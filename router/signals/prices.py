@@ -46,6 +46,7 @@ class CapacityPrices:
 
     Attributes:
         usual_cost_s: moving mean of the device-seconds that a request takes where it takes least.
+        version: counts changes of the prices, and of what is favoured.
     """
 
     def __init__(self) -> None:
@@ -57,6 +58,7 @@ class CapacityPrices:
         self._next = 0
         self._seen = 0
         self.usual_cost_s = 0.0
+        self.version = 0
         self._solved_at_s = -math.inf
         self._arrived_s = -math.inf
         self._prices: dict[str, float] = {}
@@ -86,6 +88,7 @@ class CapacityPrices:
         """Forget the prices once nobody has come for `_STALE_S`: they were of those who then came."""
         if self._prices and now_s - self._arrived_s > _STALE_S:
             self._prices.clear()
+            self.version += 1
 
     def price(self, device: str) -> float:
         """Value of one more second of a device; 0 while it has time left."""
@@ -108,6 +111,7 @@ class CapacityPrices:
         self._seen = self._next = 0
         self._prices.clear()
         self._favoured.clear()
+        self.version += 1
 
     def _column(self, offer: Offer) -> int:
         column = self._columns.get(offer.replica_id)
@@ -145,6 +149,7 @@ class CapacityPrices:
             best = combinations.index(held)
         self._favoured = dict(zip(names, combinations[best], strict=True))
         self._prices = dict(zip(names, prices[best].tolist(), strict=True))
+        self.version += 1
 
 
 def _duals(values: Floats, costs: Floats, time_s: float) -> tuple[Floats, Floats]:
@@ -155,22 +160,29 @@ def _duals(values: Floats, costs: Floats, time_s: float) -> tuple[Floats, Floats
         time_s: what every device has.
     """
     usable = np.where(np.isfinite(costs), costs, 1e9)
-    devices = np.arange(values.shape[1])[:, None]
     prices = _alone(values, usable, time_s)
     best, found = np.full(len(values), math.inf), prices
     step = _FIRST_STEP
+    gains = np.empty_like(usable)
     for _ in range(_STEPS if (prices > _LEAST_PRICE).any() else 1):  # one where any device could do all by itself
-        gains = values - prices[:, :, None] * usable
-        taken = gains.argmax(axis=1)
+        np.multiply(prices[:, :, None], usable, out=gains)
+        np.subtract(values, gains, out=gains)
         gained = np.maximum(gains.max(axis=1), 0.0)
         bound = gained.sum(axis=1) + prices.sum(axis=1) * time_s
         better = bound < best
         best, found = np.where(better, bound, best), np.where(better[:, None], prices, found)
-        served = (taken[:, None, :] == devices) & (gained > 0.0)[:, None, :]
-        wanted = np.einsum("cdj,cdj->cd", usable, served)
+        wanted = (usable * _served(gains, gained)).sum(axis=2)
         prices = np.maximum(prices, _LEAST_PRICE) * np.minimum(np.maximum(wanted / time_s, 0.1), 10.0) ** step
         step *= _STEP_DECAY
     return best, np.where(found > 2 * _LEAST_PRICE, found, 0.0)
+
+
+def _served(gains: Floats, gained: Floats) -> NDArray[np.bool_]:
+    """Say by which device each request is served: the one where it gains most, of equals the first, if it gains."""
+    served: NDArray[np.bool_] = (gains == gained[:, None, :]) & (gains > 0.0)
+    if served.sum() > (gained > 0.0).sum():
+        served &= np.cumsum(served, axis=1) == 1
+    return served
 
 
 def _alone(values: Floats, costs: Floats, time_s: float) -> Floats:

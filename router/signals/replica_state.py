@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -18,11 +19,14 @@ LASTS_S = 0.25
 
 
 class ReplicaState(msgspec.Struct, gc=False):
-    """See the module; the first four say for which moment it was computed.
+    """See the module; the first six say for which moment it was computed.
 
     Attributes:
+        version: of what was learnt of its device.
+        seen_s: when the replica last taught anything.
         position: how many answers have to end before a request starts, 0 or less: none.
         band: of the device's occupancy with the request.
+        network_s: round trip, and a new connection where one is needed; uplink_bytes_per_s: infinite on this host.
         line_a_s, line_b_s: seconds until the first token, and for each token of its own prompt, as it will be.
         backlog_s: for what is to be prefilled before it; behind_s: the part of other rungs; scale: of a batch.
         alone_a_s, alone_b_s: the same on an idle device.
@@ -32,10 +36,15 @@ class ReplicaState(msgspec.Struct, gc=False):
     mine: InFlightLoad
     siblings: Sequence[SiblingLoad]
     link: LinkSnapshot | None
+    device: Device
+    version: int
     at_s: float
+    seen_s: float
     position: int
     slots: int
     band: int
+    network_s: float
+    uplink_bytes_per_s: float
     line_a_s: float
     line_b_s: float
     backlog_s: float
@@ -69,8 +78,12 @@ class ReplicaState(msgspec.Struct, gc=False):
             and self.mine is mine
             and self.link is link
             and (self.siblings is siblings or self.siblings == siblings)
-            and now_s - self.at_s <= LASTS_S
+            and self.holds(now_s)
         )
+
+    def holds(self, now_s: float) -> bool:
+        """Whether nothing was learnt since, and hardly any time has passed: of the same objects it is as it was."""
+        return self.version == self.device.version and now_s - self.at_s <= LASTS_S
 
     def until_free_s(self, position: int, answer_s: float) -> float:
         """Time until the `position`-th answer ends; after those that run, whole answers of `answer_s` follow."""
@@ -129,10 +142,15 @@ def state_of(
         mine,
         siblings,
         link,
+        device,
+        device.version,
         now_s,
+        speeds.seen_s,
         position,
         slots,
         band,
+        0.0 if link is None else link.rtt_s + link.setup_s,
+        math.inf if link is None else link.uplink_bytes_per_s,
         bias * figures.a_s,
         line_b_s,
         line_b_s * backlog + bias * behind_s,

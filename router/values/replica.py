@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from router.values.link import LinkSnapshot
 from router.values.request import InferenceRequest, TokenChunk
 
@@ -62,9 +64,8 @@ class ReplicaInfo:
         return self.device or self.endpoint
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaSnapshot:
-    """A frozen snapshot of a replica's load.
+class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False):
+    """A frozen snapshot of a replica's load. Made for every replica at every look: see `router.values.prediction`.
 
     Attributes:
         available: False when the replica cannot take requests now; `why` says so in a few words.

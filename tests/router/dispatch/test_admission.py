@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 import pytest
@@ -24,7 +24,7 @@ class Metered(FakeReplica):
 
     def snapshot(self) -> ReplicaSnapshot:
         told = super().snapshot()
-        return replace(told, credits=self.credits, credit_in_s=self.credit_in_s)
+        return msgspec.structs.replace(told, credits=self.credits, credit_in_s=self.credit_in_s)
 
     async def generate(self, what):
         self.credits -= 1

@@ -18,7 +18,7 @@ from router.base.errors import (
     Shed,
     Unavailable,
 )
-from router.dispatch.candidates import Unreached
+from router.dispatch.pool import Unreached
 from router.values.request import FinishReason, Origin
 from router.values.settings import RouterSettings
 from tests.support.router_fakes import FAMILY, UPSTREAM, answer, info, request, world

@@ -60,7 +60,7 @@ async def test_a_first_token_that_is_late_is_overtaken_without_a_seam() -> None:
         assert ttft_s < waited_s == pytest.approx(late_s + ttft_s), "each from when it was sent itself"
         assert (metric(w, "won"), metric(w, "lost")) == (1, 0)
         assert set(w.dispatcher.breaker_states().values()) <= {"closed"}
-        assert w.dispatcher._binder._sessions["a"] == w.cloud.info.replica_id
+        assert w.dispatcher._binder.pool.session_replica["a"] == w.cloud.info.replica_id
         w.nothing_is_held()
 
 

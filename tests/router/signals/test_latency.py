@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from router.signals.latency import LatencyModel
 from router.signals.link import Link, LinkPrior
@@ -112,7 +113,7 @@ def test_a_line_stays_a_prediction_whatever_is_observed(points, prefill):
         assert line.predict(1.0) <= line.predict(1000.0)
 
 
-SMALL = info("pruned-int8", prior=replace(PRIOR, decode_tokens_per_s=100.0), device="")
+SMALL = info("pruned-int8", prior=dataclasses.replace(PRIOR, decode_tokens_per_s=100.0), device="")
 
 
 def test_the_rungs_of_a_device_take_turns_and_their_steps_add_up():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
-from dataclasses import replace
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from router.signals.link import Link
 from router.values.prediction import Demand, InFlightLoad, SiblingLoad
@@ -19,7 +20,7 @@ from tests.support.served import Bench
 
 PRIOR = SpeedPrior(prefill_tokens_per_s=1000.0, decode_tokens_per_s=50.0, decode_batch_slope=0.1)
 INFO = info("int8", prior=PRIOR, device="")
-SMALL = info("pruned-int8", prior=replace(PRIOR, decode_tokens_per_s=100.0), device="")
+SMALL = info("pruned-int8", prior=dataclasses.replace(PRIOR, decode_tokens_per_s=100.0), device="")
 IDLE = ReplicaSnapshot(INFO, available=True, slots=4)
 SMALL_IDLE = ReplicaSnapshot(SMALL, available=True, slots=4)
 ASK = Demand(500, 40)

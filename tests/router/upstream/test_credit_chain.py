@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import httpx
+import msgspec
 import pytest
 
 from router.base.clock import MonotonicClock
@@ -37,7 +38,7 @@ class OneSlot(Reciter):
     slots = 1
 
     def snapshot(self):
-        return replace(super().snapshot(), slots=self.slots, running=self.running)
+        return msgspec.structs.replace(super().snapshot(), slots=self.slots, running=self.running)
 
     async def generate(self, request):
         self.running += 1

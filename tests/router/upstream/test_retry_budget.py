@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from router.base.errors import ReplicaBroken, ReplicaFailed
 from router.values.request import InferenceRequest, TokenChunk

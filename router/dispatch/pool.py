@@ -1,0 +1,319 @@
+"""The replicas of a tier as its decisions see them: read again only where something changed.
+
+A view stands until this tier sends to its device, or something ends there, and for a millisecond at most. So a burst of
+decisions reads the devices that it uses, and each of the others once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from router.base.clock import Clock
+from router.dispatch.record import Rejection, ReplicaLoad
+from router.signals.health import Health
+from router.signals.occupancy import occupied_slots, sibling_load
+from router.signals.replica_state import ReplicaState
+from router.signals.signals import Signals
+from router.values.link import LinkSnapshot
+from router.values.prediction import InFlightLoad, SiblingLoad
+from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot
+from router.values.request import Locality
+from router.values.settings import RouterSettings
+
+log = structlog.get_logger("router")
+
+# What nobody told of is seen after so long.
+_MOMENT_S = 0.001
+_SESSIONS_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Unreached:
+    """A configured upstream that was never reached: what it serves is not known yet.
+
+    Attributes:
+        why: what the last attempt met.
+    """
+
+    endpoint: str
+    why: str
+
+    @property
+    def text(self) -> str:
+        return f"not reached yet, so what it serves is not known; {self.why}"
+
+
+class ReplicaView(msgspec.Struct, gc=False):
+    """One replica as it stands now, shared by the decisions of one moment.
+
+    Attributes:
+        mine: what this tier has sent there.
+        own: its sequences.
+        load: for the decision record.
+        blocked: it is not available, or its health speaks against some requests.
+        metered: bytes on its link cost money.
+        siblings: the other rungs of its device that have sequences.
+        occupied, slots: of its device.
+        room: a slot is free, its own and its device's.
+        favoured, device_second_price, peak_latency_s: as in `Candidate`.
+        state: what predictions on it have in common, None before the first.
+    """
+
+    replica: Replica
+    info: ReplicaInfo
+    snapshot: ReplicaSnapshot
+    link: LinkSnapshot | None
+    health: Health
+    mine: InFlightLoad
+    own: int
+    load: ReplicaLoad
+    blocked: bool
+    metered: bool
+    siblings: tuple[SiblingLoad, ...] = ()
+    occupied: int = 0
+    slots: int = 0
+    room: bool = False
+    favoured: bool = True
+    device_second_price: float = 0.0
+    peak_latency_s: float = 0.0
+    state: ReplicaState | None = None
+
+
+class Sides(msgspec.Struct, frozen=True, gc=False):
+    """What is said of all replicas that may ever serve a request, as in `Situation`."""
+
+    best_quality: float
+    pinned: bool
+    remote_served: bool
+    only_remote_fits: bool = False
+    local_down: bool = False
+    remote_down: bool = False
+
+
+class Served(msgspec.Struct, frozen=True, gc=False):
+    """Which replicas serve a model.
+
+    Attributes:
+        others: the rejections of all other replicas.
+        sides: for a request that all of them may serve now.
+    """
+
+    names: tuple[str, ...]
+    others: tuple[Rejection, ...]
+    sides: Sides
+
+
+class Waiting(Protocol):
+    """The tier's queue, as far as decisions look at it."""
+
+    def __len__(self) -> int:
+        """Count the requests that wait."""
+        ...
+
+    def ahead(self, replica_id: str, priority: int) -> int:
+        """Count who waits for a replica with that priority or a higher one."""
+        ...
+
+
+class Pool:
+    """All replicas of a tier. `look` before reading it.
+
+    Attributes:
+        views: by replica id.
+        ahead: see `Waiting`.
+        session_replica: session → the replica that served it last.
+        loads: every replica as the last look found it, for decision records.
+        now_s: of the last look; waiting: requests in the queue then.
+        moment: counts the looks that found anything changed: decisions of one moment have seen the same.
+        locality: what the tier's policy allows at all.
+        upstream: asked at each look for what is configured and was never reached; unreached: its last answer.
+    """
+
+    def __init__(self, settings: RouterSettings, signals: Signals, clock: Clock, queue: Waiting) -> None:
+        self.settings = settings
+        self.signals = signals
+        self.replicas: dict[str, Replica] = {}
+        self.views: dict[str, ReplicaView] = {}
+        self.ahead = queue.ahead
+        self.session_replica: OrderedDict[str, str] = OrderedDict()
+        self.loads: tuple[ReplicaLoad, ...] = ()
+        self.now_s = -math.inf
+        self.waiting = 0
+        self.moment = 0
+        self.locality = Locality.ANY
+        self.upstream: Callable[[], Unreached | None] = _nothing
+        self.unreached: Unreached | None = None
+        self._clock = clock
+        self._queue = queue
+        self._devices: dict[str, list[str]] = {}
+        self._beside: dict[str, dict[str, None]] = {}  # devices that share what is known of them: an upstream's
+        self._stale: dict[str, None] = {}
+        self._all_stale = True
+        self._all_read_s = -math.inf
+        self._served: dict[str, Served] = {}
+        self._unreadable: set[str] = set()
+        self._priced = -1
+
+    def set_replicas(self, replicas: dict[str, Replica]) -> None:
+        self.replicas = replicas
+        self.views = {}
+        self._devices, self._beside = {}, {}
+        shared: dict[str, dict[str, None]] = {}
+        for name, replica in replicas.items():
+            info, device = replica.info, replica.info.device_key
+            self._devices.setdefault(device, []).append(name)
+            self._beside[device] = shared.setdefault(info.endpoint if info.remote else device, {})
+            self._beside[device][device] = None
+        self.changed()
+
+    def on_device(self, device: str) -> Sequence[str]:
+        """Return the ids of a device's replicas."""
+        return self._devices.get(device, ())
+
+    def changed(self, device: str | None = None) -> None:
+        """Something about a device has changed, or anything at all: the next look reads that anew."""
+        if device is None:
+            self._all_stale = True
+        else:
+            self._stale.update(self._beside.get(device, {}))
+
+    def begin_moment(self) -> None:
+        """Read everything at the next look, unless that has only just been done."""
+        if self._clock.now_s() - self._all_read_s > _MOMENT_S:
+            self._all_stale = True
+
+    def look(self) -> Pool:
+        """Bring it up to date."""
+        if not self._all_stale and not self._stale:
+            return self
+        self.moment += 1
+        self.now_s = now_s = self._clock.now_s()
+        prices = self.signals.prices
+        prices.age(now_s)
+        self.waiting = len(self._queue)
+        self.unreached = self.upstream()
+        devices: Iterable[str] = self._stale
+        if self._all_stale:
+            devices, self._all_read_s = self._devices, now_s
+            names: Iterable[str] = self.replicas
+        else:
+            names = [name for device in devices for name in self.on_device(device)]
+        fresh = {name for name in names if self._read(name)}
+        for device in devices:
+            self._stand(device, fresh)
+        if self._priced != prices.version:
+            self._priced = prices.version
+            for name, view in self.views.items():
+                view.favoured = prices.favours(view.info.device_key, name)
+                view.device_second_price = prices.price(view.info.device_key)
+        if fresh:
+            self.loads = tuple([view.load for view in self.views.values()])
+        self._all_stale = False
+        self._stale.clear()
+        return self
+
+    def _read(self, name: str) -> bool:
+        """Read a replica; returns whether its view is a new one. One that cannot be read is unavailable."""
+        replica, signals, seen = self.replicas[name], self.signals, self.views.get(name)
+        mine = signals.in_flight.at(name)
+        try:
+            snapshot, link = replica.snapshot(), replica.link
+        except Exception:
+            if name not in self._unreadable:  # once, not at every decision
+                log.exception("load unreadable", replica=name)
+            self._unreadable.add(name)
+            why = "its load cannot be read"
+            snapshot, link = ReplicaSnapshot(replica.info, available=False, slots=0, why=why), None
+        else:
+            self._unreadable.discard(name)
+        health = signals.health.of(snapshot)
+        if snapshot.credits is not None:  # a request that is bound spends its credit when it is sent, which is soon
+            left = max(0, snapshot.credits - signals.in_flight.unopened_at(snapshot.info.endpoint))
+            snapshot = msgspec.structs.replace(snapshot, credits=left)
+        blocked = bool(health.code) or not snapshot.available
+        if seen is not None and seen.snapshot is snapshot and seen.mine is mine and seen.link is link:
+            seen.health, seen.blocked = health, blocked
+            return False
+        if seen is None or seen.info is not snapshot.info:
+            self._served.clear()
+            self._priced = -1
+        own = occupied_slots(snapshot, mine)
+        metered = link is not None and link.price_per_byte > 0.0
+        view = ReplicaView(
+            replica, snapshot.info, snapshot, link, health, mine, own, (snapshot, link), blocked, metered
+        )
+        if seen is not None:
+            view.favoured, view.device_second_price = seen.favoured, seen.device_second_price
+        self.views[name] = view
+        return True
+
+    def _stand(self, device: str, fresh: AbstractSet[str]) -> None:
+        """Say how the views of a device stand to one another."""
+        names, peaks = self.on_device(device), self.signals.peaks
+        views = [self.views[name] for name in names]
+        for name, view in zip(names, views, strict=True):
+            view.peak_latency_s = peaks.of(name)
+        if fresh.isdisjoint(names):
+            return
+        busy = [sibling_load(view.snapshot, view.mine) for view in views if view.own] if len(views) > 1 else []
+        for view in views:
+            siblings = tuple([load for load in busy if load.info is not view.info])
+            if siblings != view.siblings:
+                view.siblings, view.state = siblings, None
+            occupied, slots = view.own, view.snapshot.slots
+            for sibling in siblings:
+                occupied += sibling.occupied
+                slots = max(slots, sibling.slots)
+            view.occupied, view.slots = occupied, slots
+            credits_left = view.snapshot.credits  # they count what waits there, and what others send
+            room = view.own < view.snapshot.slots and occupied < slots
+            view.room = room if credits_left is None else credits_left > 0
+
+    def remember_session(self, session: str | None, replica_id: str) -> None:
+        if session is not None:
+            self.session_replica[session] = replica_id
+            self.session_replica.move_to_end(session)
+            if len(self.session_replica) > _SESSIONS_KEPT:
+                self.session_replica.popitem(last=False)
+
+    def has_room(self, replica_id: str) -> bool:
+        """Whether a request that is sent to a replica now would start at once."""
+        view = self.views.get(replica_id)
+        return view is not None and not view.blocked and view.room
+
+    def served(self, model: str) -> Served | None:
+        """Return who serves a model, None where nobody does."""
+        found = self._served.get(model)
+        if found is None:
+            infos = [view.info for view in self.views.values()]
+            serving = [info for info in infos if model in (info.family, info.variant)]
+            if not serving:  # anybody may ask for any name: those are not kept
+                return None
+            others = [info for info in infos if model not in (info.family, info.variant)]
+            found = self._served[model] = Served(
+                tuple([info.replica_id for info in serving]),
+                tuple([other_model(info, model) for info in others]),
+                Sides(
+                    best_quality=max(info.quality for info in serving),
+                    pinned=all(model != info.family for info in serving),
+                    remote_served=any(info.remote for info in serving),
+                ),
+            )
+        return found
+
+
+def other_model(info: ReplicaInfo, model: str) -> Rejection:
+    """Return the rejection of a replica that serves another model than the one asked for."""
+    return Rejection(info, "other-model", f"serves {info.variant}, asked for {model}")
+
+
+def _nothing() -> None:
+    """There is no upstream that was not reached."""
