@@ -48,6 +48,7 @@ _DECISIONS_A_TURN = 8
 _DUE_A_TURN = 64
 # Requests decided again for one free slot before the best of them takes it.
 _LOOKS_A_SLOT = 6
+_LIKELY = 0.5  # promise kept, from which on somebody may go first for their age
 _RETRY_AFTER_S = 1.0  # where nothing better is known
 # Refusals for want of capacity count as waiting requests for so long, in the measure of overload.
 _REFUSALS_COUNT_S = 2.0
@@ -200,7 +201,7 @@ class Binder:
             return
         if choice.starts:
             device = choice.candidate.info.device_key
-            firsts = [self.queue.first(name) for name in self.pool.on_device(device)]
+            firsts = [self._first_at(name) for name in self.pool.on_device(device)]
             if all(first is None or entry.key(choice.rank) <= first[0] for first in firsts):
                 self._take(entry, choice)
                 return
@@ -261,6 +262,10 @@ class Binder:
 
     def _first_at(self, replica_id: str) -> tuple[Key, QueueEntry] | None:
         """Return who stands first at a replica; those who leave its slot at this moment stand aside until a change."""
+        if self._signals.oldest_first.due(self._settings.fairness.oldest_first):
+            oldest = self.queue.oldest(replica_id)
+            if oldest is not None and (oldest[1].moment != self.pool.moment or oldest[1].takes(replica_id)):
+                return oldest
         while (first := self.queue.first(replica_id)) is not None:
             entry = first[1]
             if entry.moment != self.pool.moment or not entry.leaves_slots or entry.choice is None:
@@ -281,7 +286,8 @@ class Binder:
         if entry.promised is None and not choice.starts:
             entry.promised = choice
             entry.wait_factor = self._signals.latency.wait_factor(choice.candidate.info)
-        self.queue.place(entry, choice.waits_for, self._clock.now_s() + choice.good_for_s)
+        by_age = self._settings.fairness.oldest_first > 0.0 and (choice.kept is None or choice.kept > _LIKELY)
+        self.queue.place(entry, choice.waits_for, self._clock.now_s() + choice.good_for_s, by_age=by_age)
         self._watch_due()
 
     def _decide(self, entry: QueueEntry) -> Choice | None:
@@ -372,6 +378,13 @@ class Binder:
             self._count(choice, now_s - pending.request.accepted_at_s)
         record.happened(now_s, "sent", replica=info.replica_id, reason=choice.reason, max_tokens=choice.max_tokens)
         self._signals.shares.took(pending.request.caller, now_s, _device_s(choice, attempt))
+        if len(self.queue) > 1:
+            oldest = self.queue.oldest(info.replica_id)
+            self._signals.oldest_first.took(
+                _device_s(choice, attempt),
+                self._settings.fairness.oldest_first,
+                oldest=oldest is None or (entry.age_key, entry.order) <= (oldest[0], oldest[1].order),
+            )
         attempt.trial = self._signals.health.breaker(info).begin()
         self._begin(attempt)  # last: nothing may fail between taking the slot and handing it over
         self.queue.leave(entry)

@@ -85,6 +85,11 @@ class QueueEntry:
         """Whether its last decision leaves what is free to those behind it."""
         return self.choice is not None and self.choice.not_now
 
+    @property
+    def age_key(self) -> Key:
+        """Sorts by age, before every rank of the same priority."""
+        return self.key(math.inf)
+
     def own_key(self) -> Key:
         """Its key at the rank of its last decision."""
         return self.key(0.0 if self.choice is None else self.choice.rank)
@@ -110,6 +115,7 @@ class RequestQueue:
     def __init__(self) -> None:
         self._entries: dict[QueueEntry, None] = {}
         self._heaps: dict[str, list[_Item]] = {}
+        self._by_age: dict[str, list[_Item]] = {}
         self._due: list[_Due] = []
         self._order = count()
         self._waiting_by_priority: dict[str, Counter[int]] = {}
@@ -136,31 +142,29 @@ class RequestQueue:
             self._sheddable -= entry.sheddable
         self.displace(entry)
 
-    def place(self, entry: QueueEntry, waits_for: Mapping[str, float], look_again_s: float) -> None:
+    def place(
+        self, entry: QueueEntry, waits_for: Mapping[str, float], look_again_s: float, *, by_age: bool = False
+    ) -> None:
         """Let an entry wait for replicas, and take it out of where it waited before.
 
         Args:
             waits_for: replica id → rank there; empty: it waits for time to pass only.
             look_again_s: when it is to be decided again at the latest, on the tier's clock; infinity for never.
+            by_age: it may be the `oldest` there.
         """
         self.displace(entry)
         entry.waits_for = waits_for
         version, order, priority = entry.version, entry.order, entry.request.objective.priority
         for replica_id, rank in waits_for.items():
-            heap = self._heaps.setdefault(replica_id, [])
-            heapq.heappush(heap, (entry.key(rank), order, version, entry))
+            self._push(self._heaps.setdefault(replica_id, []), (entry.key(rank), order, version, entry))
+            if by_age:
+                self._push(self._by_age.setdefault(replica_id, []), (entry.age_key, order, version, entry))
             self._waiting_by_priority.setdefault(replica_id, Counter())[priority] += 1
-            if len(heap) > _SWEEP_ABOVE + 2 * len(self._entries):
-                _sweep(heap)
         last = (entry.last_key(), -order, version, entry)  # of equals, the newest
         for heap in (self._last_of_all, self._last_sheddable) if entry.sheddable else (self._last_of_all,):
-            heapq.heappush(heap, last)
-            if len(heap) > _SWEEP_ABOVE + 2 * len(self._entries):
-                _sweep(heap)
+            self._push(heap, last)
         if look_again_s < math.inf:
-            heapq.heappush(self._due, (look_again_s, order, version, entry))
-            if len(self._due) > _SWEEP_ABOVE + 2 * len(self._entries):
-                _sweep(self._due)
+            self._push(self._due, (look_again_s, order, version, entry))
 
     def set_aside(self, entry: QueueEntry, look_again_s: float) -> None:
         """Let an entry stand in nobody's way until the next `stand_back`."""
@@ -177,7 +181,19 @@ class RequestQueue:
 
     def first(self, replica_id: str) -> tuple[Key, QueueEntry] | None:
         """Return who stands first at a replica, with its key there; None if nobody waits for it."""
-        heap = self._heaps.get(replica_id)
+        return self._top(self._heaps.get(replica_id))
+
+    def oldest(self, replica_id: str) -> tuple[Key, QueueEntry] | None:
+        """Return who of the highest priority has waited longest for a replica, of those placed `by_age`."""
+        return self._top(self._by_age.get(replica_id))
+
+    def _push(self, heap: list[_P], place: _P) -> None:
+        heapq.heappush(heap, place)
+        if len(heap) > _SWEEP_ABOVE + 2 * len(self._entries):
+            _sweep(heap)
+
+    @staticmethod
+    def _top(heap: list[_Item] | None) -> tuple[Key, QueueEntry] | None:
         while heap:
             key, _, version, entry = heap[0]
             if entry.version == version and not entry.bound.done():

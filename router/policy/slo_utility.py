@@ -125,12 +125,9 @@ def _not_now(later: Sequence[Worth], situation: Situation) -> Choice:
 
 
 def fair_rank(worth: Worth, situation: Situation) -> float:
-    """Value a device-second, within the bounds of how far long answers and busy callers may be put back."""
-    fairness, cost_s, value = situation.settings.fairness, worth.cost_s, worth.value
-    if fairness.long_answers and situation.usual_cost_s:
-        cost_s = min(cost_s, fairness.long_answers * situation.usual_cost_s)
-    rank = value / cost_s
-    return rank / min(situation.caller_excess, fairness.callers) if fairness.callers > 1.0 else rank
+    """Value a device-second, within the bound of how far busy callers may be put back."""
+    most = situation.settings.fairness.callers
+    return worth.rank / min(situation.caller_excess, most) if most > 1.0 else worth.rank
 
 
 def _tight(situation: Situation) -> bool:

@@ -101,7 +101,9 @@ async def flooded(fairness: Fairness, policy: str = "slo-utility") -> int:
             await w.clock.run(w.ask(max_tokens=10, ignore_eos=True))
         served = len(w.local.sent)
         wish = {"ignore_eos": True}
-        shorts = [asyncio.ensure_future(read(w, request(w.clock, max_tokens=10, **wish), 0.2 * i)) for i in range(80)]
+        at_s = [0.2 * i for i in range(80)]
+        asks = [request(w.clock, max_tokens=10, accepted_at_s=w.clock.now_s() + after_s, **wish) for after_s in at_s]
+        shorts = [asyncio.ensure_future(read(w, *of)) for of in zip(asks, at_s, strict=True)]
         await w.clock.advance(1.0)
         long = [asyncio.ensure_future(w.ask(max_tokens=300, **wish)) for _ in range(2)]
         await w.clock.run(asyncio.gather(*shorts, *long))
@@ -110,14 +112,13 @@ async def flooded(fairness: Fairness, policy: str = "slo-utility") -> int:
         return max(index for index, tokens in enumerate(asked) if tokens == 300) - 1
 
 
-@pytest.mark.xfail(
-    strict=True, reason="open: the mean that bounds a cost lies above the cost of most, who still go first"
-)
 async def test_fairness_bounds_how_far_long_answers_are_put_back() -> None:
-    unbounded, loose, tight = [await flooded(Fairness(long_answers=bound)) for bound in (0.0, 8.0, 1.0)]
+    unbounded, loose, tight = [await flooded(Fairness(oldest_first=share)) for share in (0.0, 0.35, 0.5)]
     assert unbounded == 80, "every short one goes first, for as long as any comes"
-    assert tight <= loose <= unbounded
-    assert tight < 30, "a cost counts as the mean at most: they go about in order of age"
+    assert tight < loose < unbounded
+    cost = 6.05 / 0.25  # of a long answer, in short ones
+    assert loose <= 8 + cost * 0.65 / 0.35, "the older ones, then what the first long one's turn is paid with"
+    assert tight <= 8 + cost
 
 
 async def busy_and_small(fairness: Fairness) -> list[int]:
