@@ -6,7 +6,8 @@
    cloud, the one that knows the session before others, the quicker before the slower.
 3. While none can start, it waits, and its rank, value a device-second, says who goes first when one can.
 4. It leaves the queue once its promise is all but lost everywhere, with a time to come back; on a device that has
-   nothing to do it is served late instead, unless a deadline would end it.
+   nothing to do it is served late instead, unless a deadline would end it. A refusal is for good: while only the
+   prompts that stand before it are in its way, it waits for those, and leaves what is free to others.
 
 No answer is capped by a prediction: it ends at its own deadline.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.policy.promise import backlog_s, choose, reason_for, to_keep
-from router.policy.worth import FLOOR, Worth, latest_start_s, offer_of, worth_of
+from router.policy.worth import FLOOR, Worth, latest_start_s, offer_of, without_backlog, worth_of
 from router.values.choice import Choice, Hopeless
 from router.values.offer import Offer
 from router.values.request import Locality
@@ -95,6 +96,9 @@ class SloUtility:
                 return choose(best.candidate, situation, "late")
         soonest = min((w.candidate for w in judged), key=lambda c: c.prediction.ttft_s)
         kept = max(w.kept for w in judged)
+        later = [w for w in judged if worth_of(without_backlog(w.candidate), situation).kept > FLOOR]
+        if later:
+            return _not_now(later, situation)
         return Hopeless(
             why=f"it would be kept with a probability of {kept:.2f} if it began now, "
             f"after {situation.waited_s * 1e3:.0f} ms of waiting; to be kept: {to_keep(situation)}; "
@@ -104,13 +108,26 @@ class SloUtility:
         )
 
 
+def _not_now(later: Sequence[Worth], situation: Situation) -> Choice:
+    """Wait for what stands before it to be computed: a refusal is for good, so no passing backlog is its reason."""
+    best = max(later, key=lambda w: (w.kept, -w.candidate.prediction.backlog_s))
+    gone_s = min(w.candidate.prediction.backlog_s for w in later)
+    return choose(
+        best.candidate,
+        situation,
+        reason_for(best.candidate, situation),
+        rank=fair_rank(best, situation),
+        waits_for={w.candidate.info.replica_id: fair_rank(w, situation) for w in later},
+        good_for_s=max(gone_s, _LOOK_AGAIN_S),
+        kept=best.kept,
+        not_now=True,
+    )
+
+
 def fair_rank(worth: Worth, situation: Situation) -> float:
-    """Value a device-second, within the bounds of how far long answers and busy callers may be put back."""
-    fairness, cost_s, value = situation.settings.fairness, worth.cost_s, worth.value
-    if fairness.long_answers and situation.usual_cost_s:
-        cost_s = min(cost_s, fairness.long_answers * situation.usual_cost_s)
-    rank = value / cost_s
-    return rank / min(situation.caller_excess, fairness.callers) if fairness.callers > 1.0 else rank
+    """Value a device-second, within the bound of how far busy callers may be put back."""
+    most = situation.settings.fairness.callers
+    return worth.rank / min(situation.caller_excess, most) if most > 1.0 else worth.rank
 
 
 def _tight(situation: Situation) -> bool:
