@@ -82,6 +82,7 @@ def block_row(system: str, block: int, seen: Sequence[Seen], quality: Mapping[st
         "served_by": dict(Counter(one.variant for one in seen if one.first_s is not None)),
         "ttft_s": [round(one.first_s, 4) for one in seen if one.first_s is not None],
         "sent_late_s": round(max(one.sent_late_s for one in seen), 3),
+        "answers": [one.row() for one in seen],
         "errors": sorted({one.error for one in seen if one.outcome == "failed"})[:3],
     }
 

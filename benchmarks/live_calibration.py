@@ -48,6 +48,13 @@ class Judged:
     bound_s: float
     told: Prediction
 
+    def row(self) -> dict[str, Any]:
+        told = {f"told_{name}_s": round(getattr(self.told, f"{name}_s"), 4) for name in _TOLD}
+        return {**self.seen.row(), "tier": self.tier, "bound_s": round(self.bound_s, 4), **told}
+
+
+_TOLD = ("wait", "ttft", "ttft_high", "tpot", "tpot_high", "finish", "finish_high")
+
 
 def judged_of(seen: Seen, record: Mapping[str, Any]) -> Judged | None:
     """Return what a decision record told of an answer; None where there is no answer, or it was asked for twice."""
@@ -60,9 +67,6 @@ def judged_of(seen: Seen, record: Mapping[str, Any]) -> Judged | None:
         return None
     figures = {f"{name}_s": row.get(f"{name}_ms", 0.0) / 1e3 for name in _TOLD}
     return Judged(seen, str(row["tier"]), sent[0], Prediction(free=bool(row.get("free")), **figures))
-
-
-_TOLD = ("wait", "ttft", "ttft_high", "tpot", "tpot_high", "finish", "finish_high")
 
 
 def cells_of(judged: Sequence[Judged]) -> dict[str, Cell]:
@@ -107,6 +111,7 @@ async def measure(rates: Sequence[float], step_s: float) -> dict[str, Any]:
     """Serve a slice at each rate, and judge what was told."""
     promises = Promises()
     rows: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="overspill-hybrid-") as folder:
         async with Tiers(Path(folder)) as tiers:
             learning = rows_of(TRACE, round(LEARN_S * rates[0]) + 2, SLICE - 1, Scale(rate_rps=rates[0]))
@@ -118,7 +123,9 @@ async def measure(rates: Sequence[float], step_s: float) -> dict[str, Any]:
                 trace = rows_of(TRACE, max(2, round(rate_rps * step_s)), SLICE + number, Scale(rate_rps=rate_rps))
                 seen = await replay(tiers.hybrid, asks_of(trace, SLICE + number, f"rate {rate_rps}", promises))
                 await tiers.settle()
-                rows += rows_at(rate_rps, await judge(tiers, seen))
+                judged = await judge(tiers, seen)
+                answers += [{"rate_rps": rate_rps, **one.row()} for one in judged]
+                rows += rows_at(rate_rps, judged)
                 show([row for row in rows if row["rate_rps"] == rate_rps])
             other_share = other_work.share()
     return {
@@ -130,6 +137,7 @@ async def measure(rates: Sequence[float], step_s: float) -> dict[str, Any]:
         "other_work_share": other_share,
         "asked": [LOW, HIGH],
         "rows": rows,
+        "answers": answers,
     }
 
 

@@ -30,6 +30,8 @@ from benchmarks.live.client import Seen, replay
 from benchmarks.live.running import run
 from benchmarks.live.tiers import Tiers
 from benchmarks.live.workload import OPEN_CAP_TOKENS, Ask, Promises, Scale, asks_of, rows_of
+from benchmarks.live_calibration import HEADER, judge, rows_at
+from benchmarks.live_calibration import show as show_predictions
 from benchmarks.under_load import OtherWork, percentile
 from router.simulation.run import simulate
 from router.simulation.values import SimRequest, SimRow
@@ -154,6 +156,7 @@ async def measure(rate_rps: float, seconds: float) -> dict[str, Any]:
             other_work = OtherWork([tiers.stack.edge.pid, tiers.stack.cloud.pid])
             seen = await replay(tiers.hybrid, asks)
             other_share = other_work.share()
+            told = rows_at(rate_rps, await judge(tiers, seen[first:]))
     requests = [sim_request(ask) for ask in asks]
     simulated = [simulate(world, requests, RouterSettings(), seed=seed).rows for seed in range(SEEDS)]
     live, sim = live_figures(seen[first:]), mean_of([sim_figures(rows[first:]) for rows in simulated])
@@ -170,26 +173,11 @@ async def measure(rate_rps: float, seconds: float) -> dict[str, Any]:
         "other_work_share": other_share,
         "world": msgspec.to_builtins(world),
         "measured": [asdict(fit) for fit in fits],
+        "predictions": told,
         "live": live,
         "sim": sim,
         "rows": compare(live, sim),
-        "live_requests": [_kept_of(one) for one in seen],
-    }
-
-
-def _kept_of(one: Seen) -> dict[str, Any]:
-    ask = one.ask
-    return {
-        "arrival_s": round(ask.arrival_s, 3),
-        "prompt_tokens": ask.prompt_tokens,
-        "answer_tokens": ask.answer_tokens,
-        "kind": ask.kind,
-        "open_length": ask.open_length,
-        "outcome": one.outcome,
-        "variant": one.variant,
-        "tokens": one.tokens,
-        "first_s": None if one.first_s is None else round(one.first_s, 4),
-        "last_s": None if one.last_s is None else round(one.last_s, 4),
+        "live_requests": [one.row() for one in seen],
     }
 
 
@@ -203,6 +191,9 @@ def show(result: Mapping[str, Any]) -> None:
         print(f"{row['figure']:<16}{live:>10}{sim:>10}{gap:>12}  {'' if row['within'] else 'beyond'}")
     for side in ("live", "sim"):
         print(f"served by, {side}: " + ", ".join(f"{name} {s:.0%}" for name, s in result[side]["served_by"].items()))
+
+    print(HEADER)
+    show_predictions(result["predictions"])
 
 
 def main() -> None:

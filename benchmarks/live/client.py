@@ -87,6 +87,22 @@ class Seen:
             return "failed"
         return ("kept" if self.kept else "late") if self.whole else "cut"
 
+    def row(self) -> dict[str, object]:
+        """Return what a result keeps of it; no text."""
+        ask = self.ask
+        return {
+            "arrival_s": round(ask.arrival_s, 3),
+            "prompt_tokens": ask.prompt_tokens,
+            "answer_tokens": ask.answer_tokens,
+            "kind": ask.kind,
+            "open_length": ask.open_length,
+            "outcome": self.outcome,
+            "variant": self.variant,
+            "tokens": self.tokens,
+            "first_s": None if self.first_s is None else round(self.first_s, 4),
+            "last_s": None if self.last_s is None else round(self.last_s, 4),
+        }
+
 
 async def ask_one(session: aiohttp.ClientSession, target: Target, ask: Ask) -> Seen:
     """Send one request and follow its stream; never raises for what a server does."""
