@@ -42,7 +42,7 @@ from router.values.settings import RouterSettings
 SYSTEMS = ("hybrid", "edge-only", "cloud-only", "litellm")
 TRACE = "azure-conv"
 OUTCOMES = ("kept", "late", "cut", "refused", "failed")
-WARM_UP_REQUESTS = 6
+WARM_UP_REQUESTS = 24
 
 
 @dataclass(frozen=True)

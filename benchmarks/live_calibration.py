@@ -57,16 +57,16 @@ _TOLD = ("wait", "ttft", "ttft_high", "tpot", "tpot_high", "finish", "finish_hig
 
 
 def judged_of(seen: Seen, record: Mapping[str, Any]) -> Judged | None:
-    """Return what a decision record told of an answer; None where there is no answer, or it was asked for twice."""
+    """Return what a decision record told of an answer; None where there is none, or it was sent twice or hedged."""
     chosen = [row for row in record.get("candidates", ()) if row.get("chosen")]
-    sent = [event["at_ms"] / 1e3 for event in record.get("events", ()) if event["event"] == "sent"]
+    sent = [event for event in record.get("events", ()) if event["event"] == "sent"]
     if len(chosen) != 1 or len(sent) != 1 or seen.first_s is None or seen.last_s is None or seen.tokens < 1:
         return None
     row = chosen[0]
-    if row.get("ttft_ms") is None:
+    if row.get("ttft_ms") is None or row["replica"] != sent[0]["replica"]:
         return None
     figures = {f"{name}_s": row.get(f"{name}_ms", 0.0) / 1e3 for name in _TOLD}
-    return Judged(seen, str(row["tier"]), sent[0], Prediction(free=bool(row.get("free")), **figures))
+    return Judged(seen, str(row["tier"]), sent[0]["at_ms"] / 1e3, Prediction(free=bool(row.get("free")), **figures))
 
 
 def cells_of(judged: Sequence[Judged]) -> dict[str, Cell]:

@@ -249,9 +249,17 @@ def test_answers_that_never_run_at_once_are_no_measurement() -> None:
 
 
 def record(**changes: object) -> dict[str, object]:
-    row = {"tier": "edge", "chosen": True, "free": True, "ttft_ms": 400.0, "ttft_high_ms": 600.0, "tpot_ms": 50.0}
+    row = {
+        "tier": "edge",
+        "replica": "e",
+        "chosen": True,
+        "free": True,
+        "ttft_ms": 400.0,
+        "ttft_high_ms": 600.0,
+        "tpot_ms": 50.0,
+    }
     rest = {"tpot_high_ms": 80.0, "finish_ms": 1500.0, "finish_high_ms": 2400.0}
-    return {"candidates": [{**row, **rest}], "events": [{"event": "sent", "at_ms": 500.0}], **changes}
+    return {"candidates": [{**row, **rest}], "events": [{"event": "sent", "replica": "e", "at_ms": 500.0}], **changes}
 
 
 def test_an_answer_is_judged_by_what_was_told_when_it_was_bound() -> None:
@@ -272,7 +280,9 @@ def test_a_cut_answer_is_judged_by_the_time_it_would_have_taken() -> None:
 
 
 def test_what_was_sent_twice_or_never_answered_is_not_judged() -> None:
-    twice = record(events=[{"event": "sent", "at_ms": 1.0}, {"event": "sent", "at_ms": 9.0}])
+    twice = record(events=[{"event": "sent", "replica": name, "at_ms": 1.0} for name in ("c", "e")])
+    hedged = record(events=[{"event": "sent", "replica": "c", "at_ms": 1.0}])
+    assert judged_of(seen(ask()), hedged) is None
     assert judged_of(seen(ask()), twice) is None
     assert judged_of(seen(ask(), first_s=None), record()) is None
     assert judged_of(seen(ask()), {}) is None
