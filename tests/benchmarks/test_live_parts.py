@@ -15,6 +15,7 @@ from benchmarks.hybrid import SYSTEMS, block_row, draw, order_of, summary
 from benchmarks.links import shapes_of, synthetic
 from benchmarks.live.calibration import RungFit, TierFit, fit_line, fit_rung, step_s, world_of
 from benchmarks.live.client import Seen
+from benchmarks.live.cpu_share import CpuShare
 from benchmarks.live.litellm import configuration
 from benchmarks.live.namespace import STEP_S, rates_bps
 from benchmarks.live.relay import LinkShape, Passage
@@ -314,3 +315,25 @@ def test_differences_are_told_and_judged() -> None:
     assert (rows["ttft_ms_p50"]["difference"], rows["ttft_ms_p50"]["within"]) == (0.11, False)
     assert rows["share_kept"]["within"]
     assert not rows["share_cut"]["within"]
+
+
+async def test_a_tier_with_a_share_of_a_core_is_started_in_a_group_with_that_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.cfs_quota_us").write_text("-1")
+    monkeypatch.setattr("benchmarks.live.cpu_share._ROOTS", (tmp_path,))
+    async with CpuShare(0.4) as device:
+        (group,) = (path for path in tmp_path.iterdir() if path.is_dir())
+        quota_us, period_us = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+        assert quota_us / period_us == pytest.approx(0.4)
+        assert str(group) in device.prefix[2]
+        for file in group.iterdir():  # a real group has none that `rmdir` minds
+            file.unlink()
+        (group / "cgroup.procs").write_text("")
+        assert device.limited
+
+
+async def test_without_a_controller_a_tier_has_all_of_its_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.live.cpu_share._ROOTS", (tmp_path / "none",))
+    async with CpuShare(0.4) as device:
+        assert (device.limited, device.prefix) == (False, ())
