@@ -44,7 +44,7 @@ from router.values.settings import RouterSettings
 SYSTEMS = ("hybrid", "edge-only", "cloud-only", "litellm")
 TRACE = "azure-conv"
 OUTCOMES = ("kept", "late", "cut", "refused", "failed")
-WARM_UP_REQUESTS = 24
+WARM_UP_REQUESTS = 16
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ def summary(system: str, rows: Sequence[Mapping[str, Any]], block_s: float) -> d
         "goodput_low": round(min(row["kept"] for row in mine) / block_s, 3),
         "goodput_high": round(max(row["kept"] for row in mine) / block_s, 3),
         "quality_goodput_per_s": round(total["quality"] / span_s, 3),
+        "quality_of_kept": round(total["quality"] / total["kept"], 3) if total["kept"] else None,
         "ttft_ms_p50": percentile(ttfts_ms, 50),
         "ttft_ms_p95": percentile(ttfts_ms, 95),
         "cloud_tokens": total["cloud_tokens"],
@@ -196,7 +197,7 @@ _TIMES = (("ttft_ms_p50", 10), ("ttft_ms_p95", 9))
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Draw goodput, first token and cloud tokens of each system, as SVG and PNG; readable on white and on black."""
+    """Draw goodput, quality, first token and cloud tokens of each system, as SVG; readable on white and on black."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -211,7 +212,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     systems = result["systems"]
     names = [LABELS.get(row["system"], row["system"]) for row in systems]
     colours = [COLOURS.get(row["system"], INK) for row in systems]
-    figure, panels = plt.subplots(1, 3, figsize=(9.6, 3.0), constrained_layout=True, sharey=True)
+    figure, panels = plt.subplots(1, len(PANELS), figsize=(10.4, 2.9), constrained_layout=True, sharey=True)
     places = range(len(systems))
     for axis, (key, title, form) in zip(panels, PANELS, strict=True):
         values = [row[key] or 0.0 for row in systems]
@@ -231,13 +232,12 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     day = datetime.now(timezone.utc).date().isoformat()
     plan = result["plan"]
     figure.supxlabel(
-        f"{result['model']}, Azure conversation trace at {plan['rate_rps']:g} requests/s, {plan['blocks']} blocks of "
-        f"{plan['block_s']:g} s by turns (thin line: worst to best block)\n{machine()['cpu']}: the cloud has one, the "
-        f"device {result['edge_share_of_core']:g} of the other; {day}",
+        f"{result['model']}, Azure conversation trace at {plan['rate_rps']:g} requests/s, {plan['blocks']} × "
+        f"{plan['block_s']:g} s each, by turns (thin line: worst to best of them)\n"
+        f"{machine()['cpu']}: the cloud has one, the device {result['edge_share_of_core']:g} of the other; {day}",
         fontsize=7.5,
     )
     figure.savefig(path.with_suffix(".svg"), metadata={"Date": None}, transparent=True)
-    figure.savefig(path.with_suffix(".png"), dpi=160, transparent=True)
     plt.close(figure)
 
 
@@ -246,8 +246,9 @@ LABELS = {"hybrid": "Overspill hybrid", "edge-only": "edge only", "cloud-only": 
 COLOURS = {"hybrid": "#2f9e78", "edge-only": "#c98a3a", "cloud-only": "#4c8fc4", "litellm": "#9a7bbd"}
 PANELS = (
     ("goodput_per_s", "answers in time, per second", "{:.2f}"),
+    ("quality_of_kept", "their mean quality", "{:.2f}"),
     ("ttft_ms_p95", "first token, p95, ms", "{:.0f}"),
-    ("cloud_tokens_per_kept", "cloud tokens per answer in time", "{:.0f}"),
+    ("cloud_tokens_per_kept", "cloud tokens per answer", "{:.0f}"),
 )
 
 
