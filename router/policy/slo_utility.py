@@ -24,6 +24,8 @@ from router.values.request import Locality
 from router.values.situation import Situation
 
 _NEAR = 0.02  # probability by which the device may be worse than the best and still goes first
+_LIKELY = 0.4  # below this probability nobody joins others on a device: it would slow down what is likely
+_LATER_SHARE = 0.5  # a free replica is taken if it is worth so much of what a busy one is after its wait
 _TAKEN_SOON_S = 1.0  # for one that found a free slot, and waits behind others for it
 _LOOK_AGAIN_S = 0.05  # at the earliest, for one that may be lost
 
@@ -41,11 +43,12 @@ class SloUtility:
         promised = [w for w in judged if w.kept > FLOOR and w.value > 0.0]
         if not promised:
             return self._late(judged, situation)
-        free = [w for w in promised if w.candidate.prediction.free]
+        free = self._worth_a_slot(promised, situation)
         unknown = [w for w in free if w.candidate.prediction.explore]
         if unknown and not _tight(situation):
             return choose(unknown[0].candidate, situation, "explore", rank=fair_rank(unknown[0], situation))
-        best = self._best(free or promised, situation)
+        busy = [w for w in promised if not w.candidate.prediction.free]
+        best = self._best(free or busy or promised, situation)
         listed = [*self._of_each_device(promised, situation), best]
         waits_for = {w.candidate.info.replica_id: fair_rank(w, situation) for w in listed}
         good_for_s = _TAKEN_SOON_S
@@ -61,6 +64,20 @@ class SloUtility:
             good_for_s=max(good_for_s, _LOOK_AGAIN_S),
             kept=best.kept,
         )
+
+    @staticmethod
+    def _worth_a_slot(promised: list[Worth], situation: Situation) -> list[Worth]:
+        """Return who can start now and should: likely enough to be kept there, and not far better kept by waiting."""
+        free = [w for w in promised if w.candidate.prediction.free]
+        taken = [w for w in free if w.kept >= _LIKELY or w.candidate.idle]
+        if not taken or len(free) == len(promised) or min(w.kept for w in taken) >= _LATER_SHARE:
+            return taken
+        later = max(
+            worth_of(w.candidate, situation, wait_s=w.candidate.prediction.wait_s).value
+            for w in promised
+            if not w.candidate.prediction.free
+        )
+        return [w for w in taken if w.value >= _LATER_SHARE * later]
 
     @staticmethod
     def _best(judged: list[Worth], situation: Situation) -> Worth:
