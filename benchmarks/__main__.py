@@ -1,7 +1,8 @@
 """Run every benchmark, one after the other, and keep their JSON: `make bench` or `python -m benchmarks [NAME …]`.
 
 `routing` has a target of its own, `make bench-routing`: it takes as long as all others together.
-Results go to `benchmarks/results/<name>.json`, stamped with the machine and the day.
+Results go to `benchmarks/results/<name>.json`, stamped with the machine, the day and the commit. What follows `--` goes
+to the benchmark: `python -m benchmarks links -- --lte UP DOWN`.
 """
 
 from __future__ import annotations
@@ -27,9 +28,21 @@ def machine() -> dict[str, object]:
     return {"cpu": cpu, "system": platform.platform(), "python": platform.python_version()}
 
 
+def commit() -> str:
+    """Return the commit that is measured, with a `+` where other files than results differ from it; else nothing."""
+    head = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=HERE, capture_output=True, check=False)
+    if head.returncode:
+        return ""
+    others = ["--", ":/", ":(exclude,top)benchmarks/results"]
+    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", *others], cwd=HERE, check=False).returncode
+    return head.stdout.decode().strip() + ("+" if changed else "")
+
+
 def main() -> int:
     known = sorted(path.stem for path in HERE.glob("*.py") if not path.stem.startswith("_") and path.stem not in APART)
-    names = sys.argv[1:] or known
+    given = sys.argv[1:]
+    passed_on = given[given.index("--") + 1 :] if "--" in given else []
+    names = (given[: given.index("--")] if "--" in given else given) or known
     failed = [name for name in names if name not in known]
     if failed:
         print(f"no benchmark called {', '.join(failed)}; there are {', '.join(known)}", file=sys.stderr)
@@ -37,13 +50,17 @@ def main() -> int:
     for name in names:
         result = HERE / "results" / f"{name}.json"
         print(f"\n── {name} ──", flush=True)
-        run = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", "--json", str(result)], check=False)
+        measured = commit()
+        run = subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{name}", "--json", str(result), *passed_on], check=False
+        )
         if run.returncode:
             failed.append(name)
             continue
         stamped = {
             "measured": datetime.now(timezone.utc).date().isoformat(),
             "machine": machine(),
+            "commit": measured,
             "result": json.loads(result.read_text()),
         }
         result.write_text(json.dumps(stamped, indent=1) + "\n")

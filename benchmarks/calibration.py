@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -47,6 +48,23 @@ _LOAD_OF_CHANGES = 0.5
 _LOAD_OF_RECOVERY = 0.9
 
 
+class Told(Protocol):
+    """What a prediction is judged by; seconds from the binding."""
+
+    @property
+    def ttft_s(self) -> float: ...
+    @property
+    def ttft_high_s(self) -> float: ...
+    @property
+    def tpot_s(self) -> float: ...
+    @property
+    def tpot_high_s(self) -> float: ...
+    @property
+    def finish_s(self) -> float: ...
+    @property
+    def finish_high_s(self) -> float: ...
+
+
 @dataclass
 class Cell:
     """Figures of one tier at one load: whether each upper figure was kept, and relative errors of the medians."""
@@ -58,16 +76,25 @@ class Cell:
         told = row.told
         if told is None or row.ttft_s is None or row.bound_s is None or row.last_s is None:
             return
-        ttft_s = row.ttft_s - row.bound_s
+        pace_s = (row.last_s - row.ttft_s) / (row.tokens - 1) if row.tokens > 1 else None
+        finish_s = row.finish_s - row.bound_s if row.whole else None
+        self.judge(told, row.ttft_s - row.bound_s, pace_s, finish_s, request.asked_tokens)
+
+    def judge(self, told: Told, ttft_s: float, pace_s: float | None, finish_s: float | None, whole_tokens: int) -> None:
+        """Judge one answer; all times are seconds from its binding.
+
+        Args:
+            pace_s: seconds a token, None for a single one.
+            finish_s: of a whole answer; None for one that was cut, which would have had `whole_tokens`.
+        """
         self._judge("ttft", ttft_s, told.ttft_s, told.ttft_high_s)
-        pace_s = told.tpot_s
-        if row.tokens > 1:
-            pace_s = (row.last_s - row.ttft_s) / (row.tokens - 1)
+        if pace_s is not None:
             self._judge("tpot", pace_s, told.tpot_s, told.tpot_high_s)
-        finish_s = row.finish_s - row.bound_s if row.whole else ttft_s + (request.asked_tokens - 1) * pace_s
-        self._judge("finish", finish_s, told.finish_s, told.finish_high_s)
-        if row.whole:
+        if finish_s is not None:
             self.kept["finish_of_whole"].append(finish_s <= told.finish_high_s)
+        else:
+            finish_s = ttft_s + (whole_tokens - 1) * (told.tpot_s if pace_s is None else pace_s)
+        self._judge("finish", finish_s, told.finish_s, told.finish_high_s)
 
     def _judge(self, figure: str, actual_s: float, told_s: float, high_s: float) -> None:
         self.kept[figure].append(actual_s <= high_s)

@@ -30,7 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hybrid import HEADER, TRACE, WARM_UP_REQUESTS, block_row, line, order_of, summary
+from benchmarks.hybrid import Plan as Hybrid
 from benchmarks.live.client import Target, replay
+from benchmarks.live.cpu_share import CpuShare
 from benchmarks.live.namespace import STEP_S, THERE, Namespace, possible
 from benchmarks.live.relay import LinkShape, Relay
 from benchmarks.live.running import run
@@ -47,9 +49,10 @@ SEED = 20261121
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: each link, `blocks` times, for `step_s` seconds by every system."""
+    """What is measured: each link, `blocks` times, for `step_s` seconds by every system; as in `benchmarks.hybrid`."""
 
-    rate_rps: float = 2.0
+    rate_rps: float = Hybrid.rate_rps
+    edge_share: float = Hybrid.edge_share
     blocks: int = 1
     step_s: float = 45.0
 
@@ -124,10 +127,15 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def site(folder: Path, namespace: Namespace | None) -> AsyncIterator[Site]:
-    """Start the tiers with the link between them."""
+async def site(folder: Path, namespace: Namespace | None, device: CpuShare) -> AsyncIterator[Site]:
+    """Start the tiers with the link between them.
+
+    Args:
+        device: the device's share of its core.
+    """
     env = {} if namespace is None else {"OVERSPILL_CLOUD__SERVER__HOST": THERE}
-    options = TierOptions(cloud_prefix=() if namespace is None else namespace.prefix, env=env)
+    cloud_prefix = () if namespace is None else namespace.prefix
+    options = TierOptions(edge_prefix=device.prefix, cloud_prefix=cloud_prefix, env=env)
     tiers = Tiers(folder, options)
     host = "127.0.0.1" if namespace is None else THERE
     tiers.stack.cloud_url = f"http://{host}:{tiers.stack.cloud_port}"
@@ -147,7 +155,8 @@ async def measure(plan: Plan, shapes: Sequence[LinkShape]) -> dict[str, Any]:
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overspill-links-")))
         namespace = None if why else await stack.enter_async_context(Namespace())
-        here = await stack.enter_async_context(site(folder, namespace))
+        device = await stack.enter_async_context(CpuShare(plan.edge_share))
+        here = await stack.enter_async_context(site(folder, namespace, device))
         targets, tiers = here.targets(), here.tiers
         quality = await tiers.qualities()
         for number, name in enumerate(SYSTEMS):
@@ -175,6 +184,7 @@ async def measure(plan: Plan, shapes: Sequence[LinkShape]) -> dict[str, Any]:
         "plan": asdict(plan),
         "scale": asdict(scale),
         "promises": asdict(promises),
+        "edge_share_of_core": plan.edge_share if device.limited else 1.0,
         "bandwidth_by": "relay" if why else f"tbf in a network namespace, steps of {STEP_S:g} s",
         "links": [_described(shape, plan.step_s) for shape in shapes],
         "other_work_share": other_share,
@@ -206,10 +216,12 @@ def main() -> None:
     parser.add_argument("--lte", nargs=2, metavar=("UP", "DOWN"))
     parser.add_argument("--hsdpa", nargs=2, metavar=("CSV", "NAME"))
     parser.add_argument("--rate", type=float, default=Plan.rate_rps)
+    parser.add_argument("--edge-share", type=float, default=Plan.edge_share)
     parser.add_argument("--blocks", type=int, default=Plan.blocks)
     parser.add_argument("--step-s", type=float, default=Plan.step_s)
     arguments = parser.parse_args()
-    plan, shapes = Plan(arguments.rate, arguments.blocks, arguments.step_s), shapes_of(arguments)
+    plan = Plan(arguments.rate, arguments.edge_share, arguments.blocks, arguments.step_s)
+    shapes = shapes_of(arguments)
     print(HEADER, flush=True)
     limit_s = 300.0 + plan.blocks * len(shapes) * len(SYSTEMS) * (plan.step_s + 90.0)
     result = run(measure(plan, shapes), limit_s)

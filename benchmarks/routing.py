@@ -6,6 +6,10 @@ an upper bound that knows the future (`router.simulation.bound`), in whole answe
 quality and weight; its spread is the standard deviation over the seeds. `clairvoyant-greedy` is a schedule that could
 have been run by who knows the future.
 
+`slo-utility+fair` is the default with `[router.fairness]` on: its cost in goodput, and what long answers and a small
+tenant beside a big one have of it. The tenants' table is of the proportional mix of the first trace: one request in
+ten, of the longer half, is the small tenant's.
+
 What is computed is kept in `.overspill/bench-routing` under a digest of the code: a run that was ended goes on where it
 was, and other code begins anew. Bounds depend on no policy and stay.
 """
@@ -39,6 +43,7 @@ from router.simulation.run import simulate, truths_of
 from router.simulation.traces import SHIPPED, load_trace
 from router.simulation.values import SimRequest
 from router.simulation.world import load_world, two_tiers
+from router.values.settings import Fairness
 
 HERE = Path(__file__).resolve().parent
 STORE = HERE.parent / ".overspill"
@@ -50,6 +55,10 @@ PEERS = {
 TOLD = {"late-binding-value-density-known"}
 """Peers that are told each length, as the caller's cap."""
 DEFAULT = "slo-utility"
+FAIR = f"{DEFAULT}+fair"
+FAIRNESS = {FAIR: Fairness(oldest_first=0.1, callers=4.0)}
+TENANTS, TENANTS_OF = "tenants", "proportional"
+"""A mix of this benchmark alone, and that of which it is made."""
 
 LOADS = (0.5, 0.9, 1.2, 2.0, 5.0)
 MIXES_SHOWN = ("proportional", "one-deadline", "ttft-tpot", "mixture")
@@ -84,7 +93,8 @@ class Outcome:
     Attributes:
         value: Σ weight · quality of what was kept.
         bound: of the cell; 0 but for the clairvoyant.
-        kept, kept_long: shares of whole answers that kept all: of all, and of the quarter of the longest.
+        kept, kept_long, kept_small: shares of whole answers that kept all: of all, of the quarter of the longest, of
+            the small tenant's.
         took_s: processor time.
     """
 
@@ -92,6 +102,7 @@ class Outcome:
     bound: float
     kept: float
     kept_long: float
+    kept_small: float
     took_s: float
 
 
@@ -103,10 +114,18 @@ def main() -> int:
         Job(cell, policy, arguments.requests, arguments.world)
         for policy, cell in itertools.product([CLAIRVOYANT, *arguments.policy], cells)
     ]
-    outcomes = _run(jobs, arguments.jobs)
+    of_tenants = itertools.product([name for name in (DEFAULT, FAIR) if name in arguments.policy], arguments.load)
+    shared = [
+        Job(Cell(arguments.trace[0], TENANTS, load, seed), policy, arguments.requests, arguments.world)
+        for policy, load in of_tenants
+        for seed in arguments.seeds
+    ]
+    outcomes = _run([*jobs, *shared], arguments.jobs)
+    tenants = _tenants({job: outcomes.pop(job) for job in shared})
     rows, fairness = _rows(outcomes), _fairness(outcomes)
     _print_tables(rows)
     _print_fairness(fairness)
+    _print_tenants(tenants)
     behind = _behind(rows)
     for line in behind:
         print(line)
@@ -121,13 +140,15 @@ def main() -> int:
         "took_s": round(time.perf_counter() - began_s, 1),
     }
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"meta": meta, "rows": rows, "fairness": fairness}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({"meta": meta, "rows": rows, "fairness": fairness, "tenants": tenants}, indent=1) + "\n"
+        )
     return 1 if arguments.check and behind else 0
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = [*POLICIES, *PEERS]
+    every = [*POLICIES, *FAIRNESS, *PEERS]
     parser.add_argument("--trace", nargs="+", default=[*SHIPPED], help="names of shipped traces, or files")
     parser.add_argument("--mix", nargs="+", default=[*MIXES_SHOWN], choices=[*MIXES])
     parser.add_argument("--load", nargs="+", type=float, default=[*LOADS])
@@ -155,13 +176,19 @@ def experiment(job: Job) -> Experiment:
     mean_tokens = statistics.fmean(row.input_tokens for row in load_trace(job.cell.trace))
     prompt_tokens = EDGE_PROMPT_TOKENS if mean_tokens > LONG_PROMPT_TOKENS else None
     of = (job.policy,), (job.cell.load,), 1, job.requests
-    return Experiment(world, job.cell.trace, job.cell.mix, *of, prompt_tokens=prompt_tokens)
+    mix = TENANTS_OF if job.cell.mix == TENANTS else job.cell.mix
+    return Experiment(world, job.cell.trace, mix, *of, prompt_tokens=prompt_tokens)
 
 
 def run_job(job: Job) -> Outcome:
     began_s = time.process_time()
     asked = experiment(job)
     world, requests = asked.world, requests_for(asked, job.cell.load, job.cell.seed)
+    by_length = sorted(range(len(requests)), key=lambda j: requests[j].answer_tokens, reverse=True)
+    long = by_length[: max(1, len(requests) // 4)]
+    small = by_length[: max(1, len(requests) // 2) : 5]
+    if job.cell.mix == TENANTS:
+        requests = [replace(asked, caller="small" if j in small else "big") for j, asked in enumerate(requests)]
     bound, value = 0.0, 0.0
     if job.policy == CLAIRVOYANT:
         truths = truths_of(world, requests, job.cell.seed)
@@ -171,13 +198,12 @@ def run_job(job: Job) -> Outcome:
     else:
         POLICIES.update(PEERS)
         sent = [_told(request) for request in requests] if job.policy in TOLD else requests
-        settings = msgspec.structs.replace(world.router, policy=job.policy)
+        fairness = FAIRNESS.get(job.policy, world.router.fairness)
+        settings = msgspec.structs.replace(world.router, policy=job.policy.partition("+")[0], fairness=fairness)
         result = simulate(world, sent, settings, seed=job.cell.seed)
         value, kept = result.value, {row.index for row in result.rows if row.kept}
-    by_length = sorted(range(len(requests)), key=lambda j: requests[j].answer_tokens, reverse=True)
-    long = by_length[: max(1, len(requests) // 4)]
-    took_s = time.process_time() - began_s
-    return Outcome(value, bound, len(kept) / len(requests), sum(j in kept for j in long) / len(long), took_s)
+    shares = [sum(j in kept for j in part) / len(part) for part in (range(len(requests)), long, small)]
+    return Outcome(value, bound, *shares, took_s=time.process_time() - began_s)
 
 
 def _told(request: SimRequest) -> SimRequest:
@@ -290,6 +316,33 @@ def _fairness(outcomes: Mapping[Job, Outcome]) -> list[Row]:
     ]
 
 
+def _tenants(outcomes: Mapping[Job, Outcome]) -> list[Row]:
+    """Value, and shares of answers kept, of both tenants and of the small one, over the seeds."""
+    by_row: dict[tuple[str, float], list[Outcome]] = defaultdict(list)
+    for job, outcome in outcomes.items():
+        by_row[job.policy, job.cell.load].append(outcome)
+    return [
+        {
+            "policy": policy,
+            "load": load,
+            "value": round(statistics.fmean(o.value for o in of), 2),
+            "kept": round(statistics.fmean(o.kept for o in of), 4),
+            "kept_small": round(statistics.fmean(o.kept_small for o in of), 4),
+        }
+        for (policy, load), of in by_row.items()
+    ]
+
+
+def _print_tenants(rows: Sequence[Row]) -> None:
+    if rows:
+        print("\ntwo tenants: share of answers kept, of both / of the small one, by load; first trace, proportional")
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        of = [
+            f"{row['load']:>6}: {row['kept']:.2f} /{row['kept_small']:.2f}" for row in rows if row["policy"] == policy
+        ]
+        print(f"{policy:<34}" + "".join(of))
+
+
 def _print_tables(rows: Iterable[Row]) -> None:
     tables: dict[tuple[object, object], dict[object, dict[object, Row]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
@@ -318,7 +371,7 @@ def _behind(rows: Sequence[Row]) -> list[str]:
     """Say where the default is behind the first by more than that one's spread over the seeds."""
     cells: dict[tuple[object, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        if row["policy"] != CLAIRVOYANT:
+        if row["policy"] not in {CLAIRVOYANT, *FAIRNESS}:
             cells[row["trace"], row["mix"], row["load"]].append(row)
     lines = []
     for cell, of in cells.items():

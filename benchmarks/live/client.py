@@ -32,13 +32,17 @@ class Seen:
     """What a caller saw of one request. Times are seconds from its start.
 
     Attributes:
+        began_s: its start, by the monotonic clock.
         status: of HTTP; 0 where there was no reply.
+        last_s: when its last text came, or the event that says why it ends.
+        marks: when text came, and how many characters there were then.
         tokens: of the answer, by its usage.
         tier, variant: who answered, where the reply says so.
     """
 
     ask: Ask
     request_id: str = ""
+    began_s: float = 0.0
     status: int = 0
     first_s: float | None = None
     last_s: float | None = None
@@ -49,7 +53,13 @@ class Seen:
     variant: str = ""
     text: str = ""
     error: str = ""
+    marks: list[tuple[float, int]] = field(default_factory=list)
     sent_late_s: float = 0.0
+
+    def tokens_until(self, at_s: float) -> float:
+        """Return how many tokens had come by a moment; by characters, of which all tokens have about as many."""
+        chars = max((chars for mark_s, chars in self.marks if mark_s <= at_s), default=0)
+        return self.tokens * chars / max(len(self.text), 1)
 
     @property
     def whole(self) -> bool:
@@ -77,11 +87,27 @@ class Seen:
             return "failed"
         return ("kept" if self.kept else "late") if self.whole else "cut"
 
+    def row(self) -> dict[str, object]:
+        """Return what a result keeps of it; no text."""
+        ask = self.ask
+        return {
+            "arrival_s": round(ask.arrival_s, 3),
+            "prompt_tokens": ask.prompt_tokens,
+            "answer_tokens": ask.answer_tokens,
+            "kind": ask.kind,
+            "open_length": ask.open_length,
+            "outcome": self.outcome,
+            "variant": self.variant,
+            "tokens": self.tokens,
+            "first_s": None if self.first_s is None else round(self.first_s, 4),
+            "last_s": None if self.last_s is None else round(self.last_s, 4),
+        }
+
 
 async def ask_one(session: aiohttp.ClientSession, target: Target, ask: Ask) -> Seen:
     """Send one request and follow its stream; never raises for what a server does."""
     seen = Seen(ask, request_id=uuid.uuid4().hex)
-    began_s = time.monotonic()
+    began_s = seen.began_s = time.monotonic()
     headers = {
         "authorization": f"Bearer {target.key}",
         "x-request-id": seen.request_id,
@@ -137,4 +163,7 @@ def _take(seen: Seen, event: Mapping[str, object], now_s: float) -> None:
             seen.first_s = now_s if seen.first_s is None else seen.first_s
             seen.last_s = now_s
             seen.text += text
-        seen.finish = choice.get("finish_reason") or seen.finish
+            seen.marks.append((now_s, len(seen.text)))
+        if choice.get("finish_reason"):
+            seen.finish = choice["finish_reason"]
+            seen.last_s = now_s if seen.first_s is not None else None

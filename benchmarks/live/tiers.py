@@ -25,11 +25,12 @@ class TierOptions:
     """What may differ between two benchmarks.
 
     Attributes:
-        cloud_prefix: put before the cloud's command line, e.g. to run it in a network namespace.
+        edge_prefix, cloud_prefix: put before a command line, e.g. to run it in a network namespace.
         env: further variables of both.
     """
 
     edge_variants: tuple[str, ...] = ("smollm2-135m-int8", "smollm2-135m-pruned-int8")
+    edge_prefix: tuple[str, ...] = ()
     cloud_prefix: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
 
@@ -51,7 +52,7 @@ class Tiers:
             ),
         )
         self.cores = (core(0), core(1))
-        self.stack.edge.argv = [*pinned(self.cores[0]), *self.stack.edge.argv]
+        self.stack.edge.argv = [*self.options.edge_prefix, *pinned(self.cores[0]), *self.stack.edge.argv]
         self.stack.cloud.argv = [*self.options.cloud_prefix, *pinned(self.cores[1]), *self.stack.cloud.argv]
 
     async def __aenter__(self) -> Tiers:

@@ -51,7 +51,7 @@ class Promises:
     """What callers ask for; times in seconds. A third each: `first + token · answer`, one deadline, TTFT and TPOT."""
 
     first_s: float = 2.5
-    token_s: float = 0.12
+    token_s: float = 0.2
     ttft_s: float = 2.0
 
 

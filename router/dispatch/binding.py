@@ -24,8 +24,9 @@ from router.base.timers import Alarm, Alarms
 from router.dispatch.candidates import PendingRequest, assess, demand_on, expected_tokens, explain_none
 from router.dispatch.give_up import give_up_lost
 from router.dispatch.hedge import HedgeBudget, device_seconds
+from router.dispatch.lost import LostPromises
 from router.dispatch.pool import Pool, Unreached
-from router.dispatch.queue import QueueEntry, RequestQueue
+from router.dispatch.queue import Key, QueueEntry, RequestQueue
 from router.dispatch.record import DecisionRecord
 from router.dispatch.telemetry import Telemetry
 from router.policy.promise import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, backlog_s
@@ -47,6 +48,7 @@ _DECISIONS_A_TURN = 8
 _DUE_A_TURN = 64
 # Requests decided again for one free slot before the best of them takes it.
 _LOOKS_A_SLOT = 6
+_LIKELY = 0.5  # promise kept, from which on somebody may go first for their age
 _RETRY_AFTER_S = 1.0  # where nothing better is known
 # Refusals for want of capacity count as waiting requests for so long, in the measure of overload.
 _REFUSALS_COUNT_S = 2.0
@@ -72,6 +74,7 @@ class Binder:
         self._scheduled = False
         self._freed: dict[str, None] = {}
         self._again: deque[QueueEntry] = deque()
+        self._lost = LostPromises()
         self._looks = 0
         self._decided: list[QueueEntry] = []  # at the moment of the last decision
         self._rechecking = False
@@ -97,6 +100,7 @@ class Binder:
                 replica may have one.
         """
         pool = self.pool
+        self.queue.stand_back()
         if freed is None:
             pool.changed()
             self._freed.update(dict.fromkeys(pool.replicas))
@@ -162,7 +166,7 @@ class Binder:
         if situation is None or not others:
             return None
         choice = self._policy.decide(msgspec.structs.replace(situation, candidates=others))
-        if isinstance(choice, Hopeless) or not choice.candidate.prediction.free:
+        if isinstance(choice, Hopeless) or not choice.starts:
             return None
         expected = _expected_tokens(pending, choice)
         if not budget.spend(device_seconds(choice.candidate.prediction, expected)):
@@ -196,9 +200,9 @@ class Binder:
         choice = self._decide(entry)
         if choice is None:
             return
-        if choice.candidate.prediction.free:
+        if choice.starts:
             device = choice.candidate.info.device_key
-            firsts = [self.queue.first(name) for name in self.pool.on_device(device)]
+            firsts = [self._first_at(name) for name in self.pool.on_device(device)]
             if all(first is None or entry.key(choice.rank) <= first[0] for first in firsts):
                 self._take(entry, choice)
                 return
@@ -242,14 +246,14 @@ class Binder:
             first = min(decided, key=lambda e: (e.own_key(), e.order))
             assert first.choice is not None  # noqa: S101 - `takes_a_slot` says so
             self._take(first, first.choice)
-        else:
+        elif self._first_for_a_slot() is None:
             self._freed.clear()
 
     def _first_for_a_slot(self) -> QueueEntry | None:
         """Return who stands first for any slot that is free."""
         pool, best = self.pool.look(), None
         for name in list(self._freed):
-            first = self.queue.first(name) if pool.has_room(name) else None
+            first = self._first_at(name) if pool.has_room(name) else None
             if first is None:
                 del self._freed[name]
             elif first[1].moment == self.pool.moment and not first[1].takes(name):
@@ -258,20 +262,34 @@ class Binder:
                 best = first
         return None if best is None else best[1]
 
+    def _first_at(self, replica_id: str) -> tuple[Key, QueueEntry] | None:
+        """Return who stands first at a replica; those who leave its slot at this moment stand aside until a change."""
+        if self._signals.oldest_first.due(self._settings.fairness.oldest_first):
+            oldest = self.queue.oldest(replica_id)
+            if oldest is not None and (oldest[1].moment != self.pool.moment or oldest[1].takes(replica_id)):
+                return oldest
+        while (first := self.queue.first(replica_id)) is not None:
+            entry = first[1]
+            if entry.moment != self.pool.moment or not entry.leaves_slots or entry.choice is None:
+                break
+            self.queue.set_aside(entry, self._clock.now_s() + entry.choice.good_for_s)
+        return first
+
     def _look_again(self, entry: QueueEntry) -> None:
         choice = self._decide(entry)
         if choice is None:
             return
         self._wait(entry, choice)
-        if choice.candidate.prediction.free:
+        if choice.starts:
             self._freed[choice.candidate.info.replica_id] = None
 
     def _wait(self, entry: QueueEntry, choice: Choice) -> None:
         """Let an entry wait as its decision says."""
-        if entry.promised is None and not choice.candidate.prediction.free:
+        if entry.promised is None and not choice.starts:
             entry.promised = choice
             entry.wait_factor = self._signals.latency.wait_factor(choice.candidate.info)
-        self.queue.place(entry, choice.waits_for, self._clock.now_s() + choice.good_for_s)
+        by_age = self._settings.fairness.oldest_first > 0.0 and (choice.kept is None or choice.kept > _LIKELY)
+        self.queue.place(entry, choice.waits_for, self._clock.now_s() + choice.good_for_s, by_age=by_age)
         self._watch_due()
 
     def _decide(self, entry: QueueEntry) -> Choice | None:
@@ -309,8 +327,14 @@ class Binder:
             kind = DeadlineLost if choice.deadline_lost else PromiseLost
             if not choice.deadline_lost:
                 self._refused_at_s.append(pool.now_s)
+            self._lost.add(entry.request)
             message = f"the promise cannot be kept: {choice.why}"
             self._refuse(entry, kind(message, retry_after_s=_spread(choice.retry_after_s, record.request_id)))
+            return None
+        if self._lost.hold_for(entry.request):
+            kind = PromiseLost if entry.request.objective.deadline_s is None else DeadlineLost
+            message = "the promise cannot be kept: one of a higher priority that asked for the same was turned away"
+            self._refuse(entry, kind(message, retry_after_s=_spread(backlog_s(situation), record.request_id)))
             return None
         entry.choice = record.choice = choice
         record.promise(choice, situation.waited_s)
@@ -359,6 +383,13 @@ class Binder:
             self._count(choice, now_s - pending.request.accepted_at_s)
         record.happened(now_s, "sent", replica=info.replica_id, reason=choice.reason, max_tokens=choice.max_tokens)
         self._signals.shares.took(pending.request.caller, now_s, _device_s(choice, attempt))
+        if len(self.queue) > 1:
+            oldest = self.queue.oldest(info.replica_id)
+            self._signals.oldest_first.took(
+                _device_s(choice, attempt),
+                self._settings.fairness.oldest_first,
+                oldest=oldest is None or (entry.age_key, entry.order) <= (oldest[0], oldest[1].order),
+            )
         attempt.trial = self._signals.health.breaker(info).begin()
         self._begin(attempt)  # last: nothing may fail between taking the slot and handing it over
         self.queue.leave(entry)
@@ -383,6 +414,7 @@ class Binder:
     def _begin(self, attempt: Attempt) -> None:
         self._signals.in_flight.begin(attempt)
         self.pool.changed(attempt.info.device_key)
+        self.queue.stand_back()
 
     def _count(self, choice: Choice, waited_s: float) -> None:
         self._telemetry.queue_wait_s.observe(waited_s)
@@ -456,6 +488,7 @@ class Binder:
                 give_up_lost(self._signals.in_flight, self._clock.now_s())
             self._freed.update(dict.fromkeys(self.pool.replicas))
             self.pool.changed()
+            self.queue.stand_back()
             self._schedule()
             self._recheck_later()
 

@@ -187,7 +187,6 @@ def _situation(
         now_s=pool.now_s,
         waiting=pool.waiting,
         caller_excess=signals.shares.excess(request.caller, pool.now_s) if settings.fairness.callers else 1.0,
-        usual_cost_s=signals.prices.usual_cost_s,
     )
 
 

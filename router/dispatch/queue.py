@@ -39,7 +39,7 @@ class QueueEntry:
         choice: the last decision, None before the first.
         promised, wait_factor: the first choice that it had to wait for, and `LatencyModel.wait_factor` then.
         waits_for: replica id → rank.
-        places: where it stands, in which line.
+        places: where it stands, in which line; version: how often that was changed.
         moment: the moment of its last decision, see `Pool`.
         offered: the prices of capacity know of it.
         order: in which it entered the queue; tells equals apart, so that being decided again costs nobody their place.
@@ -53,6 +53,7 @@ class QueueEntry:
     wait_factor: float = 1.0
     waits_for: Mapping[str, float] = field(default_factory=dict)
     places: list[tuple[_Line[Any], tuple[Any, int, QueueEntry]]] = field(default_factory=list)
+    version: int = 0
     moment: int = -1
     offered: bool = False
     order: int = 0
@@ -75,11 +76,21 @@ class QueueEntry:
     @property
     def takes_a_slot(self) -> bool:
         """Whether its last decision found a free slot for it."""
-        return self.choice is not None and self.choice.candidate.prediction.free
+        return self.choice is not None and self.choice.starts
 
     def takes(self, replica_id: str) -> bool:
         """Whether its last decision found a free slot for it there."""
         return self.takes_a_slot and self.choice is not None and self.choice.candidate.info.replica_id == replica_id
+
+    @property
+    def leaves_slots(self) -> bool:
+        """Whether its last decision leaves what is free to those behind it."""
+        return self.choice is not None and self.choice.not_now
+
+    @property
+    def age_key(self) -> Key:
+        """Sorts by age, before every rank of the same priority."""
+        return self.key(math.inf)
 
     def own_key(self) -> Key:
         """Its key at the rank of its last decision."""
@@ -128,12 +139,14 @@ class RequestQueue:
     def __init__(self) -> None:
         self._entries: dict[QueueEntry, None] = {}
         self._lines: dict[str, _Line[Key]] = {}
+        self._by_age: dict[str, _Line[Key]] = {}
         self._due: _Line[float] = _Line()
         self._order = count()
         self._waiting_by_priority: dict[str, Counter[int]] = {}
         self._last_of_all: _Line[Key] = _Line()
         self._last_sheddable: _Line[Key] = _Line()
         self._sheddable = 0
+        self._aside: list[tuple[QueueEntry, int, Mapping[str, float], float]] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -153,18 +166,23 @@ class RequestQueue:
             self._sheddable -= entry.sheddable
         self.displace(entry)
 
-    def place(self, entry: QueueEntry, waits_for: Mapping[str, float], look_again_s: float) -> None:
+    def place(
+        self, entry: QueueEntry, waits_for: Mapping[str, float], look_again_s: float, *, by_age: bool = False
+    ) -> None:
         """Let an entry wait for replicas, and take it out of where it waited before.
 
         Args:
             waits_for: replica id → rank there; empty: it waits for time to pass only.
             look_again_s: when it is to be decided again at the latest, on the tier's clock; infinity for never.
+            by_age: it may be the `oldest` there.
         """
         self.displace(entry)
         entry.waits_for = waits_for
         order, priority = entry.order, entry.request.objective.priority
         for replica_id, rank in waits_for.items():
             self._lines.setdefault(replica_id, _Line()).add((entry.key(rank), order, entry))
+            if by_age:
+                self._by_age.setdefault(replica_id, _Line()).add((entry.age_key, order, entry))
             self._waiting_by_priority.setdefault(replica_id, Counter())[priority] += 1
         last = (entry.last_key(), -order, entry)  # of equals, the newest
         self._last_of_all.add(last)
@@ -173,9 +191,29 @@ class RequestQueue:
         if look_again_s < math.inf:
             self._due.add((look_again_s, order, entry))
 
+    def set_aside(self, entry: QueueEntry, look_again_s: float) -> None:
+        """Let an entry stand in nobody's way until the next `stand_back`."""
+        waits_for = entry.waits_for
+        self.place(entry, {}, look_again_s)
+        self._aside.append((entry, entry.version, waits_for, look_again_s))
+
+    def stand_back(self) -> None:
+        """Something changed: who was set aside stands where they stood, unless they were decided again meanwhile."""
+        aside, self._aside = self._aside, []
+        for entry, version, waits_for, look_again_s in aside:
+            if entry.version == version and entry in self._entries:
+                self.place(entry, waits_for, look_again_s)
+
     def first(self, replica_id: str) -> tuple[Key, QueueEntry] | None:
         """Return who stands first at a replica, with its key there; None if nobody waits for it."""
-        line = self._lines.get(replica_id)
+        return self._first(self._lines.get(replica_id))
+
+    def oldest(self, replica_id: str) -> tuple[Key, QueueEntry] | None:
+        """Return who of the highest priority has waited longest for a replica, of those placed `by_age`."""
+        return self._first(self._by_age.get(replica_id))
+
+    @staticmethod
+    def _first(line: _Line[Key] | None) -> tuple[Key, QueueEntry] | None:
         place = None if line is None else line.first()
         return None if place is None else (place[0], place[2])
 
@@ -221,6 +259,7 @@ class RequestQueue:
             waiting[priority] -= 1
             if not waiting[priority]:
                 del waiting[priority]
+        entry.version += 1
         entry.waits_for = {}
         for line, place in entry.places:
             line.remove(place)

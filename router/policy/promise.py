@@ -18,12 +18,8 @@ _LOOK_AGAIN_EACH_S = 0.02
 _UNFORCED = {"device-first", "best-quality"}
 
 
-def keeps(candidate: Candidate, situation: Situation, answer_tokens: int | None = None) -> bool:
-    """Whether the upper predictions of TTFT, TPOT and finish lie inside the objective.
-
-    Args:
-        answer_tokens: length of what is left to generate; None takes the expected one, under the overload's cap.
-    """
+def keeps(candidate: Candidate, situation: Situation) -> bool:
+    """Whether the upper predictions of TTFT, TPOT and finish lie inside the objective, for an answer as expected."""
     prediction, objective = candidate.prediction, situation.objective
     if objective.ttft_s is not None and situation.waited_s + prediction.ttft_high_s > objective.ttft_s:
         return False
@@ -31,8 +27,7 @@ def keeps(candidate: Candidate, situation: Situation, answer_tokens: int | None 
         return False
     if objective.deadline_s is None:
         return True
-    tokens = wanted_tokens(situation) if answer_tokens is None else answer_tokens
-    return situation.waited_s + prediction.finish_high_with(tokens) <= objective.deadline_s
+    return situation.waited_s + prediction.finish_high_with(wanted_tokens(situation)) <= objective.deadline_s
 
 
 def wanted_tokens(situation: Situation) -> int:
@@ -56,13 +51,14 @@ def choose(
     waits_for: Mapping[str, float] | None = None,
     good_for_s: float | None = None,
     kept: float | None = None,
+    not_now: bool = False,
 ) -> Choice:
     """Send to `candidate`, or wait for it, under the overload's answer cap if there is one, and say what it gives up.
 
     Args:
         rank: None for `slack_rank`.
         waits_for: None for the candidate alone.
-        kept: see `Choice`.
+        kept, not_now: see `Choice`.
         good_for_s: None for a second, more where many wait.
     """
     overload = situation.answer_cap
@@ -90,6 +86,7 @@ def choose(
         waits_for=waits_for,
         good_for_s=good_for_s,
         kept=kept,
+        not_now=not_now,
     )
 
 

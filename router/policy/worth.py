@@ -98,6 +98,14 @@ def worth_of(candidate: Candidate, situation: Situation, *, wait_s: float = 0.0)
     return Worth(candidate, kept, value, cost_s)
 
 
+def without_backlog(candidate: Candidate) -> Candidate:
+    """Return a candidate as it would be with no other prompt before its own."""
+    prediction = candidate.prediction
+    start_s = prediction.wait_s + prediction.network_s + prediction.prefill_s
+    ttft_s = min(prediction.ttft_s, start_s)
+    return msgspec.structs.replace(candidate, prediction=msgspec.structs.replace(prediction, ttft_s=ttft_s))
+
+
 def latest_start_s(candidate: Candidate, situation: Situation, shortest_tokens: float) -> float:
     """Seconds from now after which the promise is all but lost on a candidate that is free then; infinity: never.
 

@@ -1,4 +1,4 @@
-"""How much device time each caller took lately, against an equal share of it."""
+"""Who was put back: callers, by the device time that they took lately; and whoever has waited longest."""
 
 from __future__ import annotations
 
@@ -52,6 +52,32 @@ class CallerShares:
     def _of(self, caller: str, now_s: float) -> float:
         taken_s, at_s = self._taken_s.get(caller, (0.0, now_s))
         return taken_s * _kept(now_s - at_s)
+
+
+class OldestFirst:
+    """When it is the turn of who has waited longest (deficit round robin; Shreedhar & Varghese, 1995).
+
+    Of W device-seconds given out while others wait, `share` · W are owed to the oldest. Once nothing is paid ahead it
+    is their turn, and what they take then is paid. So turns by age take at most `share` · W and one answer more; and
+    while anybody would take them, at least `share` · W less one answer.
+    """
+
+    def __init__(self) -> None:
+        self._owed_s = 0.0
+
+    def due(self, share: float) -> bool:
+        return share > 0.0 and self._owed_s >= 0.0
+
+    def took(self, device_s: float, share: float, *, oldest: bool) -> None:
+        """A request was sent while others waited.
+
+        Args:
+            oldest: nobody had waited longer for that replica. Who is first by rank as well, out of turn, pays nothing.
+        """
+        if self.due(share) and oldest:
+            self._owed_s -= (1.0 - share) * device_s
+        elif self._owed_s < 0.0:  # what is owed and nobody takes is not saved up
+            self._owed_s = self._owed_s + share * device_s if share > 0.0 else 0.0
 
 
 def _kept(passed_s: float) -> float:

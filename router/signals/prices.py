@@ -31,7 +31,6 @@ _LEAST = 12  # before so many there is no price
 _STALE_S = 5.0
 _SPAN_S = 20.0  # older arrivals count only where there are few
 _FEW = 32
-_USUAL_GAIN = 0.02
 _USABLE = 0.7  # share of a device's time that becomes kept answers: batches are not always full, nor promises kept
 _STEPS = 40
 _FIRST_STEP, _STEP_DECAY = 0.25, 0.96
@@ -46,7 +45,6 @@ class CapacityPrices:
     """Prices by device. One writer, the dispatcher.
 
     Attributes:
-        usual_cost_s: moving mean of the device-seconds that a request takes where it takes least.
         version: counts changes of the prices, and of what is favoured.
     """
 
@@ -58,7 +56,6 @@ class CapacityPrices:
         self._at_s: Floats = np.zeros(_KEPT)
         self._next = 0
         self._seen = 0
-        self.usual_cost_s = 0.0
         self.version = 0
         self._solved_at_s = -math.inf
         self._solved_seen = 0
@@ -70,8 +67,6 @@ class CapacityPrices:
         """Take one arrival into account; one without offers says nothing."""
         if not offers:
             return
-        least_s = min(offer.cost_s for offer in offers)
-        self.usual_cost_s += (least_s - self.usual_cost_s) * max(_USUAL_GAIN, 1.0 / (self._seen + 1))
         self._arrived_s = now_s
         row = self._next
         self._values[row] = 0.0

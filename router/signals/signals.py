@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from router.signals.affinity import Affinity
-from router.signals.fairness import CallerShares
+from router.signals.fairness import CallerShares, OldestFirst
 from router.signals.health import HealthBook
 from router.signals.in_flight import InFlight
 from router.signals.ladder import Ladder
@@ -25,6 +25,7 @@ class Signals:
     in_flight: InFlight = field(default_factory=InFlight)
     prices: CapacityPrices = field(default_factory=CapacityPrices)
     shares: CallerShares = field(default_factory=CallerShares)
+    oldest_first: OldestFirst = field(default_factory=OldestFirst)
     peaks: PeakLatency = field(default_factory=PeakLatency)
     ladder: Ladder = field(default_factory=Ladder)
     affinity: Affinity = field(default_factory=Affinity)

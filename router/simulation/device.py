@@ -1,11 +1,13 @@
 """A simulated device with continuous batching, shared by its rungs; event-driven, O(log n) an event.
 
     round  = Σ over rungs with b > 0 running sequences of step · (1 + slope · (b − 1))   seconds of decode for everyone
-    dτ/dt  = speed / round while no prefill runs, else 0                                  the token clock of the device
+    dτ/dt  = speed / round while no prefill runs, else decode_share · that                the token clock of the device
     a sequence has its k-th token at τ_first + (k − 1) · noise
 
-A prefill has the device for itself: prefills run one after the other, and pause all decode. A request holds a slot from
-its prefill to its end; beyond the slots, requests wait inside the device, first come, first served.
+Prefills run one after the other: at full speed where nobody decodes, else at `prefill_share` of it. By default a
+prefill has the device for itself and pauses all decode. A request holds a slot from its prefill to its end; beyond the
+slots, requests wait inside the device, first come, first served. While another device of its machine computes, all that
+a device does takes 1 / beside as long.
 """
 
 from __future__ import annotations
@@ -79,6 +81,10 @@ class Device:
         self._at_s = loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf
+        self._prefill_due = False  # what the timer is set to
+        self._prefill_rate = 0.0
+        self._decode_rate = 0.0
+        self._neighbours: Sequence[Device] = ()
 
     @property
     def held(self) -> int:
@@ -89,6 +95,10 @@ class Device:
     def waiting(self) -> int:
         """Requests that wait inside for a slot."""
         return len(self._waiting)
+
+    @property
+    def computing(self) -> bool:
+        return self._prefill_rate > 0.0 or self._decode_rate > 0.0
 
     @property
     def decoding(self) -> Sequence[int]:
@@ -131,6 +141,14 @@ class Device:
         self._speed = speed
         self._arrange()
 
+    def share_machine(self, neighbours: Sequence[Device]) -> None:
+        """Be slowed down by other devices while they compute; each of them has to be told of this one too."""
+        self._neighbours = neighbours
+
+    def _neighbour_turned(self) -> None:
+        self._settle()
+        self._arrange()
+
     def _start(self, work: Work) -> None:
         work.started = True
         self._held += 1
@@ -162,35 +180,49 @@ class Device:
         self._at_s = now_s
         if passed_s <= 0.0:
             return
-        if self._prefills:
-            self._prefill_left_s -= passed_s * self._speed
+        if self.computing:
             self.busy_s += passed_s
-        elif self._round_s:
-            self._tau += passed_s * self._speed / self._round_s
-            self.busy_s += passed_s
+            self._prefill_left_s -= passed_s * self._prefill_rate
+            if self._decode_rate:
+                self._tau += passed_s * self._decode_rate / self._round_s
+
+    def _set_rates(self) -> bool:
+        """Set how fast prefills and decode go from now on; return whether it began or ceased to compute."""
+        before = self.computing
+        spec, speed = self.spec, self._speed
+        if any(neighbour.computing for neighbour in self._neighbours):
+            speed *= spec.beside
+        both = bool(self._prefills and self._round_s)
+        self._prefill_rate = speed * (spec.prefill_share if both else 1.0) if self._prefills else 0.0
+        self._decode_rate = speed * (spec.decode_share if both else 1.0) if self._round_s else 0.0
+        return self.computing is not before
 
     def _arrange(self) -> None:
         """Set the one timer to the next event."""
-        due_s = math.inf
         events = self._events
         while events and events[0][2].left:
             heapq.heappop(events)
-        if self._speed > 0:
-            if self._prefills:
-                due_s = self._at_s + max(self._prefill_left_s, 0.0) / self._speed
-            elif events:
-                due_s = self._at_s + max(events[0][0] - self._tau, 0.0) * self._round_s / self._speed
-        if due_s == self._due_s:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._due_s = due_s
-        self._timer = self._loop.call_at(due_s, self._happen) if due_s < math.inf else None
+        turned = self._set_rates()
+        prefill_s = chunk_s = math.inf
+        if self._prefill_rate > 0:
+            prefill_s = self._at_s + max(self._prefill_left_s, 0.0) / self._prefill_rate
+        if self._decode_rate > 0 and events:
+            chunk_s = self._at_s + max(events[0][0] - self._tau, 0.0) * self._round_s / self._decode_rate
+        self._prefill_due = prefill_s <= chunk_s
+        due_s = min(prefill_s, chunk_s)
+        if due_s != self._due_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due_s = due_s
+            self._timer = self._loop.call_at(due_s, self._happen) if due_s < math.inf else None
+        if turned:
+            for neighbour in self._neighbours:
+                neighbour._neighbour_turned()  # noqa: SLF001 (of the same class)
 
     def _happen(self) -> None:
         self._timer, self._due_s = None, math.inf
         self._settle()
-        if self._prefills:
+        if self._prefill_due:
             self._end_prefill()
         else:
             self._emit_due()

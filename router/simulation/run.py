@@ -289,6 +289,14 @@ def _devices(world: World, truths: dict[str, Truth], seed: int, loop: VirtualLoo
             info = _info(world, spec, rung, ladder.index(rung.quality), prior)
             replicas.append(SimReplica(info, host, index, truths))
         made[spec.name] = SimDevice(host, replicas)
+    by_machine: dict[str, list[Device]] = {}
+    for one in made.values():
+        device = one.host.device
+        if device.spec.machine:
+            by_machine.setdefault(device.spec.machine, []).append(device)
+    for together in by_machine.values():
+        for device in together:
+            device.share_machine([other for other in together if other is not device])
     return made
 
 

@@ -88,6 +88,10 @@ class DeviceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         remote: reached over `link`, as an upstream tier.
         slots: sequences it runs at once, over all rungs; more wait inside, first come, first served.
         endpoint: what fails together; empty for `local`, or for a URL by its name.
+        prefill_share: speed of a prefill while others decode, of its speed alone.
+        decode_share: speed of decode meanwhile. Chunked prefill, and steps that hold both, have it above 0.
+        machine: devices that name the same one slow each other down: cores, memory or power that they share.
+        beside: its speed while another device of its machine computes, of its full speed.
     """
 
     name: Name
@@ -96,6 +100,10 @@ class DeviceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     remote: bool = False
     endpoint: str = ""
     link: LinkSpec = LinkSpec()
+    prefill_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    decode_share: Share = 0.0
+    machine: str = ""
+    beside: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
 
     @property
     def endpoint_key(self) -> str:

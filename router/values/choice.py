@@ -22,6 +22,8 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
         good_for_s: how long it may wait by this decision before it is to be decided again; infinity: until a slot is
             free.
         kept: probability of keeping the whole promise that it was chosen for, None where the policy asks for none.
+        not_now: what is free is left to others, even to those of a lower priority: the promise would be lost there as
+            things stand, and may be kept a little later.
     """
 
     candidate: Candidate
@@ -32,6 +34,12 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     waits_for: Mapping[str, float] = msgspec.field(default_factory=dict)
     good_for_s: float = math.inf
     kept: float | None = None
+    not_now: bool = False
+
+    @property
+    def starts(self) -> bool:
+        """Whether it can be sent at once."""
+        return self.candidate.prediction.free and not self.not_now
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,11 +91,12 @@ class Fairness(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """`[router.fairness]`: how far work that costs much may be put back; 0 sets no bound.
 
     Attributes:
-        long_answers: an answer's cost counts at most as so many times the mean of what was served lately.
+        oldest_first: of the device time given out while others wait, this share goes to who has waited longest for it,
+            of the highest priority, whatever that costs, while its promise is more likely kept than not.
         callers: a caller who took more device time than its share is put back by at most this factor.
     """
 
-    long_answers: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 0.0
+    oldest_first: Share = 0.0
     callers: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 0.0
 
 

@@ -49,7 +49,6 @@ class Situation(msgspec.Struct, frozen=True, gc=False):
         now_s: on the tier's clock.
         waiting: requests in the tier's queue.
         caller_excess: how many times its equal share of device time the caller took lately.
-        usual_cost_s: device-seconds that requests cost on average where they cost least, 0 before any came.
         waited_s: accepted → now.
         wait_left_s: how much longer the request may wait for a free replica.
         best_quality: of any rung the request could ever be served by, healthy or not: what degraded is measured from.
@@ -85,4 +84,3 @@ class Situation(msgspec.Struct, frozen=True, gc=False):
     now_s: float
     waiting: int = 0
     caller_excess: float = 1.0
-    usual_cost_s: float = 0.0

@@ -13,12 +13,14 @@ import pytest
 
 from benchmarks.hybrid import SYSTEMS, block_row, draw, order_of, summary
 from benchmarks.links import shapes_of, synthetic
-from benchmarks.live.calibration import RungFit, fit_line, fit_rung, world_of
+from benchmarks.live.calibration import RungFit, TierFit, fit_line, fit_rung, step_s, world_of
 from benchmarks.live.client import Seen
+from benchmarks.live.cpu_share import CpuShare
 from benchmarks.live.litellm import configuration
 from benchmarks.live.namespace import STEP_S, rates_bps
 from benchmarks.live.relay import LinkShape, Passage
 from benchmarks.live.workload import OPEN_CAP_TOKENS, Ask, Promises, Scale, asks_of, rows_of
+from benchmarks.live_calibration import cells_of, judged_of
 from benchmarks.sim_vs_live import compare, mean_of, outcome_of, sim_figures, sim_request
 from router.simulation.network import Bandwidth
 from router.simulation.run import simulate
@@ -131,9 +133,8 @@ def test_the_picture_is_drawn_of_whatever_was_measured(tmp_path: Path) -> None:
     refused = block_row("litellm", 0, [seen(ask(), status=503, first_s=None)], {})
     systems = [summary("hybrid", [row], 10.0), summary("litellm", [{**refused, "cloud_tokens": 0}], 10.0)]
     plan = {"rate_rps": 2.0, "blocks": 1, "block_s": 10.0}
-    draw({"model": "m", "plan": plan, "systems": systems}, tmp_path / "hybrid.json")
+    draw({"model": "m", "edge_share_of_core": 0.4, "plan": plan, "systems": systems}, tmp_path / "hybrid.json")
     assert (tmp_path / "hybrid.svg").read_text().startswith("<?xml")
-    assert (tmp_path / "hybrid.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_litellm_gets_both_tiers_its_latency_strategy_and_fallbacks() -> None:
@@ -221,8 +222,74 @@ def fits() -> list[RungFit]:
     return [fit_rung("a-int8", alone, steps), fit_rung("a-fp32", alone, steps)]
 
 
+EDGE, CLOUD = (4, TierFit(0.75, 0.25, 0.9)), (8, TierFit(0.9, 0.5, 0.8))
+
+
+def together(begins_s: float, first_s: float, pace_s: float, tokens: int) -> Seen:
+    """An answer of single characters, one a token, which is how numbers are written."""
+    times_s = [first_s + k * pace_s for k in range(tokens)]
+    marks = [(at_s, count + 1) for count, at_s in enumerate(times_s)]
+    return seen(
+        ask(), began_s=begins_s, first_s=first_s, last_s=times_s[-1], tokens=tokens, text="7" * tokens, marks=marks
+    )
+
+
+def test_a_step_is_counted_only_while_all_of_them_decode() -> None:
+    """The first decodes twice as fast until the second comes, and again after it."""
+    early = together(0.0, 1.0, 0.05, 21)
+    early.marks += [(2.1 + 0.1 * k, 22 + k) for k in range(11)]
+    early.tokens, early.text, early.last_s = 32, "7" * 32, 3.1
+    late = together(0.5, 1.5, 0.1, 11)
+    assert step_s([early, late]) == pytest.approx(0.1)
+
+
+def test_answers_that_never_run_at_once_are_no_measurement() -> None:
+    with pytest.raises(RuntimeError, match="never ran at once"):
+        step_s([together(0.0, 0.1, 0.01, 5), together(5.0, 0.1, 0.01, 5)])
+
+
+def record(**changes: object) -> dict[str, object]:
+    row = {
+        "tier": "edge",
+        "replica": "e",
+        "chosen": True,
+        "free": True,
+        "ttft_ms": 400.0,
+        "ttft_high_ms": 600.0,
+        "tpot_ms": 50.0,
+    }
+    rest = {"tpot_high_ms": 80.0, "finish_ms": 1500.0, "finish_high_ms": 2400.0}
+    return {"candidates": [{**row, **rest}], "events": [{"event": "sent", "replica": "e", "at_ms": 500.0}], **changes}
+
+
+def test_an_answer_is_judged_by_what_was_told_when_it_was_bound() -> None:
+    judged = judged_of(seen(ask(), first_s=1.0, last_s=3.3, tokens=24), record())
+    assert judged is not None
+    row = cells_of([judged])["edge"].row()
+    assert (row["ttft_kept"], row["tpot_kept"], row["finish_kept"]) == (1.0, 0.0, 0.0)
+    assert row["ttft_mape"] == pytest.approx(0.2)
+
+
+def test_a_cut_answer_is_judged_by_the_time_it_would_have_taken() -> None:
+    """Half of it after 1.15 s at 50 ms a token: all of it would have taken 0.5 + 23 · 0.1 s."""
+    judged = judged_of(seen(ask(), first_s=1.0, last_s=2.1, tokens=12, finish="length"), record())
+    assert judged is not None
+    cell = cells_of([judged])["edge"]
+    assert cell.row()["finish_mape"] == pytest.approx(abs(1.5 / 2.8 - 1), abs=1e-3)
+    assert "finish_of_whole" not in cell.kept
+
+
+def test_what_was_sent_twice_or_never_answered_is_not_judged() -> None:
+    twice = record(events=[{"event": "sent", "replica": name, "at_ms": 1.0} for name in ("c", "e")])
+    hedged = record(events=[{"event": "sent", "replica": "c", "at_ms": 1.0}])
+    assert judged_of(seen(ask()), hedged) is None
+    assert judged_of(seen(ask()), twice) is None
+    assert judged_of(seen(ask(), first_s=None), record()) is None
+    assert judged_of(seen(ask()), {}) is None
+
+
 def test_a_rung_is_fitted_and_becomes_the_world_that_was_measured() -> None:
-    world = world_of(fits(), {"a-int8": 0.9, "a-fp32": 1.0}, 4, 8)
+    world = world_of(fits(), {"a-int8": 0.9, "a-fp32": 1.0}, EDGE, CLOUD)
     edge, cloud = world.devices
     assert (edge.slots, cloud.slots, cloud.remote) == (4, 8, True)
     assert edge.rungs[0].prefill_s(100) == pytest.approx(0.22)
@@ -231,7 +298,7 @@ def test_a_rung_is_fitted_and_becomes_the_world_that_was_measured() -> None:
 
 
 def test_the_simulated_side_gets_the_same_requests_and_is_told_in_the_same_words() -> None:
-    world = world_of(fits(), {"a-int8": 0.95, "a-fp32": 1.0}, 4, 8)
+    world = world_of(fits(), {"a-int8": 0.95, "a-fp32": 1.0}, EDGE, CLOUD)
     requests = [sim_request(one) for one in asks(30)]
     assert all(request.asked_tokens == one.answer_tokens for request, one in zip(requests, asks(30), strict=True))
     rows = simulate(world, requests, seed=1).rows
@@ -247,3 +314,28 @@ def test_differences_are_told_and_judged() -> None:
     assert (rows["ttft_ms_p50"]["difference"], rows["ttft_ms_p50"]["within"]) == (0.11, False)
     assert rows["share_kept"]["within"]
     assert not rows["share_cut"]["within"]
+
+
+def group_in(root: Path) -> Path:
+    (group,) = (path for path in root.iterdir() if path.is_dir())
+    return group
+
+
+async def test_a_tier_with_a_share_of_a_core_is_started_in_a_group_with_that_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.cfs_quota_us").write_text("-1")
+    monkeypatch.setattr("benchmarks.live.cpu_share._ROOTS", (tmp_path,))
+    async with CpuShare(0.4) as device:
+        group = group_in(tmp_path)
+        quota_us, period_us = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+        assert quota_us / period_us == pytest.approx(0.4)
+        assert device.limited
+        assert str(group) in device.prefix[2]
+        (group / "cgroup.procs").write_text("")
+
+
+async def test_without_a_controller_a_tier_has_all_of_its_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.live.cpu_share._ROOTS", (tmp_path / "none",))
+    async with CpuShare(0.4) as device:
+        assert (device.limited, device.prefix) == (False, ())

@@ -115,7 +115,7 @@ BOUNDED_BY_TYPE = {
     "router.breaker.window",
     "router.mixing_cost",
     "router.hedge.budget",
-    "router.fairness.long_answers",
+    "router.fairness.oldest_first",
     "router.fairness.callers",
     "router.credits.reserve",
     "models.kv_slots",

@@ -114,8 +114,6 @@ def test_before_enough_came_there_is_no_price() -> None:
         prices.arrived(float(index), [Offer("edge/a", "edge", 1.0, 100.0)])
     assert prices.price("edge") == 0.0
     assert prices.favours("edge", "anything")
-    prices.arrived(12.0, [])
-    assert prices.usual_cost_s == pytest.approx(100.0)
 
 
 def rungs(rng: random.Random, small_value: float, cost_s: float = 1.0) -> list[Offer]:

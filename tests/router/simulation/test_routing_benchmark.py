@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks import routing
-from benchmarks.routing import CLAIRVOYANT, PEERS, Cell, Job, Outcome, _behind, _fairness, _rows
+from benchmarks.routing import CLAIRVOYANT, FAIRNESS, PEERS, Cell, Job, Outcome, _behind, _fairness, _rows
 from router.policy.registry import POLICIES
-from router.simulation.run import simulate
+from router.simulation.run import Result, simulate
 from router.simulation.values import SimRequest, SimRow
 from router.simulation.world import DeviceSpec, NoiseSpec, RungSpec, World
 from router.values.request import Objective
-from router.values.settings import RouterSettings
+from router.values.settings import Fairness, RouterSettings
 
 
 @pytest.fixture
@@ -59,9 +59,39 @@ def test_a_run_writes_rows_and_goes_on_where_it_was_ended(
     assert again["rows"] == first["rows"]
 
 
+def test_fairness_is_compared_with_none_and_two_tenants_share_a_world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], peers: None
+) -> None:
+    monkeypatch.setattr(routing, "STORE", tmp_path)
+    asked: list[tuple[str, Fairness, set[str]]] = []
+    really = routing.simulate
+
+    def seen(world: World, requests: list[SimRequest], settings: RouterSettings, *, seed: int) -> Result:
+        asked.append((settings.policy, settings.fairness, {request.caller for request in requests}))
+        return really(world, requests, settings, seed=seed)
+
+    monkeypatch.setattr(routing, "simulate", seen)
+    policies = ["slo-utility", "slo-utility+fair"]
+    arguments = ["--trace", "azure-code", "--mix", "proportional", "--load", "3", "--seeds", "0", "--policy", *policies]
+    path = tmp_path / "routing.json"
+    assert _main(monkeypatch, *arguments, "--requests", "40", "--jobs", "1", "--json", str(path)) == 0
+    fair = FAIRNESS["slo-utility+fair"]
+    assert [policy for policy, _, _ in asked] == ["slo-utility"] * 4
+    assert [fairness for _, fairness, _ in asked] == [Fairness(), fair] * 2
+    assert [callers for _, _, callers in asked] == [{""}] * 2 + [{"big", "small"}] * 2
+    found = json.loads(path.read_text())
+    assert {row["policy"] for row in found["rows"]} == {CLAIRVOYANT, *policies}
+    assert {row["mix"] for row in found["rows"]} == {"proportional"}
+    assert [row["policy"] for row in found["tenants"]] == policies
+    assert all(0 <= row["kept_small"] <= 1 for row in found["tenants"])
+    assert "two tenants" in capsys.readouterr().out
+
+
 def _outcomes(shares: dict[str, tuple[float, ...]]) -> dict[Job, Outcome]:
     return {
-        Job(Cell("t", "m", 2.0, seed), policy, 10, ""): Outcome(share * 50, 50.0 * (policy == CLAIRVOYANT), share, 0, 0)
+        Job(Cell("t", "m", 2.0, seed), policy, 10, ""): Outcome(
+            share * 50, 50.0 * (policy == CLAIRVOYANT), share, 0, 0, 0
+        )
         for policy, of in shares.items()
         for seed, share in enumerate(of)
     }

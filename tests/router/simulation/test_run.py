@@ -10,7 +10,7 @@ import pytest
 from router.simulation.run import simulate
 from router.simulation.values import SimRequest
 from router.simulation.world import DeviceSpec, LinkSpec, NoiseSpec, RungSpec, World, two_tiers
-from router.values.request import Objective
+from router.values.request import Locality, Objective
 from router.values.settings import RouterSettings
 
 LARGE = RungSpec(variant="large", quality=1.0, prefill_tokens_per_s=1000, step_ms=10, batch_slope=0.5)
@@ -43,6 +43,26 @@ def test_a_prefill_pauses_the_decode_of_others() -> None:
     rows = simulate(ALONE, [SimRequest(0.0, 100, 11), SimRequest(0.15, 50, 1)]).rows
     assert rows[1].finish_s == pytest.approx(0.05, abs=1e-9)
     assert rows[0].finish_s == pytest.approx(0.2 + 0.05, abs=1e-9)
+
+
+def test_a_prefill_in_chunks_leaves_decode_a_share() -> None:
+    """Alone the prefill takes 50 ms; at 0.5 of its speed 100 ms, in which decode goes on at 0.25 of its own."""
+    device = msgspec.structs.replace(EDGE, prefill_share=0.5, decode_share=0.25)
+    world = World(devices=(device,), noise=SURE)
+    rows = simulate(world, [SimRequest(0.0, 100, 21), SimRequest(0.15, 50, 1)]).rows
+    assert rows[0].ttft_s == pytest.approx(0.1, abs=1e-9)
+    assert rows[1].finish_s == pytest.approx(0.1, abs=1e-9)
+    assert rows[0].finish_s == pytest.approx(0.3 + 0.75 * 0.1, abs=1e-9)
+
+
+def test_devices_of_one_machine_slow_each_other_down_while_both_compute() -> None:
+    """The second device takes 0.4 s at half its speed, in which the first does at 0.8 what takes 0.32 s alone."""
+    edge = msgspec.structs.replace(EDGE, machine="box", beside=0.8)
+    cloud = msgspec.structs.replace(CLOUD, machine="box", beside=0.5, link=LinkSpec(rtt_ms=0, uplink_mbps=1e6))
+    world = World(devices=(edge, cloud), noise=SURE)
+    here, there = (Objective(locality=where) for where in (Locality.LOCAL_ONLY, Locality.CLOUD_ONLY))
+    rows = simulate(world, [SimRequest(0.0, 100, 91, here), SimRequest(0.0, 100, 11, there)]).rows
+    assert [row.finish_s for row in rows] == pytest.approx([1.0 + 0.08, 0.4], abs=1e-4)
 
 
 def test_the_link_adds_its_round_trip_and_the_bytes_on_it() -> None:
