@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from router.policy.promise import backlog_s, choose, reason_for
-from router.policy.protocol import Unpriced
+from router.policy.protocol import WithoutWhatIf
 from router.values.choice import Choice, Hopeless
 from router.values.situation import Candidate, Situation
 
@@ -29,7 +29,7 @@ class Judged:
     cost_s: float
 
 
-class LateBinding(Unpriced, ABC):
+class LateBinding(WithoutWhatIf, ABC):
     """The frame of all of them."""
 
     @abstractmethod

@@ -321,7 +321,9 @@ class Binder:
             return None
         if not entry.offered:
             entry.offered = True
-            self._signals.prices.arrived(pool.now_s, self._policy.offers(situation))
+            ask = self._policy.ask(situation)
+            if ask is not None:
+                self._signals.what_if.arrived(pool.now_s, ask)
         choice = self._policy.decide(situation)
         if isinstance(choice, Hopeless):
             kind = DeadlineLost if choice.deadline_lost else PromiseLost

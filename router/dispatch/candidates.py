@@ -86,7 +86,7 @@ def _candidates(
     needed = prompt_tokens + (1 if left_tokens is None else min(left_tokens, settings.min_answer_tokens))
     bounded = pool.locality is not Locality.ANY or objective.locality is not Locality.ANY
     session = pool.session_replica.get(objective.session) if objective.session is not None else None
-    free, contended = settings.prices is FREE, pool.waiting > 1
+    free = settings.prices is FREE
     candidates: list[Candidate] = []
     demands: dict[int, Demand] = {}
     for name in served.names:
@@ -131,7 +131,6 @@ def _candidates(
                 (occupied + ahead) / slots,
                 view.peak_latency_s,
                 view.favoured,
-                view.device_second_price if contended or occupied else 0.0,
             )
         )
     return candidates, [demand.answer_tokens for demand in demands.values()]

@@ -166,7 +166,7 @@ class Dispatcher:
             double = [name for name, count in Counter(r.info.replica_id for r in replicas).items() if count > 1]
             raise ValueError(f"replica ids must be unique; {', '.join(double)} is there twice")
         self._signals.health.keep_only([replica.info for replica in replicas])
-        for learnt in (self._signals.latency, self._signals.prices, self._signals.peaks, self._signals.affinity):
+        for learnt in (self._signals.latency, self._signals.what_if, self._signals.peaks, self._signals.affinity):
             learnt.keep_only(set(by_id))
         self._binder.set_replicas(by_id)
 

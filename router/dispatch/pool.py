@@ -63,7 +63,7 @@ class ReplicaView(msgspec.Struct, gc=False):
         siblings: the other rungs of its device that have sequences.
         occupied, slots: of its device.
         room: a slot is free, its own and its device's.
-        favoured, device_second_price, peak_latency_s: as in `Candidate`.
+        favoured, peak_latency_s: as in `Candidate`.
         state: what predictions on it have in common, None before the first.
     """
 
@@ -82,7 +82,6 @@ class ReplicaView(msgspec.Struct, gc=False):
     slots: int = 0
     room: bool = False
     favoured: bool = True
-    device_second_price: float = 0.0
     peak_latency_s: float = 0.0
     state: ReplicaState | None = None
 
@@ -160,7 +159,7 @@ class Pool:
         self._all_read_s = -math.inf
         self._served: dict[str, Served] = {}
         self._unreadable: set[str] = set()
-        self._priced = -1
+        self._favoured = -1
 
     def set_replicas(self, replicas: dict[str, Replica]) -> None:
         self.replicas = replicas
@@ -196,8 +195,6 @@ class Pool:
             return self
         self.moment += 1
         self.now_s = now_s = self._clock.now_s()
-        prices = self.signals.prices
-        prices.age(now_s)
         self.waiting = len(self._queue)
         self.unreached = self.upstream()
         devices: Iterable[str] = self._stale
@@ -209,11 +206,11 @@ class Pool:
         fresh = {name for name in names if self._read(name)}
         for device in devices:
             self._stand(device, fresh)
-        if self._priced != prices.version:
-            self._priced = prices.version
+        what_if = self.signals.what_if
+        if self._favoured != what_if.version:
+            self._favoured = what_if.version
             for name, view in self.views.items():
-                view.favoured = prices.favours(view.info.device_key, name)
-                view.device_second_price = prices.price(view.info.device_key)
+                view.favoured = what_if.favours(view.info.device_key, name)
         if fresh:
             self.loads = tuple([view.load for view in self.views.values()])
         self._all_stale = False
@@ -244,14 +241,14 @@ class Pool:
             return False
         if seen is None or seen.info is not snapshot.info:
             self._served.clear()
-            self._priced = -1
+            self._favoured = -1
         own = occupied_slots(snapshot, mine)
         metered = link is not None and link.price_per_byte > 0.0
         view = ReplicaView(
             replica, snapshot.info, snapshot, link, health, mine, own, (snapshot, link), blocked, metered
         )
         if seen is not None:
-            view.favoured, view.device_second_price = seen.favoured, seen.device_second_price
+            view.favoured = seen.favoured
         self.views[name] = view
         return True
 

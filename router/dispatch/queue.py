@@ -41,7 +41,7 @@ class QueueEntry:
         waits_for: replica id → rank.
         places: where it stands, in which line; version: how often that was changed.
         moment: the moment of its last decision, see `Pool`.
-        offered: the prices of capacity know of it.
+        offered: the imagined tiers know of it.
         order: in which it entered the queue; tells equals apart, so that being decided again costs nobody their place.
     """
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from router.policy.promise import choose, is_smaller, keeps, late_or_hopeless, reason_for
-from router.policy.protocol import Unpriced
+from router.policy.protocol import WithoutWhatIf
 from router.values.choice import Choice, Hopeless
 from router.values.situation import Candidate, Situation
 
 
-class CloudFirst(Unpriced):
+class CloudFirst(WithoutWhatIf):
     """See the module."""
 
     def decide(self, situation: Situation) -> Choice | Hopeless:

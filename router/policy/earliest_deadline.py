@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 
 from router.policy.promise import choose, reason_for
-from router.policy.protocol import Unpriced
+from router.policy.protocol import WithoutWhatIf
 from router.policy.queueing import accepted_s, best_rungs
 from router.values.choice import Choice
 from router.values.situation import Situation
 
 
-class EarliestDeadline(Unpriced):
+class EarliestDeadline(WithoutWhatIf):
     """See the module."""
 
     def decide(self, situation: Situation) -> Choice:

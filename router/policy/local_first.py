@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from router.policy.promise import choose, keeps, late_or_hopeless, reason_for
-from router.policy.protocol import Unpriced
+from router.policy.protocol import WithoutWhatIf
 from router.values.choice import Choice, Hopeless
 from router.values.situation import Situation
 
 
-class LocalFirst(Unpriced):
+class LocalFirst(WithoutWhatIf):
     """See the module."""
 
     def decide(self, situation: Situation) -> Choice | Hopeless:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from router.values.choice import Choice, Hopeless
-from router.values.offer import Offer
+from router.values.offer import Ask
 from router.values.request import Locality
 from router.values.situation import Situation
 
@@ -24,15 +23,15 @@ class Policy(Protocol):
         """Choose a candidate, or say that there is no hope."""
         ...
 
-    def offers(self, situation: Situation) -> Sequence[Offer]:
-        """Say what a newcomer is worth on each replica, for the price of contended capacity; nothing where unused."""
+    def ask(self, situation: Situation) -> Ask | None:
+        """Say what a newcomer asks and is offered, for imagined tiers (`router.signals.what_if`); None where unused."""
         ...
 
 
-class Unpriced:
-    """A policy that does not ask what capacity is worth."""
+class WithoutWhatIf:
+    """A policy that favours no rung of a device."""
 
     locality = Locality.ANY
 
-    def offers(self, situation: Situation) -> Sequence[Offer]:  # noqa: ARG002
-        return ()
+    def ask(self, situation: Situation) -> Ask | None:  # noqa: ARG002
+        return None

@@ -14,12 +14,12 @@ the promise holds. Under overload all rungs count as equals, so that every one o
 from __future__ import annotations
 
 from router.policy.promise import choose, is_smaller, keeps, late_or_hopeless, reason_for
-from router.policy.protocol import Unpriced
+from router.policy.protocol import WithoutWhatIf
 from router.values.choice import Choice, Hopeless
 from router.values.situation import Candidate, Situation
 
 
-class QualityInObjective(Unpriced):
+class QualityInObjective(WithoutWhatIf):
     """See the module."""
 
     def decide(self, situation: Situation) -> Choice | Hopeless:

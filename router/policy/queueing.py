@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from router.policy.promise import choose, reason_for
-from router.policy.protocol import Unpriced
+from router.policy.protocol import WithoutWhatIf
 from router.values.choice import Choice
 from router.values.situation import Candidate, Situation
 
 
-class FirstComeFirstServed(Unpriced, ABC):
+class FirstComeFirstServed(WithoutWhatIf, ABC):
     """Takes what `pick` says among the best rungs; never steps down, never gives anybody up before their time."""
 
     def decide(self, situation: Situation) -> Choice:

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.policy.promise import backlog_s, choose, reason_for, to_keep
-from router.policy.worth import FLOOR, Worth, latest_start_s, offer_of, without_backlog, worth_of
+from router.policy.worth import FLOOR, Worth, ask_of, latest_start_s, without_backlog, worth_of
 from router.values.choice import Choice, Hopeless
-from router.values.offer import Offer
+from router.values.offer import Ask
 from router.values.request import Locality
 from router.values.situation import Situation
 
@@ -35,8 +35,8 @@ class SloUtility:
 
     locality = Locality.ANY
 
-    def offers(self, situation: Situation) -> Sequence[Offer]:
-        return [offer_of(candidate, situation) for candidate in situation.candidates]
+    def ask(self, situation: Situation) -> Ask:
+        return ask_of(situation)
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
         judged = [worth_of(candidate, situation) for candidate in situation.candidates]
@@ -84,14 +84,15 @@ class SloUtility:
         if len(judged) == 1:
             return judged[0]
         best = max(judged, key=lambda w: w.net)
-        if best.candidate.device_second_price > 0.0:
+        if not best.candidate.favoured:
             return best
         slack = situation.settings.device_first_quality_slack + 1e-9
         least_quality, most_price = best.candidate.info.quality - slack, best.candidate.price + slack
         near = [
             w
             for w in judged
-            if w.kept >= best.kept - _NEAR
+            if w.candidate.favoured
+            and w.kept >= best.kept - _NEAR
             and w.candidate.info.quality >= least_quality
             and w.candidate.price <= most_price
         ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from router.policy.promise import choose, keeps, late_or_hopeless
-from router.policy.protocol import Unpriced
+from router.policy.protocol import WithoutWhatIf
 from router.values.choice import Choice, Hopeless
 from router.values.situation import Situation
 
 
-class SmallestRung(Unpriced):
+class SmallestRung(WithoutWhatIf):
     """See the module. The request's `min_quality` is the floor."""
 
     def decide(self, situation: Situation) -> Choice | Hopeless:

@@ -21,12 +21,14 @@ import math
 import msgspec
 
 from router.values.length import LengthCurve
-from router.values.offer import Offer
+from router.values.offer import Ask, Offer
 from router.values.prediction import Prediction
 from router.values.situation import Candidate, Situation
 
 FLOOR = 0.05
 """Below this probability a promise counts as lost."""
+_WORTH_BEGINNING = 0.3  # of the chance that it would have now
+_MOST_DOUBLINGS = 8  # each priority counts twice the one below
 _NODE = math.sqrt(3.0)
 _SIDE_WEIGHT, _MIDDLE_WEIGHT = 1 / 6, 2 / 3
 _LATE_AT = (1 / 6, 1 / 2, 5 / 6)
@@ -42,35 +44,72 @@ class Worth(msgspec.Struct, frozen=True, gc=False):
         kept: probability that the whole promise is kept; with a late value, its expectation.
         value: quality · kept, less the prices.
         cost_s: device-seconds.
-        net: the value, less what the device-seconds are worth to others.
+        net: the value, divided by `mixing_cost` where its device had better run another rung.
     """
 
     candidate: Candidate
     kept: float
     value: float
     cost_s: float
-
-    @property
-    def net(self) -> float:
-        return self.value - self.candidate.device_second_price * self.cost_s
+    net: float
 
     @property
     def rank(self) -> float:
         return self.value / self.cost_s
 
 
+def ask_of(situation: Situation) -> Ask:
+    """Say what a newcomer asks, and what each candidate offers it."""
+    objective, prediction = situation.objective, situation.candidates[0].prediction
+    ttft_s = objective.ttft_s if situation.ttft_promised else None
+    return Ask(
+        tuple([offer_of(candidate, situation) for candidate in situation.candidates]),
+        objective.priority,
+        situation.length,
+        prediction.ttft_log_sigma,
+        prediction.pace_log_sigma,
+        math.inf if ttft_s is None else ttft_s,
+        math.inf if objective.tpot_s is None else objective.tpot_s,
+        math.inf if objective.deadline_s is None else objective.deadline_s,
+        objective.late_s or 0.0,
+    )
+
+
 def offer_of(candidate: Candidate, situation: Situation) -> Offer:
-    """Judge a pairing as it would be on a device that runs this rung alone, with all its slots taken."""
-    prediction = candidate.prediction
+    """Judge a pairing as it would be on an idle device that runs this rung alone."""
+    info, prediction, objective = candidate.info, candidate.prediction, situation.objective
+    full_s, slope = prediction.token_device_s * candidate.slots, info.prior.decode_batch_slope
+    step_s = full_s / (1.0 + slope * (candidate.slots - 1))
     alone = msgspec.structs.replace(
         candidate,
-        prediction=msgspec.structs.replace(
-            prediction, tpot_s=prediction.token_device_s * candidate.slots, wait_s=0.0, ttft_s=prediction.prefill_s
-        ),
+        prediction=msgspec.structs.replace(prediction, tpot_s=step_s, wait_s=0.0, ttft_s=prediction.prefill_s),
         favoured=True,
     )
     worth = worth_of(alone, situation)
-    return Offer(candidate.info.replica_id, candidate.info.device_key, max(worth.value, 0.0), worth.cost_s)
+    spent_s = situation.waited_s + prediction.network_s
+    latest_s = situation.wait_left_s
+    if objective.deadline_s is not None:
+        tokens = situation.length.quantile(min(max(_WORTH_BEGINNING * worth.kept, 0.01), 0.99))
+        work_s = prediction.prefill_s + (tokens - 1.0) * (step_s + full_s) / 2
+        latest_s = min(latest_s, objective.deadline_s + (objective.late_s or 0.0) - spent_s - work_s)
+    if objective.ttft_s is not None and situation.ttft_promised:
+        latest_s = min(latest_s, objective.ttft_s - spent_s - prediction.prefill_s)
+    doublings = min(max(objective.priority, -_MOST_DOUBLINGS), _MOST_DOUBLINGS)
+    return Offer(
+        replica_id=info.replica_id,
+        device=info.device_key,
+        slots=candidate.slots,
+        local=not info.remote,
+        value=max(info.quality - candidate.price, 0.0) * 2.0**doublings,
+        kept=worth.kept,
+        rank=worth.rank,
+        cost_s=worth.cost_s,
+        prefill_s=prediction.prefill_s,
+        network_s=prediction.network_s,
+        step_s=step_s,
+        slope=slope,
+        latest_s=latest_s,
+    )
 
 
 def worth_of(candidate: Candidate, situation: Situation, *, wait_s: float = 0.0) -> Worth:
@@ -90,12 +129,13 @@ def worth_of(candidate: Candidate, situation: Situation, *, wait_s: float = 0.0)
         kept *= _phi_log(objective.tpot_s, pace_s, sigma)
     tokens = situation.length.expected(max(fits, 1.0))
     cost_s = prediction.prefill_s + tokens * prediction.token_device_s
-    if not candidate.favoured:
-        cost_s *= situation.settings.mixing_cost
     value = candidate.info.quality * kept
     if candidate.price:
         value -= candidate.price
-    return Worth(candidate, kept, value, cost_s)
+    if candidate.favoured:
+        return Worth(candidate, kept, value, cost_s, value)
+    mixing_cost = situation.settings.mixing_cost
+    return Worth(candidate, kept, value, cost_s * mixing_cost, value / mixing_cost)
 
 
 def without_backlog(candidate: Candidate) -> Candidate:

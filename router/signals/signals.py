@@ -12,7 +12,7 @@ from router.signals.ladder import Ladder
 from router.signals.latency import LatencyModel
 from router.signals.length import LengthModel
 from router.signals.peak_latency import PeakLatency
-from router.signals.prices import CapacityPrices
+from router.signals.what_if import WhatIf
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Signals:
     lengths: LengthModel
     health: HealthBook
     in_flight: InFlight = field(default_factory=InFlight)
-    prices: CapacityPrices = field(default_factory=CapacityPrices)
+    what_if: WhatIf = field(default_factory=WhatIf)
     shares: CallerShares = field(default_factory=CallerShares)
     oldest_first: OldestFirst = field(default_factory=OldestFirst)
     peaks: PeakLatency = field(default_factory=PeakLatency)

@@ -23,8 +23,6 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         load: sequences on its device and requests that wait for it, for each slot.
         peak_latency_s: peak-sensitive average of its response times.
         favoured: its device had better run this rung than another; two side by side slow each other.
-        device_second_price: value that others would get from a second of its device; 0 while nobody else waits and
-            nothing runs on it.
     """
 
     info: ReplicaInfo
@@ -37,7 +35,6 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     load: float = 0.0
     peak_latency_s: float = 0.0
     favoured: bool = True
-    device_second_price: float = 0.0
 
 
 class Situation(msgspec.Struct, frozen=True, gc=False):

@@ -1,0 +1,256 @@
+"""An imagined tier: devices with continuous batching, each on one rung only, that serve what the real tier is asked.
+
+    round    = step · (1 + slope · (b − 1))    seconds of a decode step of b sequences
+    dτ/dt    = 1 / round while no prompt is computed, else 0    the token clock of a device
+    a sequence ends at τ_first + (tokens − 1) · noise
+
+Prompts are computed one after the other and pause all decode. Those that find no slot wait; a slot that comes free goes
+to who stands first by priority and by value a device-second, of those who may still begin. An answer ends at its
+deadline. What keeps its promise gains its value. It is the model of `router.simulation.device` without its event loop:
+some microseconds a request.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from router.values.offer import Ask, Offer
+
+_MOST_WAITING = 64
+_DECIMALS = 2  # values that differ by less count as equal: then the device goes before the cloud
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One newcomer with the chance that it meets in every imagined tier.
+
+    Attributes:
+        tokens: of its answer; prefill_noise, pace_noise: factors on what was predicted.
+    """
+
+    ask: Ask
+    at_s: float
+    tokens: float
+    prefill_noise: float
+    pace_noise: float
+
+
+@dataclass(eq=False, slots=True)
+class _Sequence:
+    drawn: Drawn
+    offer: Offer
+    prefill_s: float
+    first_s: float = 0.0
+    over: bool = False
+
+
+_Event = tuple[float, int, _Sequence]
+
+
+@dataclass(slots=True)
+class _Device:
+    """One imagined device.
+
+    Attributes:
+        held: slots that are taken; decoding: those that decode.
+        prefills: whose prompts are being computed, the first of them with `prefill_left_s` to go.
+        ends: by the token clock; deadlines: by time.
+    """
+
+    slots: int
+    at_s: float
+    held: int = 0
+    decoding: int = 0
+    step_s: float = 0.01
+    slope: float = 0.0
+    tau: float = 0.0
+    prefill_left_s: float = 0.0
+    prefills: deque[_Sequence] = field(default_factory=deque)
+    ends: list[_Event] = field(default_factory=list)
+    deadlines: list[_Event] = field(default_factory=list)
+    order: int = 0
+
+    @property
+    def backlog_s(self) -> float:
+        """Prefill that comes before that of a newcomer."""
+        if not self.prefills:
+            return 0.0
+        return self.prefill_left_s + sum(s.prefill_s for s in itertools.islice(self.prefills, 1, None))
+
+    def next_event(self) -> tuple[float, _Sequence | None]:
+        """Return the time of the next event, and whose it is."""
+        soonest_s, of = math.inf, None
+        for events in (self.ends, self.deadlines):
+            while events and events[0][2].over:
+                heapq.heappop(events)
+        if self.prefills:
+            soonest_s, of = self.at_s + max(self.prefill_left_s, 0.0), self.prefills[0]
+        elif self.ends:
+            due_tau, _, of = self.ends[0]
+            soonest_s = self.at_s + max(due_tau - self.tau, 0.0) * self._round_s()
+        if self.deadlines and self.deadlines[0][0] < soonest_s:
+            soonest_s, of = max(self.deadlines[0][0], self.at_s), self.deadlines[0][2]
+        return soonest_s, of
+
+    def pass_to(self, now_s: float) -> None:
+        passed_s = now_s - self.at_s
+        self.at_s = now_s
+        if self.prefills:
+            self.prefill_left_s -= passed_s
+        elif self.decoding:
+            self.tau += passed_s / self._round_s()
+
+    def begin(self, drawn: Drawn, offer: Offer, now_s: float) -> None:
+        self.pass_to(now_s)
+        sequence = _Sequence(drawn, offer, offer.prefill_s * drawn.prefill_noise)
+        self.step_s, self.slope = offer.step_s, offer.slope
+        self.held += 1
+        self.prefills.append(sequence)
+        if len(self.prefills) == 1:
+            self.prefill_left_s = sequence.prefill_s
+        last_s = drawn.at_s + drawn.ask.deadline_s + drawn.ask.late_s - offer.network_s
+        if last_s < math.inf:
+            self.order += 1
+            heapq.heappush(self.deadlines, (last_s, self.order, sequence))
+
+    def happen(self, sequence: _Sequence, now_s: float) -> bool:
+        """Let the next event happen, which is this sequence's; return whether it came to its own end."""
+        self.pass_to(now_s)
+        if self.deadlines and self.deadlines[0][2] is sequence and self.deadlines[0][0] <= now_s:
+            self._cut(sequence)
+            return False
+        if self.prefills and self.prefills[0] is sequence:
+            self._next_prefill()
+            sequence.first_s = now_s
+            if sequence.drawn.tokens > 1.0:
+                self.decoding += 1
+                self.order += 1
+                ends_tau = self.tau + (sequence.drawn.tokens - 1.0) * sequence.drawn.pace_noise
+                heapq.heappush(self.ends, (ends_tau, self.order, sequence))
+                return False
+        else:
+            self.tau = max(self.tau, heapq.heappop(self.ends)[0])
+            self.decoding -= 1
+        sequence.over = True
+        self.held -= 1
+        return True
+
+    def _cut(self, sequence: _Sequence) -> None:
+        sequence.over = True
+        self.held -= 1
+        if sequence not in self.prefills:
+            self.decoding -= 1
+        elif self.prefills[0] is sequence:
+            self._next_prefill()
+        else:
+            self.prefills.remove(sequence)
+
+    def _next_prefill(self) -> None:
+        self.prefills.popleft()
+        self.prefill_left_s = self.prefills[0].prefill_s if self.prefills else 0.0
+
+    def _round_s(self) -> float:
+        return self.step_s * (1.0 + self.slope * (self.decoding - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    drawn: Drawn
+    offers: Mapping[str, Offer]
+    until_s: float
+
+
+class ShadowTier:
+    """One imagined tier.
+
+    Args:
+        rungs: device → the replica that it runs.
+
+    Attributes:
+        gain: value of what kept its promise; the owner lets it fade.
+    """
+
+    def __init__(self, rungs: Mapping[str, str]) -> None:
+        self.rungs = rungs
+        self.gain = 0.0
+        self._devices: dict[str, _Device] = {}
+        self._waiting: list[_Waiting] = []
+
+    def arrive(self, drawn: Drawn, now_s: float) -> None:
+        """Let a newcomer in: to the free device where it is worth most, or into the queue."""
+        self._advance(now_s)
+        offers, best = {}, None
+        for offer in self._offers(drawn.ask.offers):
+            device = self._devices.get(offer.device)
+            if device is None:
+                device = self._devices[offer.device] = _Device(offer.slots, now_s)
+            offers[offer.device] = offer
+            if device.held < device.slots and device.backlog_s <= offer.latest_s:
+                key = (round(offer.value * offer.kept, _DECIMALS), offer.local, offer.rank)
+                if best is None or key > best[0]:
+                    best = key, device, offer
+        if best is not None:
+            best[1].begin(drawn, best[2], now_s)
+        elif offers:
+            self._waiting.append(_Waiting(drawn, offers, now_s + max(o.latest_s for o in offers.values())))
+            del self._waiting[:-_MOST_WAITING]
+
+    def _offers(self, offers: Sequence[Offer]) -> Sequence[Offer]:
+        """Return one offer a device: of the rung that it runs, or where that cannot serve it, of another."""
+        found: dict[str, Offer] = {}
+        for offer in offers:
+            if offer.device not in found or self.rungs.get(offer.device) == offer.replica_id:
+                found[offer.device] = offer
+        return list(found.values())
+
+    def _advance(self, now_s: float) -> None:
+        """Let all happen until now, in the order of time."""
+        while True:
+            soonest_s, name, of = now_s, "", None
+            for candidate, device in self._devices.items():
+                at_s, sequence = device.next_event()
+                if sequence is not None and at_s <= soonest_s:
+                    soonest_s, name, of = at_s, candidate, sequence
+            if of is None:
+                return
+            device = self._devices[name]
+            if device.happen(of, soonest_s):
+                self.gain += _gain(of, soonest_s)
+            if of.over:
+                self._fill(name, device, soonest_s)
+
+    def _fill(self, name: str, device: _Device, now_s: float) -> None:
+        """Give free slots to who stands first."""
+        while device.held < device.slots and self._waiting:
+            self._waiting = [waiting for waiting in self._waiting if waiting.until_s >= now_s]
+            begins_s = now_s + device.backlog_s
+            first, first_key = None, (0, 0.0)
+            for waiting in self._waiting:
+                offer = waiting.offers.get(name)
+                if offer is not None and begins_s <= waiting.drawn.at_s + offer.latest_s:
+                    key = (waiting.drawn.ask.priority, offer.rank)
+                    if first is None or key > first_key:
+                        first, first_key = waiting, key
+            if first is None:
+                return
+            self._waiting.remove(first)
+            device.begin(first.drawn, first.offers[name], now_s)
+
+
+def _gain(sequence: _Sequence, now_s: float) -> float:
+    """Value of an answer whose last token came now."""
+    drawn, offer = sequence.drawn, sequence.offer
+    ask = drawn.ask
+    if sequence.first_s + offer.network_s - drawn.at_s > ask.ttft_s:
+        return 0.0
+    if now_s - sequence.first_s > ask.tpot_s * (drawn.tokens - 1.0):
+        return 0.0
+    late_s = now_s + offer.network_s - drawn.at_s - ask.deadline_s
+    if late_s <= 0.0:
+        return offer.value
+    return offer.value * (1.0 - late_s / ask.late_s) if late_s < ask.late_s else 0.0

@@ -1,0 +1,178 @@
+"""Which rung each device had better run: whichever would have earned most of those who came lately.
+
+Rungs of one device that run side by side slow one another, so a device had better run one. Which one depends on how
+many come, in what bursts, and on what they ask for. So the newcomers are also sent to imagined tiers (`shadow.py`), one
+for each configuration, with predicted times and drawn lengths, and all of them with the same chance (common random
+numbers). Their gains fade; the tier follows the leader (Hannan, 1957), with a margin that grows as the noise of a
+gain does, and which is wider for a step up in quality than for a step down.
+
+Until they have seen enough, and a little always, what a configuration could sustain at the present rate counts as well:
+
+    sustained = Σ over devices of min(its share of the arrivals, 1 / (rate · cost)) · value    an arrival
+
+A configuration gives a level to the devices of this tier and one to those behind the upstream: level k is a device's
+k-th best rung, or its last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from router.signals.shadow import Drawn, ShadowTier
+from router.values.offer import Ask, Offer
+
+_FADE = 0.985  # of the gains, at each arrival
+_FADE_S = 120.0
+_FORGET_S = 30.0  # nobody came: what follows is another time, and the best rungs serve it first
+_UP, _DOWN = 1.2, 0.4  # of √(¼ + the gain of the one that is left)
+_MOST_LEVELS = 4
+_SUSTAINED_FIRST, _SUSTAINED_ALWAYS = 40, 20  # arrivals that what can be sustained counts for
+_RATE_OF = 32  # arrivals
+_MEAN_OF = 200  # arrivals
+
+_Levels = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Rung:
+    """One replica, as offered lately: means over the requests that it could serve.
+
+    Attributes:
+        quality: value of the first offer, by which the rungs of a device are ordered.
+        value: mean of value · P(kept).
+    """
+
+    device: str
+    local: bool
+    quality: float
+    cost_s: float = 0.0
+    value: float = 0.0
+    seen: int = 0
+
+    def offered(self, offer: Offer) -> None:
+        self.seen += 1
+        gain = 1.0 / min(self.seen, _MEAN_OF)
+        self.cost_s += gain * (offer.cost_s - self.cost_s)
+        self.value += gain * (offer.value * offer.kept - self.value)
+
+
+class WhatIf:
+    """Imagines. One writer, the dispatcher.
+
+    Attributes:
+        version: counts changes of what is favoured.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._chance = random.Random(0)  # noqa: S311 - a simulation's chance, not a secret
+        self._rungs: dict[str, _Rung] = {}
+        self._tiers: dict[_Levels, ShadowTier] = {}
+        self._levels: _Levels = (0, 0)
+        self._favoured: Mapping[str, str] = {}
+        self._seen = 0
+        self._at_s = 0.0
+        self._arrivals_s: deque[float] = deque(maxlen=_RATE_OF)
+
+    def arrived(self, now_s: float, ask: Ask) -> None:
+        """Take a newcomer into account; one that no replica could serve says nothing."""
+        if not ask.offers:
+            return
+        if any(offer.replica_id not in self._rungs for offer in ask.offers):
+            self._imagine(ask)
+        if len(self._tiers) < 2:
+            return
+        for offer in ask.offers:
+            self._rungs[offer.replica_id].offered(offer)
+        self._seen += 1
+        self._arrivals_s.append(now_s)
+        if now_s - self._at_s > _FORGET_S:
+            self._levels = (0, 0)
+            self._build()
+        fade = _FADE * math.exp(-(now_s - self._at_s) / _FADE_S)
+        self._at_s = now_s
+        drawn = Drawn(
+            ask,
+            now_s,
+            float(round(ask.length.quantile(self._chance.random()))),
+            math.exp(self._chance.gauss(0.0, ask.prefill_log_sigma)),
+            math.exp(self._chance.gauss(0.0, ask.pace_log_sigma)),
+        )
+        for tier in self._tiers.values():
+            tier.gain *= fade
+            tier.arrive(drawn, now_s)
+        self._follow()
+
+    def favours(self, device: str, replica_id: str) -> bool:
+        """Whether a device had better run that rung; True where nothing speaks against it."""
+        return self._favoured.get(device, replica_id) == replica_id
+
+    def favoured(self) -> Mapping[str, str]:
+        """The rung that each device had better run."""
+        return self._favoured
+
+    def keep_only(self, replica_ids: set[str]) -> None:
+        """Forget replicas that are gone, and what was imagined with them."""
+        if self._rungs.keys() <= replica_ids:
+            return
+        self._rungs = {name: rung for name, rung in self._rungs.items() if name in replica_ids}
+        self._build()
+
+    def _imagine(self, ask: Ask) -> None:
+        for offer in ask.offers:
+            self._rungs.setdefault(offer.replica_id, _Rung(offer.device, offer.local, offer.value))
+        self._build()
+
+    def _build(self) -> None:
+        """Imagine all configurations anew, of the devices that are known."""
+        by_device: dict[str, list[str]] = {}
+        for name, rung in sorted(self._rungs.items(), key=lambda item: -item[1].quality):
+            by_device.setdefault(rung.device, []).append(name)
+        local = {device: self._rungs[names[0]].local for device, names in by_device.items()}
+        depth = [
+            min(max([len(names) for device, names in by_device.items() if local[device] is side], default=1), most)
+            for side, most in ((True, _MOST_LEVELS), (False, _MOST_LEVELS))
+        ]
+        self._tiers = {
+            (here, there): ShadowTier(
+                {
+                    device: names[min(here if local[device] else there, len(names) - 1)]
+                    for device, names in by_device.items()
+                }
+            )
+            for here, there in itertools.product(range(depth[0]), range(depth[1]))
+        }
+        self._levels = (min(self._levels[0], depth[0] - 1), min(self._levels[1], depth[1] - 1))
+        self._favour(self._levels)
+
+    def _favour(self, levels: _Levels) -> None:
+        self._levels, self._favoured = levels, self._tiers[levels].rungs
+        self.version += 1
+
+    def _follow(self) -> None:
+        """Follow the leader, if it leads clearly."""
+        counts_for = max(_SUSTAINED_FIRST - self._seen, _SUSTAINED_ALWAYS)
+        rate = 0.0
+        if self._seen > 2:
+            rate = (len(self._arrivals_s) - 1) / max(self._arrivals_s[-1] - self._arrivals_s[0], 1e-3)
+        score = {at: tier.gain + counts_for * self._sustained(tier, rate) for at, tier in self._tiers.items()}
+        leader = max(score, key=lambda levels: score[levels])
+        up = sum(leader) < sum(self._levels)
+        margin = (_UP if up else _DOWN) * math.sqrt(0.25 + self._tiers[self._levels].gain)
+        if leader != self._levels and score[leader] >= score[self._levels] + margin:
+            self._favour(leader)
+
+    def _sustained(self, tier: ShadowTier, rate: float) -> float:
+        """Value an arrival that a configuration can go on to earn, its most valuable devices first."""
+        left, value = 1.0, 0.0
+        for rung in sorted((self._rungs[name] for name in tier.rungs.values()), key=lambda r: -r.value):
+            if rung.seen:
+                part = min(left, 1.0 / max(rung.cost_s * rate, 1e-9))
+                value += part * rung.value
+                left -= part
+        return value
