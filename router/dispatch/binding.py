@@ -37,6 +37,7 @@ from router.values.choice import Choice, Hopeless
 from router.values.replica import Replica, ReplicaInfo
 from router.values.request import Locality
 from router.values.settings import RouterSettings
+from router.values.situation import Situation
 
 log = structlog.get_logger("router")
 
@@ -321,9 +322,7 @@ class Binder:
             return None
         if not entry.offered:
             entry.offered = True
-            ask = self._policy.ask(situation)
-            if ask is not None:
-                self._signals.what_if.arrived(pool.now_s, ask)
+            asyncio.get_running_loop().call_soon(self._imagine, situation)  # nobody's decision waits for it
         choice = self._policy.decide(situation)
         if isinstance(choice, Hopeless):
             kind = DeadlineLost if choice.deadline_lost else PromiseLost
@@ -341,6 +340,12 @@ class Binder:
         entry.choice = record.choice = choice
         record.promise(choice, situation.waited_s)
         return choice
+
+    def _imagine(self, situation: Situation) -> None:
+        """Let a newcomer into the imagined tiers too."""
+        ask = self._policy.ask(situation)
+        if ask is not None:
+            self._signals.what_if.arrived(situation.now_s, ask)
 
     def _refuse(self, entry: QueueEntry, error: OverspillError) -> None:
         """Turn an entry away; it leaves the queue at once."""

@@ -125,6 +125,6 @@ def test_where_only_a_smaller_rung_is_left_it_is_told(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", [*FIRST_COME, "earliest-deadline"])
-def test_they_do_not_ask_what_capacity_is_worth(policy: str) -> None:
+def test_they_favour_no_rung(policy: str) -> None:
     case: Situation = situation(edge(), cloud())
-    assert list(load_policy(policy).offers(case)) == []
+    assert load_policy(policy).ask(case) is None

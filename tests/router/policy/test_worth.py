@@ -142,15 +142,16 @@ def test_the_cost_is_of_the_tokens_that_will_be_computed() -> None:
     ended = worth_of(one, situation(one, known, objective=Objective(deadline_s=2.35))).cost_s
     assert ended == pytest.approx(0.3 + 101 * 0.005)
     beside = candidate(favoured=False)
-    mixed = worth_of(beside, situation(beside, known)).cost_s
-    assert mixed == pytest.approx(whole * RouterSettings().mixing_cost)
+    mixed, mixing_cost = worth_of(beside, situation(beside, known)), RouterSettings().mixing_cost
+    assert mixed.cost_s == pytest.approx(whole * mixing_cost)
+    assert mixed.net == pytest.approx(mixed.value / mixing_cost)
 
 
 def test_a_price_is_taken_from_the_value() -> None:
-    one = candidate(price=0.3, device_second_price=0.1)
+    one = candidate(price=0.3)
     judged = worth_of(one, situation(one))
     assert judged.value == pytest.approx(one.info.quality - 0.3)
-    assert judged.net == pytest.approx(judged.value - 0.1 * judged.cost_s)
+    assert judged.net == judged.value
     assert judged.rank == pytest.approx(judged.value / judged.cost_s)
 
 
@@ -172,7 +173,7 @@ def test_the_pace_counts_those_who_will_join() -> None:
     assert expected_pace_s(joined) == pytest.approx(0.5 * 0.02 + 0.5 * 0.06)
 
 
-def test_an_offer_is_of_a_device_that_is_full_of_this_rung_and_of_nobody_who_waits() -> None:
+def test_an_offer_is_of_an_idle_device_that_runs_this_rung_alone() -> None:
     one = candidate(slots=4)
     queued = msgspec.structs.replace(
         one, favoured=False, prediction=msgspec.structs.replace(one.prediction, wait_s=9.0, ttft_s=9.35, free=False)
@@ -181,4 +182,5 @@ def test_an_offer_is_of_a_device_that_is_full_of_this_rung_and_of_nobody_who_wai
     assert offer_of(queued, case) == offer_of(one, case)
     assert offer_of(one, case).device == one.info.device_key
     lost = situation(one, LengthCurve.exactly(5000), objective=Objective(deadline_s=1.0))
-    assert offer_of(one, lost).value == 0.0
+    assert offer_of(one, lost).kept == 0.0
+    assert offer_of(one, lost).latest_s < 0.0

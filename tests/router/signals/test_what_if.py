@@ -1,0 +1,170 @@
+"""Which rung a device had better run: the one that earns most with those who come, and no other for the noise of it."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.signals.what_if import WhatIf
+from router.values.length import LengthCurve
+from router.values.offer import Ask, Offer
+
+LARGE, SMALL = "edge/large", "edge/small"
+
+
+def rung(replica_id: str, value: float, step_s: float, *, local: bool = True) -> Offer:
+    """A rung with four slots whose answers take 100 steps."""
+    device = replica_id.split("/", maxsplit=1)[0]
+    cost_s = 0.05 + 100 * step_s * 1.3 / 4
+    return Offer(replica_id, device, 4, local, value, 1.0, value / cost_s, cost_s, 0.05, 0.0, step_s, 0.1, 4.0)
+
+
+def ask(small_value: float = 0.75, *, deadline_s: float = 6.0) -> Ask:
+    offers = (rung(LARGE, 1.0, 0.02), rung(SMALL, small_value, 0.008))
+    return Ask(offers, 0, LengthCurve.exactly(100), 0.1, 0.1, deadline_s=deadline_s)
+
+
+def run(what_if: WhatIf, rng: random.Random, from_s: float, count: int, mean_gap_s: float) -> float:
+    for _ in range(count):
+        from_s += rng.expovariate(1 / mean_gap_s)
+        what_if.arrived(from_s, ask())
+    return from_s
+
+
+def test_before_anybody_came_nothing_speaks_against_any_rung() -> None:
+    what_if = WhatIf()
+    assert what_if.favours("edge", SMALL)
+    assert what_if.favours("edge", LARGE)
+    assert what_if.favoured() == {}
+
+
+def test_a_device_steps_down_when_more_comes_than_it_can_serve_and_up_again_after() -> None:
+    what_if, rng = WhatIf(), random.Random(3)
+    at_s = run(what_if, rng, 0.0, 60, 4.0)
+    assert what_if.favoured() == {"edge": LARGE}
+    at_s = run(what_if, rng, at_s, 60, 0.25)
+    assert what_if.favoured() == {"edge": SMALL}
+    assert not what_if.favours("edge", LARGE)
+    run(what_if, rng, at_s, 200, 4.0)
+    assert what_if.favoured() == {"edge": LARGE}
+
+
+def test_a_stampede_is_seen_within_a_dozen_arrivals() -> None:
+    what_if = WhatIf()
+    run(what_if, random.Random(1), 0.0, 12, 0.1)
+    assert what_if.favoured() == {"edge": SMALL}
+
+
+def test_bursts_count_although_their_mean_would_fit() -> None:
+    """Thirty at once and then nothing for 25 s: the large rung has time for all, but not in time."""
+    what_if, at_s = WhatIf(), 0.0
+    for _ in range(6):
+        for _ in range(30):
+            at_s += 0.01
+            what_if.arrived(at_s, ask())
+        at_s += 25.0
+    assert what_if.favoured() == {"edge": SMALL}
+
+
+def test_after_a_pause_the_best_rung_serves_first_again() -> None:
+    what_if, rng = WhatIf(), random.Random(2)
+    at_s = run(what_if, rng, 0.0, 80, 0.2)
+    assert what_if.favoured() == {"edge": SMALL}
+    what_if.arrived(at_s + 60.0, ask())
+    assert what_if.favoured() == {"edge": LARGE}
+
+
+def test_promises_that_the_large_rung_cannot_keep_are_no_gain() -> None:
+    what_if, at_s = WhatIf(), 0.0
+    for _ in range(40):
+        at_s += 6.0
+        what_if.arrived(at_s, ask(deadline_s=1.5))
+    assert what_if.favoured() == {"edge": SMALL}
+
+
+def test_each_side_has_its_level() -> None:
+    """The cloud has time for its large rung; the device has not, and nobody else can take its requests."""
+    what_if, at_s, rng = WhatIf(), 0.0, random.Random(5)
+    cloud = (rung("cloud/large", 1.0, 0.002, local=False), rung("cloud/small", 0.75, 0.001, local=False))
+    for index in range(200):
+        at_s += rng.expovariate(1 / 0.35)
+        at_home = ask()
+        what_if.arrived(at_s, Ask(at_home.offers if index % 2 else cloud, 0, at_home.length, 0.1, 0.1, deadline_s=3.0))
+    assert what_if.favoured() == {"edge": SMALL, "cloud": "cloud/large"}
+
+
+def test_one_rung_a_device_leaves_nothing_to_imagine() -> None:
+    what_if = WhatIf()
+    for index in range(50):
+        what_if.arrived(index * 0.1, Ask((rung(LARGE, 1.0, 0.02),), 0, LengthCurve.exactly(100), 0.1, 0.1))
+    assert what_if.favoured() == {"edge": LARGE}
+    assert what_if._seen == 0
+
+
+def test_replicas_that_left_are_forgotten_and_new_ones_imagined() -> None:
+    what_if, rng = WhatIf(), random.Random(4)
+    at_s = run(what_if, rng, 0.0, 80, 0.2)
+    assert what_if.favoured() == {"edge": SMALL}
+    what_if.keep_only({LARGE, SMALL, "new/a"})
+    assert what_if.favoured() == {"edge": SMALL}, "nobody left"
+    what_if.keep_only({LARGE})
+    assert what_if.favoured() == {"edge": LARGE}
+    what_if.keep_only(set())
+    assert what_if.favoured() == {}
+    run(what_if, rng, at_s, 80, 0.2)
+    assert what_if.favoured() == {"edge": SMALL}
+
+
+def test_a_fleet_of_devices_has_few_configurations() -> None:
+    what_if = WhatIf()
+    offers = tuple(
+        rung(f"d{device}/{name}", value, step_s, local=device == 0)
+        for device in range(20)
+        for name, value, step_s in (("large", 1.0, 0.02), ("small", 0.75, 0.008), ("tiny", 0.4, 0.003))
+    )
+    what_if.arrived(0.0, Ask(offers, 0, LengthCurve.exactly(100), 0.1, 0.1))
+    assert len(what_if._tiers) == 9
+    assert len(what_if.favoured()) == 20
+
+
+def test_the_same_arrivals_imagine_the_same() -> None:
+    def favoured() -> list[object]:
+        what_if, rng, at_s, seen = WhatIf(), random.Random(7), 0.0, []
+        for _ in range(300):
+            at_s = run(what_if, rng, at_s, 1, 0.5)
+            seen.append(dict(what_if.favoured()))
+        return seen
+
+    assert favoured() == favoured()
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), mean_gap_s=st.floats(0.15, 3.0))
+def test_a_steady_load_settles(seed: int, mean_gap_s: float) -> None:
+    """The noise of what happens to arrive is seldom a reason to go to and fro."""
+    what_if, rng, at_s, versions = WhatIf(), random.Random(seed), 0.0, []
+    for _ in range(300):
+        at_s = run(what_if, rng, at_s, 1, mean_gap_s)
+        versions.append(what_if.version)
+    assert versions[-1] - versions[100] <= 12
+
+
+def test_rungs_that_earn_alike_do_not_take_turns() -> None:
+    what_if, rng, at_s = WhatIf(), random.Random(8), 0.0
+    for _ in range(600):
+        at_s += rng.expovariate(2.0)
+        what_if.arrived(at_s, ask(1.0, deadline_s=math.inf))
+    assert what_if.version <= 4
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-9])
+def test_rungs_without_value_do_no_harm(value: float) -> None:
+    what_if = WhatIf()
+    for index in range(20):
+        offers = (rung(LARGE, value, 0.02), rung(SMALL, 0.0, 0.008))
+        what_if.arrived(index * 0.1, Ask(offers, 0, LengthCurve.exactly(100), 0.1, 0.1))
+    assert set(what_if.favoured()) == {"edge"}
