@@ -47,8 +47,7 @@ class SloUtility:
         unknown = [w for w in free if w.candidate.prediction.explore]
         if unknown and not _tight(situation):
             return choose(unknown[0].candidate, situation, "explore", rank=fair_rank(unknown[0], situation))
-        busy = [w for w in promised if not w.candidate.prediction.free]
-        best = self._best(free or busy or promised, situation)
+        best = self._best(free or promised, situation)
         listed = [*self._of_each_device(promised, situation), best]
         waits_for = {w.candidate.info.replica_id: fair_rank(w, situation) for w in listed}
         good_for_s = _TAKEN_SOON_S
@@ -63,6 +62,7 @@ class SloUtility:
             waits_for=waits_for,
             good_for_s=max(good_for_s, _LOOK_AGAIN_S),
             kept=best.kept,
+            not_now=not free and best.candidate.prediction.free,
         )
 
     @staticmethod
