@@ -132,7 +132,6 @@ class LatencyModel:
         pace_log = NORMAL_90 * state.pace_sigma
         longer = math.exp(math.sqrt(length_log * length_log + pace_log * pace_log))
         finish_s = ttft_s + rest_s
-        staleness_s = now_s - state.seen_s
         return Prediction(
             wait_s,
             ttft_s,
@@ -147,8 +146,7 @@ class LatencyModel:
             state.token_device_s,
             state.prefill_sigma,
             state.pace_sigma,
-            staleness_s,
-            staleness_s > AFTER_S and not state.mine.requests and self._explores(state, now_s),
+            now_s - state.seen_s > AFTER_S and not state.mine.requests and self._explores(state, now_s),
         )
 
     def _explores(self, state: ReplicaState, now_s: float) -> bool:

@@ -79,7 +79,6 @@ class Prediction(msgspec.Struct, frozen=True, gc=False):
         network_s: round trip and upload.
         token_device_s: device-seconds that one token costs at the device's full batch.
         ttft_log_sigma, pace_log_sigma: spread of log(actual / predicted), of prefill and of seconds a token.
-        staleness_s: since the replica last taught anything.
         explore: so long ago, and so much avoided, that one request without a tight promise should try it.
     """
 
@@ -96,7 +95,6 @@ class Prediction(msgspec.Struct, frozen=True, gc=False):
     token_device_s: float = 0.0
     ttft_log_sigma: float = 0.3
     pace_log_sigma: float = 0.3
-    staleness_s: float = 0.0
     explore: bool = False
 
     @property
