@@ -84,14 +84,15 @@ class SloUtility:
         if len(judged) == 1:
             return judged[0]
         best = max(judged, key=lambda w: w.net)
-        if not best.candidate.favoured:
+        calm = situation.calm
+        if not (best.candidate.favoured or calm):
             return best
         slack = situation.settings.device_first_quality_slack + 1e-9
         least_quality, most_price = best.candidate.info.quality - slack, best.candidate.price + slack
         near = [
             w
             for w in judged
-            if w.candidate.favoured
+            if (w.candidate.favoured or calm)
             and w.kept >= best.kept - _NEAR
             and w.candidate.info.quality >= least_quality
             and w.candidate.price <= most_price

@@ -44,7 +44,7 @@ class Worth(msgspec.Struct, frozen=True, gc=False):
         kept: probability that the whole promise is kept; with a late value, its expectation.
         value: quality · kept, less the prices.
         cost_s: device-seconds.
-        net: the value, divided by `mixing_cost` where its device had better run another rung.
+        net: the value, divided by `mixing_cost` where its device had better run another rung and anybody else is there.
     """
 
     candidate: Candidate
@@ -132,7 +132,7 @@ def worth_of(candidate: Candidate, situation: Situation, *, wait_s: float = 0.0)
     value = candidate.info.quality * kept
     if candidate.price:
         value -= candidate.price
-    if candidate.favoured:
+    if candidate.favoured or situation.calm:
         return Worth(candidate, kept, value, cost_s, value)
     mixing_cost = situation.settings.mixing_cost
     return Worth(candidate, kept, value, cost_s * mixing_cost, value / mixing_cost)

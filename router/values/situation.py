@@ -81,3 +81,8 @@ class Situation(msgspec.Struct, frozen=True, gc=False):
     now_s: float
     waiting: int = 0
     caller_excess: float = 1.0
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing runs on any candidate's device, and nobody else waits."""
+        return self.waiting <= 1 and all(candidate.idle for candidate in self.candidates)

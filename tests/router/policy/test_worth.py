@@ -145,6 +145,9 @@ def test_the_cost_is_of_the_tokens_that_will_be_computed() -> None:
     mixed, mixing_cost = worth_of(beside, situation(beside, known)), RouterSettings().mixing_cost
     assert mixed.cost_s == pytest.approx(whole * mixing_cost)
     assert mixed.net == pytest.approx(mixed.value / mixing_cost)
+    alone = candidate(favoured=False, idle=True)
+    calm = worth_of(alone, situation(alone, known))
+    assert (calm.cost_s, calm.net) == (pytest.approx(whole), calm.value), "nobody is there to be slowed"
 
 
 def test_a_price_is_taken_from_the_value() -> None:
