@@ -210,7 +210,7 @@ class Pool:
         if self._favoured != what_if.version:
             self._favoured = what_if.version
             for name, view in self.views.items():
-                view.favoured = what_if.favours(view.info.device_key, name)
+                view.favoured = what_if.favours(view.info.device_key, view.info.family, name)
         if fresh:
             self.loads = tuple([view.load for view in self.views.values()])
         self._all_stale = False

@@ -98,6 +98,7 @@ def offer_of(candidate: Candidate, situation: Situation) -> Offer:
     return Offer(
         replica_id=info.replica_id,
         device=info.device_key,
+        family=info.family,
         slots=candidate.slots,
         local=not info.remote,
         value=max(info.quality - candidate.price, 0.0) * 2.0**doublings,

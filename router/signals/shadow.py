@@ -1,4 +1,4 @@
-"""An imagined tier: devices with continuous batching, each on one rung only, that serve what the real tier is asked.
+"""An imagined tier: devices with continuous batching, on one rung of a family, that serve what the real tier is asked.
 
     round    = step · (1 + slope · (b − 1))    seconds of a decode step of b sequences
     dτ/dt    = 1 / round while no prompt is computed, else 0    the token clock of a device
@@ -169,13 +169,13 @@ class ShadowTier:
     """One imagined tier.
 
     Args:
-        rungs: device → the replica that it runs.
+        rungs: device and family → the replica that it runs.
 
     Attributes:
         gain: value of what kept its promise; the owner lets it fade.
     """
 
-    def __init__(self, rungs: Mapping[str, str]) -> None:
+    def __init__(self, rungs: Mapping[tuple[str, str], str]) -> None:
         self.rungs = rungs
         self.gain = 0.0
         self._devices: dict[str, _Device] = {}
@@ -204,7 +204,7 @@ class ShadowTier:
         """Return one offer a device: of the rung that it runs, or where that cannot serve it, of another."""
         found: dict[str, Offer] = {}
         for offer in offers:
-            if offer.device not in found or self.rungs.get(offer.device) == offer.replica_id:
+            if offer.device not in found or self.rungs.get((offer.device, offer.family)) == offer.replica_id:
                 found[offer.device] = offer
         return list(found.values())
 

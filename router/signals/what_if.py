@@ -11,7 +11,7 @@ Until they have seen enough, and a little always, what a configuration could sus
     sustained = Σ over devices of min(its share of the arrivals, 1 / (rate · cost)) · value    an arrival
 
 A configuration gives a level to the devices of this tier and one to those behind the upstream: level k is a device's
-k-th best rung, or its last.
+k-th best rung of a family, or its last.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ _SUSTAINED_FIRST, _SUSTAINED_ALWAYS = 40, 20  # arrivals that what can be sustai
 _RATE_OF = 32  # arrivals
 _MEAN_OF = 200  # arrivals
 
+Place = tuple[str, str]
+"""A device, and a family of models that it serves."""
 _Levels = tuple[int, int]
 
 
@@ -47,7 +49,7 @@ class _Rung:
         value: mean of value · P(kept).
     """
 
-    device: str
+    place: Place
     local: bool
     quality: float
     cost_s: float = 0.0
@@ -74,7 +76,7 @@ class WhatIf:
         self._rungs: dict[str, _Rung] = {}
         self._tiers: dict[_Levels, ShadowTier] = {}
         self._levels: _Levels = (0, 0)
-        self._favoured: Mapping[str, str] = {}
+        self._favoured: Mapping[Place, str] = {}
         self._seen = 0
         self._at_s = 0.0
         self._arrivals_s: deque[float] = deque(maxlen=_RATE_OF)
@@ -108,12 +110,12 @@ class WhatIf:
             tier.arrive(drawn, now_s)
         self._follow()
 
-    def favours(self, device: str, replica_id: str) -> bool:
-        """Whether a device had better run that rung; True where nothing speaks against it."""
-        return self._favoured.get(device, replica_id) == replica_id
+    def favours(self, device: str, family: str, replica_id: str) -> bool:
+        """Whether a device had better run that rung of a family; True where nothing speaks against it."""
+        return self._favoured.get((device, family), replica_id) == replica_id
 
-    def favoured(self) -> Mapping[str, str]:
-        """The rung that each device had better run."""
+    def favoured(self) -> Mapping[Place, str]:
+        """The rung of each family that each device had better run."""
         return self._favoured
 
     def keep_only(self, replica_ids: set[str]) -> None:
@@ -125,24 +127,24 @@ class WhatIf:
 
     def _imagine(self, ask: Ask) -> None:
         for offer in ask.offers:
-            self._rungs.setdefault(offer.replica_id, _Rung(offer.device, offer.local, offer.value))
+            self._rungs.setdefault(offer.replica_id, _Rung((offer.device, offer.family), offer.local, offer.value))
         self._build()
 
     def _build(self) -> None:
         """Imagine all configurations anew, of the devices that are known."""
-        by_device: dict[str, list[str]] = {}
+        by_place: dict[Place, list[str]] = {}
         for name, rung in sorted(self._rungs.items(), key=lambda item: -item[1].quality):
-            by_device.setdefault(rung.device, []).append(name)
-        local = {device: self._rungs[names[0]].local for device, names in by_device.items()}
+            by_place.setdefault(rung.place, []).append(name)
+        local = {place: self._rungs[names[0]].local for place, names in by_place.items()}
         depth = [
-            min(max([len(names) for device, names in by_device.items() if local[device] is side], default=1), most)
+            min(max([len(names) for place, names in by_place.items() if local[place] is side], default=1), most)
             for side, most in ((True, _MOST_LEVELS), (False, _MOST_LEVELS))
         ]
         self._tiers = {
             (here, there): ShadowTier(
                 {
-                    device: names[min(here if local[device] else there, len(names) - 1)]
-                    for device, names in by_device.items()
+                    place: names[min(here if local[place] else there, len(names) - 1)]
+                    for place, names in by_place.items()
                 }
             )
             for here, there in itertools.product(range(depth[0]), range(depth[1]))

@@ -13,6 +13,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
     """What one replica offers a request, were its device to run this rung alone.
 
     Attributes:
+        family: of its model; a device may serve several.
         slots: sequences that its device runs at once.
         local: it is on this device, not behind the upstream.
         value: of an answer that is kept: quality · priority weight.
@@ -27,6 +28,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
 
     replica_id: str
     device: str
+    family: str
     slots: int
     local: bool
     value: float

@@ -12,7 +12,7 @@ from router.signals.shadow import Drawn, ShadowTier
 from router.values.length import LengthCurve
 from router.values.offer import Ask, Offer
 
-RUNGS = {"edge": "edge/large"}
+RUNGS = {("edge", "model"): "edge/large"}
 
 
 def offer(
@@ -32,6 +32,7 @@ def offer(
     return Offer(
         replica_id,
         device,
+        "model",
         slots,
         device == "edge",
         value,
@@ -112,7 +113,7 @@ def test_what_keeps_its_promise_gains_its_value(asked: dict[str, float], gained:
 
 
 def test_the_network_counts() -> None:
-    tier = ShadowTier({"cloud": "cloud/large"})
+    tier = ShadowTier({("cloud", "model"): "cloud/large"})
     tier.arrive(drawn(offer("cloud/large", network_s=0.2), deadline_s=1.2), 0.0)
     assert gain_at(tier, 5.0) == 0.0
 
@@ -146,7 +147,7 @@ def test_who_waited_beyond_its_latest_start_is_gone() -> None:
 
 
 def test_it_goes_to_the_free_device_where_it_is_worth_most_and_to_its_own_rung_there() -> None:
-    tier = ShadowTier({"edge": "edge/small", "cloud": "cloud/large"})
+    tier = ShadowTier({("edge", "model"): "edge/small", ("cloud", "model"): "cloud/large"})
     offers = (
         offer("edge/large", value=1.0, slots=1),
         offer("edge/small", value=0.75, slots=1),
@@ -159,7 +160,7 @@ def test_it_goes_to_the_free_device_where_it_is_worth_most_and_to_its_own_rung_t
 
 
 def test_where_the_rung_of_a_device_cannot_serve_it_another_does() -> None:
-    tier = ShadowTier({"edge": "edge/small"})
+    tier = ShadowTier({("edge", "model"): "edge/small"})
     tier.arrive(drawn(offer("edge/large")), 0.0)
     assert gain_at(tier, 5.0) == 1.0
 
@@ -168,7 +169,7 @@ def test_where_the_rung_of_a_device_cannot_serve_it_another_does() -> None:
 @given(st.data())
 def test_no_slot_is_lost_and_no_more_is_gained_than_came(data: st.DataObject) -> None:
     """Whatever comes, also after months on the clock: time goes on, and at the end all slots are free again."""
-    tier = ShadowTier({"edge": "edge/large", "cloud": "cloud/large"})
+    tier = ShadowTier({("edge", "model"): "edge/large", ("cloud", "model"): "cloud/large"})
     now_s = began_s = data.draw(st.sampled_from([0.0, 3.0e7]))
     came = 0
     for _ in range(data.draw(st.integers(1, 60))):

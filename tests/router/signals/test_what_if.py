@@ -14,13 +14,14 @@ from router.values.length import LengthCurve
 from router.values.offer import Ask, Offer
 
 LARGE, SMALL = "edge/large", "edge/small"
+EDGE = ("edge", "model")
 
 
-def rung(replica_id: str, value: float, step_s: float, *, local: bool = True) -> Offer:
+def rung(replica_id: str, value: float, step_s: float, *, local: bool = True, family: str = "model") -> Offer:
     """A rung with four slots whose answers take 100 steps."""
     device = replica_id.split("/", maxsplit=1)[0]
     cost_s = 0.05 + 100 * step_s * 1.3 / 4
-    return Offer(replica_id, device, 4, local, value, 1.0, value / cost_s, cost_s, 0.05, 0.0, step_s, 0.1, 4.0)
+    return Offer(replica_id, device, family, 4, local, value, 1.0, value / cost_s, cost_s, 0.05, 0.0, step_s, 0.1, 4.0)
 
 
 def ask(small_value: float = 0.75, *, deadline_s: float = 6.0) -> Ask:
@@ -37,26 +38,26 @@ def run(what_if: WhatIf, rng: random.Random, from_s: float, count: int, mean_gap
 
 def test_before_anybody_came_nothing_speaks_against_any_rung() -> None:
     what_if = WhatIf()
-    assert what_if.favours("edge", SMALL)
-    assert what_if.favours("edge", LARGE)
+    assert what_if.favours("edge", "model", SMALL)
+    assert what_if.favours("edge", "model", LARGE)
     assert what_if.favoured() == {}
 
 
 def test_a_device_steps_down_when_more_comes_than_it_can_serve_and_up_again_after() -> None:
     what_if, rng = WhatIf(), random.Random(3)
     at_s = run(what_if, rng, 0.0, 60, 4.0)
-    assert what_if.favoured() == {"edge": LARGE}
+    assert what_if.favoured() == {EDGE: LARGE}
     at_s = run(what_if, rng, at_s, 60, 0.25)
-    assert what_if.favoured() == {"edge": SMALL}
-    assert not what_if.favours("edge", LARGE)
+    assert what_if.favoured() == {EDGE: SMALL}
+    assert not what_if.favours("edge", "model", LARGE)
     run(what_if, rng, at_s, 200, 4.0)
-    assert what_if.favoured() == {"edge": LARGE}
+    assert what_if.favoured() == {EDGE: LARGE}
 
 
 def test_a_stampede_is_seen_within_a_dozen_arrivals() -> None:
     what_if = WhatIf()
     run(what_if, random.Random(1), 0.0, 12, 0.1)
-    assert what_if.favoured() == {"edge": SMALL}
+    assert what_if.favoured() == {EDGE: SMALL}
 
 
 def test_bursts_count_although_their_mean_would_fit() -> None:
@@ -67,15 +68,15 @@ def test_bursts_count_although_their_mean_would_fit() -> None:
             at_s += 0.01
             what_if.arrived(at_s, ask())
         at_s += 25.0
-    assert what_if.favoured() == {"edge": SMALL}
+    assert what_if.favoured() == {EDGE: SMALL}
 
 
 def test_after_a_pause_the_best_rung_serves_first_again() -> None:
     what_if, rng = WhatIf(), random.Random(2)
     at_s = run(what_if, rng, 0.0, 80, 0.2)
-    assert what_if.favoured() == {"edge": SMALL}
+    assert what_if.favoured() == {EDGE: SMALL}
     what_if.arrived(at_s + 60.0, ask())
-    assert what_if.favoured() == {"edge": LARGE}
+    assert what_if.favoured() == {EDGE: LARGE}
 
 
 def test_promises_that_the_large_rung_cannot_keep_are_no_gain() -> None:
@@ -83,7 +84,7 @@ def test_promises_that_the_large_rung_cannot_keep_are_no_gain() -> None:
     for _ in range(40):
         at_s += 6.0
         what_if.arrived(at_s, ask(deadline_s=1.5))
-    assert what_if.favoured() == {"edge": SMALL}
+    assert what_if.favoured() == {EDGE: SMALL}
 
 
 def test_each_side_has_its_level() -> None:
@@ -94,29 +95,40 @@ def test_each_side_has_its_level() -> None:
         at_s += rng.expovariate(1 / 0.35)
         at_home = ask()
         what_if.arrived(at_s, Ask(at_home.offers if index % 2 else cloud, 0, at_home.length, 0.1, 0.1, deadline_s=3.0))
-    assert what_if.favoured() == {"edge": SMALL, "cloud": "cloud/large"}
+    assert what_if.favoured() == {EDGE: SMALL, ("cloud", "model"): "cloud/large"}
 
 
 def test_one_rung_a_device_leaves_nothing_to_imagine() -> None:
     what_if = WhatIf()
     for index in range(50):
         what_if.arrived(index * 0.1, Ask((rung(LARGE, 1.0, 0.02),), 0, LengthCurve.exactly(100), 0.1, 0.1))
-    assert what_if.favoured() == {"edge": LARGE}
+    assert what_if.favoured() == {EDGE: LARGE}
     assert what_if._seen == 0
+
+
+def test_each_family_of_models_has_its_rung() -> None:
+    """What one family steps down to is no reason against another's."""
+    what_if, rng = WhatIf(), random.Random(9)
+    other = Ask((rung("edge/other", 1.0, 0.02, family="other"),), 0, LengthCurve.exactly(100), 0.1, 0.1)
+    what_if.arrived(0.0, other)
+    at_s = run(what_if, rng, 0.0, 80, 0.2)
+    what_if.arrived(at_s, other)
+    assert what_if.favoured() == {EDGE: SMALL, ("edge", "other"): "edge/other"}
+    assert what_if.favours("edge", "other", "edge/other")
 
 
 def test_replicas_that_left_are_forgotten_and_new_ones_imagined() -> None:
     what_if, rng = WhatIf(), random.Random(4)
     at_s = run(what_if, rng, 0.0, 80, 0.2)
-    assert what_if.favoured() == {"edge": SMALL}
+    assert what_if.favoured() == {EDGE: SMALL}
     what_if.keep_only({LARGE, SMALL, "new/a"})
-    assert what_if.favoured() == {"edge": SMALL}, "nobody left"
+    assert what_if.favoured() == {EDGE: SMALL}, "nobody left"
     what_if.keep_only({LARGE})
-    assert what_if.favoured() == {"edge": LARGE}
+    assert what_if.favoured() == {EDGE: LARGE}
     what_if.keep_only(set())
     assert what_if.favoured() == {}
     run(what_if, rng, at_s, 80, 0.2)
-    assert what_if.favoured() == {"edge": SMALL}
+    assert what_if.favoured() == {EDGE: SMALL}
 
 
 def test_a_fleet_of_devices_has_few_configurations() -> None:
@@ -167,4 +179,4 @@ def test_rungs_without_value_do_no_harm(value: float) -> None:
     for index in range(20):
         offers = (rung(LARGE, value, 0.02), rung(SMALL, 0.0, 0.008))
         what_if.arrived(index * 0.1, Ask(offers, 0, LengthCurve.exactly(100), 0.1, 0.1))
-    assert set(what_if.favoured()) == {"edge"}
+    assert set(what_if.favoured()) == {EDGE}
