@@ -110,7 +110,8 @@ def test_its_own_policy_lands_near_what_was_logged(log_path: Path) -> None:
     log = read_log(log_path)
     built = build(log)
     then = logged(log)
-    now = replayed([simulate(built.world, built.requests, RouterSettings(), seed=seed) for seed in range(2)])
+    # At this rate two configurations of rungs earn alike: which one a run follows is chance, so several are averaged.
+    now = replayed([simulate(built.world, built.requests, RouterSettings(), seed=seed) for seed in range(6)])
     assert then.requests == 300
     assert now.kept == pytest.approx(then.kept, abs=0.1)
     assert now.refused == pytest.approx(then.refused, abs=0.08)
