@@ -31,24 +31,29 @@ SLOTS = 4
 ANSWER_S = 0.5
 
 
+def rung_of_two(index: int, decode_tokens_per_s: float) -> ReplicaInfo:
+    """Describe a replica: every two of them are the rungs of one device."""
+    return ReplicaInfo(
+        replica_id=f"replica-{index}",
+        endpoint=f"device-{index // 2}",
+        tier="edge",
+        remote=False,
+        family="family",
+        variant=f"family-{index % 2}",
+        rung=index % 2,
+        quality=1.0 - 0.2 * (index % 2),
+        context_tokens=8192,
+        prior=SpeedPrior(10_000.0, decode_tokens_per_s),
+    )
+
+
 class Engine:
     """A replica that answers one token a tenth of a second."""
 
     link = None
 
     def __init__(self, index: int) -> None:
-        self.info = ReplicaInfo(
-            replica_id=f"replica-{index}",
-            endpoint=f"device-{index // 2}",
-            tier="edge",
-            remote=False,
-            family="family",
-            variant=f"family-{index % 2}",
-            rung=index % 2,
-            quality=1.0 - 0.2 * (index % 2),
-            context_tokens=8192,
-            prior=SpeedPrior(10_000.0, 1_000.0),
-        )
+        self.info = rung_of_two(index, 1_000.0)
         self.running = 0
 
     def snapshot(self) -> ReplicaSnapshot:

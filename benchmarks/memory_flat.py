@@ -23,10 +23,11 @@ from pathlib import Path
 
 import structlog
 
+from benchmarks.long_queue import rung_of_two
 from router.base.errors import OverspillError, ReplicaBroken
 from router.dispatch.dispatcher import Dispatcher
 from router.simulation.loop import LoopClock, VirtualLoop, run_virtually
-from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
+from router.values.replica import ReplicaSnapshot
 from router.values.request import FinishReason, InferenceRequest, Objective, SamplingParams, TextPrompt, TokenChunk
 from router.values.settings import Fairness, RouterSettings
 
@@ -44,18 +45,7 @@ class Engine:
     link = None
 
     def __init__(self, index: int, chance: random.Random) -> None:
-        self.info = ReplicaInfo(
-            replica_id=f"replica-{index}",
-            endpoint=f"device-{index // 2}",
-            tier="edge",
-            remote=False,
-            family="family",
-            variant=f"family-{index % 2}",
-            rung=index % 2,
-            quality=1.0 - 0.2 * (index % 2),
-            context_tokens=8192,
-            prior=SpeedPrior(10_000.0, 1.0 / TOKEN_S),
-        )
+        self.info = rung_of_two(index, 1.0 / TOKEN_S)
         self._chance = chance
         self._running = 0
 
@@ -108,7 +98,7 @@ async def ask(dispatcher: Dispatcher, asked: InferenceRequest, outcomes: Counter
 async def serve(loop: VirtualLoop, requests: int) -> dict[str, object]:
     """Serve so many requests; sample the memory on the way."""
     chance, outcomes, samples = random.Random(0), Counter[str](), []  # noqa: S311 - a workload, no secret
-    settings = RouterSettings(fairness=Fairness(callers=4.0, long_answers=4.0))
+    settings = RouterSettings(fairness=Fairness(callers=4.0, oldest_first=0.1))
     mean_gap_s = 3.0 * CHUNK_TOKENS * TOKEN_S / (2 * SLOTS) / 2.0  # twice what two devices can do
     began = time.perf_counter()
     async with Dispatcher([Engine(i, chance) for i in range(4)], settings, clock=LoopClock(loop)) as dispatcher:

@@ -300,11 +300,15 @@ def _rows(outcomes: Mapping[Job, Outcome]) -> list[Row]:
     ]
 
 
+def _by_policy_and_load(outcomes: Mapping[Job, Outcome]) -> Mapping[tuple[str, float], Sequence[Outcome]]:
+    found: dict[tuple[str, float], list[Outcome]] = defaultdict(list)
+    for job, outcome in outcomes.items():
+        found[job.policy, job.cell.load].append(outcome)
+    return found
+
+
 def _fairness(outcomes: Mapping[Job, Outcome]) -> list[Row]:
     """Share of answers kept, of all and of the longest quarter, over all traces, mixes and seeds."""
-    kept: dict[tuple[str, float], list[Outcome]] = defaultdict(list)
-    for job, outcome in outcomes.items():
-        kept[job.policy, job.cell.load].append(outcome)
     return [
         {
             "policy": policy,
@@ -312,15 +316,12 @@ def _fairness(outcomes: Mapping[Job, Outcome]) -> list[Row]:
             "kept": round(statistics.fmean(o.kept for o in of), 4),
             "kept_longest_quarter": round(statistics.fmean(o.kept_long for o in of), 4),
         }
-        for (policy, load), of in kept.items()
+        for (policy, load), of in _by_policy_and_load(outcomes).items()
     ]
 
 
 def _tenants(outcomes: Mapping[Job, Outcome]) -> list[Row]:
     """Value, and shares of answers kept, of both tenants and of the small one, over the seeds."""
-    by_row: dict[tuple[str, float], list[Outcome]] = defaultdict(list)
-    for job, outcome in outcomes.items():
-        by_row[job.policy, job.cell.load].append(outcome)
     return [
         {
             "policy": policy,
@@ -329,7 +330,7 @@ def _tenants(outcomes: Mapping[Job, Outcome]) -> list[Row]:
             "kept": round(statistics.fmean(o.kept for o in of), 4),
             "kept_small": round(statistics.fmean(o.kept_small for o in of), 4),
         }
-        for (policy, load), of in by_row.items()
+        for (policy, load), of in _by_policy_and_load(outcomes).items()
     ]
 
 

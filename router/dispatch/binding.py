@@ -320,7 +320,7 @@ class Binder:
                 self.queue.place(entry, {}, pool.now_s + _RECHECK_S)
                 self._watch_due()
             return None
-        if not entry.offered:
+        if not (entry.offered or entry.continuing):
             entry.offered = True
             asyncio.get_running_loop().call_soon(self._imagine, situation)  # nobody's decision waits for it
         choice = self._policy.decide(situation)
@@ -380,20 +380,18 @@ class Binder:
         attempt = self._attempt(pending, choice)
         self.pool.remember_session(pending.request.objective.session, info.replica_id)
         hoped = entry.promised.candidate if entry.promised is not None else None
-        for_slot = (
-            self.pool.look().views[info.replica_id].snapshot.credits is None
-        )  # a wait for a credit says nothing of slots
-        if for_slot and hoped is not None and hoped.info.replica_id == info.replica_id:
+        if hoped is not None and hoped.info.replica_id == info.replica_id and not self.pool.by_credits(info.replica_id):
             waited_s = now_s - entry.entered_s
             self._signals.latency.observe_wait(info, hoped.prediction.wait_s, entry.wait_factor, waited_s)
         if not entry.continuing:
             self._count(choice, now_s - pending.request.accepted_at_s)
         record.happened(now_s, "sent", replica=info.replica_id, reason=choice.reason, max_tokens=choice.max_tokens)
-        self._signals.shares.took(pending.request.caller, now_s, _device_s(choice, attempt))
+        device_s = _device_s(choice, attempt)
+        self._signals.shares.took(pending.request.caller, now_s, device_s)
         if len(self.queue) > 1:
             oldest = self.queue.oldest(info.replica_id)
             self._signals.oldest_first.took(
-                _device_s(choice, attempt),
+                device_s,
                 self._settings.fairness.oldest_first,
                 oldest=oldest is None or (entry.age_key, entry.order) <= (oldest[0], oldest[1].order),
             )

@@ -281,6 +281,10 @@ class Pool:
             if len(self.session_replica) > _SESSIONS_KEPT:
                 self.session_replica.popitem(last=False)
 
+    def by_credits(self, replica_id: str) -> bool:
+        """Whether credits say what may be sent there: a wait for one says nothing of slots."""
+        return self.look().views[replica_id].snapshot.credits is not None
+
     def has_room(self, replica_id: str) -> bool:
         """Whether a request that is sent to a replica now would start at once."""
         view = self.views.get(replica_id)
