@@ -74,6 +74,7 @@ class Binder:
         self._refused_at_s: deque[float] = deque()
         self._scheduled = False
         self._freed: dict[str, None] = {}
+        self._unimagined: deque[Situation] = deque()
         self._again: deque[QueueEntry] = deque()
         self._lost = LostPromises()
         self._looks = 0
@@ -197,6 +198,7 @@ class Binder:
 
     def _newcomer(self, entry: QueueEntry) -> None:
         """Decide a newcomer; where somebody who waits stands before it, it waits behind them."""
+        self._imagine()
         self.pool.begin_moment()
         choice = self._decide(entry)
         if choice is None:
@@ -322,7 +324,8 @@ class Binder:
             return None
         if not (entry.offered or entry.continuing):
             entry.offered = True
-            asyncio.get_running_loop().call_soon(self._imagine, situation)  # nobody's decision waits for it
+            self._unimagined.append(situation)
+            asyncio.get_running_loop().call_soon(self._imagine)  # its own decision does not wait for it
         choice = self._policy.decide(situation)
         if isinstance(choice, Hopeless):
             kind = DeadlineLost if choice.deadline_lost else PromiseLost
@@ -341,11 +344,16 @@ class Binder:
         record.promise(choice, situation.waited_s)
         return choice
 
-    def _imagine(self, situation: Situation) -> None:
-        """Let a newcomer into the imagined tiers too."""
-        ask = self._policy.ask(situation)
-        if ask is not None:
-            self._signals.what_if.arrived(situation.now_s, ask)
+    def _imagine(self) -> None:
+        """Let newcomers into the imagined tiers too, before the next one is decided."""
+        while self._unimagined:
+            situation = self._unimagined.popleft()
+            try:
+                ask = self._policy.ask(situation)
+                if ask is not None:
+                    self._signals.what_if.arrived(situation.now_s, ask)
+            except Exception:  # what is imagined concerns no request
+                log.exception("imagining crashed")
 
     def _refuse(self, entry: QueueEntry, error: OverspillError) -> None:
         """Turn an entry away; it leaves the queue at once."""

@@ -165,8 +165,10 @@ class Dispatcher:
         if len(by_id) != len(replicas):
             double = [name for name, count in Counter(r.info.replica_id for r in replicas).items() if count > 1]
             raise ValueError(f"replica ids must be unique; {', '.join(double)} is there twice")
-        self._signals.health.keep_only([replica.info for replica in replicas])
-        for learnt in (self._signals.latency, self._signals.what_if, self._signals.peaks, self._signals.affinity):
+        infos = [replica.info for replica in replicas]
+        self._signals.health.keep_only(infos)
+        self._signals.what_if.set_replicas(infos)
+        for learnt in (self._signals.latency, self._signals.peaks, self._signals.affinity):
             learnt.keep_only(set(by_id))
         self._binder.set_replicas(by_id)
 

@@ -11,7 +11,9 @@ Until they have seen enough, and a little always, what a configuration could sus
     sustained = Σ over devices of min(its share of the arrivals, 1 / (rate · cost)) · value    an arrival
 
 A configuration gives a level to the devices of this tier and one to those behind the upstream: level k is a device's
-k-th best rung of a family, or its last.
+k-th best rung of a family, or its last. Before anybody has asked it is the last: what comes first, at once, to a tier
+of which nothing is known, would hold the large rungs' slots longest just when most is to be learnt. Whoever meets an
+idle tier is served by the best rung whatever is favoured (`Situation.calm`).
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from router.signals.shadow import Drawn, ShadowTier
 from router.values.offer import Ask, Offer
+from router.values.replica import ReplicaInfo
 
 _FADE = 0.985  # of the gains, at each arrival
 _FADE_S = 120.0
@@ -32,7 +35,7 @@ _FORGET_S = 30.0  # nobody came: what follows is another time, and the best rung
 _UP, _DOWN = 1.2, 0.4  # of √(¼ + the gain of the one that is left)
 _MOST_LEVELS = 4
 _SUSTAINED_FIRST, _SUSTAINED_ALWAYS = 40, 20  # arrivals that what can be sustained counts for
-_RATE_OF = 32  # arrivals
+_RATE_OF, _RATE_FROM = 32, 3  # arrivals
 _MEAN_OF = 200  # arrivals
 
 Place = tuple[str, str]
@@ -45,7 +48,7 @@ class _Rung:
     """One replica, as offered lately: means over the requests that it could serve.
 
     Attributes:
-        quality: value of the first offer, by which the rungs of a device are ordered.
+        quality: by which the rungs of a device are ordered.
         value: mean of value · P(kept).
     """
 
@@ -83,14 +86,12 @@ class WhatIf:
 
     def arrived(self, now_s: float, ask: Ask) -> None:
         """Take a newcomer into account; one that no replica could serve says nothing."""
-        if not ask.offers:
-            return
-        if any(offer.replica_id not in self._rungs for offer in ask.offers):
-            self._imagine(ask)
-        if len(self._tiers) < 2:
+        if not ask.offers or len(self._tiers) < 2:
             return
         for offer in ask.offers:
-            self._rungs[offer.replica_id].offered(offer)
+            rung = self._rungs.get(offer.replica_id)
+            if rung is not None:  # else it has left since
+                rung.offered(offer)
         self._seen += 1
         self._arrivals_s.append(now_s)
         if now_s - self._at_s > _FORGET_S:
@@ -118,17 +119,16 @@ class WhatIf:
         """The rung of each family that each device had better run."""
         return self._favoured
 
-    def keep_only(self, replica_ids: set[str]) -> None:
-        """Forget replicas that are gone, and what was imagined with them."""
-        if self._rungs.keys() <= replica_ids:
-            return
-        self._rungs = {name: rung for name, rung in self._rungs.items() if name in replica_ids}
-        self._build()
-
-    def _imagine(self, ask: Ask) -> None:
-        for offer in ask.offers:
-            self._rungs.setdefault(offer.replica_id, _Rung((offer.device, offer.family), offer.local, offer.value))
-        self._build()
+    def set_replicas(self, infos: Iterable[ReplicaInfo]) -> None:
+        """Imagine these from now on, and forget those that are gone and what was imagined with them."""
+        rungs = {
+            info.replica_id: self._rungs.get(info.replica_id)
+            or _Rung((info.device_key, info.family), not info.remote, info.quality)
+            for info in infos
+        }
+        if rungs.keys() != self._rungs.keys():
+            self._rungs = rungs
+            self._build()
 
     def _build(self) -> None:
         """Imagine all configurations anew, of the devices that are known."""
@@ -149,8 +149,8 @@ class WhatIf:
             )
             for here, there in itertools.product(range(depth[0]), range(depth[1]))
         }
-        self._levels = (min(self._levels[0], depth[0] - 1), min(self._levels[1], depth[1] - 1))
-        self._favour(self._levels)
+        levels = self._levels if self._seen else (_MOST_LEVELS, _MOST_LEVELS)
+        self._favour((min(levels[0], depth[0] - 1), min(levels[1], depth[1] - 1)))
 
     def _favour(self, levels: _Levels) -> None:
         self._levels, self._favoured = levels, self._tiers[levels].rungs
@@ -158,10 +158,10 @@ class WhatIf:
 
     def _follow(self) -> None:
         """Follow the leader, if it leads clearly."""
-        counts_for = max(_SUSTAINED_FIRST - self._seen, _SUSTAINED_ALWAYS)
-        rate = 0.0
-        if self._seen > 2:
-            rate = (len(self._arrivals_s) - 1) / max(self._arrivals_s[-1] - self._arrivals_s[0], 1e-3)
+        counts_for, rate, arrivals_s = 0, 0.0, self._arrivals_s
+        if len(arrivals_s) >= _RATE_FROM:
+            counts_for = max(_SUSTAINED_FIRST - self._seen, _SUSTAINED_ALWAYS)
+            rate = (len(arrivals_s) - 1) / max(arrivals_s[-1] - arrivals_s[0], 1e-3)
         score = {at: tier.gain + counts_for * self._sustained(tier, rate) for at, tier in self._tiers.items()}
         leader = max(score, key=lambda levels: score[levels])
         up = sum(leader) < sum(self._levels)

@@ -21,6 +21,7 @@ from router.replay.world import LEFT, build
 from router.simulation.mixes import requests_of
 from router.simulation.run import simulate
 from router.simulation.traces import at_rate, load_trace, slice_of
+from router.simulation.values import SimRequest
 from router.simulation.world import two_tiers
 from router.values.settings import RouterSettings
 
@@ -29,10 +30,13 @@ OWN = RouterSettings().policy
 
 def write_log(path: Path, mix: str = "proportional", rate_rps: float = 2.0, count: int = 300) -> Path:
     """Have the simulator write a log of the world that it ships with."""
-    rows = at_rate(slice_of(load_trace("azure-conv"), count, 3), rate_rps)
     settings = DecisionFileSettings(path=str(path), max_mbytes=1)
-    simulate(two_tiers(), requests_of(rows, mix, 3), RouterSettings(), seed=7, decisions=settings)
+    simulate(two_tiers(), asked(mix, rate_rps, count), RouterSettings(), seed=7, decisions=settings)
     return path
+
+
+def asked(mix: str = "proportional", rate_rps: float = 2.0, count: int = 300) -> tuple[SimRequest, ...]:
+    return requests_of(at_rate(slice_of(load_trace("azure-conv"), count, 3), rate_rps), mix, 3)
 
 
 @pytest.fixture(scope="module")
@@ -107,18 +111,21 @@ def test_speeds_and_links_are_found_again(log_path: Path) -> None:
 
 @pytest.mark.slow
 def test_its_own_policy_lands_near_what_was_logged(log_path: Path) -> None:
+    """Which of several near-equal configurations of rungs one run follows is chance: so the world that wrote the log is
+    run again too, and means of runs are compared.
+    """
     log = read_log(log_path)
-    built = build(log)
-    then = logged(log)
-    # At this rate two configurations of rungs earn alike: which one a run follows is chance, so several are averaged.
-    now = replayed([simulate(built.world, built.requests, RouterSettings(), seed=seed) for seed in range(6)])
-    assert then.requests == 300
-    assert now.kept == pytest.approx(then.kept, abs=0.1)
-    assert now.refused == pytest.approx(then.refused, abs=0.08)
-    assert now.quality == pytest.approx(then.quality, abs=0.06)
-    assert now.ttft_p50_s == pytest.approx(then.ttft_p50_s, rel=0.35)
-    assert now.finish_p50_s == pytest.approx(then.finish_p50_s, rel=0.25)
-    for place, share in then.went.items():
+    built, seeds = build(log), range(6)
+    wrote = replayed([simulate(two_tiers(), asked(), RouterSettings(), seed=seed) for seed in seeds])
+    now = replayed([simulate(built.world, built.requests, RouterSettings(), seed=seed) for seed in seeds])
+    assert logged(log).requests == 300
+    for then in (logged(log), wrote):
+        assert now.kept == pytest.approx(then.kept, abs=0.1)
+        assert now.refused == pytest.approx(then.refused, abs=0.05)
+        assert now.quality == pytest.approx(then.quality, abs=0.06)
+    assert now.ttft_p50_s == pytest.approx(wrote.ttft_p50_s, rel=0.3)
+    assert now.finish_p50_s == pytest.approx(wrote.finish_p50_s, rel=0.2)
+    for place, share in wrote.went.items():
         assert now.went.get(place, 0.0) == pytest.approx(share, abs=0.15)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from router.signals.what_if import WhatIf
 from router.values.length import LengthCurve
 from router.values.offer import Ask, Offer
+from router.values.replica import ReplicaInfo, SpeedPrior
 
 LARGE, SMALL = "edge/large", "edge/small"
 EDGE = ("edge", "model")
@@ -29,6 +30,32 @@ def ask(small_value: float = 0.75, *, deadline_s: float = 6.0) -> Ask:
     return Ask(offers, 0, LengthCurve.exactly(100), 0.1, 0.1, deadline_s=deadline_s)
 
 
+def of(*offers: Offer) -> WhatIf:
+    """Return what imagines the replicas that make these offers."""
+    what_if = WhatIf()
+    what_if.set_replicas(infos(*offers))
+    return what_if
+
+
+def infos(*offers: Offer) -> list[ReplicaInfo]:
+    return [
+        ReplicaInfo(
+            replica_id=offer.replica_id,
+            endpoint="local" if offer.local else "http://cloud",
+            tier="edge",
+            remote=not offer.local,
+            family=offer.family,
+            variant=offer.replica_id,
+            rung=0,
+            quality=offer.value,
+            context_tokens=4096,
+            prior=SpeedPrior(1000.0, 1.0 / offer.step_s),
+            device=offer.device,
+        )
+        for offer in offers
+    ]
+
+
 def run(what_if: WhatIf, rng: random.Random, from_s: float, count: int, mean_gap_s: float) -> float:
     for _ in range(count):
         from_s += rng.expovariate(1 / mean_gap_s)
@@ -36,15 +63,38 @@ def run(what_if: WhatIf, rng: random.Random, from_s: float, count: int, mean_gap
     return from_s
 
 
-def test_before_anybody_came_nothing_speaks_against_any_rung() -> None:
+def test_nothing_speaks_against_a_rung_that_is_not_known() -> None:
     what_if = WhatIf()
     assert what_if.favours("edge", "model", SMALL)
     assert what_if.favours("edge", "model", LARGE)
     assert what_if.favoured() == {}
 
 
+def test_before_anybody_came_the_last_rung_is_favoured() -> None:
+    """What all come at once to a tier of which nothing is known do not hold its large rung's slots."""
+    what_if = of(*ask().offers)
+    assert what_if.favoured() == {EDGE: SMALL}
+    for _ in range(20):
+        what_if.arrived(0.0, ask())
+        assert what_if.favoured() == {EDGE: SMALL}
+
+
+def test_where_few_come_the_third_finds_the_best_rung() -> None:
+    what_if = of(*ask().offers)
+    for index in range(3):
+        what_if.arrived(index * 4.0, ask())
+    assert what_if.favoured() == {EDGE: LARGE}
+
+
+def test_a_cloud_that_is_reached_later_begins_at_its_last_rung_too() -> None:
+    what_if = of(*ask().offers)
+    cloud = (rung("cloud/large", 1.0, 0.002, local=False), rung("cloud/small", 0.75, 0.001, local=False))
+    what_if.set_replicas(infos(*ask().offers, *cloud))
+    assert what_if.favoured() == {EDGE: SMALL, ("cloud", "model"): "cloud/small"}
+
+
 def test_a_device_steps_down_when_more_comes_than_it_can_serve_and_up_again_after() -> None:
-    what_if, rng = WhatIf(), random.Random(3)
+    what_if, rng = of(*ask().offers), random.Random(3)
     at_s = run(what_if, rng, 0.0, 60, 4.0)
     assert what_if.favoured() == {EDGE: LARGE}
     at_s = run(what_if, rng, at_s, 60, 0.25)
@@ -55,14 +105,14 @@ def test_a_device_steps_down_when_more_comes_than_it_can_serve_and_up_again_afte
 
 
 def test_a_stampede_is_seen_within_a_dozen_arrivals() -> None:
-    what_if = WhatIf()
+    what_if = of(*ask().offers)
     run(what_if, random.Random(1), 0.0, 12, 0.1)
     assert what_if.favoured() == {EDGE: SMALL}
 
 
 def test_bursts_count_although_their_mean_would_fit() -> None:
     """Thirty at once and then nothing for 25 s: the large rung has time for all, but not in time."""
-    what_if, at_s = WhatIf(), 0.0
+    what_if, at_s = of(*ask().offers), 0.0
     for _ in range(6):
         for _ in range(30):
             at_s += 0.01
@@ -72,7 +122,7 @@ def test_bursts_count_although_their_mean_would_fit() -> None:
 
 
 def test_after_a_pause_the_best_rung_serves_first_again() -> None:
-    what_if, rng = WhatIf(), random.Random(2)
+    what_if, rng = of(*ask().offers), random.Random(2)
     at_s = run(what_if, rng, 0.0, 80, 0.2)
     assert what_if.favoured() == {EDGE: SMALL}
     what_if.arrived(at_s + 60.0, ask())
@@ -80,7 +130,7 @@ def test_after_a_pause_the_best_rung_serves_first_again() -> None:
 
 
 def test_promises_that_the_large_rung_cannot_keep_are_no_gain() -> None:
-    what_if, at_s = WhatIf(), 0.0
+    what_if, at_s = of(*ask().offers), 0.0
     for _ in range(40):
         at_s += 6.0
         what_if.arrived(at_s, ask(deadline_s=1.5))
@@ -89,8 +139,9 @@ def test_promises_that_the_large_rung_cannot_keep_are_no_gain() -> None:
 
 def test_each_side_has_its_level() -> None:
     """The cloud has time for its large rung; the device has not, and nobody else can take its requests."""
-    what_if, at_s, rng = WhatIf(), 0.0, random.Random(5)
+    at_s, rng = 0.0, random.Random(5)
     cloud = (rung("cloud/large", 1.0, 0.002, local=False), rung("cloud/small", 0.75, 0.001, local=False))
+    what_if = of(*ask().offers, *cloud)
     for index in range(200):
         at_s += rng.expovariate(1 / 0.35)
         at_home = ask()
@@ -99,7 +150,7 @@ def test_each_side_has_its_level() -> None:
 
 
 def test_one_rung_a_device_leaves_nothing_to_imagine() -> None:
-    what_if = WhatIf()
+    what_if = of(rung(LARGE, 1.0, 0.02))
     for index in range(50):
         what_if.arrived(index * 0.1, Ask((rung(LARGE, 1.0, 0.02),), 0, LengthCurve.exactly(100), 0.1, 0.1))
     assert what_if.favoured() == {EDGE: LARGE}
@@ -108,8 +159,8 @@ def test_one_rung_a_device_leaves_nothing_to_imagine() -> None:
 
 def test_each_family_of_models_has_its_rung() -> None:
     """What one family steps down to is no reason against another's."""
-    what_if, rng = WhatIf(), random.Random(9)
-    other = Ask((rung("edge/other", 1.0, 0.02, family="other"),), 0, LengthCurve.exactly(100), 0.1, 0.1)
+    offer, rng = rung("edge/other", 1.0, 0.02, family="other"), random.Random(9)
+    what_if, other = of(*ask().offers, offer), Ask((offer,), 0, LengthCurve.exactly(100), 0.1, 0.1)
     what_if.arrived(0.0, other)
     at_s = run(what_if, rng, 0.0, 80, 0.2)
     what_if.arrived(at_s, other)
@@ -118,26 +169,38 @@ def test_each_family_of_models_has_its_rung() -> None:
 
 
 def test_replicas_that_left_are_forgotten_and_new_ones_imagined() -> None:
-    what_if, rng = WhatIf(), random.Random(4)
+    large, small = ask().offers
+    what_if, rng = of(large, small), random.Random(4)
     at_s = run(what_if, rng, 0.0, 80, 0.2)
     assert what_if.favoured() == {EDGE: SMALL}
-    what_if.keep_only({LARGE, SMALL, "new/a"})
-    assert what_if.favoured() == {EDGE: SMALL}, "nobody left"
-    what_if.keep_only({LARGE})
+    version = what_if.version
+    what_if.set_replicas(infos(small, large))
+    assert what_if.version == version, "nobody came or left"
+    what_if.set_replicas(infos(large))
     assert what_if.favoured() == {EDGE: LARGE}
-    what_if.keep_only(set())
+    what_if.set_replicas([])
     assert what_if.favoured() == {}
+    what_if.set_replicas(infos(large, small))
     run(what_if, rng, at_s, 80, 0.2)
     assert what_if.favoured() == {EDGE: SMALL}
 
 
+def test_an_offer_of_one_that_left_meanwhile_does_no_harm() -> None:
+    large, small = ask().offers
+    tiny = rung("edge/tiny", 0.5, 0.004)
+    what_if = of(large, small)
+    for index in range(20):
+        what_if.arrived(index * 0.1, Ask((large, small, tiny), 0, LengthCurve.exactly(100), 0.1, 0.1))
+    assert what_if.favoured() == {EDGE: SMALL}
+
+
 def test_a_fleet_of_devices_has_few_configurations() -> None:
-    what_if = WhatIf()
     offers = tuple(
         rung(f"d{device}/{name}", value, step_s, local=device == 0)
         for device in range(20)
         for name, value, step_s in (("large", 1.0, 0.02), ("small", 0.75, 0.008), ("tiny", 0.4, 0.003))
     )
+    what_if = of(*offers)
     what_if.arrived(0.0, Ask(offers, 0, LengthCurve.exactly(100), 0.1, 0.1))
     assert len(what_if._tiers) == 9
     assert len(what_if.favoured()) == 20
@@ -145,7 +208,7 @@ def test_a_fleet_of_devices_has_few_configurations() -> None:
 
 def test_the_same_arrivals_imagine_the_same() -> None:
     def favoured() -> list[object]:
-        what_if, rng, at_s, seen = WhatIf(), random.Random(7), 0.0, []
+        what_if, rng, at_s, seen = of(*ask().offers), random.Random(7), 0.0, []
         for _ in range(300):
             at_s = run(what_if, rng, at_s, 1, 0.5)
             seen.append(dict(what_if.favoured()))
@@ -158,7 +221,7 @@ def test_the_same_arrivals_imagine_the_same() -> None:
 @given(seed=st.integers(0, 10**6), mean_gap_s=st.floats(0.15, 3.0))
 def test_a_steady_load_settles(seed: int, mean_gap_s: float) -> None:
     """The noise of what happens to arrive is seldom a reason to go to and fro."""
-    what_if, rng, at_s, versions = WhatIf(), random.Random(seed), 0.0, []
+    what_if, rng, at_s, versions = of(*ask().offers), random.Random(seed), 0.0, []
     for _ in range(300):
         at_s = run(what_if, rng, at_s, 1, mean_gap_s)
         versions.append(what_if.version)
@@ -166,7 +229,7 @@ def test_a_steady_load_settles(seed: int, mean_gap_s: float) -> None:
 
 
 def test_rungs_that_earn_alike_do_not_take_turns() -> None:
-    what_if, rng, at_s = WhatIf(), random.Random(8), 0.0
+    what_if, rng, at_s = of(*ask().offers), random.Random(8), 0.0
     for _ in range(600):
         at_s += rng.expovariate(2.0)
         what_if.arrived(at_s, ask(1.0, deadline_s=math.inf))
@@ -175,8 +238,8 @@ def test_rungs_that_earn_alike_do_not_take_turns() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 1e-9])
 def test_rungs_without_value_do_no_harm(value: float) -> None:
-    what_if = WhatIf()
+    offers = (rung(LARGE, value, 0.02), rung(SMALL, 0.0, 0.008))
+    what_if = of(*offers)
     for index in range(20):
-        offers = (rung(LARGE, value, 0.02), rung(SMALL, 0.0, 0.008))
         what_if.arrived(index * 0.1, Ask(offers, 0, LengthCurve.exactly(100), 0.1, 0.1))
     assert set(what_if.favoured()) == {EDGE}
