@@ -60,6 +60,7 @@ class ReplicaView(msgspec.Struct, gc=False):
         load: for the decision record.
         blocked: it is not available, or its health speaks against some requests.
         metered: bytes on its link cost money.
+        as_sibling: its load as the other rungs of its device meet it, None where it has no sequences.
         siblings: the other rungs of its device that have sequences.
         occupied, slots: of its device.
         room: a slot is free, its own and its device's.
@@ -77,6 +78,7 @@ class ReplicaView(msgspec.Struct, gc=False):
     load: ReplicaLoad
     blocked: bool
     metered: bool
+    as_sibling: SiblingLoad | None = None
     siblings: tuple[SiblingLoad, ...] = ()
     occupied: int = 0
     slots: int = 0

@@ -65,13 +65,14 @@ class LengthCurve:
 
     def expected(self, tokens: float = math.inf) -> float:
         """E[min(length, tokens)], at least 1."""
-        tokens = min(tokens, self.cap)
+        if tokens > self.cap:
+            tokens = self.cap
         if tokens <= 1.0:
             return 1.0
         if tokens >= EDGES[_LAST]:
-            return float(self.area[_LAST])
+            return self.area[_LAST]
         k = int(math.log(tokens) * _PER_LOG)
-        return float(self.area[k] + (tokens - EDGES[k]) * self.survival[k])
+        return self.area[k] + (tokens - EDGES[k]) * self.survival[k]
 
     def expected_left(self, emitted: float, tokens: float = math.inf) -> float:
         """E[min(length − emitted, tokens) | length > emitted], at least 1."""
