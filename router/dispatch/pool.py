@@ -314,8 +314,7 @@ def _relate(views: Sequence[ReplicaView]) -> None:
         slots = own_slots = snapshot.slots
         for sibling in siblings:
             occupied += sibling.occupied
-            if sibling.slots > slots:
-                slots = sibling.slots
+            slots = max(slots, sibling.slots)
         view.occupied, view.slots = occupied, slots
         credits_left = snapshot.credits  # they count what waits there, and what others send
         view.room = view.own < own_slots and occupied < slots if credits_left is None else credits_left > 0

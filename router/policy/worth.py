@@ -14,6 +14,7 @@ integrated at three points (Gauss-Hermite quadrature):
 A value that falls linearly until `late_s` after the deadline is the mean of P over the deadlines between.
 """
 
+# ruff: noqa: PLR1730, FURB136 - done for every candidate of every decision, where each call of `max` counts
 from __future__ import annotations
 
 import math

@@ -16,6 +16,7 @@ error, band by band (`upper.py`). The upper finish holds the spread of the answe
     finish_high = (ttft + (answer − 1) · pace · exp(√(log²(longest / expected) + (1.28 σ_pace)²))) · correction
 """
 
+# ruff: noqa: PLR1730, FURB136 - done for every candidate of every decision, where each call of `max` counts
 from __future__ import annotations
 
 import math

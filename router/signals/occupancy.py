@@ -1,5 +1,6 @@
 """What a replica has to do, from its last report and from what this tier has sent it since."""
 
+# ruff: noqa: FURB136 - done for every candidate of every decision, where each call of `max` counts
 from __future__ import annotations
 
 from collections.abc import Sequence

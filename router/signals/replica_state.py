@@ -1,5 +1,6 @@
 """What predictions on one replica have in common at one moment, whatever the request: computed once, then reused."""
 
+# ruff: noqa: PLR1730, FURB136 - done for every candidate of every decision, where each call of `max` counts
 from __future__ import annotations
 
 import math

@@ -65,8 +65,7 @@ class LengthCurve(msgspec.Struct, frozen=True, gc=False):
 
     def expected(self, tokens: float = math.inf) -> float:
         """E[min(length, tokens)], at least 1."""
-        if tokens > self.cap:
-            tokens = self.cap
+        tokens = min(tokens, self.cap)
         if tokens <= 1.0:
             return 1.0
         if tokens >= EDGES[_LAST]:

@@ -32,7 +32,7 @@ class Engine:
     def snapshot(self) -> ReplicaSnapshot:
         return ReplicaSnapshot(INFO, True, 2)
 
-    async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:  # noqa: ARG002
+    async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
         for _ in range(2):
             await asyncio.sleep(0.1)
             yield TokenChunk("x")
