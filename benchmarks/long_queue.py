@@ -3,8 +3,9 @@
     python -m benchmarks.long_queue [--waiting N] [--seconds S] [--note TEXT] [--json FILE]
 
 One dispatcher on the machine's clock, eight replicas on four devices. A task sleeps for a millisecond again and again:
-by how much it wakes late is the pause that every other task meets. The same is measured first with nobody waiting, for
-what the machine itself does.
+by how much it wakes late is the pause that every other task meets, and `own` what of the time until then this process
+computed: the rest it stood still because others had the core. The same is measured first with nobody waiting, for what
+the machine itself does.
 """
 
 from __future__ import annotations
@@ -92,21 +93,26 @@ async def ask(dispatcher: Dispatcher, index: int, deadline_s: float) -> str:
     return "answered"
 
 
-async def pauses_ms(seconds: float) -> list[float]:
-    """Sleep for a millisecond again and again; return by how much each was late, in milliseconds, ascending."""
-    late, ends = [], time.perf_counter() + seconds
+async def pauses_ms(seconds: float) -> tuple[list[float], list[float]]:
+    """Sleep for a millisecond again and again.
+
+    Returns:
+        By how much each was late, and how long this process computed during each, in milliseconds, ascending.
+    """
+    late, own, ends = [], [], time.perf_counter() + seconds
     while time.perf_counter() < ends:
-        began = time.perf_counter()
+        began, computed = time.perf_counter(), time.thread_time()
         await asyncio.sleep(0.001)
         late.append((time.perf_counter() - began - 0.001) * 1e3)
-    return sorted(late)
+        own.append((time.thread_time() - computed) * 1e3)
+    return sorted(late), sorted(own)
 
 
 async def measure(waiting: int, seconds: float) -> dict[str, object]:
     """Fill the queue, then measure while a part of it is served and a part gives up."""
     settings = RouterSettings(max_queue=20_000, max_sheddable_queue=20_000, max_wait_ms=600_000.0, decision_log=64)
     async with Dispatcher([Engine(index) for index in range(8)], settings) as dispatcher:
-        idle = await pauses_ms(min(seconds, 5.0))
+        idle, _ = await pauses_ms(min(seconds, 5.0))
         tasks = []
         for index in range(waiting):  # a tenth of them may become hopeless while it is measured
             deadline_s = 60.0 + seconds * (index % 100) / 100 if index % 10 == 0 else 3_600.0
@@ -117,7 +123,7 @@ async def measure(waiting: int, seconds: float) -> dict[str, object]:
         gc.freeze()
         began, served = dispatcher.waiting, sum(task.done() for task in tasks)
         decided = dispatcher.telemetry.registry.get_sample_value("overspill_decisions_total") or 0.0
-        busy = await pauses_ms(seconds)
+        busy, own = await pauses_ms(seconds)
         ended = sum(task.done() for task in tasks) - served
         decisions = (dispatcher.telemetry.registry.get_sample_value("overspill_decisions_total") or 0.0) - decided
         for task in tasks:
@@ -131,6 +137,8 @@ async def measure(waiting: int, seconds: float) -> dict[str, object]:
         "idle_max_ms": round(idle[-1], 2),
         "p99_ms": round(busy[int(len(busy) * 0.99)], 2),
         "max_ms": round(busy[-1], 2),
+        "own_p99_ms": round(own[int(len(own) * 0.99)], 2),
+        "own_max_ms": round(own[-1], 2),
     }
 
 

@@ -65,9 +65,12 @@ class Deadline:
             self._set()
 
     def cancel(self) -> None:
+        """Never ring again, and let go of whom it would call."""
         self.due_s = self._looks_at_s = math.inf
+        self._ring = _nothing
         if self._alarm is not None:
             self._alarm.cancel()
+            self._alarm = None
 
     def _set(self) -> None:
         if self._alarm is not None:
@@ -217,6 +220,10 @@ class Interruptible:
 
 
 _COUNTS_CANCELLATIONS = hasattr(asyncio.Task, "uncancel")
+
+
+def _nothing() -> None:
+    """A deadline that was cancelled calls nobody."""
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:

@@ -123,6 +123,8 @@ class AttemptRun:
     def _give_back(self) -> None:
         if not self._over:
             self._over = True
+            if self.attempt.give_up is not None:
+                self.attempt.give_up = _is_over  # its own holds this run, which holds the attempt
             self._journey.over(self.attempt, self._finished)
 
     def let_go(self) -> None:
@@ -208,3 +210,8 @@ class AttemptRun:
     def _broken(self, why: str) -> ReplicaError:
         kind = ReplicaFailed if self.attempt.first_at_s is None else ReplicaBroken
         return kind(f"{self.attempt.info.replica_id}: {why}")
+
+
+def _is_over() -> bool:
+    """An attempt that is over gives nothing up."""
+    return False

@@ -14,6 +14,7 @@ import math
 import zlib
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import structlog
@@ -134,7 +135,7 @@ class Binder:
         entry = QueueEntry(pending, record, now_s)
         self.queue.enter(entry)
         self._signals.shares.asked(entry.request.caller)
-        alarm = self._alarms.set(pending.wait_until_s, lambda: self._give_up(entry))
+        alarm = self._alarms.set(pending.wait_until_s, partial(self._give_up, entry))
         try:
             self._newcomer(entry)
             if not entry.bound.done():
@@ -151,7 +152,8 @@ class Binder:
         finally:
             alarm.cancel()
             self.queue.leave(entry)
-            self._signals.shares.left(entry.request.caller)
+            del entry  # it holds what it was refused with, and that, by its traceback, this frame
+            self._signals.shares.left(pending.request.caller)
             self._update_ladder()
 
     def hedge(self, pending: PendingRequest, late: Attempt, budget: HedgeBudget) -> Attempt | None:

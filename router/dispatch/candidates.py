@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import msgspec
 
@@ -31,7 +30,7 @@ _NEVER = {"other-model", "locality"}
 """Rejections of replicas that the request may never be served by."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PendingRequest:
     """A request as the filters see it.
 
@@ -46,12 +45,20 @@ class PendingRequest:
     failed: frozenset[str]
     wait_until_s: float
     length: LengthWatch
+    _defaulted: Objective | None = None
 
     @property
     def left_tokens(self) -> int | None:
         """Longest rest of the answer under the caller's cap, None without one."""
         cap = self.request.sampling.max_tokens
         return None if cap is None else max(1, cap - self.request.continuation_tokens)
+
+    def objective_with(self, ttft_s: float) -> Objective:
+        """Return the objective with a default TTFT; the last one, if that is it: many decisions ask for the same."""
+        found = self._defaulted
+        if found is None or found.ttft_s != ttft_s:
+            found = self._defaulted = replace(self.request.objective, ttft_s=ttft_s)
+        return found
 
 
 def assess(pending: PendingRequest, pool: Pool) -> tuple[Situation | None, tuple[Rejection, ...]]:
@@ -64,7 +71,7 @@ def assess(pending: PendingRequest, pool: Pool) -> tuple[Situation | None, tuple
         return None, tuple(rejections)
     rejections += served.others
     candidates, expected_of = _candidates(pending, pool, served, rejections)
-    if any(c.window_cap is not None for c in candidates) and any(c.window_cap is None for c in candidates):
+    if pending.left_tokens is not None and len({c.window_cap is None for c in candidates}) > 1:
         short = [c.info for c in candidates if c.window_cap is not None]  # cut only where no window holds it whole
         rejections += [Rejection(info, "context", _too_long(pending, info)) for info in short]
         candidates = [c for c in candidates if c.window_cap is None]
@@ -86,7 +93,7 @@ def _candidates(
     needed = prompt_tokens + (1 if left_tokens is None else min(left_tokens, settings.min_answer_tokens))
     bounded = pool.locality is not Locality.ANY or objective.locality is not Locality.ANY
     session = pool.session_replica.get(objective.session) if objective.session is not None else None
-    free = settings.prices is FREE
+    free, telling, priority = settings.prices is FREE, affinity.telling, objective.priority
     candidates: list[Candidate] = []
     demands: dict[int, Demand] = {}
     for name in served.names:
@@ -112,13 +119,13 @@ def _candidates(
             longest = 0 if emitted else min(pending.length.longest, most)
             demand = demands[most] = Demand(request.prompt_tokens, expected, request.prompt_bytes, 0, longest)
         expected = demand.answer_tokens
-        if name in affinity.telling:
+        if telling and name in telling:
             cached = affinity.expected_cached(request, name)
             demand = msgspec.structs.replace(demand, cached_tokens=cached)
         state = view.state
         if state is None or not state.holds(now_s):
             state = view.state = latency.state(view.snapshot, view.link, view.mine, view.siblings, now_s)
-        ahead, slots, occupied = ahead_of(name, objective.priority), view.slots or 1, view.occupied
+        ahead, slots, occupied = ahead_of(name, priority), view.slots or 1, view.occupied
         candidates.append(
             Candidate(
                 info,
@@ -162,7 +169,7 @@ def _situation(
     objective = request.objective
     promised = objective.ttft_s is not None
     if not promised and not begun:
-        objective = _with_ttft(objective, settings.ttft_slo_ms / 1e3)
+        objective = pending.objective_with(settings.ttft_slo_ms / 1e3)
     shortened = not begun and objective.shorten
     return Situation(
         objective=objective,
@@ -187,11 +194,6 @@ def _situation(
         waiting=pool.waiting,
         caller_excess=signals.shares.excess(request.caller, pool.now_s) if settings.fairness.callers else 1.0,
     )
-
-
-@lru_cache(1024)
-def _with_ttft(objective: Objective, ttft_s: float) -> Objective:
-    return replace(objective, ttft_s=ttft_s)
 
 
 def _price(request: InferenceRequest, view: ReplicaView, prices: Prices, expected: int) -> float:

@@ -131,9 +131,9 @@ class Dispatcher:
         return journey.answer
 
     def _family(self, model: str) -> str:
-        """The family of a model's name; a name that nobody serves is its own."""
+        """The family of a model's name; names that nobody serves share one, since anybody may ask for any name."""
         infos = (replica.info for replica in self._binder.pool.replicas.values())
-        return next((info.family for info in infos if model in (info.family, info.variant)), model)
+        return next((info.family for info in infos if model in (info.family, info.variant)), "")
 
     def decision(self, request_id: str, caller: str = "") -> DecisionRecord | None:
         """Return the record of a recent request of this caller: the digest of a key, empty where there are none."""

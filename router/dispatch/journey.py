@@ -184,6 +184,7 @@ class Journey:
             raise
         finally:
             self.dispatcher.ended(self, outcome, error)
+            self._run = self.answer = None  # they hold the journey: nothing of it shall wait for a garbage collection
         yield last
 
     async def _bind(self) -> Attempt:

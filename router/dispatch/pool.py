@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,6 +59,7 @@ class ReplicaView(msgspec.Struct, gc=False):
         load: for the decision record.
         blocked: it is not available, or its health speaks against some requests.
         metered: bytes on its link cost money.
+        as_sibling: its load as the other rungs of its device meet it, None where it has no sequences.
         siblings: the other rungs of its device that have sequences.
         occupied, slots: of its device.
         room: a slot is free, its own and its device's.
@@ -77,6 +77,7 @@ class ReplicaView(msgspec.Struct, gc=False):
     load: ReplicaLoad
     blocked: bool
     metered: bool
+    as_sibling: SiblingLoad | None = None
     siblings: tuple[SiblingLoad, ...] = ()
     occupied: int = 0
     slots: int = 0
@@ -200,12 +201,9 @@ class Pool:
         devices: Iterable[str] = self._stale
         if self._all_stale:
             devices, self._all_read_s = self._devices, now_s
-            names: Iterable[str] = self.replicas
-        else:
-            names = [name for device in devices for name in self.on_device(device)]
-        fresh = {name for name in names if self._read(name)}
+        fresh = False
         for device in devices:
-            self._stand(device, fresh)
+            fresh = self._look_at(device) or fresh
         what_if = self.signals.what_if
         if self._favoured != what_if.version:
             self._favoured = what_if.version
@@ -252,27 +250,15 @@ class Pool:
         self.views[name] = view
         return True
 
-    def _stand(self, device: str, fresh: AbstractSet[str]) -> None:
-        """Say how the views of a device stand to one another."""
-        names, peaks = self.on_device(device), self.signals.peaks
-        views = [self.views[name] for name in names]
-        for name, view in zip(names, views, strict=True):
-            view.peak_latency_s = peaks.of(name)
-        if fresh.isdisjoint(names):
-            return
-        busy = [sibling_load(view.snapshot, view.mine) for view in views if view.own] if len(views) > 1 else []
-        for view in views:
-            siblings = tuple([load for load in busy if load.info is not view.info])
-            if siblings != view.siblings:
-                view.siblings, view.state = siblings, None
-            occupied, slots = view.own, view.snapshot.slots
-            for sibling in siblings:
-                occupied += sibling.occupied
-                slots = max(slots, sibling.slots)
-            view.occupied, view.slots = occupied, slots
-            credits_left = view.snapshot.credits  # they count what waits there, and what others send
-            room = view.own < view.snapshot.slots and occupied < slots
-            view.room = room if credits_left is None else credits_left > 0
+    def _look_at(self, device: str) -> bool:
+        """Read the replicas of a device; returns whether any view of them is a new one."""
+        names, views, peaks, fresh = self.on_device(device), self.views, self.signals.peaks, False
+        for name in names:
+            fresh = self._read(name) or fresh
+            views[name].peak_latency_s = peaks.of(name)
+        if fresh:
+            _relate([views[name] for name in names])
+        return fresh
 
     def remember_session(self, session: str | None, replica_id: str) -> None:
         if session is not None:
@@ -309,6 +295,29 @@ class Pool:
                 ),
             )
         return found
+
+
+def _relate(views: Sequence[ReplicaView]) -> None:
+    """Say how the views of one device stand to one another."""
+    busy: list[SiblingLoad] = []
+    if len(views) > 1:
+        for view in views:
+            if view.own and view.as_sibling is None:
+                view.as_sibling = sibling_load(view.snapshot, view.mine)
+            if view.as_sibling is not None:
+                busy.append(view.as_sibling)
+    for view in views:
+        siblings = tuple([load for load in busy if load is not view.as_sibling]) if busy else ()
+        if siblings != view.siblings:
+            view.siblings, view.state = siblings, None
+        snapshot, occupied = view.snapshot, view.own
+        slots = own_slots = snapshot.slots
+        for sibling in siblings:
+            occupied += sibling.occupied
+            slots = max(slots, sibling.slots)
+        view.occupied, view.slots = occupied, slots
+        credits_left = snapshot.credits  # they count what waits there, and what others send
+        view.room = view.own < own_slots and occupied < slots if credits_left is None else credits_left > 0
 
 
 def other_model(info: ReplicaInfo, model: str) -> Rejection:

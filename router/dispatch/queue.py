@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -138,11 +138,11 @@ class RequestQueue:
 
     def __init__(self) -> None:
         self._entries: dict[QueueEntry, None] = {}
-        self._lines: dict[str, _Line[Key]] = {}
-        self._by_age: dict[str, _Line[Key]] = {}
+        self._lines: defaultdict[str, _Line[Key]] = defaultdict(_Line)
+        self._by_age: defaultdict[str, _Line[Key]] = defaultdict(_Line)
         self._due: _Line[float] = _Line()
         self._order = count()
-        self._waiting_by_priority: dict[str, Counter[int]] = {}
+        self._waiting_by_priority: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._last_of_all: _Line[Key] = _Line()
         self._last_sheddable: _Line[Key] = _Line()
         self._sheddable = 0
@@ -180,10 +180,11 @@ class RequestQueue:
         entry.waits_for = waits_for
         order, priority = entry.order, entry.request.objective.priority
         for replica_id, rank in waits_for.items():
-            self._lines.setdefault(replica_id, _Line()).add((entry.key(rank), order, entry))
+            self._lines[replica_id].add((entry.key(rank), order, entry))
             if by_age:
-                self._by_age.setdefault(replica_id, _Line()).add((entry.age_key, order, entry))
-            self._waiting_by_priority.setdefault(replica_id, Counter())[priority] += 1
+                self._by_age[replica_id].add((entry.age_key, order, entry))
+            waiting = self._waiting_by_priority[replica_id]
+            waiting[priority] = waiting.get(priority, 0) + 1
         last = (entry.last_key(), -order, entry)  # of equals, the newest
         self._last_of_all.add(last)
         if entry.sheddable:
@@ -220,7 +221,13 @@ class RequestQueue:
     def ahead(self, replica_id: str, priority: int) -> int:
         """Count who waits for a replica with that priority or a higher one."""
         waiting = self._waiting_by_priority.get(replica_id)
-        return sum(number for level, number in waiting.items() if level >= priority) if waiting else 0
+        if not waiting:
+            return 0
+        number = 0
+        for level, there in waiting.items():
+            if level >= priority:
+                number += there
+        return number
 
     def next_due_s(self) -> float:
         """When the next entry is to be decided again, infinity if none is."""

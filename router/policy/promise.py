@@ -102,8 +102,10 @@ def slack_rank(candidate: Candidate, situation: Situation) -> float:
     return -(situation.now_s - situation.waited_s + begins_s)
 
 
-def _least(*caps: int | None) -> int | None:
-    return min((cap for cap in caps if cap is not None), default=None)
+def _least(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
 
 
 def reason_for(candidate: Candidate, situation: Situation) -> str:

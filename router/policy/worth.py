@@ -14,6 +14,7 @@ integrated at three points (Gauss-Hermite quadrature):
 A value that falls linearly until `late_s` after the deadline is the mean of P over the deadlines between.
 """
 
+# ruff: noqa: PLR1730, FURB136 - done for every candidate of every decision, where each call of `max` counts
 from __future__ import annotations
 
 import math
@@ -29,7 +30,7 @@ FLOOR = 0.05
 """Below this probability a promise counts as lost."""
 _WORTH_BEGINNING = 0.3  # of the chance that it would have now
 _MOST_DOUBLINGS = 8  # each priority counts twice the one below
-_NODE = math.sqrt(3.0)
+_NODE, _SQRT_2 = math.sqrt(3.0), math.sqrt(2.0)
 _SIDE_WEIGHT, _MIDDLE_WEIGHT = 1 / 6, 2 / 3
 _LATE_AT = (1 / 6, 1 / 2, 5 / 6)
 _UNASKED_LATE = 0.9  # what an answer after the tier's default TTFT is still worth
@@ -116,20 +117,19 @@ def offer_of(candidate: Candidate, situation: Situation) -> Offer:
 def worth_of(candidate: Candidate, situation: Situation, *, wait_s: float = 0.0) -> Worth:
     """Judge a pairing, were it to start in `wait_s` seconds."""
     prediction, objective = candidate.prediction, situation.objective
+    prefill_s, deadline_s, ttft_s = prediction.prefill_s, objective.deadline_s, objective.ttft_s
     elapsed_s = situation.waited_s + wait_s + prediction.network_s + prediction.backlog_s
-    sigma = max(prediction.pace_log_sigma, _LEAST_SIGMA)
     kept, fits, pace_s = 1.0, math.inf, expected_pace_s(candidate)
-    if objective.deadline_s is not None:
-        left_s = objective.deadline_s + (objective.late_s or 0.0) - elapsed_s
-        fits = 1.0 + (left_s - prediction.prefill_s) / pace_s
+    if deadline_s is not None:
+        left_s = deadline_s + (objective.late_s or 0.0) - elapsed_s
+        fits = 1.0 + (left_s - prefill_s) / pace_s
         kept = deadline_chance(prediction, situation, elapsed_s, pace_s)
-    if objective.ttft_s is not None and (situation.ttft_promised or objective.deadline_s is None):
-        in_time = _phi_log(objective.ttft_s - elapsed_s, prediction.prefill_s, prediction.ttft_log_sigma)
+    if ttft_s is not None and (situation.ttft_promised or deadline_s is None):
+        in_time = _phi_log(ttft_s - elapsed_s, prefill_s, prediction.ttft_log_sigma)
         kept *= in_time if situation.ttft_promised else _UNASKED_LATE + (1.0 - _UNASKED_LATE) * in_time
     if objective.tpot_s is not None:
-        kept *= _phi_log(objective.tpot_s, pace_s, sigma)
-    tokens = situation.length.expected(max(fits, 1.0))
-    cost_s = prediction.prefill_s + tokens * prediction.token_device_s
+        kept *= _phi_log(objective.tpot_s, pace_s, prediction.pace_log_sigma)
+    cost_s = prefill_s + situation.length.expected(fits) * prediction.token_device_s
     value = candidate.info.quality * kept
     if candidate.price:
         value -= candidate.price
@@ -167,8 +167,9 @@ def latest_start_s(candidate: Candidate, situation: Situation, shortest_tokens: 
 def expected_pace_s(candidate: Candidate) -> float:
     """Seconds a token over the whole answer: others will join the batch, on their way to filling the device."""
     prediction = candidate.prediction
-    full_s = prediction.token_device_s * candidate.slots
-    return max(prediction.tpot_s, (1.0 - _JOINED) * prediction.tpot_s + _JOINED * full_s)
+    tpot_s = prediction.tpot_s
+    joined_s = (1.0 - _JOINED) * tpot_s + _JOINED * (prediction.token_device_s * candidate.slots)
+    return joined_s if joined_s > tpot_s else tpot_s
 
 
 def deadline_chance(prediction: Prediction, situation: Situation, elapsed_s: float, pace_s: float) -> float:
@@ -181,7 +182,9 @@ def deadline_chance(prediction: Prediction, situation: Situation, elapsed_s: flo
     deadline_s, late_s = objective.deadline_s, objective.late_s
     if deadline_s is None:
         return 1.0
-    sigma = max(prediction.pace_log_sigma, _LEAST_SIGMA)
+    sigma = prediction.pace_log_sigma
+    if sigma < _LEAST_SIGMA:
+        sigma = _LEAST_SIGMA
     if late_s is None:
         return _fits(length, deadline_s - elapsed_s, prediction.prefill_s, pace_s, sigma)
     ends_s = [deadline_s + share * late_s for share in _LATE_AT]
@@ -205,5 +208,8 @@ def _phi_log(limit_s: float, predicted_s: float, sigma: float) -> float:
     """P(a log-normal time with that median stays within the limit)."""
     if limit_s <= 0.0:
         return 0.0
-    z = math.log(limit_s / max(predicted_s, 1e-6)) / max(sigma, _LEAST_SIGMA)
-    return 0.5 * math.erfc(-z / math.sqrt(2.0))
+    if predicted_s < 1e-6:
+        predicted_s = 1e-6
+    if sigma < _LEAST_SIGMA:
+        sigma = _LEAST_SIGMA
+    return 0.5 * math.erfc(-(math.log(limit_s / predicted_s) / sigma) / _SQRT_2)

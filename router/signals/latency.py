@@ -16,6 +16,7 @@ error, band by band (`upper.py`). The upper finish holds the spread of the answe
     finish_high = (ttft + (answer − 1) · pace · exp(√(log²(longest / expected) + (1.28 σ_pace)²))) · correction
 """
 
+# ruff: noqa: PLR1730, FURB136 - done for every candidate of every decision, where each call of `max` counts
 from __future__ import annotations
 
 import math
@@ -108,10 +109,10 @@ class LatencyModel:
 
     def predict_on(self, state: ReplicaState, demand: Demand, ahead: int, now_s: float) -> Prediction:
         """Predict `demand` on a replica in that state; see `predict`."""
-        snapshot = state.snapshot
-        own_tokens = max(demand.prompt_tokens - demand.cached_tokens, 1)
-        answer_tokens = demand.answer_tokens
-        pace_s = state.pace_s
+        snapshot, pace_s, answer_tokens = state.snapshot, state.pace_s, demand.answer_tokens
+        own_tokens = demand.prompt_tokens - demand.cached_tokens
+        if own_tokens < 1:
+            own_tokens = 1
         wait_s = wait_high_s = 0.0
         position = state.position + ahead
         if position > 0:
@@ -132,6 +133,7 @@ class LatencyModel:
         pace_log = NORMAL_90 * state.pace_sigma
         longer = math.exp(math.sqrt(length_log * length_log + pace_log * pace_log))
         finish_s = ttft_s + rest_s
+        finish_high_s = wait_high_s + (sent_s + rest_s * longer) * state.finish_factor
         return Prediction(
             wait_s,
             ttft_s,
@@ -139,7 +141,7 @@ class LatencyModel:
             pace_s,
             state.pace_high_s,
             finish_s,
-            max(wait_high_s + (sent_s + rest_s * longer) * state.finish_factor, finish_s),
+            finish_high_s if finish_high_s > finish_s else finish_s,
             free,
             state.alone_a_s + state.alone_b_s * own_tokens,
             network_s,

@@ -70,13 +70,14 @@ class _Table:
         if self._survival is None or seen - self._fresh >= _STALE_CHANGES:
             curve = np.empty(BINS)
             curve[0] = 1.0
-            np.cumprod(1.0 - self.hazard()[:-1], out=curve[1:])
+            np.multiply.accumulate(1.0 - self.hazard()[:-1], out=curve[1:])
             self._survival, self._fresh = curve, seen
         return self._survival
 
     def crossed(self, first: int, last: int) -> None:
         """An answer was at risk in bins first … last − 1 and went on."""
-        self.at_risk[first:last] += 1.0
+        crossed = self.at_risk[first:last]
+        np.add(crossed, 1.0, crossed)
         self.changes += 1
 
     def ended(self, bin_: int) -> None:
@@ -102,7 +103,8 @@ class _Source:
 
     def bin_at(self, position: float) -> int:
         """Return the bin of a length that lies there on the request's own axis; see `position_of`."""
-        return min(max(int(position + self.shift), 0), BINS - 1)
+        bin_ = int(position + self.shift)
+        return 0 if bin_ < 0 else bin_ if bin_ < BINS else BINS - 1
 
 
 _AXIS = np.arange(BINS, dtype=np.float64)
@@ -155,9 +157,10 @@ class LengthModel:
         judged = [source.survival() for source in sources]
         if cap is not None and request.sampling.ignore_eos:
             return LengthWatch([], LengthCurve.exactly(cap), cap, [])
-        merits = np.array([known.merits.get(source.kind, 0.0) for source in sources])
-        weights = np.exp(merits - merits.max())
-        mixed = weights @ np.stack(judged) / weights.sum()
+        merits = [known.merits.get(source.kind, 0.0) for source in sources]
+        best = max(merits)
+        weights = np.exp([merit - best for merit in merits])
+        mixed = weights @ np.array(judged) / np.add.reduce(weights)
         curve = _curve(mixed, math.inf if cap is None else float(cap))
         return LengthWatch(sources, curve, cap, judged, [0] * len(sources))
 
@@ -242,7 +245,7 @@ class LengthModel:
 def _curve(survival: Curve, cap: float) -> LengthCurve:
     area = np.empty(BINS)
     area[0] = 1.0
-    np.cumsum(0.5 * (survival[:-1] + survival[1:]) * _WIDTHS, out=area[1:])
+    np.add.accumulate(0.5 * (survival[:-1] + survival[1:]) * _WIDTHS, out=area[1:])
     area[1:] += 1.0
     return LengthCurve(survival.tolist(), area.tolist(), cap)
 

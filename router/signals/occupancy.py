@@ -1,5 +1,6 @@
 """What a replica has to do, from its last report and from what this tier has sent it since."""
 
+# ruff: noqa: FURB136 - done for every candidate of every decision, where each call of `max` counts
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -27,7 +28,8 @@ def occupied_slots(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> int:
     there = snapshot.running + snapshot.queued
     if snapshot.age_s > 0 and there:
         there = round(there * fresh(snapshot))
-    return max(there + mine.unopened, mine.requests)
+    there += mine.unopened
+    return there if there > mine.requests else mine.requests
 
 
 def left_tokens(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> Sequence[int]:
@@ -46,7 +48,11 @@ def fresh(snapshot: ReplicaSnapshot) -> float:
 
 def backlog_tokens(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> float:
     """Count the prompt tokens that a replica has taken in and not computed."""
-    return max(snapshot.queued_prefill_tokens * fresh(snapshot) + mine.unopened_prefill_tokens, mine.prefill_tokens)
+    told: float = snapshot.queued_prefill_tokens
+    if told and snapshot.age_s > 0:
+        told *= fresh(snapshot)
+    told += mine.unopened_prefill_tokens
+    return told if told > mine.prefill_tokens else mine.prefill_tokens
 
 
 def line_tokens(snapshot: ReplicaSnapshot, demand: Demand, mine: InFlightLoad, scale: float) -> float:

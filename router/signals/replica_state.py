@@ -1,5 +1,6 @@
 """What predictions on one replica have in common at one moment, whatever the request: computed once, then reused."""
 
+# ruff: noqa: PLR1730, FURB136 - done for every candidate of every decision, where each call of `max` counts
 from __future__ import annotations
 
 import math
@@ -123,18 +124,20 @@ def state_of(
     behind_s = 0.0
     for sibling, other in zip(siblings, others, strict=True):
         occupied += sibling.occupied
-        slots = max(slots, sibling.slots)
+        if sibling.slots > slots:
+            slots = sibling.slots
         theirs = other.figures(now_s)
-        pace_s += theirs.step_s * (1.0 + theirs.slope * (min(sibling.occupied, sibling.slots) - 1))
+        pace_s += theirs.step_s * (1.0 + theirs.slope * (sibling.running - 1))
         behind_s += theirs.b_s * sibling.prefill_tokens
-    position = max(occupied - slots, own - own_slots) + 1
+    over, own_over = occupied - slots, own - own_slots
+    position = (over if over > own_over else own_over) + 1
     band = band_of(occupied + 1, slots, waits=position > 0)
     factors = device.factors(band)
     pace_s *= factors.pace_bias
     if link is not None:
         pace_s = max(pace_s, link.token_s(occupied + 1))
     bias = factors.ttft_bias
-    scale = 1.0 + figures.slope * max(min(own, own_slots - 1), 0)
+    scale = 1.0 + figures.slope * (own if own < own_slots else own_slots - 1)
     backlog = backlog_tokens(snapshot, mine)
     line_b_s = bias * figures.b_s * scale
     return ReplicaState(

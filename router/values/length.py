@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 RATIO = 1.1
 """Ratio between the edges of two neighbouring bins."""
@@ -21,8 +22,7 @@ def position_of(tokens: float) -> float:
     return math.log(tokens) * _PER_LOG if tokens > 1.0 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class LengthCurve:
+class LengthCurve(msgspec.Struct, frozen=True, gc=False):
     """Distribution of what is left to generate, in tokens.
 
     Attributes:
@@ -69,9 +69,9 @@ class LengthCurve:
         if tokens <= 1.0:
             return 1.0
         if tokens >= EDGES[_LAST]:
-            return float(self.area[_LAST])
+            return self.area[_LAST]
         k = int(math.log(tokens) * _PER_LOG)
-        return float(self.area[k] + (tokens - EDGES[k]) * self.survival[k])
+        return self.area[k] + (tokens - EDGES[k]) * self.survival[k]
 
     def expected_left(self, emitted: float, tokens: float = math.inf) -> float:
         """E[min(length − emitted, tokens) | length > emitted], at least 1."""

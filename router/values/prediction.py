@@ -100,7 +100,8 @@ class Prediction(msgspec.Struct, frozen=True, gc=False):
     @property
     def backlog_s(self) -> float:
         """Prefill of others that comes before its own, on a replica that is free."""
-        return max(0.0, self.ttft_s - self.wait_s - self.network_s - self.prefill_s)
+        backlog_s = self.ttft_s - self.wait_s - self.network_s - self.prefill_s
+        return max(0.0, backlog_s)
 
     def finish_with(self, answer_tokens: int) -> float:
         """`finish_s` for another answer length."""
