@@ -14,7 +14,8 @@ No answer is capped by a prediction: it ends at its own deadline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from router.policy.promise import backlog_s, choose, reason_for, to_keep
 from router.policy.worth import FLOOR, Worth, ask_of, latest_start_s, without_backlog, worth_of
@@ -47,9 +48,8 @@ class SloUtility:
         unknown = [w for w in free if w.candidate.prediction.explore]
         if unknown and not _tight(situation):
             return choose(unknown[0].candidate, situation, "explore", rank=fair_rank(unknown[0], situation))
-        best = self._best(free or promised, situation)
-        listed = [*self._of_each_device(promised, situation), best]
-        waits_for = {w.candidate.info.replica_id: fair_rank(w, situation) for w in listed}
+        calm = situation.calm
+        best = self._best(free or promised, situation, calm=calm)
         good_for_s = _TAKEN_SOON_S
         if not free:
             shortest = situation.length.quantile(FLOOR)
@@ -59,7 +59,7 @@ class SloUtility:
             situation,
             reason_for(best.candidate, situation),
             rank=fair_rank(best, situation),
-            waits_for=waits_for,
+            waits_for=self._waits_for(promised, best, situation, calm=calm),
             good_for_s=max(good_for_s, _LOOK_AGAIN_S),
             kept=best.kept,
             not_now=not free and best.candidate.prediction.free,
@@ -80,30 +80,52 @@ class SloUtility:
         return [w for w in taken if w.value >= _LATER_SHARE * later]
 
     @staticmethod
-    def _best(judged: list[Worth], situation: Situation) -> Worth:
+    def _best(judged: Sequence[Worth], situation: Situation, *, calm: bool) -> Worth:
+        """Return the pairing of highest value; of near equals the device's, the session's, the quicker one."""
+        best = judged[0]
         if len(judged) == 1:
-            return judged[0]
-        best = max(judged, key=lambda w: w.net)
-        calm = situation.calm
-        if not (best.candidate.favoured or calm):
+            return best
+        for worth in judged:
+            if worth.net > best.net:
+                best = worth
+        if not (calm or best.candidate.favoured):
             return best
         slack = situation.settings.device_first_quality_slack + 1e-9
-        least_quality, most_price = best.candidate.info.quality - slack, best.candidate.price + slack
-        near = [
-            w
-            for w in judged
-            if (w.candidate.favoured or calm)
-            and w.kept >= best.kept - _NEAR
-            and w.candidate.info.quality >= least_quality
-            and w.candidate.price <= most_price
-        ]
-        return min(near, key=lambda w: (w.candidate.info.remote, not w.candidate.session, -w.rank))
-
-    def _of_each_device(self, judged: list[Worth], situation: Situation) -> list[Worth]:
-        by_device: dict[str, list[Worth]] = {}
+        least_kept, least_quality = best.kept - _NEAR, best.candidate.info.quality - slack
+        most_price = best.candidate.price + slack
+        first, first_key = best, (True, True, math.inf)
         for worth in judged:
-            by_device.setdefault(worth.candidate.info.device_key, []).append(worth)
-        return [self._best(of_one, situation) for of_one in by_device.values()]
+            candidate = worth.candidate
+            info = candidate.info
+            if (
+                worth.kept >= least_kept
+                and info.quality >= least_quality
+                and candidate.price <= most_price
+                and (calm or candidate.favoured)
+            ):
+                key = (info.remote, not candidate.session, -worth.rank)
+                if key < first_key:
+                    first, first_key = worth, key
+        return first
+
+    def _waits_for(
+        self, promised: Sequence[Worth], best: Worth, situation: Situation, *, calm: bool
+    ) -> Mapping[str, float]:
+        """Return the best rung of each device, and the chosen one, with the rank that the request has there."""
+        by_device: dict[str, list[Worth]] = {}
+        for worth in promised:
+            device = worth.candidate.info.device_key
+            if device in by_device:
+                by_device[device].append(worth)
+            else:
+                by_device[device] = [worth]
+        back = put_back(situation)
+        waits_for = {}
+        for of_one in by_device.values():
+            worth = of_one[0] if len(of_one) == 1 else self._best(of_one, situation, calm=calm)
+            waits_for[worth.candidate.info.replica_id] = worth.rank / back
+        waits_for[best.candidate.info.replica_id] = best.rank / back
+        return waits_for
 
     @staticmethod
     def _late(judged: list[Worth], situation: Situation) -> Choice | Hopeless:
@@ -145,8 +167,13 @@ def _not_now(later: Sequence[Worth], situation: Situation) -> Choice:
 
 def fair_rank(worth: Worth, situation: Situation) -> float:
     """Value a device-second, within the bound of how far busy callers may be put back."""
+    return worth.rank / put_back(situation)
+
+
+def put_back(situation: Situation) -> float:
+    """How far the request's caller is put back: 1 where nothing bounds it, or it took no more than its share."""
     most = situation.settings.fairness.callers
-    return worth.rank / min(situation.caller_excess, most) if most > 1.0 else worth.rank
+    return min(situation.caller_excess, most) if most > 1.0 else 1.0
 
 
 def _tight(situation: Situation) -> bool:

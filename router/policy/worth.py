@@ -194,13 +194,15 @@ def deadline_chance(prediction: Prediction, situation: Situation, elapsed_s: flo
 def _fits(length: LengthCurve, left_s: float, prefill_s: float, pace_s: float, sigma: float) -> float:
     if left_s <= 0.0:
         return 0.0
-    slower = math.exp(_NODE * sigma)
-    inside = length.within
+    slower, inside = math.exp(_NODE * sigma), length.within
+    slowest_tokens = 1.0 + (left_s / slower - prefill_s) / pace_s
+    if slowest_tokens >= length.cap:  # the longest answer fits, even then
+        return 1.0
     total = _MIDDLE_WEIGHT * inside(1.0 + (left_s - prefill_s) / pace_s) if left_s >= prefill_s else 0.0
     if left_s * slower >= prefill_s:
         total += _SIDE_WEIGHT * inside(1.0 + (left_s * slower - prefill_s) / pace_s)
     if left_s >= prefill_s * slower:
-        total += _SIDE_WEIGHT * inside(1.0 + (left_s / slower - prefill_s) / pace_s)
+        total += _SIDE_WEIGHT * inside(slowest_tokens)
     return total
 
 
