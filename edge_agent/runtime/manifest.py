@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from models.store import store
-from models.store.store import MANIFEST_FILE
+from models.store import manifest as stored
+from models.store.manifest import MANIFEST_FILE, FileDigest, read_regular
 from router.base.errors import ArtifactError
 
 FORMAT = "overspill-onnx"
@@ -39,7 +39,7 @@ class Manifest(msgspec.Struct, frozen=True):
     vocab_size: Count
     context_tokens: Count
     eos_token_ids: tuple[int, ...]
-    files: dict[str, store.FileDigest]
+    files: dict[str, FileDigest]
     bos_token_id: int | None = None
     prepend_bos: bool = False
     prefix_token_ids: tuple[int, ...] = ()
@@ -65,7 +65,7 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST_FILE
     try:
-        text = store.read_regular(path)
+        text = read_regular(path)
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error.strerror}; {_remedy(directory)}") from error
     try:
@@ -88,7 +88,7 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
     """
     if "model.onnx" not in manifest.files:
         raise ArtifactError(f"{directory / MANIFEST_FILE} lists no model.onnx; {_remedy(directory)}")
-    store.verify_files(directory, manifest.files, _remedy(directory))
+    stored.verify_files(directory, manifest.files, _remedy(directory))
 
 
 def read_prefix(directory: Path, manifest: Manifest) -> Prefix | None:

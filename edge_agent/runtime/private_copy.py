@@ -24,7 +24,7 @@ from pathlib import Path
 import structlog
 
 from edge_agent.runtime.manifest import Manifest, verify_files
-from models.store.store import MANIFEST_FILE
+from models.store.manifest import MANIFEST_FILE
 from router.base.errors import ArtifactError
 
 log = structlog.get_logger("edge_agent.runtime")

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from edge_agent.runtime.manifest import Manifest, verify_files
-from models.store.store import MANIFEST_FILE, read_regular
+from models.store.manifest import MANIFEST_FILE, read_regular
 from router.base.errors import ArtifactError
 
 _Mark = tuple[int, int, int, int]

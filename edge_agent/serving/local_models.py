@@ -23,7 +23,8 @@ from edge_agent.serving.prompts import PromptCodec
 from edge_agent.serving.replica import LocalModel
 from hardware_profiles.loader import Profile, RuntimeOptions
 from models.catalogue.families import Catalogue, Family, Variant, load_catalogue
-from models.store.store import MANIFEST_FILE, ModelStore, default_root, read_regular
+from models.store.manifest import MANIFEST_FILE, read_regular
+from models.store.store import ModelStore, default_root
 from router.base.errors import ArtifactError, ConfigError, ModelNotFound, OverspillError, in_words
 from router.values.replica import ReplicaInfo, SpeedPrior
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from models.store.fetch import sha256_of
-from models.store.store import MANIFEST_FILE
+from models.store.manifest import MANIFEST_FILE
 from models.text.chat import PromptEncoder
 from router.base.errors import ArtifactError
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from models.store.store import MANIFEST_FILE
+from models.store.manifest import MANIFEST_FILE
 from router.base.errors import ArtifactError
 
 if TYPE_CHECKING:

@@ -10,22 +10,21 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
-import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from models.catalogue.families import Catalogue, Family, Source, Variant, load_catalogue
 from models.store import disk, fetch
 from models.store.fetch import Progress, Silence
+from models.store.manifest import MANIFEST_FILE, Listing, read_regular, verify_files
 from models.store.sources import Trusted, bring
 from router.base.errors import ArtifactError, ArtifactMissing
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from models.formats.weights import Weights
 
 ROOT_VARIABLE = "OVERSPILL_MODELS"
-MANIFEST_FILE = "manifest.json"
 _RECORD_FILE = "source.json"
 _TRUSTED_FILE = "trusted.json"
 
@@ -44,19 +42,6 @@ class StoredFile(msgspec.Struct, frozen=True):
     sha256: str
     size_bytes: int
     changed_ns: int
-
-
-class FileDigest(msgspec.Struct, frozen=True):
-    """What a manifest says of one file of an artifact."""
-
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-    bytes: Annotated[int, msgspec.Meta(ge=0)]
-
-
-class _Listing(msgspec.Struct):
-    """The part of any manifest that says which files there are."""
-
-    files: dict[str, FileDigest] = {}
 
 
 class SourceRecord(msgspec.Struct, frozen=True):
@@ -71,44 +56,6 @@ class SourceRecord(msgspec.Struct, frozen=True):
     files: dict[str, StoredFile]
     revision: str = ""
     pinned: bool = False
-
-
-def read_regular(path: Path) -> bytes:
-    """Read a file that has to be one: a pipe would be waited for, for ever.
-
-    Raises:
-        OSError: it is missing, cannot be read, or is no regular file.
-    """
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "no regular file", str(path))
-        return file.read()
-
-
-def verify_files(folder: Path, files: Mapping[str, FileDigest], remedy: str, *, digest: bool = True) -> None:
-    """Compare an artifact's files with what its manifest says of them.
-
-    Args:
-        remedy: the command that makes the artifact anew, for the error.
-        digest: False compares sizes alone, which takes no time.
-
-    Raises:
-        ArtifactError: names the first file that is missing, differs, or lies elsewhere.
-    """
-    outside = next((name for name in files if Path(name).name != name), None)
-    if outside is not None:
-        raise ArtifactError(f"{folder / MANIFEST_FILE} names a file outside its directory: `{outside}`; {remedy}")
-    for name, expected in files.items():
-        path = folder / name
-        try:
-            size = path.stat().st_size
-            seen = fetch.sha256_of(path) if digest and size == expected.bytes else expected.sha256
-        except OSError as error:
-            raise ArtifactError(f"cannot read {path}: {error.strerror}; {remedy}") from error
-        if size != expected.bytes:
-            raise ArtifactError(f"{path} has {size} bytes, not {expected.bytes}; {remedy}")
-        if seen != expected.sha256:
-            raise ArtifactError(f"{path} is damaged: sha256 {seen[:12]}… instead of {expected.sha256[:12]}…; {remedy}")
 
 
 def where(root: Path) -> str:
@@ -230,7 +177,7 @@ class ModelStore:
         folder = self.root / variant.family / variant.name
         remedy = f"run: overspill models pull {variant.family} --prepare"
         try:
-            listing = msgspec.json.decode(read_regular(folder / MANIFEST_FILE), type=_Listing)
+            listing = msgspec.json.decode(read_regular(folder / MANIFEST_FILE), type=Listing)
         except OSError as error:
             raise ArtifactMissing(f"no artifact of `{variant.name}` in {where(self.root)}; {remedy}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -29,7 +29,7 @@ from models.graph.artifact import Note, silent
 from models.graph.export import exported, onnx_variant
 from models.graph.gate import check_graph
 from models.store import disk
-from models.store.store import MANIFEST_FILE
+from models.store.manifest import MANIFEST_FILE
 from router.base.cuda import first_gpu
 from router.base.errors import ArtifactError, InvalidRequest
 from router.base.extras import install

@@ -1,7 +1,7 @@
 """The live router of a tier: composes admission, prediction, policy, health and replicas for each request.
 
 `binding` decides where a request goes and when; `journey` follows it there, and on to the next replica when one
-breaks. This file is what both share, and what a tier sees.
+breaks; `feedback` learns from what happens on the way. This file is what they share, and what a tier sees.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from typing import Any, final
 import structlog
 
 from router.base.clock import Clock, MonotonicClock
-from router.base.errors import OverspillError, Refused, ReplicaBroken, Unavailable
+from router.base.errors import ReplicaBroken, Unavailable
 from router.base.timers import Alarms
 from router.decisions.line import Decision
 from router.decisions.writer import DecisionSink
 from router.dispatch.admission import Admission
 from router.dispatch.binding import Binder
-from router.dispatch.blame import Verdict, source_of, verdict
+from router.dispatch.blame import Verdict, source_of
 from router.dispatch.decision_value import decision_of
+from router.dispatch.feedback import Feedback
 from router.dispatch.hedge import LEAST_WAIT_S, HedgeBudget, device_seconds
 from router.dispatch.journey import Journey
 from router.dispatch.pool import Unreached
@@ -41,16 +42,12 @@ from router.signals.length import LengthModel
 from router.signals.signals import Signals
 from router.values.answer import Answer
 from router.values.replica import Replica, ReplicaSnapshot
-from router.values.request import FinishReason, InferenceRequest, Locality, Outcome, TokenChunk
+from router.values.request import InferenceRequest, Locality, Outcome, TokenChunk
 from router.values.settings import RouterSettings
 
 log = structlog.get_logger("router")
 
-# No first token in so many times its predicted upper figure, to the end of a deadline: it is broken rather than slow.
-_SILENT = 4.0
-_SELF_TEST_LEAST_S = 2.0  # a busy replica may let one word wait that long
 _HEDGED_ATTEMPTS = 2  # a hedge takes one attempt out of the request's budget
-_SILENT_LEAST_S = 1.0  # callers choose deadlines, and a short one says nothing about the replica
 
 
 @final
@@ -85,8 +82,16 @@ class Dispatcher:
         )
         self._binder = Binder(settings, self._signals, self.clock, self.alarms, self.telemetry)
         self._hedges = HedgeBudget()
-        self._self_tests = SelfTests(self.clock, self.alarms, self.telemetry, self.capacity_changed)
+        self._self_tests = SelfTests(settings, self.clock, self.alarms, self.telemetry, self.capacity_changed)
         self.admission = Admission(settings, self._signals, self.clock, self.load, self._binder.queue)
+        self._feedback = Feedback(
+            self._signals,
+            self._binder,
+            self._self_tests,
+            self.admission,
+            telemetry=self.telemetry,
+            clock=self.clock,
+        )
         self._log = DecisionLog(settings.decision_log)
         self._closed = False
         self._left_alone: set[str] = set()
@@ -108,6 +113,7 @@ class Dispatcher:
     def close(self) -> None:
         """Refuse who waits, and bind nobody from now on: an answer whose replica ends breaks off and says so."""
         self._closed = True
+        self._self_tests.stop()
         self._binder.refuse_all(_shutting_down())
 
     async def start(self, request: InferenceRequest) -> Answer:
@@ -121,7 +127,8 @@ class Dispatcher:
             raise _shutting_down()
         record = DecisionRecord.of(request, self.settings.policy)
         self._log.add(record)
-        journey = Journey(self, request, record, self._signals.lengths.watch(request, self._family(request.model)))
+        length = self._signals.lengths.watch(request, self._family(request.model))
+        journey = Journey(self, self._feedback, request, record, length)
         chunks = journey.chunks()
         first = await anext(chunks)
         if journey.route is None:
@@ -151,6 +158,7 @@ class Dispatcher:
         self._signals.health.set_settings(settings.breaker)
         self._signals.lengths.expected_tokens = settings.expected_answer_tokens
         self.admission.reconfigure(settings)
+        self._self_tests.settings = settings
         self._log.capacity = settings.decision_log
         self._log.trim()
         self.telemetry.reconfigurations.inc()
@@ -267,153 +275,9 @@ class Dispatcher:
             journey.record.happened(self.clock.now_s(), "hedged", **names)
         return second
 
-    def hedge_decided(self, journey: Journey, winner: Attempt, *, second: bool) -> None:
-        """Count who was first with a token; the other one teaches that it would have taken at least so long."""
-        self.telemetry.hedges.labels("won" if second else "lost").inc()
-        if second:
-            journey.record.choice = winner.choice
-            self._binder.pool.remember_session(journey.request.objective.session, winner.info.replica_id)
-        event = "hedge_won" if second else "hedge_lost"
-        journey.record.happened(self.clock.now_s(), event, replica=winner.info.replica_id)
-
     def has_alternative(self, journey: Journey) -> bool:
         """Whether any other replica may still serve what is left of the request."""
         return self._binder.has_candidate(journey.pending(self.clock.now_s()))
-
-    def chunk_arrived(self, attempt: Attempt, journey: Journey, chunk: TokenChunk) -> None:
-        """A chunk arrived: learn TTFT from the first, count the tokens of all."""
-        now_s = self.clock.now_s()
-        info = attempt.info
-        if attempt.first_at_s is None:
-            attempt.first_at_s = now_s
-            attempt.mark = self._signals.latency.first_token(attempt, now_s, chunk.cached_tokens)
-            self._signals.affinity.began(journey.request, info.replica_id, chunk.cached_tokens, attempt.sent_at_s)
-            journey.record.happened(now_s, "first_token", replica=info.replica_id)
-            if journey.record.ttft_s is None:
-                self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
-        elif chunk.cached_tokens is not None:
-            self._signals.affinity.told(journey.request, info.replica_id, chunk.cached_tokens)
-        attempt.came(chunk.tokens, now_s)
-        if journey.tokens >= journey.length.next_tokens:
-            self._signals.lengths.grew(journey.length, journey.tokens)
-        self.telemetry.tokens.labels(info.tier, info.variant).inc(chunk.tokens)
-
-    def _note_ttft(self, attempt: Attempt, journey: Journey, ttft_s: float) -> None:
-        record, info = journey.record, attempt.info
-        record.ttft_s = ttft_s
-        self.telemetry.ttft_s.labels(info.tier, info.variant).observe(ttft_s)
-        if record.promised_ttft_s and record.promised_ttft_high_s:
-            ratio = self.telemetry.ttft_ratio.labels(info.tier, info.variant)
-            ratio.observe(ttft_s / record.promised_ttft_s)
-            within = ttft_s <= record.promised_ttft_high_s
-            self.telemetry.ttft_predictions.labels("yes" if within else "no").inc()
-
-    def attempt_ended(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
-        """An attempt ended, whichever way: give the slot back, and learn from a finished answer."""
-        now_s, info = self.clock.now_s(), attempt.info
-        self._signals.in_flight.end(attempt)
-        if finished is not None:
-            self._signals.peaks.observe(info.replica_id, now_s, now_s - attempt.sent_at_s)
-        if attempt.first_at_s is not None:
-            self.admission.served(now_s - attempt.sent_at_s)
-        whole = finished is not None and not attempt.overdue and not attempt.gave_up
-        self._signals.latency.ended(attempt, now_s, whole=whole, length=journey.length.curve)
-        if attempt.outrun:
-            self._late_to_begin(attempt)
-        self._tell_breaker(attempt, journey, whole=whole)
-        if not attempt.outrun:
-            journey.record.finished = finished
-        if finished is not None:
-            self._signals.affinity.ended(journey.request, info.replica_id, journey.tokens)
-            pace_s = attempt.pace_s
-            if pace_s is not None:
-                self.telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
-            if not attempt.overran:
-                stopped = finished is FinishReason.STOP
-                self._signals.lengths.ended(journey.length, info.family, journey.tokens, by_itself=stopped)
-        self._binder.wake(info.replica_id)
-
-    def deadline_passed(self, attempt: Attempt, journey: Journey) -> None:
-        """The deadline ends an answer. One that did not even begin would have taken at least so long: learn that."""
-        now_s = self.clock.now_s()
-        attempt.overdue = True
-        journey.record.happened(now_s, "deadline", replica=attempt.info.replica_id)
-        if self._late_to_begin(attempt):
-            took_s, high_s = now_s - attempt.sent_at_s, attempt.choice.candidate.prediction.ttft_high_s
-            counted = journey.request.prompt_slack == 0  # an estimate may be that far off by itself
-            attempt.silent = counted and took_s > max(_SILENT * high_s, _SILENT_LEAST_S)
-
-    def given_up(self, attempt: Attempt, journey: Journey) -> None:
-        """An answer gives its slot up before its deadline. It is told, counted, and no verdict on its replica."""
-        attempt.gave_up = True
-        began = attempt.first_at_s is not None
-        info = attempt.info
-        journey.record.happened(self.clock.now_s(), "given_up", replica=info.replica_id, emitted_tokens=journey.tokens)
-        self.telemetry.given_up.labels("yes" if began else "no").inc()
-        self._late_to_begin(attempt)
-
-    def _late_to_begin(self, attempt: Attempt) -> bool:
-        """Learn of an attempt that ends before its first token that it would have taken at least so long."""
-        took_s = self.clock.now_s() - attempt.sent_at_s
-        late = attempt.first_at_s is None and took_s > attempt.choice.candidate.prediction.ttft_s
-        if late:
-            self._signals.latency.observe_ttft(attempt.info, attempt.work, took_s, censored=True)
-        return late
-
-    def cap_exceeded(self, attempt: Attempt, journey: Journey) -> None:
-        """A replica went on past the cap that it was sent: the answer ends there, and teaches nothing of lengths."""
-        info = attempt.info
-        attempt.overran = True
-        journey.record.happened(self.clock.now_s(), "cap_exceeded", replica=info.replica_id)
-        self.telemetry.replica_failures.labels(info.endpoint, "cap_exceeded").inc()
-        log.warning("replica ignores the cap", request_id=journey.request.request_id, replica=info.replica_id)
-
-    def failed(self, attempt: Attempt, journey: Journey, error: OverspillError) -> None:
-        """An attempt failed: tell the breaker, or remember when the replica wants to be asked again, if at all."""
-        info, found, health = attempt.info, verdict(error), self._signals.health
-        if found.counts:
-            self._count_failure(attempt, journey, found)
-        elif isinstance(error, Refused) and found.cools:
-            everyone = found is Verdict.REFUSED_ALL
-            health.refused(info, error.retry_after_s, None if everyone else journey.request.objective.priority)
-        began = attempt.first_at_s is not None
-        journey.record.happened(
-            self.clock.now_s(),
-            "failover" if began else "attempt_failed",
-            replica=info.replica_id,
-            code=error.code,
-            error=error.message,
-            emitted_tokens=journey.tokens,
-            emitted_chars=journey.chars,
-        )
-        self.telemetry.failovers.labels("mid_stream" if began else "before_first_token", info.endpoint).inc()
-        self.telemetry.replica_failures.labels(info.endpoint, error.code).inc()
-        log.log(
-            logging.WARNING if found.counts else logging.INFO,
-            "attempt failed",
-            request_id=journey.request.request_id,
-            replica=info.replica_id,
-            fault=found.value,
-            error=error.message,
-        )
-
-    def _tell_breaker(self, attempt: Attempt, journey: Journey, *, whole: bool) -> None:
-        """Say how an attempt ended that raised no error; `failed` says it of the others."""
-        breaker = self._signals.health.breaker(attempt.info)
-        if whole:
-            breaker.succeed()
-        elif attempt.silent:
-            self._count_failure(attempt, journey, Verdict.DOWN)
-        elif attempt.trial:
-            breaker.abandon()
-
-    def _count_failure(self, attempt: Attempt, journey: Journey, found: Verdict) -> None:
-        """Tell the breaker; where that makes it suspicious, test the replica with a prompt of our own."""
-        breaker, request = self._signals.health.breaker(attempt.info), journey.request
-        if breaker.fail(source=source_of(request, found), trial=attempt.trial) and not self._closed:
-            silent_s = max(_SILENT * attempt.choice.candidate.prediction.ttft_high_s, _SELF_TEST_LEAST_S)
-            limit_s = min(silent_s, self.settings.first_token_timeout_ms / 1e3)
-            self._self_tests.begin(attempt.replica, breaker, request.prompt, limit_s)
 
     def ended(self, journey: Journey, outcome: Outcome, error: str | None) -> None:
         """A request left the tier: exactly once for each `start`."""

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from router.base.clock import Clock
 from router.base.errors import (
     DeadlineLost,
     OverspillError,
@@ -16,28 +15,23 @@ from router.base.errors import (
     ReplicaError,
     ReplicasFailed,
 )
-from router.base.timers import Alarms
-from router.dispatch.attempt_run import AttemptRun
+from router.dispatch.attempt_run import AttemptRun, Surroundings
 from router.dispatch.blame import Verdict, outcome_of, verdict
 from router.dispatch.candidates import PendingRequest
+from router.dispatch.feedback import Feedback
 from router.dispatch.hedge import HedgedRun
 from router.dispatch.record import DecisionRecord
 from router.signals.in_flight import Attempt
 from router.signals.length import LengthWatch
 from router.values.answer import Answer, Route
 from router.values.request import FinishReason, InferenceRequest, Origin, Outcome, TokenChunk
-from router.values.settings import RouterSettings
 
 _RETRY_AFTER_S = 1.0
 _MAX_CRASHES = 2  # replicas on which one request may crash: its content may be what does it
 
 
-class Feedback(Protocol):
-    """The part of the dispatcher that a journey calls: binding, and what happened to each attempt."""
-
-    settings: RouterSettings
-    clock: Clock
-    alarms: Alarms
+class Dispatching(Surroundings, Protocol):
+    """What a journey asks of its tier: replicas for its attempts, and to be taken leave of."""
 
     async def bind(self, journey: Journey) -> Attempt:
         """Wait for a replica; raises an `OverspillError` if there is none for this request, now or ever."""
@@ -51,36 +45,8 @@ class Feedback(Protocol):
         """Take a slot for a second attempt beside `late`, if there is one to be had now."""
         ...
 
-    def hedge_decided(self, journey: Journey, winner: Attempt, *, second: bool) -> None:
-        """The first token of a hedged request has come, or both attempts at it failed."""
-        ...
-
     def has_alternative(self, journey: Journey) -> bool:
         """Whether any other replica may still serve what is left of the request."""
-        ...
-
-    def chunk_arrived(self, attempt: Attempt, journey: Journey, chunk: TokenChunk) -> None:
-        """A chunk arrived that goes to the caller."""
-        ...
-
-    def deadline_passed(self, attempt: Attempt, journey: Journey) -> None:
-        """The deadline of the request ended the attempt."""
-        ...
-
-    def cap_exceeded(self, attempt: Attempt, journey: Journey) -> None:
-        """A replica went on past the cap that it was sent; the answer ends there."""
-        ...
-
-    def given_up(self, attempt: Attempt, journey: Journey) -> None:
-        """The answer gives its slot up: it can no longer keep its deadline, and others wait."""
-        ...
-
-    def attempt_ended(self, attempt: Attempt, journey: Journey, finished: FinishReason | None) -> None:
-        """An attempt ended: completed, failed or cancelled."""
-        ...
-
-    def failed(self, attempt: Attempt, journey: Journey, error: OverspillError) -> None:
-        """An attempt failed with `error`; `attempt_ended` was called before."""
         ...
 
     def ended(self, journey: Journey, outcome: Outcome, error: str | None) -> None:
@@ -108,7 +74,8 @@ class Journey:
         tokens, chars: what the caller has got.
     """
 
-    dispatcher: Feedback
+    dispatcher: Dispatching
+    feedback: Feedback
     request: InferenceRequest
     record: DecisionRecord
     length: LengthWatch
@@ -228,7 +195,7 @@ class Journey:
     def hedge_decided(self, winner: Attempt, *, second: bool) -> None:
         """Say who answers: `second`, if it was the later attempt."""
         self.hedged = second
-        self.dispatcher.hedge_decided(self, winner, second=second)
+        self.feedback.hedge_decided(winner, self, second=second)
 
     @property
     def attempts_left(self) -> int:
@@ -266,7 +233,7 @@ class Journey:
         Raises:
             DeadlineLost: there is no text yet.
         """
-        self.dispatcher.deadline_passed(attempt, self)
+        self.feedback.deadline_passed(attempt, self)
         if not self._text:
             deadline_s = self.request.objective.deadline_s
             raise DeadlineLost(
@@ -277,7 +244,7 @@ class Journey:
 
     def give_up(self, attempt: Attempt) -> None:
         """Note that an attempt gives its slot up; its reader hears of it when it has read what was made by then."""
-        self.dispatcher.given_up(attempt, self)
+        self.feedback.given_up(attempt, self)
 
     def end_given_up(self, attempt: Attempt) -> TokenChunk:
         """End an answer that gave its slot up with the text so far.
@@ -296,11 +263,11 @@ class Journey:
 
     def cap_exceeded(self, attempt: Attempt) -> None:
         """Note that a replica went on past the cap that it was sent."""
-        self.dispatcher.cap_exceeded(attempt, self)
+        self.feedback.cap_exceeded(attempt, self)
 
     def over(self, attempt: Attempt, finished: FinishReason | None) -> None:
         """Give back what an attempt held: exactly once for each."""
-        self.dispatcher.attempt_ended(attempt, self, finished)
+        self.feedback.attempt_ended(attempt, self, finished)
 
     def take(self, attempt: Attempt, chunk: TokenChunk, origin: Origin | None) -> None:
         """Count a chunk that goes to the caller."""
@@ -316,7 +283,7 @@ class Journey:
             self._text.append(chunk.text)
             self.chars += len(chunk.text)
         self.tokens += chunk.tokens
-        self.dispatcher.chunk_arrived(attempt, self, chunk)
+        self.feedback.chunk_arrived(attempt, self, chunk)
 
     @property
     def counts_own_text(self) -> bool:
@@ -404,7 +371,7 @@ class Journey:
         self.crashes += isinstance(error, ReplicaCrashed)
         if not found.cools:
             self.failed.add(attempt.info.replica_id)
-        self.dispatcher.failed(attempt, self, error)
+        self.feedback.failed(attempt, self, error)
         return found
 
     def _final(self, error: OverspillError) -> OverspillError:

@@ -29,11 +29,13 @@ from router.values.request import (
     SamplingParams,
     TextPrompt,
 )
+from router.values.settings import RouterSettings
 
 log = structlog.get_logger("router")
 
 _WORD = "Hello"
 _PROMPT_TOKENS = 16  # with the template around it, at most
+_LEAST_S = 2.0  # a busy replica may let one word wait that long
 
 
 @dataclass(slots=True)
@@ -55,27 +57,41 @@ class SelfTests:
 
     Args:
         told: called after each, when its breaker knows the result.
+
+    Attributes:
+        settings: of the tier; its `first_token_timeout_ms` bounds a test too.
     """
 
-    def __init__(self, clock: Clock, alarms: Alarms, telemetry: Telemetry, told: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: RouterSettings, clock: Clock, alarms: Alarms, telemetry: Telemetry, told: Callable[[], None]
+    ) -> None:
+        self.settings = settings
         self._clock = clock
         self._alarms = alarms
         self._telemetry = telemetry
         self._told = told
         self._tasks: set[asyncio.Task[None]] = set()
         self._ids = count(1)
+        self._stopped = False
 
-    def begin(self, replica: Replica, breaker: Breaker, like: Prompt, limit_s: float) -> None:
-        """Test `replica`, and tell its suspected `breaker`.
+    def begin(self, replica: Replica, breaker: Breaker, like: Prompt, silent_s: float) -> None:
+        """Test `replica`, and tell its suspected `breaker`; does nothing after `stop`.
 
         Args:
             like: a prompt of the kind that failed: chat or text.
-            limit_s: silence beyond that is a failure.
+            silent_s: silence beyond that is a failure, within the bounds of what any replica gets.
         """
+        if self._stopped:
+            return
+        limit_s = min(max(silent_s, _LEAST_S), self.settings.first_token_timeout_ms / 1e3)
         name = f"self-test of {replica.info.replica_id}"
         task = asyncio.create_task(self._run(replica, breaker, like, limit_s), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def stop(self) -> None:
+        """Begin none from now on; those that run go on until `close`."""
+        self._stopped = True
 
     async def close(self) -> None:
         await end(*self._tasks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -51,81 +50,97 @@ class Telemetry:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        plain_counter = partial(Counter, registry=self.registry)
+        self._count_requests()
+        self._count_attempts()
 
-        def counter(name: str, text: str, labels: list[str]) -> _Labelled[Counter]:
-            return _Labelled(plain_counter(name, text, labels))
-
-        def histogram(name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> _Labelled[Histogram]:
-            return _Labelled(Histogram(name, text, labels, registry=self.registry, buckets=buckets))
-
+    def _count_requests(self) -> None:
         served_by = ["tier", "variant"]
-        self.requests = counter(
+        self.requests = self._counter(
             "overspill_requests",
             "Requests by how they ended, who served them (`none` if nobody) and why there.",
             ["outcome", *served_by, "reason"],
         )
-        self.ttft_s = histogram("overspill_ttft_seconds", "Accepted to first text.", served_by, buckets=_TTFT_BUCKETS_S)
-        self.tpot_s = histogram(
+        self.ttft_s = self._histogram(
+            "overspill_ttft_seconds", "Accepted to first text.", served_by, buckets=_TTFT_BUCKETS_S
+        )
+        self.tpot_s = self._histogram(
             "overspill_tpot_seconds",
             "Mean time a token after the first.",
             served_by,
             buckets=_TPOT_BUCKETS_S,
         )
-        self.e2e_s = histogram("overspill_e2e_seconds", "Accepted to last token.", served_by, buckets=_E2E_BUCKETS_S)
+        self.e2e_s = self._histogram(
+            "overspill_e2e_seconds", "Accepted to last token.", served_by, buckets=_E2E_BUCKETS_S
+        )
         self.queue_wait_s = Histogram(
             "overspill_queue_wait_seconds",
             "Accepted to sent to a replica.",
             buckets=_TTFT_BUCKETS_S,
             registry=self.registry,
         )
-        self.ttft_ratio = histogram(
+        self.ttft_ratio = self._histogram(
             "overspill_ttft_actual_over_predicted",
             "Actual TTFT over the p50 that was predicted when the request came in.",
             served_by,
             buckets=_RATIO_BUCKETS,
         )
-        self.ttft_predictions = counter(
+        self.ttft_predictions = self._counter(
             "overspill_ttft_predictions",
             "Predictions by whether the actual TTFT stayed within the predicted p90.",
             ["within_p90"],
         )
-        self.promises = counter(
+        self.promises = self._counter(
             "overspill_promises",
             "What callers asked for (`ttft`, `tpot`, `deadline`), by whether it was kept; refused or broken is not.",
             ["promise", "kept"],
         )
-        self.tokens = counter("overspill_generated_tokens", "Tokens streamed to callers.", served_by)
-        self.decisions = plain_counter("overspill_decisions", "Times a request was looked at, to be bound or refused.")
-        self.step_downs = counter(
+        self.tokens = self._counter("overspill_generated_tokens", "Tokens streamed to callers.", served_by)
+        self.decisions = Counter(
+            "overspill_decisions", "Times a request was looked at, to be bound or refused.", registry=self.registry
+        )
+        self.step_downs = self._counter(
             "overspill_step_downs", "Requests sent to a smaller rung to keep an objective.", ["variant"]
         )
-        self.shortened = plain_counter("overspill_shortened_answers", "Answers that a cap or the deadline cut.")
-        self.given_up = counter(
+        self.shortened = Counter(
+            "overspill_shortened_answers", "Answers that a cap or the deadline cut.", registry=self.registry
+        )
+        self.given_up = self._counter(
             "overspill_given_up",
             "Answers that gave their slot to others before a deadline they could not keep, by whether text had come.",
             ["began"],
         )
-        self.hedges = counter(
+
+    def _count_attempts(self) -> None:
+        self.hedges = self._counter(
             "overspill_hedges",
             "Second attempts beside one whose first token was late, by whether theirs came first (`won`, `lost`).",
             ["result"],
         )
-        self.failovers = counter(
+        self.failovers = self._counter(
             "overspill_failovers",
             "Attempts that failed or were refused, by stage (`before_first_token`, `mid_stream`).",
             ["stage", "endpoint"],
         )
-        self.replica_failures = counter(
+        self.replica_failures = self._counter(
             "overspill_replica_failures", "Attempts that ended in an error, by its code.", ["endpoint", "code"]
         )
-        self.self_tests = counter(
+        self.self_tests = self._counter(
             "overspill_self_tests",
             "Prompts of our own to replicas on which requests failed, by result (`passed`, `failed`, `untold`).",
             ["endpoint", "result"],
         )
-        self.breaker_changes = counter("overspill_breaker_changes", "Transitions of a breaker.", ["endpoint", "state"])
-        self.reconfigurations = plain_counter("overspill_router_reconfigurations", "Settings applied at run time.")
+        self.breaker_changes = self._counter(
+            "overspill_breaker_changes", "Transitions of a breaker.", ["endpoint", "state"]
+        )
+        self.reconfigurations = Counter(
+            "overspill_router_reconfigurations", "Settings applied at run time.", registry=self.registry
+        )
+
+    def _counter(self, name: str, text: str, labels: list[str]) -> _Labelled[Counter]:
+        return _Labelled(Counter(name, text, labels, registry=self.registry))
+
+    def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> _Labelled[Histogram]:
+        return _Labelled(Histogram(name, text, labels, registry=self.registry, buckets=buckets))
 
     def watch(self, name: str, text: str, labels: tuple[str, ...], source: GaugeSource) -> None:
         """Register a gauge whose values are asked for at every scrape: pairs of label values and number."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import httpx
 import msgspec
@@ -21,6 +21,7 @@ from router.base.errors import ConfigError, in_words
 from router.base.timers import end, within
 from router.base.tls import client_context
 from router.signals.credit_account import CreditAccount
+from router.upstream.handshake import HandshakeTrace
 from router.upstream.openai import UpstreamError, retry_after_s
 from router.upstream.polling import PollSchedule
 from router.upstream.replica import Condition, UpstreamReplica
@@ -370,25 +371,6 @@ class UpstreamTier:
             if silent:
                 self.lost.tell(why)
         self._hooks.probe_failed(self.endpoint, why)
-
-
-class HandshakeTrace:
-    """Measures the TCP handshake of a new connection, which is one round trip.
-
-    Attributes:
-        handshake_s: None on a connection that was open already.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._began_s = 0.0
-        self.handshake_s: float | None = None
-
-    async def __call__(self, event: str, info: dict[str, Any]) -> None:  # noqa: ARG002
-        if event == "connection.connect_tcp.started":
-            self._began_s = self._clock.now_s()
-        elif event == "connection.connect_tcp.complete":
-            self.handshake_s = self._clock.now_s() - self._began_s
 
 
 def _by_rung(info: ReplicaInfo) -> tuple[str, int]:

@@ -20,7 +20,8 @@ import pytest
 
 from models.catalogue.families import Catalogue, Family, Source, Variant
 from models.store import disk, fetch, wheel
-from models.store.store import ModelStore, default_root, read_regular
+from models.store.manifest import read_regular
+from models.store.store import ModelStore, default_root
 from router.base.errors import ArtifactError, ModelNotFound
 from tests.support.file_server import FileServer, file_server
 from tests.support.paths import REPOSITORY
