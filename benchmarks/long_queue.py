@@ -5,7 +5,7 @@
 One dispatcher on the machine's clock, eight replicas on four devices. A task sleeps for a millisecond again and again:
 by how much it wakes late is the pause that every other task meets, and `own` what of the time until then this process
 computed: the rest it stood still because others had the core. The same is measured first with nobody waiting, for what
-the machine itself does.
+the machine itself does. Garbage is looked for as in both servers.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import json
 import logging
+import random
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -23,6 +23,7 @@ from pathlib import Path
 import structlog
 
 from router.base.errors import OverspillError
+from router.base.garbage import collect_while_few_wait, spare_what_was_imported
 from router.dispatch.dispatcher import Dispatcher
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import FinishReason, InferenceRequest, Objective, SamplingParams, TextPrompt, TokenChunk
@@ -30,6 +31,7 @@ from router.values.settings import RouterSettings
 
 SLOTS = 4
 ANSWER_S = 0.5
+SETTLE_S = 0.5
 
 
 def rung_of_two(index: int, decode_tokens_per_s: float) -> ReplicaInfo:
@@ -63,10 +65,11 @@ class Engine:
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:  # noqa: ARG002
         self.running += 1
         try:
+            gap_s = ANSWER_S / 5 * random.uniform(0.7, 1.3)  # noqa: S311 - engines do not step at the same times
             for _ in range(4):
-                await asyncio.sleep(ANSWER_S / 5)
+                await asyncio.sleep(gap_s)
                 yield TokenChunk("x")
-            await asyncio.sleep(ANSWER_S / 5)
+            await asyncio.sleep(gap_s)
             yield TokenChunk("x", finish_reason=FinishReason.STOP)
         finally:
             self.running -= 1
@@ -111,7 +114,9 @@ async def pauses_ms(seconds: float) -> tuple[list[float], list[float]]:
 async def measure(waiting: int, seconds: float) -> dict[str, object]:
     """Fill the queue, then measure while a part of it is served and a part gives up."""
     settings = RouterSettings(max_queue=20_000, max_sheddable_queue=20_000, max_wait_ms=600_000.0, decision_log=64)
+    spare_what_was_imported()
     async with Dispatcher([Engine(index) for index in range(8)], settings) as dispatcher:
+        garbage = asyncio.create_task(collect_while_few_wait(lambda: dispatcher.waiting))  # as both servers do
         idle, _ = await pauses_ms(min(seconds, 5.0))
         tasks = []
         for index in range(waiting):  # a tenth of them may become hopeless while it is measured
@@ -119,14 +124,13 @@ async def measure(waiting: int, seconds: float) -> dict[str, object]:
             tasks.append(asyncio.create_task(ask(dispatcher, index, deadline_s)))
             if index % 20 == 0:
                 await asyncio.sleep(0)
-        gc.collect()
-        gc.freeze()
+        await asyncio.sleep(SETTLE_S)  # the last of them come in twenty at a time
         began, served = dispatcher.waiting, sum(task.done() for task in tasks)
         decided = dispatcher.telemetry.registry.get_sample_value("overspill_decisions_total") or 0.0
         busy, own = await pauses_ms(seconds)
         ended = sum(task.done() for task in tasks) - served
         decisions = (dispatcher.telemetry.registry.get_sample_value("overspill_decisions_total") or 0.0) - decided
-        for task in tasks:
+        for task in (*tasks, garbage):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return {

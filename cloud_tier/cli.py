@@ -13,7 +13,7 @@ import typer
 from cloud_tier.config import CloudConfig, load, replace_models
 from router.base.clock import MonotonicClock
 from router.base.config import Flag
-from router.base.host import spare_what_was_imported
+from router.base.garbage import spare_what_was_imported
 from router.base.json_output import print_json
 from router.decisions.settings import describe
 

@@ -36,6 +36,7 @@ from router.base import systemd
 from router.base.clock import Clock, MonotonicClock
 from router.base.errors import ConfigError, ReplicaError
 from router.base.extras import install
+from router.base.garbage import collect_while_few_wait
 from router.base.timers import end
 from router.decisions.settings import describe
 from router.decisions.writer import DecisionFile
@@ -169,6 +170,9 @@ class CloudTier:
             stopping = asyncio.create_task(self._stop.wait(), name="cloud-stop")
             starting = asyncio.create_task(self._start_engines(), name="cloud-start")
             watchdog = asyncio.create_task(systemd.watch(), name="cloud-watchdog")
+            garbage = asyncio.create_task(
+                collect_while_few_wait(lambda: self._dispatcher.waiting), name="cloud-garbage"
+            )
             try:
                 await asyncio.wait({starting, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
@@ -181,6 +185,7 @@ class CloudTier:
                 await asyncio.gather(starting, stopping, return_exceptions=True)
                 await self._drain(serving)
                 await end(watchdog)
+                await end(garbage)
         log.info("stopped")
 
     def _begin_serving(self, bound: socket.socket) -> None:

@@ -10,7 +10,7 @@ import typer
 from edge_agent.config import EdgeConfig, load_config
 from router.base import logs
 from router.base.config import Flag
-from router.base.host import spare_what_was_imported
+from router.base.garbage import spare_what_was_imported
 from router.base.json_output import print_json
 
 app = typer.Typer(

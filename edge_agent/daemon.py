@@ -32,6 +32,7 @@ from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import Profile, ProfileMatch, choose_profile
 from router.base import systemd
 from router.base.clock import MonotonicClock
+from router.base.garbage import collect_while_few_wait
 from router.base.timers import end, within
 from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
@@ -143,7 +144,8 @@ class EdgeAgent:
         listening = await stack.enter_async_context(self._listener.running(bound))
         listening.add_done_callback(lambda _: self.stop())  # one that dies ends the agent, which is started again
         await stack.enter_async_context(self.lineup)  # after the listener: what it ends can still be told to callers
-        for name, work in (("health", self._watch_health()), ("watchdog", systemd.watch())):
+        garbage = collect_while_few_wait(lambda: self.dispatcher.waiting)
+        for name, work in (("health", self._watch_health()), ("watchdog", systemd.watch()), ("garbage", garbage)):
             stack.push_async_callback(end, asyncio.create_task(work, name=name))
         EdgeMetrics(self.telemetry.registry, self.lineup, lambda: self.health, lambda: self._fleet)
         stopping = asyncio.create_task(self._stop.wait(), name="stop")

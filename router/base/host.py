@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import gc
 import os
 from pathlib import Path
 
@@ -34,13 +33,3 @@ def trim_heap() -> None:
     trim = getattr(libc(), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def spare_what_was_imported() -> None:
-    """Let garbage collections look at what is made from now on only.
-
-    Before a server begins: a full collection stands still for tens of milliseconds to walk through its modules and
-    their code, none of which ever goes.
-    """
-    gc.collect()
-    gc.freeze()
