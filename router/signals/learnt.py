@@ -10,7 +10,7 @@ import msgspec
 from router.signals.level import Level
 from router.signals.prefill import PrefillLine
 from router.signals.token_clock import TokenClock
-from router.signals.upper import COVERAGE, BandedQuantile, median_step
+from router.signals.upper import COVERAGE, FINISH_COVERAGE, BandedQuantile, median_step
 from router.values.replica import ReplicaInfo
 
 # How long figures stand while nothing is learnt: ageing is slower by far.
@@ -127,7 +127,7 @@ class Device:
     pace_bias: BandedQuantile = field(default_factory=_median)
     ttft_high: BandedQuantile = field(default_factory=_upper)
     pace_high: BandedQuantile = field(default_factory=lambda: _upper(_INITIAL_PACE_HIGH_LOG))
-    finish_high: BandedQuantile = field(default_factory=lambda: BandedQuantile(COVERAGE, 0.0))
+    finish_high: BandedQuantile = field(default_factory=lambda: BandedQuantile(FINISH_COVERAGE, 0.0))
     pace_sigma: float = _INITIAL_SIGMA
     wait_log: float = 0.0
     wait_high: BandedQuantile = field(default_factory=_upper)
