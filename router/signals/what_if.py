@@ -121,12 +121,13 @@ class WhatIf:
 
     def set_replicas(self, infos: Iterable[ReplicaInfo]) -> None:
         """Imagine these from now on, and forget those that are gone and what was imagined with them."""
-        rungs = {
-            info.replica_id: self._rungs.get(info.replica_id)
-            or _Rung((info.device_key, info.family), not info.remote, info.quality)
-            for info in infos
-        }
-        if rungs.keys() != self._rungs.keys():
+        rungs: dict[str, _Rung] = {}
+        for info in infos:
+            name, rung = info.replica_id, _Rung((info.device_key, info.family), not info.remote, info.quality)
+            known = self._rungs.get(name)
+            same = known is not None and (known.place, known.quality) == (rung.place, rung.quality)
+            rungs[name] = known if known is not None and same else rung
+        if rungs != self._rungs:
             self._rungs = rungs
             self._build()
 

@@ -185,6 +185,14 @@ def test_replicas_that_left_are_forgotten_and_new_ones_imagined() -> None:
     assert what_if.favoured() == {EDGE: SMALL}
 
 
+def test_the_ladder_follows_what_is_known_of_quality() -> None:
+    large, small = ask().offers
+    what_if = of(large, small)
+    assert what_if.favoured() == {EDGE: SMALL}
+    what_if.set_replicas(infos(rung(LARGE, 0.5, 0.02), small))
+    assert what_if.favoured() == {EDGE: LARGE}, "the last rung now"
+
+
 def test_an_offer_of_one_that_left_meanwhile_does_no_harm() -> None:
     large, small = ask().offers
     tiny = rung("edge/tiny", 0.5, 0.004)
