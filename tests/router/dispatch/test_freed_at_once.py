@@ -105,7 +105,7 @@ def test_names_that_nobody_serves_leave_nothing_behind() -> None:
                 assert await ask(dispatcher, index, 5.0, f"unknown-{index}") == "model_not_found"
                 if index % 20 == 19:
                     gc.collect()
-                    known.append(sum(isinstance(one, LengthTable) for one in gc.get_objects()))
+                    known.append(sum(type(one) is LengthTable for one in gc.get_objects()))
             return known
 
     first, _, last = run_virtually(run)
