@@ -196,13 +196,14 @@ class Stack:
     async def cloud_ready(self, timeout_s: float = 120.0) -> None:
         """Wait until the cloud serves and the edge has seen that it does."""
         await self.cloud.wait_ready(f"{self.cloud_url}/health/ready", timeout_s)
-        async with httpx.AsyncClient() as client:
+        one_token = {"model": "smollm2-135m", "prompt": "Hello", "max_tokens": 1}
+        async with httpx.AsyncClient(headers={"x-overspill-locality": "cloud-only"}) as client:
             for _ in range(200):
-                listed = (await client.get(f"{self.edge_url}/v1/models", timeout=5)).json()["data"]
-                if any(entry["overspill"].get("tier") == "cloud" for entry in listed):
+                reply = await client.post(f"{self.edge_url}/v1/completions", json=one_token, timeout=30)
+                if reply.status_code == 200:
                     return
                 await asyncio.sleep(0.1)
-        raise StackError(f"the edge agent does not list the cloud's models; {self.edge.log_tail()}")
+        raise StackError(f"the edge agent sends nothing to the cloud: {reply.text}; {self.edge.log_tail()}")
 
     def start_cloud_again(self) -> None:
         """Start the cloud tier that was killed."""
