@@ -64,7 +64,8 @@ async def test_cloud_killed_in_mid_stream_is_finished_on_the_edge(stack: Stack, 
     broker = f"127.0.0.1:{stack.broker_port}"
     fleet_set = overspill("fleet", "set", DEVICE, "--fleet", FLEET, "--broker", broker, "--replace")
     await asyncio.to_thread(subprocess.run, [*fleet_set, "router.policy=cloud-first"], check=True, timeout=60)
-    ask = Ask(LONG, max_tokens=64, headers={"x-request-id": "broken-stream"})
+    patient = {"x-overspill-ttft-slo-ms": "60000"}  # so that the cloud is first on a slow machine too
+    ask = Ask(LONG, max_tokens=64, headers={"x-request-id": "broken-stream", **patient})
     try:
         reply = await asyncio.wait_for(send(client, ask, cut), 90)
         record = await stack.decision("broken-stream")
