@@ -194,7 +194,7 @@ class Stack:
                 child.kill()
 
     async def cloud_ready(self, timeout_s: float = 120.0) -> None:
-        """Wait until the cloud serves and the edge has seen that it does."""
+        """Wait until the cloud serves and the edge sends to it: one token is asked for."""
         await self.cloud.wait_ready(f"{self.cloud_url}/health/ready", timeout_s)
         one_token = {"model": "smollm2-135m", "prompt": "Hello", "max_tokens": 1}
         async with httpx.AsyncClient(headers={"x-overspill-locality": "cloud-only"}) as client:

@@ -107,10 +107,12 @@ async def texts_until(error: type, replica, request: InferenceRequest) -> tuple[
 async def raw_server(handler) -> AsyncIterator[str]:
     """A server that answers bytes of its own choice, to be worse than any real one."""
     tasks: set[asyncio.Task] = set()
+    transports: list[asyncio.WriteTransport] = []
 
     async def run(reader, writer) -> None:
         tasks.add(asyncio.current_task())
-        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+        transports.append(writer.transport)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             head = await reader.readuntil(b"\r\n\r\n")
             await handler(head, reader, writer)
         writer.close()
@@ -123,6 +125,9 @@ async def raw_server(handler) -> AsyncIterator[str]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for transport in transports:  # also one whose caller left without a word, or did not read to the end
+            transport.abort()
+        await asyncio.sleep(0)
 
 
 HEALTH = (
