@@ -1,4 +1,4 @@
-"""The cloud tier's configuration: `[server]`, `[[models]]`, `[router]`, `[decisions]`, `[auth]`, `[limits]`.
+"""The cloud tier's configuration: `[server]`, `[[models]]`, `[[backends]]`, `[router]` and the smaller tables.
 
 `examples/cloud.toml` documents every key. Environment variables lie over the file
 (`OVERSPILL_CLOUD__SERVER__PORT=8701`), flags over both.
@@ -20,6 +20,7 @@ from router.base.errors import ConfigError
 from router.base.loopback import is_loopback
 from router.decisions.settings import DecisionFileSettings
 from router.policy.registry import load_policy
+from router.upstream.settings import BackendSettings, check_backends
 from router.values.settings import RouterSettings
 
 ENV_PREFIX = "OVERSPILL_CLOUD"
@@ -153,10 +154,14 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     server: ServerConfig = ServerConfig()
     models: tuple[ModelConfig, ...] = ()
+    backends: tuple[BackendSettings, ...] = ()
     router: RouterSettings = RouterSettings()
     decisions: DecisionFileSettings = DecisionFileSettings()
     auth: AuthConfig = AuthConfig()
     limits: LimitsConfig = LimitsConfig()
+
+    def __post_init__(self) -> None:
+        check_backends(self.backends)
 
 
 def load(

@@ -60,16 +60,11 @@ def line_up(
     """Resolve every entry, and check what can be checked before an engine starts.
 
     Raises:
-        ConfigError: there is no entry, two clash, or an entry fits neither its model nor this machine.
+        ConfigError: two entries clash, or one fits neither its model nor this machine.
         ModelNotFound: the catalogue has no such model.
         ArtifactError: weights are missing or damaged; names the command that brings them.
     """
-    if not entries:
-        raise ConfigError(
-            "no model to serve: name one with --model (for example: --model smollm2-135m) or in [[models]]",
-            param="models",
-        )
-    threads = max(1, (usable_cores() - 1) // sum(entry.tensor_parallel for entry in entries))
+    threads = max(1, (usable_cores() - 1) // sum(entry.tensor_parallel for entry in entries)) if entries else 1
     devices = {entry.device for entry in entries}
     found = gpus(expected="cuda" in devices) if devices != {"cpu"} else ()
     specs = [_spec(_with_threads(entry, threads), catalogue, store, len(found)) for entry in entries]

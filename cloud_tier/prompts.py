@@ -1,4 +1,4 @@
-"""Counts prompts for every name that this tier answers to."""
+"""Counts prompts for every name that this tier answers to: with the model's tokenizer, else by their size."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from models.text.chat import PromptEncoder
 from router.base.errors import ModelNotFound
+from router.values.prompt_size import estimate_size
 from router.values.replica import ReplicaInfo
 from router.values.request import Prompt, PromptSize
 
@@ -28,7 +29,10 @@ class TierPrompts:
         """
         encoder = self._encoders.get(model)
         if encoder is None:
-            raise ModelNotFound.of(model, self._encoders)
+            infos = self._infos()
+            if not any(model in (info.family, info.variant) for info in infos):
+                raise ModelNotFound.of(model, {name for info in infos for name in (info.family, info.variant)})
+            return estimate_size(prompt)  # a backend's model: its server counts, and decides
         windows = [info.context_tokens for info in self._infos() if model in (info.family, info.variant)]
         encoder.refuse_hopeless(prompt, model, max(windows))
         return PromptSize.of(encoder.encode(prompt), encoder)

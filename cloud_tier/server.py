@@ -29,11 +29,13 @@ from cloud_tier.lineup import EngineSpec, line_up
 from cloud_tier.metrics import EngineMetrics, kv_usage
 from cloud_tier.prompts import TierPrompts
 from cloud_tier.replicas import EngineReplica, SupervisedEngine
-from models.catalogue.families import load_catalogue
+from models.catalogue.families import Catalogue, load_catalogue
+from models.catalogue.places import places_in
 from models.store.store import ModelStore, default_root
 from models.text.chat import PromptEncoder
 from router.base import systemd
 from router.base.clock import Clock, MonotonicClock
+from router.base.credentials import secret
 from router.base.errors import ConfigError, ReplicaError
 from router.base.extras import install
 from router.base.garbage import collect_while_few_wait
@@ -41,10 +43,13 @@ from router.base.timers import end
 from router.decisions.settings import describe
 from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.pool import Unreached
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, GatewayLimits, create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.listener import Listener, allow_open_files, bind
+from router.upstream.source import SourceHooks
+from router.upstream.sources import Sources, backend_sources
 from router.values.replica import ReplicaInfo
 
 log = structlog.get_logger("cloud_tier")
@@ -70,6 +75,7 @@ class Plan:
 
     config: CloudConfig
     specs: tuple[EngineSpec, ...]
+    catalogue: Catalogue
     api_keys: Mapping[str, int] = dataclasses.field(repr=False)
 
 
@@ -81,14 +87,23 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
             entry does not fit its model.
         ModelNotFound, ArtifactError: a model is unknown, or its weights are not here; names the command to run.
     """
-    _require_engine()
+    if not config.models and not config.backends:
+        raise ConfigError(
+            "no model to serve: name one with --model (for example: --model smollm2-135m) or in [[models]], "
+            "or a server that has some in [[backends]]",
+            param="models",
+        )
+    if config.models:
+        _require_engine()
+    for entry in config.backends:
+        secret(entry.api_key, f"backends.{entry.name}.api_key", environ)
     keys = read_keys(config.auth, environ)
     require_keys(config.server, config.auth, keys)
     describe(config.decisions)
     folder = config.server.models_dir
     catalogue = load_catalogue()
     store = ModelStore(Path(folder).expanduser() if folder else default_root(), catalogue)
-    return Plan(config, line_up(config.models, catalogue, store), keys)
+    return Plan(config, line_up(config.models, catalogue, store), catalogue, keys)
 
 
 def _require_engine() -> None:
@@ -140,6 +155,15 @@ class CloudTier:
         self._dispatcher = Dispatcher(
             [], plan.config.router, clock=self._clock, telemetry=self._telemetry, decisions=self._decisions
         )
+        hooks = SourceHooks(
+            on_change=self._publish,
+            probe_succeeded=self._dispatcher.probe_succeeded,
+            probe_failed=self._dispatcher.probe_failed,
+            misses_to_be_lost=lambda: plan.config.router.breaker.failures,
+            want=self._dispatcher.admission.want,
+        )
+        backends = backend_sources(plan.config.backends, places_in(plan.catalogue), self._clock, hooks)
+        self._sources = Sources(backends)
         self.app = self._gateway(plan, encoders)
         self._listener = Listener(self.app, _connection_limits(plan.config.limits), self._telemetry.registry)
 
@@ -166,7 +190,7 @@ class CloudTier:
             OverspillError: an engine cannot start; names the remedy.
         """
         decisions = self._decisions or contextlib.nullcontext()
-        async with decisions, self._dispatcher, self._listener.running(bound) as serving:
+        async with decisions, self._dispatcher, self._sources, self._listener.running(bound) as serving:
             stopping = asyncio.create_task(self._stop.wait(), name="cloud-stop")
             starting = asyncio.create_task(self._start_engines(), name="cloud-start")
             watchdog = asyncio.create_task(systemd.watch(), name="cloud-watchdog")
@@ -188,9 +212,20 @@ class CloudTier:
                 await end(garbage)
         log.info("stopped")
 
+    def _publish(self) -> None:
+        """Tell the router which replicas there are now; engines that start are none yet."""
+        if self._phase is not Phase.STARTING:
+            self._dispatcher.set_replicas([*self._replicas, *self._sources.replicas])
+
+    def _unreached(self) -> Unreached | None:
+        unreached = self._sources.unreached
+        return Unreached(*unreached) if unreached is not None else None
+
     def _begin_serving(self, bound: socket.socket) -> None:
-        self._dispatcher.set_replicas(self._replicas)
         self._phase = Phase.SERVING
+        self._dispatcher.expect(self._unreached)
+        self._dispatcher.tell_of_waiting(self._sources.wanted)
+        self._publish()
         systemd.notify(systemd.READY)
         host, port = bound.getsockname()[:2]
         log.info("serving", host=host, port=port, models=[replica.info.variant for replica in self._replicas])
@@ -237,6 +272,7 @@ class CloudTier:
             await self._wait_idle(limit_s)
             if self._listener.busy:
                 log.warning("streams cut off", in_flight=self._listener.busy)
+        self._sources.lose("this tier is shutting down")
         stops = await asyncio.gather(*(r.engine.stop() for r in self._replicas), return_exceptions=True)
         for replica, error in zip(self._replicas, stops, strict=True):
             if isinstance(error, BaseException):
@@ -275,19 +311,22 @@ class CloudTier:
         )
 
     def _models(self) -> list[ReplicaInfo]:
-        return [replica.info for replica in self._replicas]
+        return [replica.info for replica in [*self._replicas, *self._sources.replicas]]
 
     def _ready(self) -> tuple[bool, str]:
         if self._phase is not Phase.SERVING:
             return False, self._phase.value
-        snapshots = [replica.snapshot() for replica in self._replicas]
+        snapshots = [replica.snapshot() for replica in [*self._replicas, *self._sources.replicas]]
         if any(snapshot.available for snapshot in snapshots):
             return True, ""
+        if not snapshots:
+            return False, ": ".join(self._sources.unreached or ("no model is served",))
         return False, "; ".join(dict.fromkeys(snapshot.why for snapshot in snapshots))
 
     def _back_in_s(self) -> float:
         """Seconds until the first engine should serve again, 0 where that is not known."""
-        return min((s for replica in self._replicas if (s := replica.snapshot().back_in_s) > 0), default=0.0)
+        replicas = [*self._replicas, *self._sources.replicas]
+        return min((s for replica in replicas if (s := replica.snapshot().back_in_s) > 0), default=0.0)
 
 
 async def serve(plan: Plan, make_engine: EngineFactory = torch_engine) -> None:

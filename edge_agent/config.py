@@ -14,11 +14,12 @@ import msgspec
 
 from edge_agent.mqtt.config import FleetConfig
 from router.base.config import Flag, decode, load, overlay
-from router.base.credentials import MAX_PRIORITY, key_ceilings, url_fault
+from router.base.credentials import MAX_PRIORITY, key_ceilings, resolved, url_fault
 from router.base.errors import ConfigError
 from router.base.loopback import is_loopback
 from router.decisions.settings import DecisionFileSettings
 from router.policy.registry import load_policy
+from router.upstream.settings import BackendSettings, check_backends
 from router.values.settings import RouterSettings
 
 ENV_PREFIX = "OVERSPILL_EDGE"
@@ -155,9 +156,13 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gateway: GatewaySettings = GatewaySettings()
     models: LocalModels = LocalModels()
     upstream: UpstreamSettings = UpstreamSettings()
+    backends: tuple[BackendSettings, ...] = ()
     router: RouterSettings = RouterSettings()
     decisions: DecisionFileSettings = DecisionFileSettings()
     fleet: FleetConfig = FleetConfig()
+
+    def __post_init__(self) -> None:
+        check_backends(self.backends)
 
 
 def load_config(
@@ -186,28 +191,6 @@ def load_config(
     return config
 
 
-def secret(value: str, key: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return a key to be sent in a header: `value`, or what the environment holds under NAME for `env:NAME`.
-
-    Raises:
-        ConfigError: the variable is not set, or no header can carry the key; it is never in the message.
-    """
-    found = _resolved(value, key, environ)
-    if not found.isascii() or not found.isprintable() or " " in found:
-        raise ConfigError(f"{key}: a key is made of printable ASCII characters without blanks; this is not", param=key)
-    return found
-
-
-def _resolved(value: str, key: str, environ: Mapping[str, str]) -> str:
-    if not value.startswith("env:"):
-        return value
-    name = value.removeprefix("env:")
-    found = environ.get(name, "")
-    if not found:
-        raise ConfigError(f"{key}: environment variable {name} is not set or empty", param=key)
-    return found
-
-
 def accepted_keys(gateway: GatewaySettings, environ: Mapping[str, str] = os.environ) -> dict[str, int]:
     """Collect the keys that open the gateway, and the highest priority that each may claim.
 
@@ -218,6 +201,6 @@ def accepted_keys(gateway: GatewaySettings, environ: Mapping[str, str] = os.envi
     for index, entry in enumerate(gateway.api_keys):
         at = f"gateway.api_keys[{index}]"
         key, _, priority = entry.partition(" priority=")
-        words.append((at, _resolved(key.rstrip(" "), at, environ)))
+        words.append((at, resolved(key.rstrip(" "), at, environ)))
         words += [(at, f"priority={priority.strip()}")] if priority else []
     return key_ceilings(words, gateway.max_priority, "gateway.api_keys")

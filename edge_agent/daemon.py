@@ -18,7 +18,7 @@ from typing import Literal
 
 import structlog
 
-from edge_agent.config import EdgeConfig, LocalModels, UpstreamSettings, accepted_keys, secret
+from edge_agent.config import EdgeConfig, LocalModels, UpstreamSettings, accepted_keys
 from edge_agent.device.health import DeviceHealth, HealthReader, read_power_mode
 from edge_agent.device.memory import limit_arenas, rss_bytes
 from edge_agent.fleet.session import FleetSession
@@ -30,8 +30,10 @@ from edge_agent.serving.prompts import PromptCounters
 from edge_agent.serving.replica import LocalModel, LocalReplica
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import Profile, ProfileMatch, choose_profile
+from models.catalogue.places import places_in
 from router.base import systemd
 from router.base.clock import MonotonicClock
+from router.base.credentials import secret
 from router.base.garbage import collect_while_few_wait
 from router.base.timers import end, within
 from router.decisions.writer import DecisionFile
@@ -43,8 +45,11 @@ from router.gateway.connection import ConnectionLimits
 from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.listener import Listener, allow_open_files, bind
 from router.signals.link import Link, LinkPrior
-from router.upstream.tier import UpstreamHooks, UpstreamOptions, UpstreamTier
-from router.values.replica import Replica, ReplicaInfo
+from router.upstream.server import ServerOptions
+from router.upstream.source import ReplicaSource, SourceHooks
+from router.upstream.sources import Sources, backend_sources
+from router.upstream.tier import UpstreamTier
+from router.values.replica import ReplicaInfo
 
 log = structlog.get_logger("edge_agent")
 
@@ -73,7 +78,6 @@ class EdgeAgent:
         self._root = root
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self._upstream: UpstreamTier | None = None
         self._fleet: FleetSession | None = None
         self.match: ProfileMatch = choose_profile(
             config.agent.profile, read_facts(root), _path(config.agent.profiles_dir)
@@ -86,6 +90,7 @@ class EdgeAgent:
             [], config.router, clock=self.clock, telemetry=self.telemetry, decisions=self._decisions
         )
         self.lineup = Lineup(self._describe_models, lambda _: self._publish(), self._condition_changed)
+        self._sources = Sources(self._make_sources())
         self._condition_news = asyncio.Event()
         self._was_broken = False
         self._prompts = PromptCounters(self.infos)
@@ -125,6 +130,7 @@ class EdgeAgent:
                     models=[replica.info.variant for replica in self.lineup.replicas if not replica.problem],
                     broken=[replica.info.variant for replica in self.lineup.replicas if replica.problem] or None,
                     upstream=self.config.upstream.url or None,
+                    backends=[entry.name for entry in self.config.backends] or None,
                     rss_mb=round(rss_bytes() / 1e6),
                 )
                 await self._stop.wait()
@@ -136,10 +142,9 @@ class EdgeAgent:
         if self._decisions is not None:
             await stack.enter_async_context(self._decisions)
         await stack.enter_async_context(self.dispatcher)
-        if self.config.upstream.url:
-            self._upstream = await stack.enter_async_context(self._upstream_tier())
-            self.dispatcher.expect(self._unreached)
-            self.dispatcher.tell_of_waiting(self._upstream.wanted)
+        self.dispatcher.expect(self._unreached)
+        self.dispatcher.tell_of_waiting(self._sources.wanted)
+        await stack.enter_async_context(self._sources)
         self._listener = Listener(create_app(self._gateway_deps()), _CONNECTIONS, self.telemetry.registry)
         listening = await stack.enter_async_context(self._listener.running(bound))
         listening.add_done_callback(lambda _: self.stop())  # one that dies ends the agent, which is started again
@@ -178,7 +183,7 @@ class EdgeAgent:
         if self.phase != "serving":
             return False, self.phase
         local = self.lineup.replicas
-        if not local or self._upstream is not None or any(not replica.problem for replica in local):
+        if not local or self._sources or any(not replica.problem for replica in local):
             return True, ""
         return False, "no model can be served: " + _problems(local)
 
@@ -233,8 +238,7 @@ class EdgeAgent:
         if self._listener.busy:
             log.warning("streams cut off", in_flight=self._listener.busy)
         self.dispatcher.close()
-        if self._upstream is not None:
-            self._upstream.lost.tell("this tier is shutting down")
+        self._sources.lose("this tier is shutting down")
 
     def _take_signals(self, stack: contextlib.AsyncExitStack) -> None:
         loop = asyncio.get_running_loop()
@@ -253,8 +257,7 @@ class EdgeAgent:
     def _publish(self) -> None:
         """Tell the router and the gateway which replicas there are now."""
         local = self.lineup.replicas
-        remote: Sequence[Replica] = self._upstream.replicas if self._upstream else ()
-        self.dispatcher.set_replicas([*local, *remote])
+        self.dispatcher.set_replicas([*local, *self._sources.replicas])
         self._prompts.codecs = {
             name: replica.codec
             for replica in reversed(local)
@@ -263,21 +266,37 @@ class EdgeAgent:
         }
 
     def _unreached(self) -> Unreached | None:
-        upstream = self._upstream
-        return Unreached(upstream.endpoint, upstream.unreached) if upstream and upstream.unreached else None
+        unreached = self._sources.unreached
+        return Unreached(*unreached) if unreached is not None else None
 
     def infos(self) -> list[ReplicaInfo]:
         """Describe every replica, local ones first."""
-        remote: Sequence[Replica] = self._upstream.replicas if self._upstream else ()
-        return [replica.info for replica in [*self.lineup.replicas, *remote]]
+        return [replica.info for replica in [*self.lineup.replicas, *self._sources.replicas]]
 
-    def _upstream_tier(self) -> UpstreamTier:
+    def _make_sources(self) -> list[ReplicaSource]:
+        """The upstream, and every `[[backends]]` entry.
+
+        Raises:
+            ConfigError: a URL, a key or a TLS file is wrong.
+        """
+        hooks = SourceHooks(
+            on_change=self._publish,
+            probe_succeeded=self.dispatcher.probe_succeeded,
+            probe_failed=self.dispatcher.probe_failed,
+            misses_to_be_lost=lambda: self.config.router.breaker.failures,
+            want=self.dispatcher.admission.want,
+        )
+        places = places_in(self.shelf.catalogue)
+        sources: list[ReplicaSource] = [*backend_sources(self.config.backends, places, self.clock, hooks)]
+        return [self._upstream_tier(hooks), *sources] if self.config.upstream.url else sources
+
+    def _upstream_tier(self, hooks: SourceHooks) -> UpstreamTier:
         settings = self.config.upstream
         return UpstreamTier(
             settings.url,
             link=Link(settings.url.rstrip("/"), _link_prior(settings), self.clock),
             clock=self.clock,
-            options=UpstreamOptions(
+            options=ServerOptions(
                 api_key=secret(settings.api_key, "upstream.api_key") or None,
                 poll_interval_s=settings.poll_interval_s,
                 ca_file=_path(settings.ca_file),
@@ -285,13 +304,7 @@ class EdgeAgent:
                 client_key=_path(settings.client_key),
                 connect_timeout_s=settings.connect_timeout_s,
             ),
-            hooks=UpstreamHooks(
-                on_change=self._publish,
-                probe_succeeded=self.dispatcher.probe_succeeded,
-                probe_failed=self.dispatcher.probe_failed,
-                misses_to_be_lost=lambda: self.config.router.breaker.failures,
-                want=self.dispatcher.admission.want,
-            ),
+            hooks=hooks,
         )
 
     def _gateway_deps(self) -> GatewayDeps:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from edge_agent.config import EdgeConfig, LocalModels, UpstreamSettings, accepted_keys, secret
+from edge_agent.config import EdgeConfig, LocalModels, UpstreamSettings, accepted_keys
 from edge_agent.device.health import HealthReader
 from edge_agent.device.memory import available_bytes
 from edge_agent.mqtt.config import FleetConfig
@@ -21,6 +21,7 @@ from edge_agent.serving.memory_plan import need_of, reduced, slots_that_fit
 from edge_agent.serving.replica import LocalModel
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import BUILTIN_DIR, Hardware, PowerMode, Profile, ProfileMatch, choose_profile
+from router.base.credentials import secret
 from router.base.errors import ArtifactError, ConfigError, ReplicaUnreachable, in_words
 from router.base.tls import client_context
 from router.decisions.settings import describe

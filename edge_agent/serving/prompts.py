@@ -8,12 +8,9 @@ from pathlib import Path
 
 from models.text.chat import PromptEncoder
 from models.text.tokenizer import TextStream
+from router.values.prompt_size import estimate_size
 from router.values.replica import ReplicaInfo
-from router.values.request import ChatPrompt, Prompt, PromptSize, TextPrompt, TokenPrompt
-
-_BYTES_PER_TOKEN = 3.5  # between prose (4.5 to 5) and code (2.5 to 3.5)
-_MOST_BYTES_PER_TOKEN = 8  # what no text but a monotonous one exceeds
-_TOKENS_PER_MESSAGE = 6
+from router.values.request import Prompt, PromptSize, TextPrompt
 
 
 class PromptCodec:
@@ -80,14 +77,3 @@ class PromptCounters:
                 codec.encoder.refuse_hopeless(prompt, model, max(windows))
             return PromptSize.of(codec.encode(prompt), codec.encoder)
         return estimate_size(prompt)
-
-
-def estimate_size(prompt: Prompt) -> PromptSize:
-    """Guess the length of a prompt without its tokenizer, from its UTF-8 size; exact for token ids."""
-    if isinstance(prompt, TokenPrompt):
-        return PromptSize(len(prompt.token_ids))
-    texts = [message.content for message in prompt.messages] if isinstance(prompt, ChatPrompt) else [prompt.text]
-    size = sum(len(text.encode()) for text in texts)
-    template = _TOKENS_PER_MESSAGE * (len(texts) + 1) if isinstance(prompt, ChatPrompt) else 1
-    tokens = int(size / _BYTES_PER_TOKEN) + template
-    return PromptSize(tokens, tokens - size // _MOST_BYTES_PER_TOKEN)

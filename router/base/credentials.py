@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 from router.base.errors import ConfigError
@@ -60,15 +61,18 @@ def key_ceilings(words: Iterable[tuple[str, str]], default: int, param: str) -> 
     return found
 
 
-def url_fault(url: str) -> str:
+def url_fault(url: str, key: str = "upstream.api_key") -> str:
     """Say what is wrong with the base URL of an upstream, without quoting it where it may hold a secret; else empty.
 
     The URL names the upstream in logs, metrics, errors and reports to the fleet.
+
+    Args:
+        key: where its secret belongs.
     """
     if "@" in url:
         return (
             "it holds an `@`: user name and password do not belong into a URL that logs and reports quote; "
-            "take them out and put the key into upstream.api_key"
+            f"take them out and put the key into {key}"
         )
     try:
         parts = urlsplit(url)
@@ -78,5 +82,32 @@ def url_fault(url: str) -> str:
     if not sound or any(c.isspace() for c in url):
         return f"`{url[:200]}`: expected a URL such as https://cloud.example:8700"
     if parts.query or parts.fragment:
-        return "it ends in a query or a fragment: give the base URL alone, and a key as upstream.api_key"
+        return f"it ends in a query or a fragment: give the base URL alone, and a key as {key}"
     return ""
+
+
+def secret(value: str, key: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return a key to be sent in a header: `value`, or what the environment holds under NAME for `env:NAME`.
+
+    Raises:
+        ConfigError: the variable is not set, or no header can carry the key; it is never in the message.
+    """
+    found = resolved(value, key, environ)
+    if not found.isascii() or not found.isprintable() or " " in found:
+        raise ConfigError(f"{key}: a key is made of printable ASCII characters without blanks; this is not", param=key)
+    return found
+
+
+def resolved(value: str, key: str, environ: Mapping[str, str]) -> str:
+    """Return `value`, or what the environment holds under NAME for `env:NAME`.
+
+    Raises:
+        ConfigError: the variable is not set or empty.
+    """
+    if not value.startswith("env:"):
+        return value
+    name = value.removeprefix("env:")
+    found = environ.get(name, "")
+    if not found:
+        raise ConfigError(f"{key}: environment variable {name} is not set or empty", param=key)
+    return found

@@ -10,6 +10,7 @@ _REJECTED = {
     "locality": "was excluded by locality",
     "context": "has too short a window",
     "quality": "is below the quality floor",
+    "lacks": "does not do what the request needs",
     "unhealthy": "could not take requests",
     "breaker-open": "was left alone after failures",
     "cooling-down": "had refused a moment ago",

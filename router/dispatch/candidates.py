@@ -26,7 +26,7 @@ from router.values.settings import FREE, Prices
 from router.values.situation import Candidate, Situation
 
 _RETRY_AFTER_S = 1.0
-_NEVER = {"other-model", "locality"}
+_NEVER = {"other-model", "locality", "lacks"}
 """Rejections of replicas that the request may never be served by."""
 
 
@@ -105,6 +105,7 @@ def _candidates(
             or needed > info.context_tokens
             or info.quality < objective.min_quality
             or name in failed
+            or info.lacks
         ):
             rejection = _reject(pending, view, pool)
             if rejection is not None:
@@ -235,6 +236,8 @@ def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> Ov
             param="x-overspill-min-quality",
         )
     reasons = "; ".join(f"{r.info.replica_id}: {r.text}" for r in of_model)
+    if {"lacks"} <= {r.code for r in of_model} <= {"lacks", "locality"}:
+        return InvalidRequest(f"no replica of {request.model!r} can serve this request ({reasons})")
     return Unavailable(
         f"locality leaves no replica that may serve {request.model!r} at present ({reasons})",
         retry_after_s=_RETRY_AFTER_S,
@@ -295,6 +298,10 @@ def _reject(pending: PendingRequest, view: ReplicaView, pool: Pool) -> Rejection
         return Rejection(info, "context", _too_long(pending, info))
     if info.quality < request.objective.min_quality:
         return Rejection(info, "quality", f"quality {info.quality:g}, asked for {request.objective.min_quality:g}")
+    lacking = info.lacks & request.needs() if info.lacks else ()
+    if lacking:
+        named = ", ".join(sorted(feature.value for feature in lacking))
+        return Rejection(info, "lacks", f"its server does not do what the request needs: {named}")
     return _reject_now(pending, view)
 
 

@@ -43,6 +43,7 @@ REJECTIONS = {
     "locality": "the caller's locality, or the policy's, excludes it",
     "context": "prompt and answer do not fit its context window",
     "quality": "below the caller's quality floor",
+    "lacks": "its server does not do something that the request needs",
     "unhealthy": "it cannot take requests now",
     "breaker-open": "its endpoint failed and is left alone for a while",
     "cooling-down": "it refused a moment ago and said when to come back",

@@ -26,6 +26,7 @@ from router.base.errors import (
     Shed,
     Unavailable,
 )
+from router.upstream.dialect import OVERSPILL, Dialect
 from router.values.request import (
     ChatPrompt,
     FinishReason,
@@ -56,11 +57,13 @@ class Post:
     body: bytes
 
 
-def encode_post(request: InferenceRequest, objective: Objective, model: str, context_tokens: int) -> Post:
+def encode_post(
+    request: InferenceRequest, objective: Objective, model: str, context_tokens: int, dialect: Dialect = OVERSPILL
+) -> Post:
     """Return what asks an upstream for `request` as a stream.
 
     Args:
-        objective: what is left of the request's own.
+        objective: what is left of the request's own; only a tier of ours hears of it.
 
     Raises:
         InvalidRequest: it cannot be written as HTTP or JSON. No upstream has seen it, so none is to blame.
@@ -69,15 +72,12 @@ def encode_post(request: InferenceRequest, objective: Objective, model: str, con
         ("content-type", "application/json"),
         ("accept", "text/event-stream"),
         (wire_headers.REQUEST_ID, request.request_id),
-        (wire_load.FORMAT_HEADER, "JSON"),
     ]
+    if dialect.orca:
+        headers.append((wire_load.FORMAT_HEADER, "JSON"))
     try:
-        headers += wire_headers.objective_headers(objective)
-        headers += wire_headers.next_hop(request.headers)
-        headers += wire_headers.cache_salt_headers(request.cache_owner)
-        if request.attempts_left is not None:
-            headers.append((wire_headers.ATTEMPTS_LEFT, str(request.attempts_left)))
-        body = encode_request(request, model, context_tokens)
+        headers += _our_headers(request, objective) if dialect.ours else wire_headers.trace_context(request.headers)
+        body = encode_request(request, model, context_tokens, dialect)
     except (ValueError, TypeError, OverflowError) as error:  # JSON takes no lone surrogate, and no NaN
         raise InvalidRequest(f"the request cannot be written as JSON: {type(error).__name__}") from error
     for name, value in headers:
@@ -85,6 +85,15 @@ def encode_post(request: InferenceRequest, objective: Objective, model: str, con
             safe = wire_headers.header_safe(name[:64])
             raise InvalidRequest(f"`{safe}` cannot be passed on: it holds more than printable ASCII", param=safe)
     return Post(path_of(request), headers, body)
+
+
+def _our_headers(request: InferenceRequest, objective: Objective) -> list[tuple[str, str]]:
+    headers = wire_headers.objective_headers(objective)
+    headers += wire_headers.next_hop(request.headers)
+    headers += wire_headers.cache_salt_headers(request.cache_owner)
+    if request.attempts_left is not None:
+        headers.append((wire_headers.ATTEMPTS_LEFT, str(request.attempts_left)))
+    return headers
 
 
 def _is_ascii_line(text: str) -> bool:
@@ -95,30 +104,35 @@ def path_of(request: InferenceRequest) -> str:
     return CHAT_PATH if isinstance(request.prompt, ChatPrompt) else COMPLETIONS_PATH
 
 
-def encode_request(request: InferenceRequest, model: str, context_tokens: int) -> bytes:
+def encode_request(request: InferenceRequest, model: str, context_tokens: int, dialect: Dialect = OVERSPILL) -> bytes:
     """Return the body that asks an upstream for `request` as a stream.
 
-    A continuation goes as vLLM's `continue_final_message`; its tokens are taken off `max_tokens`.
+    The tokens of a continuation are taken off `max_tokens`. What a server does not know is never sent to it, and no
+    request that needs it is (`Dialect.lacks`).
     """
+    usage = {"include_usage": True}
+    if dialect.running_usage:
+        usage["continuous_usage_stats"] = True
     body: dict[str, object] = {
         "model": model,
         "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        **_sampling(request.sampling),
+        "stream_options": usage,
+        **_sampling(request.sampling, dialect),
     }
     left = tokens_left(request)
     if isinstance(request.prompt, ChatPrompt):
         messages = [{"role": message.role, "content": message.content} for message in request.prompt.messages]
         if request.continuation:
             messages.append({"role": "assistant", "content": request.continuation})
-            body["continue_final_message"] = True
-            body["add_generation_prompt"] = False
+            body.update(dialect.continues(request))
         body["messages"] = messages
     else:
         prompt = request.prompt
         body["prompt"] = prompt.text if isinstance(prompt, TextPrompt) else list(prompt.token_ids)
-        if request.continuation:
+        if request.continuation and dialect.ours:
             body["overspill_continuation"] = request.continuation
+        elif isinstance(prompt, TextPrompt):
+            body["prompt"] = prompt.text + request.continuation
         if left is None:  # absent would mean 16 tokens there
             left = max(1, context_tokens - request.least_prompt_tokens)
     if left is not None:
@@ -132,15 +146,13 @@ def tokens_left(request: InferenceRequest) -> int | None:
     return None if limit is None else limit - request.continuation_tokens
 
 
-def _sampling(sampling: SamplingParams) -> dict[str, object]:
-    """Say what differs from the defaults; plain OpenAI servers then never see an extension that was not asked for."""
+def _sampling(sampling: SamplingParams, dialect: Dialect) -> dict[str, object]:
+    """Say what differs from the defaults; servers then never see an extension that was not asked for."""
     found: dict[str, object] = {"temperature": sampling.temperature}
-    for name in ("top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos"):
+    for name, spelled in dialect.spelling.items():
         value = getattr(sampling, name)
         if value != getattr(_DEFAULT, name):
-            found[name] = value
-    if sampling.seed is not None:
-        found["seed"] = sampling.seed
+            found[spelled] = value
     if sampling.stop:
         found["stop"] = list(sampling.stop)
     return found

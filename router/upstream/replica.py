@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -107,8 +107,9 @@ class UpstreamReplica:
     chunks_received: int = 0
 
     @property
-    def link(self) -> LinkSnapshot:
-        return self._tier.link.snapshot(warm=self._tier.client.warm)
+    def link(self) -> LinkSnapshot | None:
+        """The network link to it; None where it runs on this device."""
+        return self._tier.link.snapshot(warm=self._tier.client.warm) if self.info.remote else None
 
     @property
     def busy(self) -> bool:
@@ -145,11 +146,19 @@ class UpstreamReplica:
             pending_decode_tokens=max(0, load.pending_decode_tokens - reported.ended_tokens)
             + sum(r.left_tokens for r in unseen),
             age_s=max(0.0, self._tier.clock.now_s() - reported.at_s),
+            kv_free_tokens=self._kv_free_tokens(load, unseen),
             why=why,
             back_in_s=condition.back_in_s if why else 0.0,
             credits=self._tier.credits.available(),
             credit_in_s=self._tier.credits.next_in_s() + self._tier.link.snapshot().rtt_s,
         )
+
+    @staticmethod
+    def _kv_free_tokens(load: VariantLoad, unseen: Sequence[_Running]) -> int | None:
+        """Return the room that the last report told of, less the prompts that were sent since."""
+        if load.kv_free_tokens is None:
+            return None
+        return max(0, load.kv_free_tokens - sum(running.prompt_tokens for running in unseen))
 
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
         """Stream the answer; see `router.values.replica.Replica.generate`."""

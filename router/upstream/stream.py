@@ -21,6 +21,7 @@ from router.base.errors import (
 )
 from router.base.timers import Interrupted, Interruptible
 from router.upstream import openai as openai_client
+from router.upstream.dialect import OVERSPILL, Dialect
 from router.upstream.openai import Event, EventParser
 from router.upstream.transport import (
     ConnectTrace,
@@ -70,6 +71,8 @@ class UpstreamRequest:
         context_tokens: window of the replica.
         rtt_s: round trip to take off the objective.
         instance: what to call this tier towards an upstream that issues credits, None for any other.
+        dialect: what the server understands.
+        local: it runs on this device, so that a `local-only` request may go there.
     """
 
     request: InferenceRequest
@@ -78,6 +81,8 @@ class UpstreamRequest:
     context_tokens: int
     rtt_s: float
     instance: str | None = None
+    dialect: Dialect = OVERSPILL
+    local: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ class TransferSample:
     connect_s: float = 0.0
 
 
-def remaining(request: InferenceRequest, now_s: float, rtt_s: float, who: str) -> Objective:
+def remaining(request: InferenceRequest, now_s: float, rtt_s: float, who: str, *, local: bool = False) -> Objective:
     """Return what is left of the promise once the request has travelled.
 
     A TTFT objective that is already lost, or was kept by the replica that began the answer, is left out: the upstream
@@ -109,7 +114,7 @@ def remaining(request: InferenceRequest, now_s: float, rtt_s: float, who: str) -
         DeadlineLost: nothing is left.
     """
     objective = request.objective
-    if objective.locality is Locality.LOCAL_ONLY:
+    if objective.locality is Locality.LOCAL_ONLY and not local:
         raise InvalidRequest(f"{who}: the request is `local-only`", param=wire_headers.LOCALITY)
     spent_s = max(0.0, now_s - request.accepted_at_s) + rtt_s
     ttft_s, deadline_s, late_s = objective.ttft_s, objective.deadline_s, objective.late_s
@@ -133,8 +138,8 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
     Raises:
         InvalidRequest, Refused, ReplicaUnreachable: as `Replica.generate` says.
     """
-    objective = remaining(call.request, clock.now_s(), call.rtt_s, call.who)
-    post = openai_client.encode_post(call.request, objective, call.model, call.context_tokens)
+    objective = remaining(call.request, clock.now_s(), call.rtt_s, call.who, local=call.local)
+    post = openai_client.encode_post(call.request, objective, call.model, call.context_tokens, call.dialect)
     if call.instance is not None:
         post.headers.append((wire_headers.INSTANCE, call.instance))
     trace = ConnectTrace(clock)

@@ -1,211 +1,40 @@
-"""The client to an upstream tier: finds its rungs, watches its load, and exposes each rung as a replica."""
+"""The client to an upstream tier of Overspill: finds its rungs, watches its load, and asks for credits."""
 
 from __future__ import annotations
 
-import asyncio
-import random
-import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, final
+from dataclasses import replace
+from typing import final
 
 import httpx
 import msgspec
 import structlog
 
-from router.base.clock import Clock
-from router.base.credentials import url_fault
-from router.base.errors import ConfigError, in_words
-from router.base.timers import end, within
-from router.base.tls import client_context
-from router.signals.credit_account import CreditAccount
 from router.upstream.handshake import HandshakeTrace
 from router.upstream.openai import UpstreamError, retry_after_s
-from router.upstream.polling import PollSchedule
-from router.upstream.replica import Condition, UpstreamReplica
 from router.upstream.rungs import read_rungs
-from router.upstream.stream import LostNews, TransferSample, UpstreamRequest
-from router.upstream.transport import PoolOptions, StreamingClient
-from router.values.credits import NOTHING_WANTED, Want
+from router.upstream.server import PolledServer
+from router.upstream.stream import UpstreamRequest
+from router.values.credits import Want
 from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest
-from router.values.settings import BreakerSettings
 from router.wire import credits as wire_credits
 from router.wire import load as wire_load
 
-if TYPE_CHECKING:
-    from router.signals.link import Link
-
 log = structlog.get_logger("router.gateway")
-
-_REDISCOVER_EVERY_POLLS = 30
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamOptions:
-    """Transport of an upstream. How long an answer may take is the router's to say, for every kind of replica alike.
-
-    Attributes:
-        api_key: sent as bearer key.
-        poll_interval_s: between two polls of the upstream's load.
-        ca_file: PEM bundle to trust instead of the system's.
-        client_cert, client_key: PEM files for mutual TLS, both or neither.
-        connect_timeout_s: TCP and TLS handshake.
-        probe_timeout_s: whole exchange of a load poll or discovery.
-        max_connections: to this upstream at once.
-        keepalive_expiry_s: how long an idle connection is kept; less than the upstream keeps it (uvicorn: 5 s), or a
-            request now and then meets a connection that is just being closed.
-    """
-
-    api_key: str | None = None
-    poll_interval_s: float = 1.0
-    ca_file: Path | None = None
-    client_cert: Path | None = None
-    client_key: Path | None = None
-    connect_timeout_s: float = 2.0
-    probe_timeout_s: float = 3.0
-    max_connections: int = 512
-    keepalive_expiry_s: float = 4.0
 
 
 class _NotReady(msgspec.Struct):
     error: UpstreamError | None = None
 
 
-_DEFAULT_MISSES = BreakerSettings().failures
-
-
-def _default_misses() -> int:
-    return _DEFAULT_MISSES
-
-
-def _nothing_wanted() -> Want:
-    return NOTHING_WANTED
-
-
-def _nobody(*_: object) -> None:
-    """Nobody listens."""
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamHooks:
-    """Who hears of what polling finds out.
-
-    Attributes:
-        on_change: called when `replicas` has changed.
-        probe_succeeded, probe_failed: called after each poll with the endpoint, and with the reason of a failure: the
-            breaker's half-open probe that costs no request. A probe that failed while requests got answers is not told.
-        want: asked for how many requests wait that may go upstream: what credits are asked for.
-        misses_to_be_lost: asked for how many probes in a row have to fail before the upstream counts as unreachable:
-            `router.breaker.failures`.
-    """
-
-    on_change: Callable[[], None] = _nobody
-    probe_succeeded: Callable[[str], None] = _nobody
-    probe_failed: Callable[[str, str], None] = _nobody
-    misses_to_be_lost: Callable[[], int] = _default_misses
-    want: Callable[[], Want] = _nothing_wanted
-
-
 @final
-class UpstreamTier:
-    """Use as `async with`: discovery and polling run in the background until it is left.
+class UpstreamTier(PolledServer):
+    """Another tier of Overspill: what its gateway says of its rungs, load and credits is read from one poll.
 
-    The upstream may be down at first and come later. Rungs once found are kept while it is unreachable; their snapshots
-    say so and age.
-
-    Args:
-        base_url: of the upstream's gateway, `https://cloud.example:8700`; also the `endpoint` of its replicas.
-        link: learns round trip and throughput from real exchanges.
-
-    Raises:
-        ConfigError: the URL or a TLS file is wrong.
+    The ids of its replicas begin with `name`, or where there is none with what it calls itself.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        link: Link,
-        clock: Clock,
-        options: UpstreamOptions | None = None,
-        hooks: UpstreamHooks | None = None,
-    ) -> None:
-        self.endpoint = _checked_url(base_url)
-        self.link = link
-        self.clock = clock
-        self.condition = Condition()
-        self.lost = LostNews()
-        self.instance = secrets.token_hex(16)  # of this start: it names no hardware
-        self._options = options or UpstreamOptions()
-        draw = random.Random(self.instance)  # noqa: S311 - spreads polls, hides nothing
-        self.credits = CreditAccount(clock, draw)
-        self._schedule = PollSchedule(self._options.poll_interval_s, clock, self.credits, draw)
-        self._hooks = hooks or UpstreamHooks()
-        secure = self.endpoint.startswith("https:")
-        files = (self._options.ca_file, self._options.client_cert, self._options.client_key)
-        self._tls = client_context(*files) if secure else False
-        key = self._options.api_key
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        self._replicas: list[UpstreamReplica] = []
-        self._told = False
-        self._said: set[str] = set()
-        self._unreadable_told = False
-        self._missed_probes = 0
-        self._refused = False
-        self._answers_seen = 0
-        self._polls_since_discovery = _REDISCOVER_EVERY_POLLS
-        self._wake = asyncio.Event()
-        self._watcher: asyncio.Task[None] | None = None
-
-    @property
-    def replicas(self) -> list[UpstreamReplica]:
-        """The rungs found so far, best first; empty until the upstream was reached once."""
-        return list(self._replicas)
-
-    @property
-    def unreached(self) -> str:
-        """Say why nothing is known of what the upstream serves; empty once it has told."""
-        return "" if self._told else self.condition.why
-
-    @property
-    def who(self) -> str:
-        return f"upstream {self.endpoint}"
-
-    async def __aenter__(self) -> UpstreamTier:
-        options = self._options
-        self.client = StreamingClient(
-            self.endpoint,
-            self._headers,
-            self.clock,
-            PoolOptions(self._tls, options.connect_timeout_s, options.max_connections, options.keepalive_expiry_s),
-        )
-        # Probes have their own connection: a pool full of streams must not look like an outage.
-        self._probe_client = self._new_probe_client()
-        self._watcher = asyncio.create_task(self._watch(), name=f"upstream {self.endpoint}")
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._watcher is not None:
-            await end(self._watcher)
-        await self._probe_client.aclose()
-        await self.client.close()
-
-    def _new_probe_client(self) -> httpx.AsyncClient:
-        options = self._options
-        return httpx.AsyncClient(
-            base_url=self.endpoint,
-            headers=self._headers,
-            verify=self._tls,
-            trust_env=False,
-            follow_redirects=False,
-            timeout=httpx.Timeout(None, connect=options.connect_timeout_s, pool=options.connect_timeout_s),
-            limits=httpx.Limits(max_connections=2, keepalive_expiry=options.keepalive_expiry_s),
-        )
+    _unreadable_told = False
 
     def call(self, request: InferenceRequest, info: ReplicaInfo) -> UpstreamRequest:
         return UpstreamRequest(
@@ -216,66 +45,6 @@ class UpstreamTier:
             rtt_s=self.link.snapshot().rtt_s,
             instance=self.instance if self.credits.limited else None,
         )
-
-    def learn(self, transfer: TransferSample) -> None:
-        now_s = self.clock.now_s()
-        self.link.observe_transfer(transfer.sent_bytes, transfer.transfer_s - self.link.snapshot().rtt_s)
-        if transfer.connect_s > 0:
-            self.link.observe_connect(transfer.connect_s)
-        if transfer.load is not None:
-            self._report(transfer.load, now_s)
-
-    def doubt(self) -> None:
-        self._wake.set()
-
-    def wanted(self) -> None:
-        """A request has begun to wait, perhaps for a credit of this upstream."""
-        if self.condition.reachable and self._schedule.wants_poll():
-            self._wake.set()
-
-    async def _watch(self) -> None:
-        while True:
-            self._wake.clear()
-            try:
-                await self._poll()
-            except Exception:  # the task boundary: one bad poll, or a hook's bug, must not end polling
-                log.exception("upstream poll crashed", endpoint=self.endpoint)
-            await self._pause()
-
-    async def _pause(self) -> None:
-        """Wait for the next poll; a request that could not reach the upstream, or needs a credit, brings it forward.
-
-        So does a refused connection: nobody listens there. Probes that confirm it follow at a tenth of the interval.
-        """
-        began_s = self.clock.now_s()
-        confirming = self._refused and 0 < self._missed_probes < self._hooks.misses_to_be_lost()
-        wants = self._hooks.want().waiting > 0 and not self.credits.in_line
-        busy = wants or self._missed_probes > 0 or any(replica.busy for replica in self._replicas)
-        pause_s = self._schedule.pause_s(reachable=self.condition.reachable, busy=busy, confirming=confirming)
-        sleep = asyncio.create_task(self.clock.sleep(pause_s))
-        wake = asyncio.create_task(self._wake.wait())
-        try:
-            await asyncio.wait({sleep, wake}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await end(sleep, wake)
-        if self._wake.is_set():
-            # Not more often than ten times the usual pace, however many requests fail or wait.
-            await self.clock.sleep(max(0.0, self._schedule.soonest_s - (self.clock.now_s() - began_s)))
-
-    async def _poll(self) -> None:
-        self._answers_seen = self._answers()
-        try:
-            await within(self._options.probe_timeout_s, self._probe())
-        except (asyncio.TimeoutError, httpx.TimeoutException):
-            self._refused = False
-            self._missed(f"no answer to a probe within {self._options.probe_timeout_s:g} s", silent=True)
-        except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self._refused = isinstance(error, httpx.ConnectError)
-            self._missed(in_words(error), silent=False)
-
-    def _answers(self) -> int:
-        """Chunks that requests have got from it so far: live traffic proves that it can be reached."""
-        return sum(replica.chunks_received for replica in self._replicas)
 
     async def _probe(self) -> None:
         """Read readiness and load, and the rungs when they are not known or may have changed."""
@@ -289,14 +58,27 @@ class UpstreamTier:
             raise httpx.HTTPError(f"GET /health/ready: HTTP {reply.status_code}, is this an Overspill gateway?")
         self.link.observe_rtt(trace.handshake_s if trace.handshake_s is not None else ended_s - began_s)
         report = wire_load.decode_orca(reply.headers.get(wire_load.HEADER, ""))
-        if self._wants_discovery(report):
-            await self._discover()
+        if self._due(changed=self._has_others(report)):
+            self._find(await self._models())
         if report is not None:
             self._report(report, began_s)
             self._take_grant(report, began_s, want)
         ready = reply.status_code == 200
         why, back_in_s = ("", 0.0) if ready else (f"upstream: {_reason(reply.content)}", retry_after_s(reply.headers))
-        self._reached(ready, why, back_in_s)
+        self._reached(ready=ready, why=why, back_in_s=back_in_s)
+
+    def _has_others(self, report: wire_load.LoadReport | None) -> bool:
+        """Whether it reports the load of a variant that it was not known to serve."""
+        known = {replica.info.variant for replica in self._replicas}
+        return report is not None and not {load.variant for load in report.variants} <= known
+
+    def _find(self, cards: bytes) -> None:
+        found = read_rungs(cards, self.endpoint)
+        if found.unreadable and not self._unreadable_told:
+            self._unreadable_told = True
+            log.warning("upstream rung unreadable", endpoint=self.endpoint, why=found.unreadable)
+        name = self.name
+        self._take([replace(info, replica_id=f"{name}/{info.variant}") if name else info for info in found.infos])
 
     def _take_grant(self, report: wire_load.LoadReport, asked_at_s: float, want: Want) -> None:
         if report.grant_unreadable:
@@ -305,77 +87,6 @@ class UpstreamTier:
         else:
             self.credits.told(report.grant, asked_at_s, want.waiting)
 
-    def _wants_discovery(self, report: wire_load.LoadReport | None) -> bool:
-        self._polls_since_discovery += 1
-        if not self._replicas or not self.condition.reachable:
-            return True
-        known = {replica.info.variant for replica in self._replicas}
-        reported = {load.variant for load in report.variants} if report else known
-        return not reported <= known or self._polls_since_discovery >= _REDISCOVER_EVERY_POLLS
-
-    async def _discover(self) -> None:
-        reply = await self._probe_client.get("/v1/models")
-        if reply.status_code in {401, 403}:
-            raise httpx.HTTPError(f"it does not accept this tier's API key (HTTP {reply.status_code})")
-        if reply.status_code != 200:
-            raise httpx.HTTPError(f"GET /v1/models: HTTP {reply.status_code}")
-        self._polls_since_discovery = 0
-        found = read_rungs(reply.content, self.endpoint)
-        if found.unreadable and not self._unreadable_told:
-            self._unreadable_told = True
-            log.warning("upstream rung unreadable", endpoint=self.endpoint, why=found.unreadable)
-        self._take(found.infos)
-
-    def _take(self, infos: list[ReplicaInfo]) -> None:
-        """Put the rungs found in place; one that has not changed keeps its replica, and with it its load."""
-        self._told = True
-        kept = {replica.info: replica for replica in self._replicas}
-        found = [kept.get(info) or UpstreamReplica(info, self) for info in sorted(infos, key=_by_rung)]
-        if found == self._replicas:
-            return
-        self._replicas = found
-        log.info("upstream rungs", endpoint=self.endpoint, variants=[info.variant for info in infos])
-        self._hooks.on_change()
-
-    def _report(self, report: wire_load.LoadReport, at_s: float) -> None:
-        for replica in self._replicas:
-            replica.report(report, at_s)
-
-    def _reached(self, ready: bool, why: str, back_in_s: float) -> None:
-        if not self.condition.reachable:
-            log.info("upstream reached", endpoint=self.endpoint, ready=ready)
-        self._missed_probes = 0
-        self._said.clear()
-        self.condition = Condition(reachable=True, ready=ready, why=why, back_in_s=back_in_s)
-        if ready:
-            self._hooks.probe_succeeded(self.endpoint)
-
-    def _missed(self, why: str, *, silent: bool) -> None:
-        """A probe failed: no verdict yet, unless enough did in a row and no request got anything meanwhile.
-
-        Args:
-            silent: nothing came back at all, so streams in flight would wait for nothing too.
-        """
-        if self._answers() != self._answers_seen:
-            self._missed_probes = 0
-            log.debug("probe failed while requests are answered", endpoint=self.endpoint, why=why)
-            return
-        self._missed_probes += 1
-        if self.condition.reachable and self._missed_probes < self._hooks.misses_to_be_lost():
-            log.debug("probe failed", endpoint=self.endpoint, why=why, in_a_row=self._missed_probes)
-        else:
-            if why not in self._said:  # each reason once until it is reached again
-                self._said.add(why)
-                log.warning("upstream unreachable", endpoint=self.endpoint, why=why)
-            self.condition = Condition(reachable=False, ready=False, why=f"unreachable: {why}")
-            if silent:
-                self.lost.tell(why)
-        self._hooks.probe_failed(self.endpoint, why)
-
-
-def _by_rung(info: ReplicaInfo) -> tuple[str, int]:
-    return info.family, info.rung
-
 
 def _reason(body: bytes) -> str:
     try:
@@ -383,10 +94,3 @@ def _reason(body: bytes) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         told = None
     return told.message if told is not None and told.message else "not ready"
-
-
-def _checked_url(base_url: str) -> str:
-    fault = url_fault(base_url)
-    if fault:
-        raise ConfigError(f"upstream.url: {fault}", param="upstream.url")
-    return base_url.rstrip("/").removesuffix("/v1")

@@ -91,7 +91,7 @@ class ConnectTrace:
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """Attributes as in `router.upstream.tier.UpstreamOptions`; `tls` is False for plain HTTP."""
+    """Attributes as in `router.upstream.server.ServerOptions`; `tls` is False for plain HTTP."""
 
     tls: ssl.SSLContext | bool
     connect_timeout_s: float

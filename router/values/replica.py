@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from router.values.link import LinkSnapshot
-from router.values.request import InferenceRequest, TokenChunk
+from router.values.request import Feature, InferenceRequest, TokenChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,15 @@ class SpeedPrior:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model stands on its family's ladder; fields as in `ReplicaInfo`."""
+
+    family: str
+    rung: int = 0
+    quality: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaInfo:
     """What does not change while a replica lives.
 
@@ -44,6 +53,8 @@ class ReplicaInfo:
         quality: catalogue score in [0, 1], relative to the family's reference.
         context_tokens: window for prompt and answer together on this replica.
         device: what its rungs compute on, where that is not all of `endpoint`; replicas of one device share its slots.
+        backend: the `[[backends]]` entry that it comes from; empty for this tier's own and its upstream's.
+        lacks: what requests may need and it does not do; see `InferenceRequest.needs`.
     """
 
     replica_id: str
@@ -57,6 +68,8 @@ class ReplicaInfo:
     context_tokens: int
     prior: SpeedPrior
     device: str = ""
+    backend: str = ""
+    lacks: frozenset[Feature] = frozenset()
 
     @property
     def device_key(self) -> str:

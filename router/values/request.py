@@ -28,6 +28,21 @@ class Outcome(enum.Enum):
     FAILED = "failed"
 
 
+class Feature(enum.Enum):
+    """What a request may need of a replica, and not every server does; the value is its name in messages."""
+
+    CHAT = "chat"
+    COMPLETIONS = "raw completions"
+    PROMPT_IDS = "prompts of token ids"
+    TOP_K = "top_k"
+    PENALTIES = "presence and frequency penalties"
+    REPETITION_PENALTY = "repetition_penalty"
+    IGNORE_EOS = "ignore_eos"
+    SEED = "seed"
+    CONTINUED_CHAT = "continuing a chat answer that broke off"
+    CONTINUED_IDS = "continuing an answer to token ids that broke off"
+
+
 class FinishReason(enum.Enum):
     """Why generation ended, in the words of the OpenAI API."""
 
@@ -245,6 +260,27 @@ class InferenceRequest:
     cache_salt: str = field(default="", repr=False)
     encoded: EncodedPrompt | None = field(default=None, compare=False, repr=False)
     attempts_left: int | None = None
+
+    def needs(self) -> frozenset[Feature]:
+        """What a replica has to do beyond plain text in and text out."""
+        prompt, sampling, needs = self.prompt, self.sampling, set()
+        if isinstance(prompt, ChatPrompt):
+            needs.add(Feature.CONTINUED_CHAT if self.continuation else Feature.CHAT)
+        elif isinstance(prompt, TokenPrompt):
+            needs.add(Feature.CONTINUED_IDS if self.continuation else Feature.PROMPT_IDS)
+        else:
+            needs.add(Feature.COMPLETIONS)
+        if sampling.top_k:
+            needs.add(Feature.TOP_K)
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            needs.add(Feature.PENALTIES)
+        if sampling.repetition_penalty != 1.0:
+            needs.add(Feature.REPETITION_PENALTY)
+        if sampling.ignore_eos:
+            needs.add(Feature.IGNORE_EOS)
+        if sampling.seed is not None:
+            needs.add(Feature.SEED)
+        return frozenset(needs)
 
     def token_ids(self, encoder: object) -> list[int] | None:
         """Return prompt and continuation as `encoder` would encode them, None where that was not done yet."""

@@ -264,6 +264,11 @@ def attempts_left(headers: Mapping[str, str]) -> int | None:
     return left
 
 
+def trace_context(kept: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
+    """Return of the headers of `passed_on` those that any server may see."""
+    return [(name, value) for name, value in kept if name in TRACE_NAMES]
+
+
 def next_hop(kept: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
     """Return the headers of `passed_on` for the next tier, one hop further."""
     hops = next((int(value) for name, value in kept if name == HOPS), 0)

@@ -22,6 +22,7 @@ FORMAT_HEADER = "endpoint-load-metrics-format"
 """A request with this header asks for a report on its own answer (the convention of Triton)."""
 
 _FIGURES = ("slots", "running", "queued", "queued_prefill_tokens", "pending_decode_tokens")
+_KV_FREE = "kv_free_tokens"
 _SEPARATOR = "|"
 _MAX_REPORT_CHARS = 64 * 1024
 _MAX_FIGURE = 10**9
@@ -29,7 +30,11 @@ _MAX_FIGURE = 10**9
 
 @dataclass(frozen=True, slots=True)
 class VariantLoad:
-    """The load of one variant on one tier, summed over its replicas; fields as in `ReplicaSnapshot`."""
+    """The load of one variant on one tier, summed over its replicas; fields as in `ReplicaSnapshot`.
+
+    Attributes:
+        kv_free_tokens: the most of any of its replicas: a prompt has to fit one of them. None where none knows.
+    """
 
     variant: str
     available: bool
@@ -38,6 +43,7 @@ class VariantLoad:
     queued: int = 0
     queued_prefill_tokens: int = 0
     pending_decode_tokens: int = 0
+    kv_free_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,12 @@ def _add(load: VariantLoad, snapshot: ReplicaSnapshot) -> VariantLoad:
         queued=load.queued + snapshot.queued,
         queued_prefill_tokens=load.queued_prefill_tokens + snapshot.queued_prefill_tokens,
         pending_decode_tokens=load.pending_decode_tokens + snapshot.pending_decode_tokens,
+        kv_free_tokens=_most(load.kv_free_tokens, snapshot.kv_free_tokens if snapshot.available else None),
     )
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else max(one, other)
 
 
 def encode_orca(report: LoadReport) -> str:
@@ -104,6 +115,8 @@ def encode_orca(report: LoadReport) -> str:
             value = getattr(load, figure)
             if value:
                 named[f"{load.variant}{_SEPARATOR}{figure}"] = value
+        if load.kv_free_tokens is not None:  # none free is news, and not the same as not known
+            named[f"{load.variant}{_SEPARATOR}{_KV_FREE}"] = load.kv_free_tokens
     if report.grant is not None:
         named.update(grant_metrics(report.grant))
     body: dict[str, object] = {"named_metrics": named}
@@ -157,5 +170,6 @@ def _variant(name: str, figures: dict[str, int]) -> VariantLoad:
     return VariantLoad(
         variant=name,
         available=figures.get("available", 0) > 0,
+        kv_free_tokens=figures.get(_KV_FREE),
         **{figure: figures.get(figure, 0) for figure in _FIGURES},
     )

@@ -53,7 +53,7 @@ def _plan(
         limits=limits or LimitsConfig(),
     )
     catalogue = load_catalogue()
-    return Plan(config, line_up(entries, catalogue, ModelStore(toy, catalogue)), keys or {})
+    return Plan(config, line_up(entries, catalogue, ModelStore(toy, catalogue)), catalogue, keys or {})
 
 
 class Running:
@@ -350,6 +350,8 @@ def test_a_plan_beyond_loopback_needs_a_key(toy: Path) -> None:
     config = CloudConfig(server=ServerConfig(host="0.0.0.0"), models=(ModelConfig(path=str(toy), device="cpu"),))  # noqa: S104
     with pytest.raises(ConfigError, match="no API key is set"):
         make_plan(config, {})
+    with pytest.raises(ConfigError, match=r"no model to serve: .*\[\[backends\]\]"):
+        make_plan(CloudConfig(), {})
     assert make_plan(config, {"OVERSPILL_CLOUD_API_KEYS": KEY}).api_keys == {KEY: 0}
 
 

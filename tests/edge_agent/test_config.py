@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_agent.config import EdgeConfig, GatewaySettings, accepted_keys, is_loopback, load_config, secret
+from edge_agent.config import EdgeConfig, GatewaySettings, accepted_keys, is_loopback, load_config
 from router.base.config import Flag, decode
+from router.base.credentials import secret
 from router.base.errors import ConfigError
 from tests.support.paths import REPOSITORY
 
@@ -32,7 +33,7 @@ def _keys(shape: type, prefix: str = "") -> set[str]:
 def test_the_example_names_every_key() -> None:
     table, named = "", set()
     for line in EXAMPLE.read_text(encoding="utf-8").splitlines():
-        header = re.match(r"#? ?\[([a-z.]+)\]", line)
+        header = re.match(r"#? ?\[+([a-z.]+)\]", line)
         key = re.match(r"#? ?([a-z_]+) = ", line)
         if header:
             table = header[1]

@@ -14,7 +14,9 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, create_app
 from router.signals.link import Link
-from router.upstream.tier import UpstreamHooks, UpstreamOptions, UpstreamTier
+from router.upstream.server import ServerOptions
+from router.upstream.source import SourceHooks
+from router.upstream.tier import UpstreamTier
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import FinishReason, InferenceRequest, TokenChunk
 from router.values.settings import RouterSettings
@@ -107,8 +109,8 @@ async def linked(edge: Tier, cloud: Tier, local: list[Reciter]) -> AsyncIterator
         cloud.url,
         link=Link(cloud.url),
         clock=CLOCK,
-        options=UpstreamOptions(poll_interval_s=0.05, connect_timeout_s=5.0, probe_timeout_s=5.0),
-        hooks=UpstreamHooks(
+        options=ServerOptions(poll_interval_s=0.05, connect_timeout_s=5.0, probe_timeout_s=5.0),
+        hooks=SourceHooks(
             on_change=lambda: edge.dispatcher.set_replicas([*local, *upstream.replicas]),
             probe_succeeded=edge.dispatcher.probe_succeeded,
             probe_failed=edge.dispatcher.probe_failed,

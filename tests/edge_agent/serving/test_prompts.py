@@ -8,10 +8,11 @@ import pytest
 
 from edge_agent.generate.batcher import BatchLimits
 from edge_agent.generate.turn import Turn
-from edge_agent.serving.prompts import PromptCodec, PromptCounters, estimate_size
+from edge_agent.serving.prompts import PromptCodec, PromptCounters
 from edge_agent.serving.replica import LocalModel, LocalReplica
 from models.text.chat import PromptEncoder
 from router.base.errors import ContextTooLong
+from router.values.prompt_size import estimate_size
 from router.values.replica import ReplicaInfo, SpeedPrior
 from router.values.request import (
     ChatPrompt,

@@ -16,7 +16,9 @@ from router.base.errors import ReplicaUnreachable
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import create_app
 from router.signals.link import Link
-from router.upstream.tier import UpstreamHooks, UpstreamOptions, UpstreamTier
+from router.upstream.server import ServerOptions
+from router.upstream.source import SourceHooks
+from router.upstream.tier import UpstreamTier
 from router.values.credits import Want
 from router.values.request import InferenceRequest, Objective, SamplingParams, TextPrompt
 from router.values.settings import CreditSettings, RouterSettings
@@ -69,8 +71,8 @@ async def rig(issuing: CreditSettings | None = None) -> AsyncIterator[Rig]:
             cloud.url,
             link=Link(cloud.url),
             clock=CLOCK,
-            options=UpstreamOptions(poll_interval_s=0.1, connect_timeout_s=5.0, probe_timeout_s=5.0),
-            hooks=UpstreamHooks(
+            options=ServerOptions(poll_interval_s=0.1, connect_timeout_s=5.0, probe_timeout_s=5.0),
+            hooks=SourceHooks(
                 on_change=lambda: edge.dispatcher.set_replicas([small, *upstream.replicas]),
                 probe_succeeded=edge.dispatcher.probe_succeeded,
                 probe_failed=edge.dispatcher.probe_failed,

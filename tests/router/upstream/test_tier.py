@@ -26,7 +26,9 @@ from router.base.errors import (
 )
 from router.dispatch.dispatcher import Dispatcher
 from router.signals.link import Link
-from router.upstream.tier import UpstreamHooks, UpstreamOptions, UpstreamTier
+from router.upstream.server import ServerOptions
+from router.upstream.source import SourceHooks
+from router.upstream.tier import UpstreamTier
 from router.values.replica import ReplicaSnapshot, SpeedPrior
 from router.values.request import (
     ChatPrompt,
@@ -46,7 +48,7 @@ from tests.support.ports import unused_port
 from tests.support.waiting import until
 
 CLOCK = MonotonicClock()
-FAST = UpstreamOptions(poll_interval_s=0.03, connect_timeout_s=1.0, probe_timeout_s=2.0)
+FAST = ServerOptions(poll_interval_s=0.03, connect_timeout_s=1.0, probe_timeout_s=2.0)
 
 
 def ask(text: str = "say hello there world", **changes) -> InferenceRequest:
@@ -76,7 +78,7 @@ def server(shared_server: Server) -> Server:
 
 @contextlib.asynccontextmanager
 async def upstream(
-    url: str, hooks: UpstreamHooks | None = None, *, link: Link | None = None, **options
+    url: str, hooks: SourceHooks | None = None, *, link: Link | None = None, **options
 ) -> AsyncIterator[UpstreamTier]:
     link = link or Link(url)
     async with UpstreamTier(url, link=link, clock=CLOCK, options=replace(FAST, **options), hooks=hooks) as tier:
@@ -166,7 +168,7 @@ def scripted(generation):
 
 async def test_rungs_are_discovered_with_everything_the_router_needs(server: Server) -> None:
     changes = []
-    async with upstream(server.url, UpstreamHooks(on_change=lambda: changes.append(1))) as tier:
+    async with upstream(server.url, SourceHooks(on_change=lambda: changes.append(1))) as tier:
         replica = await best(tier)
         assert [r.info.variant for r in tier.replicas] == ["tiny-fp32", "tiny-int8"]
         expected = replica_info(
@@ -345,7 +347,7 @@ async def test_cancelling_before_the_first_token_ends_the_work_upstream(server: 
 async def test_an_upstream_may_come_later_go_and_come_back() -> None:
     port = unused_port()
     good, bad = [], []
-    hooks = UpstreamHooks(probe_succeeded=good.append, probe_failed=lambda endpoint, why: bad.append((endpoint, why)))
+    hooks = SourceHooks(probe_succeeded=good.append, probe_failed=lambda endpoint, why: bad.append((endpoint, why)))
     async with upstream(f"http://127.0.0.1:{port}", hooks) as tier:
         await until(lambda: bad)
         assert tier.replicas == []
@@ -372,7 +374,7 @@ async def test_an_upstream_may_come_later_go_and_come_back() -> None:
 async def test_an_absent_upstream_is_told_of_once() -> None:
     port = unused_port()
     bad: list[str] = []
-    hooks = UpstreamHooks(probe_failed=lambda _, why: bad.append(why))
+    hooks = SourceHooks(probe_failed=lambda _, why: bad.append(why))
     with structlog.testing.capture_logs() as logs:
         async with upstream(f"http://127.0.0.1:{port}", hooks) as tier:
             for _ in range(2):
@@ -407,7 +409,7 @@ async def test_rungs_that_change_are_taken_over() -> None:
     dispatcher = FakeDispatcher()
     changes = []
     with serving(gateway_deps(dispatcher, models=lambda: infos)) as server:
-        async with upstream(server.url, UpstreamHooks(on_change=lambda: changes.append(1))) as tier:
+        async with upstream(server.url, SourceHooks(on_change=lambda: changes.append(1))) as tier:
             kept = await best(tier)
             new = replica_info("tiny-new", 1)
             dispatcher.snapshots = [ReplicaSnapshot(i, available=True, slots=1) for i in (*infos, new)]
@@ -654,7 +656,7 @@ async def test_a_hook_that_fails_does_not_end_the_polling(server: Server) -> Non
         calls.append(endpoint)
         raise ZeroDivisionError
 
-    async with upstream(server.url, UpstreamHooks(probe_succeeded=fails)):
+    async with upstream(server.url, SourceHooks(probe_succeeded=fails)):
         await until(lambda: len(calls) > 2)
 
 
@@ -665,7 +667,7 @@ def test_a_wrong_url_is_a_config_error(url: str) -> None:
 
 
 def test_a_wrong_tls_file_is_a_config_error(tmp_path) -> None:
-    missing = UpstreamOptions(ca_file=tmp_path / "none.pem")
+    missing = ServerOptions(ca_file=tmp_path / "none.pem")
     with pytest.raises(ConfigError, match=r"none\.pem"):
         UpstreamTier("https://cloud", link=Link("upstream"), clock=CLOCK, options=missing)
 
@@ -735,7 +737,7 @@ async def test_a_single_missed_probe_is_no_verdict(fault: str) -> None:
 
 async def test_as_many_missed_probes_as_open_the_breaker_make_it_unavailable() -> None:
     faults, seen, missed = [], [], []
-    hooks = UpstreamHooks(probe_failed=lambda _, why: missed.append(why), misses_to_be_lost=lambda: 4)
+    hooks = SourceHooks(probe_failed=lambda _, why: missed.append(why), misses_to_be_lost=lambda: 4)
     async with raw_server(faulty_probes(faults, seen)) as url, upstream(url, hooks) as tier:
         replica = await best(tier)
         faults[:] = ["500"] * 40
@@ -769,7 +771,7 @@ async def test_live_traffic_is_reachability_whatever_probes_say() -> None:
             await writer.drain()
             await asyncio.sleep(0.01)
 
-    hooks = UpstreamHooks(probe_failed=lambda _, why: missed.append(why))
+    hooks = SourceHooks(probe_failed=lambda _, why: missed.append(why))
     handler = faulty_probes(faults, seen, talk)
     async with raw_server(handler) as url, upstream(url, hooks, probe_timeout_s=0.1, poll_interval_s=0.01) as tier:
         chunks = (await best(tier)).generate(ask(sampling=SamplingParams(max_tokens=200)))
@@ -837,7 +839,7 @@ async def test_a_list_of_rungs_nested_without_end_is_a_probe_that_failed() -> No
         writer.write(HEALTH if head.startswith(b"GET /health/ready") else models)
         await writer.drain()
 
-    hooks = UpstreamHooks(probe_failed=lambda *_: failed.set())
+    hooks = SourceHooks(probe_failed=lambda *_: failed.set())
     async with raw_server(handler) as url, upstream(url, hooks=hooks) as tier:
         await asyncio.wait_for(failed.wait(), 10)
         assert not tier.condition.reachable

@@ -1,0 +1,108 @@
+"""What servers that speak OpenAI's API understand beyond it, and how to tell which of them one is.
+
+`owned_by` of `GET /v1/models` tells: every server here fills it in with its own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from router.values.request import ChatPrompt, Feature, InferenceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a request is put to one kind of server.
+
+    Attributes:
+        ours: another tier of Overspill: promises, budget and continuations travel in our own headers and fields.
+        prefills_chat: how a chat answer that broke off is continued: `flagged` wants vLLM's
+            `continue_final_message`, `plain` goes on with a last message of the assistant by itself, `no` starts anew.
+        running_usage: takes `continuous_usage_stats`: the exact count of tokens in every event.
+        orca: tells the load of each of its variants on a reply, where asked to.
+        spelling: a sampling parameter's name in `SamplingParams` → its name there; one that is missing is not taken.
+        token_ids: takes prompts of token ids.
+    """
+
+    name: str
+    spelling: Mapping[str, str]
+    ours: bool = False
+    prefills_chat: str = "no"
+    running_usage: bool = False
+    orca: bool = False
+    token_ids: bool = False
+
+    @property
+    def lacks(self) -> frozenset[Feature]:
+        """What requests may need and it does not do."""
+        if self.ours:
+            return frozenset()
+        lacking = {feature for parameter, feature in _NEEDED.items() if parameter not in self.spelling}
+        if self.prefills_chat == "no":
+            lacking.add(Feature.CONTINUED_CHAT)
+        if not self.token_ids:
+            lacking.add(Feature.PROMPT_IDS)
+        return frozenset({*lacking, Feature.CONTINUED_IDS})
+
+    def continues(self, request: InferenceRequest) -> dict[str, object]:
+        """Return the fields that make a chat go on with `request.continuation`, its last message."""
+        if not (request.continuation and isinstance(request.prompt, ChatPrompt)) or self.prefills_chat != "flagged":
+            return {}
+        return {"continue_final_message": True, "add_generation_prompt": False}
+
+
+_NEEDED = {
+    "top_k": Feature.TOP_K,
+    "presence_penalty": Feature.PENALTIES,
+    "repetition_penalty": Feature.REPETITION_PENALTY,
+    "ignore_eos": Feature.IGNORE_EOS,
+    "seed": Feature.SEED,
+}
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+_OPENAI = _same("top_p", "presence_penalty", "frequency_penalty", "seed")
+_EXTENDED = MappingProxyType(_OPENAI | _same("top_k", "repetition_penalty", "ignore_eos"))
+
+OVERSPILL = Dialect(
+    "overspill",
+    ours=True,
+    prefills_chat="flagged",
+    running_usage=True,
+    orca=True,
+    spelling=_EXTENDED,
+    token_ids=True,
+)
+PLAIN = Dialect("plain", spelling=MappingProxyType(_OPENAI))
+DIALECTS: Mapping[str, Dialect] = MappingProxyType(
+    {
+        dialect.name: dialect
+        for dialect in (
+            PLAIN,
+            Dialect("vllm", prefills_chat="flagged", running_usage=True, spelling=_EXTENDED, token_ids=True),
+            Dialect("sglang", prefills_chat="flagged", running_usage=True, spelling=_EXTENDED),
+            Dialect(
+                "llama.cpp",
+                prefills_chat="plain",
+                spelling=MappingProxyType(
+                    _OPENAI | _same("top_k", "ignore_eos") | {"repetition_penalty": "repeat_penalty"}
+                ),
+                token_ids=True,
+            ),
+            Dialect("ollama", spelling=MappingProxyType(_OPENAI)),
+        )
+    }
+)
+"""By the name that `server` of a backend takes."""
+
+_OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "library": "ollama"}
+
+
+def dialect_of(owned_by: str) -> Dialect:
+    """Return how to speak to the server whose model card says `owned_by`; one that is not known gets plain OpenAI."""
+    return DIALECTS[_OWNERS.get(owned_by.lower(), "plain")]

@@ -1,0 +1,314 @@
+"""A server that speaks OpenAI's API, whoever made it: vLLM, SGLang, TGI, llama.cpp, Ollama, a hosted API.
+
+Asked once what it is and what it serves, and at every poll how it is and what it has to do. What it does not say is
+configured, measured or, last, assumed; each figure says which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Annotated, Any, final
+
+import httpx
+import msgspec
+import structlog
+
+from router.base.clock import Clock
+from router.base.errors import OverspillError
+from router.base.timers import end, within
+from router.signals.link import Link
+from router.upstream.dialect import DIALECTS, PLAIN, dialect_of
+from router.upstream.exported import ExportedLoad, read_load
+from router.upstream.handshake import HandshakeTrace
+from router.upstream.openai import retry_after_s
+from router.upstream.replica import UpstreamReplica
+from router.upstream.server import PolledServer, ServerOptions
+from router.upstream.settings import BackendModel, BackendSettings
+from router.upstream.source import SourceHooks
+from router.upstream.speed import measure_speed
+from router.upstream.stream import UpstreamRequest
+from router.values.replica import Place, ReplicaInfo, SpeedPrior
+from router.values.request import InferenceRequest
+from router.wire.load import LoadReport, VariantLoad
+
+log = structlog.get_logger("router.gateway")
+
+_ASSUMED = SpeedPrior(500.0, 30.0, source="assumed: neither configured nor measured")
+_ASSUMED_CONTEXT_TOKENS = 4096
+_ASSUMED_SLOTS = 64
+_WARM_UP_S = 120.0  # measuring may take so long; a server may load its model meanwhile
+_LOADING_S = 5.0  # until it is ready, where nothing is known
+_READY_PATHS = {"vllm": "/health", "sglang": "/health", "llama.cpp": "/health", "ollama": "/api/version"}
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
+Places = Callable[[str], Place | None]
+"""From a model's name, as its server or the configuration says it, to its place; None if it is unknown."""
+
+
+class _Card(msgspec.Struct):
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[!-~]*$")]
+    owned_by: Any = None
+    max_model_len: Any = None
+
+
+class _Cards(msgspec.Struct):
+    data: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=1000)]
+
+
+class _Generation(msgspec.Struct):
+    n_ctx: _Tokens | None = None
+
+
+class _Props(msgspec.Struct):
+    """`GET /props` of llama.cpp."""
+
+    default_generation_settings: _Generation | None = None
+    total_slots: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+
+
+class _Show(msgspec.Struct):
+    """`POST /api/show` of Ollama."""
+
+    model_info: dict[str, Any] = {}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Served:
+    """A model of the server: its name there, and what the server says of it."""
+
+    name: str
+    context_tokens: int | None = None
+    slots: int | None = None
+
+
+@final
+class OpenAIServer(PolledServer):
+    """One server of a `[[backends]]` entry of kind `openai`.
+
+    Args:
+        name: of its replicas: the backend's, with the address where there are several.
+        places: asked where the server's models stand.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        settings: BackendSettings,
+        places: Places,
+        *,
+        link: Link,
+        clock: Clock,
+        options: ServerOptions,
+        hooks: SourceHooks,
+    ) -> None:
+        super().__init__(url, link=link, clock=clock, options=options, hooks=hooks, name=name)
+        self._settings = settings
+        self._places = places
+        self._dialect = PLAIN if settings.server == "auto" else DIALECTS[settings.server]
+        self._known = settings.server != "auto"
+        self._served_as: dict[str, str] = {}
+        self._slots: dict[str, int] = {}
+        self._speeds: dict[str, SpeedPrior] = {}
+        self._measuring: asyncio.Task[None] | None = None
+        self._loading_since_s: float | None = None
+        self._loading_took_s = _LOADING_S
+        self._exports = True
+        self._seen_slots = _ASSUMED_SLOTS
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await end(*filter(None, [self._measuring]))
+        await super().__aexit__(kind, error, trace)
+
+    def call(self, request: InferenceRequest, info: ReplicaInfo) -> UpstreamRequest:
+        return UpstreamRequest(
+            request=request,
+            model=self._served_as.get(info.variant, info.variant),
+            who=self.who,
+            context_tokens=info.context_tokens,
+            rtt_s=self.link.snapshot().rtt_s if info.remote else 0.0,
+            dialect=self._dialect,
+            local=not info.remote,
+        )
+
+    async def _probe(self) -> None:
+        trace = HandshakeTrace(self.clock)
+        began_s = self.clock.now_s()
+        path = _READY_PATHS.get(self._dialect.name, "/v1/models")
+        reply = await self._probe_client.get(path, extensions={"trace": trace})
+        ended_s = self.clock.now_s()
+        self.link.observe_rtt(trace.handshake_s if trace.handshake_s is not None else ended_s - began_s)
+        if reply.status_code == 503:
+            self._reached(ready=False, why="its model is being loaded", back_in_s=self._loading(reply))
+            return
+        if reply.status_code in {401, 403}:
+            raise httpx.HTTPError(f"it does not accept this tier's API key (HTTP {reply.status_code})")
+        if reply.status_code != 200:
+            raise httpx.HTTPError(f"GET {path}: HTTP {reply.status_code}, is this a server of OpenAI's API?")
+        self._loaded()
+        if self._due():
+            await self._discover()
+        if self._replicas:
+            self._tell_load(await self._load(), began_s)
+        self._reached(ready=True)
+
+    def _loading(self, reply: httpx.Response) -> float:
+        """Return in how many seconds it should be ready, by its own word or by how long it took the last time."""
+        now_s = self.clock.now_s()
+        if self._loading_since_s is None:
+            self._loading_since_s = now_s
+        left_s = self._loading_took_s - (now_s - self._loading_since_s)
+        return retry_after_s(reply.headers, default_s=max(left_s, 1.0))
+
+    def _loaded(self) -> None:
+        if self._loading_since_s is not None:
+            self._loading_took_s = self.clock.now_s() - self._loading_since_s
+            self._loading_since_s = None
+
+    # ── what it serves ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _discover(self) -> None:
+        self._exports = True
+        cards = _read_cards(await self._models())
+        if not self._known and cards:
+            self._known, self._dialect = True, dialect_of(str(cards[0].owned_by))
+            log.info("backend is", backend=self.name, server=self._dialect.name, endpoint=self.endpoint)
+        wanted = {model.served: model for model in self._settings.models}
+        infos = []
+        for card in cards:
+            if not wanted or card.id in wanted:
+                served = await self._ask_about(card)
+                infos.append(self._info(served, wanted.get(card.id) or BackendModel(served=card.id)))
+        missing = sorted(wanted.keys() - {card.id for card in cards})
+        if missing and not self._told:
+            has = ", ".join(card.id for card in cards) or "nothing"
+            log.warning("backend lacks models", backend=self.name, missing=missing, has=has)
+        self._told = True
+        slow = [info for info in infos if self._settings.warm_up and info.variant not in self._speeds]
+        if slow and self._measuring is None:
+            self._measuring = asyncio.create_task(self._measure(infos, slow), name=f"warm up {self.name}")
+        elif not slow:
+            self._take(infos)
+
+    async def _ask_about(self, card: _Card) -> _Served:
+        """Return the window and slots of a model, as far as its server says them."""
+        told = _tokens(card.max_model_len)
+        if self._dialect.name == "llama.cpp":
+            reply = await self._probe_client.get("/props")
+            props = msgspec.json.decode(reply.content, type=_Props) if reply.status_code == 200 else _Props()
+            window = props.default_generation_settings.n_ctx if props.default_generation_settings else None
+            return _Served(card.id, window or told, props.total_slots)
+        if self._dialect.name == "ollama":
+            reply = await self._probe_client.post("/api/show", json={"model": card.id})
+            show = msgspec.json.decode(reply.content, type=_Show) if reply.status_code == 200 else _Show()
+            lengths = [value for key, value in show.model_info.items() if key.endswith(".context_length")]
+            return _Served(card.id, next((n for n in map(_tokens, lengths) if n), None) or told)
+        return _Served(card.id, told)
+
+    def _info(self, served: _Served, model: BackendModel) -> ReplicaInfo:
+        settings = self._settings
+        variant = model.variant or served.name
+        place = self._places(variant) or self._places(served.name) or Place(variant)
+        window = model.context_tokens or served.context_tokens
+        if window is None:
+            window = _ASSUMED_CONTEXT_TOKENS
+            if variant not in self._served_as:
+                log.warning("window unknown", backend=self.name, model=served.name, assumed_tokens=window)
+        self._served_as[variant] = served.name
+        slots = model.slots or served.slots
+        if slots is not None:
+            self._slots[variant] = slots
+        if model.prefill_tokens_per_s and model.decode_tokens_per_s:
+            self._speeds.setdefault(
+                variant, SpeedPrior(model.prefill_tokens_per_s, model.decode_tokens_per_s, source="configured")
+            )
+        return ReplicaInfo(
+            replica_id=f"{self.name}/{variant}",
+            endpoint=self.endpoint,
+            tier="edge" if settings.local else "cloud",
+            remote=not settings.local,
+            family=model.family or place.family,
+            variant=variant,
+            rung=place.rung if model.rung is None else model.rung,
+            quality=place.quality if model.quality is None else model.quality,
+            context_tokens=window,
+            prior=self._speeds.get(variant, _ASSUMED),
+            device=settings.device or self.endpoint,
+            backend=settings.name,
+            lacks=self._dialect.lacks,
+        )
+
+    async def _measure(self, infos: Sequence[ReplicaInfo], slow: Sequence[ReplicaInfo]) -> None:
+        """Measure the speed of models one after the other, and then let the router know all of them."""
+        for info in slow:
+            try:
+                speed = await within(_WARM_UP_S, measure_speed(UpstreamReplica(info, self), self.clock))
+            except (OverspillError, asyncio.TimeoutError) as error:
+                why = str(error) or f"it took more than {_WARM_UP_S:g} s"
+                log.warning("warm-up failed", backend=self.name, model=info.variant, why=why)
+                speed = _ASSUMED
+            self._speeds[info.variant] = speed
+        self._measuring = None
+        self._take([dataclasses.replace(info, prior=self._speeds[info.variant]) for info in infos])
+
+    # ── what it has to do ───────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _load(self) -> ExportedLoad:
+        reply = await self._probe_client.get("/metrics") if self._exports else None
+        if reply is None or reply.status_code != 200:
+            self._exports = False  # until it is found again: not every server has it, or has it switched on
+            return ExportedLoad()
+        return read_load(reply.text)
+
+    def _tell_load(self, load: ExportedLoad, at_s: float) -> None:
+        """Turn what the server exports into a report on its models, which share what they run on.
+
+        What waits there although more could run, by what was assumed, shows how many it runs at once.
+        """
+        names = [replica.info.variant for replica in self._replicas]
+        if (load.waiting and load.running) or (load.running is not None and load.running > self._seen_slots):
+            self._seen_slots = load.running
+        share = 1 / len(names)
+        loads = tuple(
+            [
+                VariantLoad(
+                    name,
+                    available=True,
+                    slots=self._slots.get(name, self._seen_slots),
+                    running=round((load.running or 0) * share),
+                    queued=round((load.waiting or 0) * share),
+                    kv_free_tokens=load.kv_free_tokens,
+                )
+                for name in names
+            ]
+        )
+        self._report(LoadReport(loads), at_s)
+
+
+def _read_cards(body: bytes) -> list[_Card]:
+    """Read a list of model cards; one that cannot be read, or has a name that no header can carry, is left out.
+
+    Raises:
+        msgspec.DecodeError, UnicodeDecodeError: it is no such list.
+    """
+    cards = (_card(raw) for raw in msgspec.json.decode(body, type=_Cards).data)
+    return [card for card in cards if card is not None]
+
+
+def _card(raw: msgspec.Raw) -> _Card | None:
+    try:
+        return msgspec.json.decode(raw, type=_Card)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        log.debug("model card unreadable", why=str(error))
+        return None
+
+
+def _tokens(told: Any) -> int | None:
+    """Return a window that a server tells; None where it tells nothing that can be true."""
+    return told if type(told) is int and 1 <= told < 2**31 else None

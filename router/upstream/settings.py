@@ -1,0 +1,118 @@
+"""The `[[backends]]` table of either tier: servers of other makers, and further tiers, behind this one's router."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from router.base.credentials import url_fault
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+Speed = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+# Names end in our own reply headers, logs and metrics.
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[!-~]*$")]
+_BACKEND_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class BackendModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[[backends.models]]`: what a model that a server serves is to this tier.
+
+    Attributes:
+        served: the server's own name of it.
+        variant: what callers ask for, and what the catalogue is asked about; None takes `served`.
+        family, rung, quality: its place on a ladder; None takes the catalogue's, else the top of a family of its own.
+        context_tokens: window; None takes what the server says.
+        slots: sequences that it runs at once; None takes what the server says, or what it was seen to do.
+        prefill_tokens_per_s, decode_tokens_per_s: its speed alone; None measures it, or assumes one.
+    """
+
+    served: Name
+    variant: Name | None = None
+    family: Name | None = None
+    rung: Annotated[int, msgspec.Meta(ge=0, le=99)] | None = None
+    quality: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    context_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
+    slots: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    prefill_tokens_per_s: Speed | None = None
+    decode_tokens_per_s: Speed | None = None
+
+
+class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One entry of `[[backends]]`: one server, or several that serve the same.
+
+    Attributes:
+        name: unique in the tier; the replicas' ids begin with it.
+        kind: `openai` (vLLM, SGLang, TGI, llama.cpp, Ollama, TensorRT-LLM, a hosted API), `kserve` (Triton, KServe V2)
+            or `overspill` (another tier).
+        urls: base URLs without credentials.
+        dns: instead of `urls`: a base URL whose host stands for a server at each address that it resolves to, as a
+            headless service of Kubernetes does.
+        file: instead of `urls`: a file with one base URL a line; `#` begins a comment.
+        refresh_s: how often `dns` and `file` are read again.
+        server: what an `openai` server is; `auto` asks it.
+        api_key: bearer key; `env:NAME` is read from the environment.
+        ca_file, client_cert, client_key: PEM files for a private authority and mutual TLS.
+        local: it runs on this very device, so that `local-only` requests may go there.
+        device: what it computes on, where it shares that with other replicas of this tier: see `ReplicaInfo.device`.
+        warm_up: measure its speed before it serves, with a few short requests; without it, a speed is assumed.
+        models: which of its models to route to, and what they are here; empty takes all.
+    """
+
+    name: str
+    kind: Literal["openai", "kserve", "overspill"] = "openai"
+    urls: tuple[str, ...] = ()
+    dns: str = ""
+    file: str = ""
+    refresh_s: Seconds = 5.0
+    server: Literal["auto", "vllm", "sglang", "llama.cpp", "ollama", "plain"] = "auto"
+    api_key: str = ""
+    ca_file: str = ""
+    client_cert: str = ""
+    client_key: str = ""
+    connect_timeout_s: Seconds = 2.0
+    poll_interval_s: Seconds = 1.0
+    local: bool = False
+    device: str = ""
+    warm_up: bool = True
+    models: tuple[BackendModel, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot say; msgspec puts the entry's path in front of a ValueError."""
+        if not _BACKEND_NAME.fullmatch(self.name):
+            raise ValueError(f"`name` = {self.name!r}: use letters, digits and . _ - (at most 64)")
+        self._check_addresses()
+        served = [model.served for model in self.models]
+        twice = sorted({name for name in served if served.count(name) > 1})
+        if twice:
+            raise ValueError(f"backend {self.name}: `models` lists {', '.join(twice)} twice")
+
+    def _check_addresses(self) -> None:
+        given = [key for key in ("urls", "dns", "file") if getattr(self, key)]
+        if len(given) != 1:
+            named = " and ".join(f"`{key}`" for key in given) or "none"
+            raise ValueError(f"backend {self.name}: give one of `urls`, `dns` and `file`; here is {named}")
+        for url in self.urls or ((self.dns,) if self.dns else ()):
+            fault = url_fault(url, "its `api_key`")
+            if fault:
+                raise ValueError(f"backend {self.name}: {given[0]}: {fault}")
+        if self.dns and urlsplit(self.dns).scheme == "https":
+            raise ValueError(
+                f"backend {self.name}: dns: its servers are asked by their addresses, which no certificate names; "
+                "use http inside the cluster, or list https URLs in `urls`"
+            )
+
+
+def check_backends(backends: Sequence[BackendSettings]) -> None:
+    """Refuse two backends of one name.
+
+    Raises:
+        ValueError: there are; msgspec puts the path in front of it.
+    """
+    names = [backend.name for backend in backends]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"backends: two are called {', '.join(twice)}, so their replicas could not be told apart")

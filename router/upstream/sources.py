@@ -1,0 +1,104 @@
+"""Every source of replicas that a tier has beside its own, as one: made from its configuration, watched together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import final
+
+from router.base.clock import Clock
+from router.base.credentials import secret
+from router.base.errors import ConfigError
+from router.signals.link import Link
+from router.upstream.backend import Backend
+from router.upstream.openai_server import OpenAIServer, Places
+from router.upstream.server import PolledServer, ServerOptions
+from router.upstream.settings import BackendSettings
+from router.upstream.source import ReplicaSource, SourceHooks
+from router.upstream.tier import UpstreamTier
+from router.values.replica import Replica
+
+
+@final
+class Sources:
+    """Use as `async with`. Ids of replicas cannot collide: each begins with its backend's name."""
+
+    def __init__(self, sources: Iterable[ReplicaSource]) -> None:
+        self._sources = list(sources)
+        self._stack = AsyncExitStack()
+
+    def __bool__(self) -> bool:
+        return bool(self._sources)
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """The replicas of all sources, in the order of the configuration."""
+        return [replica for source in self._sources for replica in source.replicas]
+
+    @property
+    def unreached(self) -> tuple[str, str] | None:
+        """The first source of which nothing is known yet, and why; None if there is none."""
+        return next(((source.endpoint, source.unreached) for source in self._sources if source.unreached), None)
+
+    async def __aenter__(self) -> Sources:
+        for source in self._sources:
+            await self._stack.enter_async_context(source)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+
+    def wanted(self) -> None:
+        for source in self._sources:
+            source.wanted()
+
+    def lose(self, why: str) -> None:
+        for source in self._sources:
+            source.lose(why)
+
+
+def backend_sources(
+    backends: Sequence[BackendSettings],
+    places: Places,
+    clock: Clock,
+    hooks: SourceHooks,
+    environ: Mapping[str, str] = os.environ,
+) -> list[Backend]:
+    """Make the source of every `[[backends]]` entry.
+
+    Raises:
+        ConfigError: a key is not set, or a TLS file is wrong.
+    """
+    return [Backend(entry, _maker(entry, places, clock, hooks, environ), clock, hooks.on_change) for entry in backends]
+
+
+def _maker(
+    entry: BackendSettings, places: Places, clock: Clock, hooks: SourceHooks, environ: Mapping[str, str]
+) -> Callable[[str, str], PolledServer]:
+    options = ServerOptions(
+        api_key=secret(entry.api_key, f"backends.{entry.name}.api_key", environ) or None,
+        poll_interval_s=entry.poll_interval_s,
+        ca_file=_path(entry.ca_file),
+        client_cert=_path(entry.client_cert),
+        client_key=_path(entry.client_key),
+        connect_timeout_s=entry.connect_timeout_s,
+    )
+
+    def make(url: str, name: str) -> PolledServer:
+        link = Link(url, clock=clock)
+        if entry.kind == "overspill":
+            return UpstreamTier(url, link=link, clock=clock, options=options, hooks=hooks, name=name)
+        if entry.kind == "openai":
+            return OpenAIServer(url, name, entry, places, link=link, clock=clock, options=options, hooks=hooks)
+        raise ConfigError(f"backends.{entry.name}: no servers of kind `{entry.kind}` yet", param="backends.kind")
+
+    return make
+
+
+def _path(text: str) -> Path | None:
+    return Path(text).expanduser() if text else None
