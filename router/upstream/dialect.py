@@ -24,6 +24,8 @@ class Dialect:
         orca: tells the load of each of its variants on a reply, where asked to.
         spelling: a sampling parameter's name in `SamplingParams` → its name there; one that is missing is not taken.
         token_ids: takes prompts of token ids.
+        neutral: what is said where the request says nothing, because the server's own default is another than OpenAI's:
+            a model's `generation_config.json`, or a sampler of its own.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Dialect:
     running_usage: bool = False
     orca: bool = False
     token_ids: bool = False
+    neutral: Mapping[str, object] | None = None
 
     @property
     def lacks(self) -> frozenset[Feature]:
@@ -79,22 +82,35 @@ OVERSPILL = Dialect(
     token_ids=True,
 )
 PLAIN = Dialect("plain", spelling=MappingProxyType(_OPENAI))
+_ALL_TOKENS = MappingProxyType({"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0})
 DIALECTS: Mapping[str, Dialect] = MappingProxyType(
     {
         dialect.name: dialect
         for dialect in (
             PLAIN,
-            Dialect("vllm", prefills_chat="flagged", running_usage=True, spelling=_EXTENDED, token_ids=True),
-            Dialect("sglang", prefills_chat="flagged", running_usage=True, spelling=_EXTENDED),
+            Dialect(
+                "vllm",
+                _EXTENDED,
+                prefills_chat="flagged",
+                running_usage=True,
+                token_ids=True,
+                neutral=_ALL_TOKENS,
+            ),
+            Dialect(
+                "sglang",
+                _EXTENDED,
+                prefills_chat="flagged",
+                running_usage=True,
+                neutral=MappingProxyType({**_ALL_TOKENS, "top_k": -1}),
+            ),
             Dialect(
                 "llama.cpp",
+                MappingProxyType({**_OPENAI, **_same("top_k", "ignore_eos"), "repetition_penalty": "repeat_penalty"}),
                 prefills_chat="plain",
-                spelling=MappingProxyType(
-                    _OPENAI | _same("top_k", "ignore_eos") | {"repetition_penalty": "repeat_penalty"}
-                ),
                 token_ids=True,
+                neutral=MappingProxyType({"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}),
             ),
-            Dialect("ollama", spelling=MappingProxyType(_OPENAI)),
+            Dialect("ollama", MappingProxyType(_OPENAI)),
         )
     }
 )

@@ -148,7 +148,7 @@ def tokens_left(request: InferenceRequest) -> int | None:
 
 def _sampling(sampling: SamplingParams, dialect: Dialect) -> dict[str, object]:
     """Say what differs from the defaults; servers then never see an extension that was not asked for."""
-    found: dict[str, object] = {"temperature": sampling.temperature}
+    found: dict[str, object] = {"temperature": sampling.temperature, **(dialect.neutral or {})}
     for name, spelled in dialect.spelling.items():
         value = getattr(sampling, name)
         if value != getattr(_DEFAULT, name):

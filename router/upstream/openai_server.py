@@ -213,7 +213,7 @@ class OpenAIServer(PolledServer):
 
     def _info(self, served: _Served, model: BackendModel) -> ReplicaInfo:
         settings = self._settings
-        variant = model.variant or served.name
+        variant = model.variant or _short(served.name)
         place = self._places(variant) or self._places(served.name) or Place(variant)
         window = model.context_tokens or served.context_tokens
         if window is None:
@@ -307,6 +307,11 @@ def _card(raw: msgspec.Raw) -> _Card | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         log.debug("model card unreadable", why=str(error))
         return None
+
+
+def _short(served: str) -> str:
+    """Return a model's name: llama.cpp calls one by the path of its file, which is nobody's business."""
+    return served.replace("\\", "/").rpartition("/")[2] if served.endswith(".gguf") else served
 
 
 def _tokens(told: Any) -> int | None:
