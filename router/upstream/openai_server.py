@@ -117,6 +117,7 @@ class OpenAIServer(PolledServer):
         self._measuring: asyncio.Task[None] | None = None
         self._loading_since_s: float | None = None
         self._loading_took_s = _LOADING_S
+        self._missing: list[str] = []
         self._exports = True
         self._seen_slots = _ASSUMED_SLOTS
 
@@ -186,10 +187,10 @@ class OpenAIServer(PolledServer):
                 served = await self._ask_about(card)
                 infos.append(self._info(served, wanted.get(card.id) or BackendModel(served=card.id)))
         missing = sorted(wanted.keys() - {card.id for card in cards})
-        if missing and not self._told:
+        if missing and missing != self._missing:
             has = ", ".join(card.id for card in cards) or "nothing"
             log.warning("backend lacks models", backend=self.name, missing=missing, has=has)
-        self._told = True
+        self._missing = missing
         slow = [info for info in infos if self._settings.warm_up and info.variant not in self._speeds]
         if slow and self._measuring is None:
             self._measuring = asyncio.create_task(self._measure(infos, slow), name=f"warm up {self.name}")

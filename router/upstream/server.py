@@ -125,7 +125,7 @@ class PolledServer(abc.ABC):
     @property
     def unreached(self) -> str:
         """Say why nothing is known of what it serves; empty once it has told."""
-        return "" if self._told else self.condition.why
+        return "" if self._told else self.condition.why or "what it serves is being found out"
 
     @property
     def who(self) -> str:
