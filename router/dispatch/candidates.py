@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -22,7 +23,7 @@ from router.signals.length import LengthWatch
 from router.values.prediction import Demand
 from router.values.replica import ReplicaInfo, SpeedPrior
 from router.values.request import ChatPrompt, InferenceRequest, Locality, Objective
-from router.values.settings import FREE, Prices
+from router.values.settings import FREE, Prices, RouterSettings
 from router.values.situation import Candidate, Situation
 
 _RETRY_AFTER_S = 1.0
@@ -70,56 +71,49 @@ def assess(pending: PendingRequest, pool: Pool) -> tuple[Situation | None, tuple
         rejections += [other_model(view.info, request.model) for view in pool.views.values()]
         return None, tuple(rejections)
     rejections += served.others
-    candidates, expected_of = _candidates(pending, pool, served, rejections)
-    if pending.left_tokens is not None and len({c.window_cap is None for c in candidates}) > 1:
-        short = [c.info for c in candidates if c.window_cap is not None]  # cut only where no window holds it whole
+    candidates, expected = _candidates(pending, pool, served, rejections)
+    short = [c.info for c in candidates if c.window_cap is not None]
+    if short and len(short) < len(candidates):
         rejections += [Rejection(info, "context", _too_long(pending, info)) for info in short]
-        candidates = [c for c in candidates if c.window_cap is None]
+        candidates = [c for c in candidates if c.window_cap is None]  # cut only where no window holds it whole
     if not candidates:
         return None, tuple(rejections)
     sides = _sides(request.model, served, candidates, rejections, pool)
-    return _situation(pending, pool, candidates, sides, max(expected_of)), tuple(rejections)
+    return _situation(pending, pool, candidates, sides, expected), tuple(rejections)
 
 
 def _candidates(
     pending: PendingRequest, pool: Pool, served: Served, rejections: list[Rejection]
-) -> tuple[list[Candidate], Collection[int]]:
-    """Return the candidates, and the lengths expected on them; adds to `rejections`."""
+) -> tuple[list[Candidate], int]:
+    """Return the candidates, and the longest length expected on any of them; adds to `rejections`."""
     request, settings, signals = pending.request, pool.settings, pool.signals
     latency, affinity, ahead_of = signals.latency, signals.affinity, pool.ahead
     objective, views, now_s, failed = request.objective, pool.views, pool.now_s, pending.failed
-    prompt_tokens, emitted = request.least_prompt_tokens, request.continuation_tokens
-    left_tokens, curve, exact = pending.left_tokens, pending.length.curve, request.sampling.ignore_eos
-    needed = prompt_tokens + (1 if left_tokens is None else min(left_tokens, settings.min_answer_tokens))
+    needed, least_quality = _needed_tokens(pending, settings), objective.min_quality
     bounded = pool.locality is not Locality.ANY or objective.locality is not Locality.ANY
+    choosy = bounded or bool(failed) or needed > served.least_context_tokens or least_quality > served.least_quality
     session = pool.session_replica.get(objective.session) if objective.session is not None else None
     free, telling, priority = settings.prices is FREE, affinity.telling, objective.priority
+    whole_tokens = _whole_tokens(pending)
     candidates: list[Candidate] = []
-    demands: dict[int, Demand] = {}
+    by_window: dict[float, tuple[Demand, int | None]] = {}
     for name in served.names:
         view = views[name]
         info = view.info
         if (
-            bounded
-            or view.blocked
-            or needed > info.context_tokens
-            or info.quality < objective.min_quality
-            or name in failed
+            view.blocked
             or info.lacks
+            or (choosy and (bounded or name in failed or needed > info.context_tokens or info.quality < least_quality))
         ):
             rejection = _reject(pending, view, pool)
             if rejection is not None:
                 rejections.append(rejection)
                 continue
-        room = info.context_tokens - prompt_tokens
-        cut = left_tokens is not None and left_tokens > room
-        most = max(1, room if left_tokens is None or cut else left_tokens)
-        demand = demands.get(most)
-        if demand is None:
-            expected = most if exact else max(1, round(curve.expected_left(emitted, most)))
-            longest = 0 if emitted else min(pending.length.longest, most)
-            demand = demands[most] = Demand(request.prompt_tokens, expected, request.prompt_bytes, 0, longest)
-        expected = demand.answer_tokens
+        window = min(whole_tokens, info.context_tokens)
+        asked = by_window.get(window)
+        if asked is None:
+            asked = by_window[window] = _asked_within(pending, info.context_tokens)
+        demand, window_cap = asked
         if telling and name in telling:
             cached = affinity.expected_cached(request, name)
             demand = msgspec.structs.replace(demand, cached_tokens=cached)
@@ -131,9 +125,9 @@ def _candidates(
             Candidate(
                 info,
                 latency.predict_on(state, demand, 0 if view.room else ahead, now_s),
-                room + emitted if cut else None,
+                window_cap,
                 session == name,
-                0.0 if free and not view.metered else _price(request, view, settings.prices, expected),
+                0.0 if free and not view.metered else _price(request, view, settings.prices, demand.answer_tokens),
                 occupied == 0,
                 slots,
                 (occupied + ahead) / slots,
@@ -141,7 +135,25 @@ def _candidates(
                 view.favoured,
             )
         )
-    return candidates, [demand.answer_tokens for demand in demands.values()]
+    return candidates, max([demand.answer_tokens for demand, _ in by_window.values()], default=0)
+
+
+def _whole_tokens(pending: PendingRequest) -> float:
+    """Length of the prompt and the longest answer that the caller's cap allows, infinity without one."""
+    left_tokens = pending.left_tokens
+    return math.inf if left_tokens is None else pending.request.least_prompt_tokens + left_tokens
+
+
+def _asked_within(pending: PendingRequest, context_tokens: int) -> tuple[Demand, int | None]:
+    """Return what a request asks of replicas with that window, and the longest answer where that is less than asked."""
+    request, left_tokens, emitted = pending.request, pending.left_tokens, pending.request.continuation_tokens
+    room = context_tokens - request.least_prompt_tokens
+    most, longest = _most_tokens(pending, context_tokens), 0
+    expected = _expected_of(pending, most)
+    if not emitted:
+        longest = min(pending.length.longest, most)
+    cut = left_tokens is not None and left_tokens > room
+    return Demand(request.prompt_tokens, expected, request.prompt_bytes, 0, longest), room + emitted if cut else None
 
 
 def _sides(model: str, served: Served, candidates: list[Candidate], rejections: list[Rejection], pool: Pool) -> Sides:
@@ -246,23 +258,28 @@ def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> Ov
 
 def expected_tokens(pending: PendingRequest, info: ReplicaInfo) -> int:
     """Expected length of the rest of the answer on a replica: never more than its window leaves."""
-    most = _most_tokens(pending, info)
-    if pending.request.sampling.ignore_eos:
-        return most
-    return max(1, round(pending.length.curve.expected_left(pending.request.continuation_tokens, most)))
+    return _expected_of(pending, _most_tokens(pending, info.context_tokens))
 
 
 def demand_on(pending: PendingRequest, info: ReplicaInfo, affinity: Affinity, expected: int) -> Demand:
     """Return what a request asks of a replica that is expected to generate `expected` tokens for it."""
     request = pending.request
     cached = affinity.expected_cached(request, info.replica_id)
-    longest = 0 if request.continuation_tokens else min(pending.length.longest, _most_tokens(pending, info))
+    most = _most_tokens(pending, info.context_tokens)
+    longest = 0 if request.continuation_tokens else min(pending.length.longest, most)
     return Demand(request.prompt_tokens, expected, request.prompt_bytes, cached, longest)
 
 
-def _most_tokens(pending: PendingRequest, info: ReplicaInfo) -> int:
-    """Longest rest of the answer that the caller's cap and the replica's window allow."""
-    room = info.context_tokens - pending.request.least_prompt_tokens
+def _expected_of(pending: PendingRequest, most: int) -> int:
+    """Expected length of the rest of the answer, where it can become so long at most."""
+    if pending.request.sampling.ignore_eos:
+        return most
+    return max(1, round(pending.length.curve.expected_left(pending.request.continuation_tokens, most)))
+
+
+def _most_tokens(pending: PendingRequest, context_tokens: int) -> int:
+    """Longest rest of the answer that the caller's cap and a window of that length allow."""
+    room = context_tokens - pending.request.least_prompt_tokens
     return max(1, room if pending.left_tokens is None else min(pending.left_tokens, room))
 
 
@@ -293,8 +310,7 @@ def _reject(pending: PendingRequest, view: ReplicaView, pool: Pool) -> Rejection
         out_of_bounds = _out_of_bounds(request, info, pool)
         if out_of_bounds:
             return Rejection(info, "locality", out_of_bounds)
-    needed = 1 if pending.left_tokens is None else min(pending.left_tokens, pool.settings.min_answer_tokens)
-    if request.least_prompt_tokens + needed > info.context_tokens:
+    if _needed_tokens(pending, pool.settings) > info.context_tokens:
         return Rejection(info, "context", _too_long(pending, info))
     if info.quality < request.objective.min_quality:
         return Rejection(info, "quality", f"quality {info.quality:g}, asked for {request.objective.min_quality:g}")
@@ -303,6 +319,13 @@ def _reject(pending: PendingRequest, view: ReplicaView, pool: Pool) -> Rejection
         named = ", ".join(sorted(feature.value for feature in lacking))
         return Rejection(info, "lacks", f"its server does not do what the request needs: {named}")
     return _reject_now(pending, view)
+
+
+def _needed_tokens(pending: PendingRequest, settings: RouterSettings) -> int:
+    """Shortest window that the request may be served with."""
+    left_tokens = pending.left_tokens
+    least = 1 if left_tokens is None else min(left_tokens, settings.min_answer_tokens)
+    return pending.request.least_prompt_tokens + least
 
 
 def _reject_now(pending: PendingRequest, view: ReplicaView) -> Rejection | None:

@@ -104,11 +104,14 @@ class Served(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         others: the rejections of all other replicas.
         sides: for a request that all of them may serve now.
+        least_context_tokens, least_quality: of any of them.
     """
 
     names: tuple[str, ...]
     others: tuple[Rejection, ...]
     sides: Sides
+    least_context_tokens: int
+    least_quality: float
 
 
 class Waiting(Protocol):
@@ -293,6 +296,8 @@ class Pool:
                     pinned=all(model != info.family for info in serving),
                     remote_served=any(info.remote for info in serving),
                 ),
+                least_context_tokens=min(info.context_tokens for info in serving),
+                least_quality=min(info.quality for info in serving),
             )
         return found
 

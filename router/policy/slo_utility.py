@@ -14,11 +14,11 @@ No answer is capped by a prediction: it ends at its own deadline.
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from router.policy.promise import backlog_s, choose, reason_for, to_keep
-from router.policy.worth import FLOOR, Worth, ask_of, latest_start_s, without_backlog, worth_of
+from router.policy.worth import FLOOR, Worth, ask_of, latest_start_s, without_backlog, worths_of
 from router.values.choice import Choice, Hopeless
 from router.values.offer import Ask
 from router.values.request import Locality
@@ -40,7 +40,7 @@ class SloUtility:
         return ask_of(situation)
 
     def decide(self, situation: Situation) -> Choice | Hopeless:
-        judged = [worth_of(candidate, situation) for candidate in situation.candidates]
+        judged = worths_of(situation.candidates, situation)
         promised = [w for w in judged if w.kept > FLOOR and w.value > 0.0]
         if not promised:
             return self._late(judged, situation)
@@ -53,7 +53,7 @@ class SloUtility:
         good_for_s = _TAKEN_SOON_S
         if not free:
             shortest = situation.length.quantile(FLOOR)
-            good_for_s = max(latest_start_s(w.candidate, situation, shortest) for w in promised)
+            good_for_s = latest_start_s([w.candidate for w in promised], situation, shortest)
         return choose(
             best.candidate,
             situation,
@@ -70,57 +70,46 @@ class SloUtility:
         """Return who can start now and should: likely enough to be kept there, and not far better kept by waiting."""
         free = [w for w in promised if w.candidate.prediction.free]
         taken = [w for w in free if w.kept >= _LIKELY or w.candidate.idle]
-        if not taken or len(free) == len(promised) or min(w.kept for w in taken) >= _LATER_SHARE:
+        if not taken or len(free) == len(promised) or min([w.kept for w in taken]) >= _LATER_SHARE:
             return taken
-        later = max(
-            worth_of(w.candidate, situation, wait_s=w.candidate.prediction.wait_s).value
-            for w in promised
-            if not w.candidate.prediction.free
-        )
+        busy = [w.candidate for w in promised if not w.candidate.prediction.free]
+        later = max([w.value for w in worths_of(busy, situation, wait_s=None)])
         return [w for w in taken if w.value >= _LATER_SHARE * later]
 
     @staticmethod
     def _best(judged: Sequence[Worth], situation: Situation, *, calm: bool) -> Worth:
         """Return the pairing of highest value; of near equals the device's, the session's, the quicker one."""
         best = judged[0]
-        if len(judged) == 1:
-            return best
         for worth in judged:
             if worth.net > best.net:
                 best = worth
-        if not (calm or best.candidate.favoured):
+        if len(judged) == 1 or not (calm or best.candidate.favoured):
             return best
         slack = situation.settings.device_first_quality_slack + 1e-9
         least_kept, least_quality = best.kept - _NEAR, best.candidate.info.quality - slack
         most_price = best.candidate.price + slack
-        first, first_key = best, (True, True, math.inf)
+        first = best
         for worth in judged:
             candidate = worth.candidate
-            info = candidate.info
             if (
                 worth.kept >= least_kept
-                and info.quality >= least_quality
-                and candidate.price <= most_price
                 and (calm or candidate.favoured)
+                and candidate.info.quality >= least_quality
+                and candidate.price <= most_price
+                and worth is not best
+                and _order_of_equals(worth) < _order_of_equals(first)
             ):
-                key = (info.remote, not candidate.session, -worth.rank)
-                if key < first_key:
-                    first, first_key = worth, key
+                first = worth
         return first
 
     def _waits_for(
         self, promised: Sequence[Worth], best: Worth, situation: Situation, *, calm: bool
     ) -> Mapping[str, float]:
         """Return the best rung of each device, and the chosen one, with the rank that the request has there."""
-        by_device: dict[str, list[Worth]] = {}
+        by_device: defaultdict[str, list[Worth]] = defaultdict(list)
         for worth in promised:
-            device = worth.candidate.info.device_key
-            if device in by_device:
-                by_device[device].append(worth)
-            else:
-                by_device[device] = [worth]
-        back = put_back(situation)
-        waits_for = {}
+            by_device[worth.candidate.info.device_key].append(worth)
+        back, waits_for = put_back(situation), {}
         for of_one in by_device.values():
             worth = of_one[0] if len(of_one) == 1 else self._best(of_one, situation, calm=calm)
             waits_for[worth.candidate.info.replica_id] = worth.rank / back
@@ -137,7 +126,8 @@ class SloUtility:
                 return choose(best.candidate, situation, "late")
         soonest = min((w.candidate for w in judged), key=lambda c: c.prediction.ttft_s)
         kept = max(w.kept for w in judged)
-        later = [w for w in judged if worth_of(without_backlog(w.candidate), situation).kept > FLOOR]
+        alone = worths_of([without_backlog(w.candidate) for w in judged], situation)
+        later = [w for w, then in zip(judged, alone, strict=True) if then.kept > FLOOR]
         if later:
             return _not_now(later, situation)
         return Hopeless(
@@ -147,6 +137,12 @@ class SloUtility:
             retry_after_s=backlog_s(situation),
             deadline_lost=objective.deadline_s is not None,
         )
+
+
+def _order_of_equals(worth: Worth) -> tuple[bool, bool, float]:
+    """Sorts near equals: the device's, the session's, the quicker one."""
+    candidate = worth.candidate
+    return candidate.info.remote, not candidate.session, -worth.rank
 
 
 def _not_now(later: Sequence[Worth], situation: Situation) -> Choice:

@@ -18,6 +18,7 @@ A value that falls linearly until `late_s` after the deadline is the mean of P o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -64,7 +65,7 @@ def ask_of(situation: Situation) -> Ask:
     objective, prediction = situation.objective, situation.candidates[0].prediction
     ttft_s = objective.ttft_s if situation.ttft_promised else None
     return Ask(
-        tuple([offer_of(candidate, situation) for candidate in situation.candidates]),
+        tuple(offers_of(situation.candidates, situation)),
         objective.priority,
         situation.length,
         prediction.ttft_log_sigma,
@@ -76,17 +77,24 @@ def ask_of(situation: Situation) -> Ask:
     )
 
 
-def offer_of(candidate: Candidate, situation: Situation) -> Offer:
-    """Judge a pairing as it would be on an idle device that runs this rung alone."""
-    info, prediction, objective = candidate.info, candidate.prediction, situation.objective
-    full_s, slope = prediction.token_device_s * candidate.slots, info.prior.decode_batch_slope
-    step_s = full_s / (1.0 + slope * (candidate.slots - 1))
-    alone = msgspec.structs.replace(
-        candidate,
-        prediction=msgspec.structs.replace(prediction, tpot_s=step_s, wait_s=0.0, ttft_s=prediction.prefill_s),
-        favoured=True,
-    )
-    worth = worth_of(alone, situation)
+def offers_of(candidates: Sequence[Candidate], situation: Situation) -> list[Offer]:
+    """Judge pairings as they would be on idle devices, each of which runs that rung alone."""
+    judged = worths_of([_alone(candidate) for candidate in candidates], situation)
+    return [_offer(worth, situation) for worth in judged]
+
+
+def _alone(candidate: Candidate) -> Candidate:
+    prediction, slope = candidate.prediction, candidate.info.prior.decode_batch_slope
+    step_s = prediction.token_device_s * candidate.slots / (1.0 + slope * (candidate.slots - 1))
+    idle = msgspec.structs.replace(prediction, tpot_s=step_s, wait_s=0.0, ttft_s=prediction.prefill_s)
+    return msgspec.structs.replace(candidate, prediction=idle, favoured=True)
+
+
+def _offer(worth: Worth, situation: Situation) -> Offer:
+    """Return the offer of a pairing that was judged on an idle device."""
+    candidate, objective = worth.candidate, situation.objective
+    info, prediction = candidate.info, candidate.prediction
+    step_s, full_s = prediction.tpot_s, prediction.token_device_s * candidate.slots
     spent_s = situation.waited_s + prediction.network_s
     latest_s = situation.wait_left_s
     if objective.deadline_s is not None:
@@ -109,34 +117,51 @@ def offer_of(candidate: Candidate, situation: Situation) -> Offer:
         prefill_s=prediction.prefill_s,
         network_s=prediction.network_s,
         step_s=step_s,
-        slope=slope,
+        slope=info.prior.decode_batch_slope,
         latest_s=latest_s,
     )
 
 
 def worth_of(candidate: Candidate, situation: Situation, *, wait_s: float = 0.0) -> Worth:
     """Judge a pairing, were it to start in `wait_s` seconds."""
-    prediction, objective = candidate.prediction, situation.objective
-    prefill_s, deadline_s, ttft_s = prediction.prefill_s, objective.deadline_s, objective.ttft_s
-    elapsed_s = situation.waited_s + wait_s + prediction.network_s + prediction.backlog_s
-    kept, fits, pace_s = 1.0, math.inf, expected_pace_s(candidate)
-    if deadline_s is not None:
-        left_s = deadline_s + (objective.late_s or 0.0) - elapsed_s
-        fits = 1.0 + (left_s - prefill_s) / pace_s
-        kept = deadline_chance(prediction, situation, elapsed_s, pace_s)
-    if ttft_s is not None and (situation.ttft_promised or deadline_s is None):
-        in_time = _phi_log(ttft_s - elapsed_s, prefill_s, prediction.ttft_log_sigma)
-        kept *= in_time if situation.ttft_promised else _UNASKED_LATE + (1.0 - _UNASKED_LATE) * in_time
-    if objective.tpot_s is not None:
-        kept *= _phi_log(objective.tpot_s, pace_s, prediction.pace_log_sigma)
-    cost_s = prefill_s + situation.length.expected(fits) * prediction.token_device_s
-    value = candidate.info.quality * kept
-    if candidate.price:
-        value -= candidate.price
-    if candidate.favoured or situation.calm:
-        return Worth(candidate, kept, value, cost_s, value)
-    mixing_cost = situation.settings.mixing_cost
-    return Worth(candidate, kept, value, cost_s * mixing_cost, value / mixing_cost)
+    return worths_of((candidate,), situation, wait_s=wait_s)[0]
+
+
+def worths_of(candidates: Sequence[Candidate], situation: Situation, *, wait_s: float | None = 0.0) -> list[Worth]:
+    """Judge the pairings of a request, in that order; what they have in common is looked up once.
+
+    Args:
+        wait_s: in how many seconds it would start; None: on each candidate once a slot should be free there.
+    """
+    objective, length, calm = situation.objective, situation.length, situation.calm
+    deadline_s, late_s, tpot_s = objective.deadline_s, objective.late_s, objective.tpot_s
+    ttft_s = objective.ttft_s if situation.ttft_promised or deadline_s is None else None
+    waited_s, whole_tokens, mixing_cost = situation.waited_s, length.expected(), situation.settings.mixing_cost
+    judged = []
+    for candidate in candidates:
+        prediction = candidate.prediction
+        prefill_s, pace_s, tokens, kept = prediction.prefill_s, expected_pace_s(candidate), whole_tokens, 1.0
+        starts_s = waited_s + (prediction.wait_s if wait_s is None else wait_s)
+        elapsed_s = starts_s + prediction.network_s + prediction.backlog_s
+        if deadline_s is not None:
+            fits = 1.0 + (deadline_s + (late_s or 0.0) - elapsed_s - prefill_s) / pace_s
+            if fits < length.cap:
+                tokens = length.expected(fits)
+            if late_s is None:
+                kept = _fits(length, deadline_s - elapsed_s, prefill_s, pace_s, prediction.pace_log_sigma)
+            else:
+                kept = deadline_chance(prediction, situation, elapsed_s, pace_s)
+        if ttft_s is not None:
+            in_time = _phi_log(ttft_s - elapsed_s, prefill_s, prediction.ttft_log_sigma)
+            kept *= in_time if situation.ttft_promised else _UNASKED_LATE + (1.0 - _UNASKED_LATE) * in_time
+        if tpot_s is not None:
+            kept *= _phi_log(tpot_s, pace_s, prediction.pace_log_sigma)
+        net = value = candidate.info.quality * kept - candidate.price
+        cost_s = prefill_s + tokens * prediction.token_device_s
+        if not (calm or candidate.favoured):
+            cost_s, net = cost_s * mixing_cost, value / mixing_cost
+        judged.append(Worth(candidate, kept, value, cost_s, net))
+    return judged
 
 
 def without_backlog(candidate: Candidate) -> Candidate:
@@ -147,20 +172,27 @@ def without_backlog(candidate: Candidate) -> Candidate:
     return msgspec.structs.replace(candidate, prediction=msgspec.structs.replace(prediction, ttft_s=ttft_s))
 
 
-def latest_start_s(candidate: Candidate, situation: Situation, shortest_tokens: float) -> float:
-    """Seconds from now after which the promise is all but lost on a candidate that is free then; infinity: never.
+def latest_start_s(candidates: Iterable[Candidate], situation: Situation, shortest_tokens: float) -> float:
+    """Seconds from now after which the promise is all but lost on all candidates, were they free; infinity: never.
 
     Args:
         shortest_tokens: the `FLOOR` quantile of the answer's length.
     """
-    prediction, objective = candidate.prediction, situation.objective
-    spent_s = situation.waited_s + prediction.network_s
-    latest_s = math.inf
-    if objective.deadline_s is not None:
-        work_s = prediction.prefill_s + (shortest_tokens - 1.0) * prediction.tpot_s
-        latest_s = objective.deadline_s + (objective.late_s or 0.0) - spent_s - work_s
-    if objective.ttft_s is not None and situation.ttft_promised:
-        latest_s = min(latest_s, objective.ttft_s - spent_s - 0.6 * prediction.prefill_s)
+    objective = situation.objective
+    deadline_s, ttft_s = objective.deadline_s, objective.ttft_s if situation.ttft_promised else None
+    if deadline_s is None and ttft_s is None:
+        return math.inf
+    end_s = math.inf if deadline_s is None else deadline_s + (objective.late_s or 0.0)
+    first_s, further_tokens = math.inf if ttft_s is None else ttft_s, shortest_tokens - 1.0
+    latest_s = -math.inf
+    for candidate in candidates:
+        prediction = candidate.prediction
+        spent_s, prefill_s = situation.waited_s + prediction.network_s, prediction.prefill_s
+        start_s = end_s - spent_s - (prefill_s + further_tokens * prediction.tpot_s)
+        if start_s > first_s - spent_s - 0.6 * prefill_s:
+            start_s = first_s - spent_s - 0.6 * prefill_s
+        if start_s > latest_s:
+            latest_s = start_s
     return latest_s
 
 
@@ -182,18 +214,18 @@ def deadline_chance(prediction: Prediction, situation: Situation, elapsed_s: flo
     deadline_s, late_s = objective.deadline_s, objective.late_s
     if deadline_s is None:
         return 1.0
-    sigma = prediction.pace_log_sigma
-    if sigma < _LEAST_SIGMA:
-        sigma = _LEAST_SIGMA
+    prefill_s, sigma = prediction.prefill_s, prediction.pace_log_sigma
     if late_s is None:
-        return _fits(length, deadline_s - elapsed_s, prediction.prefill_s, pace_s, sigma)
+        return _fits(length, deadline_s - elapsed_s, prefill_s, pace_s, sigma)
     ends_s = [deadline_s + share * late_s for share in _LATE_AT]
-    return sum(_fits(length, end_s - elapsed_s, prediction.prefill_s, pace_s, sigma) for end_s in ends_s) / len(ends_s)
+    return sum([_fits(length, end_s - elapsed_s, prefill_s, pace_s, sigma) for end_s in ends_s]) / len(ends_s)
 
 
 def _fits(length: LengthCurve, left_s: float, prefill_s: float, pace_s: float, sigma: float) -> float:
     if left_s <= 0.0:
         return 0.0
+    if sigma < _LEAST_SIGMA:
+        sigma = _LEAST_SIGMA
     slower, inside = math.exp(_NODE * sigma), length.within
     slowest_tokens = 1.0 + (left_s / slower - prefill_s) / pace_s
     if slowest_tokens >= length.cap:  # the longest answer fits, even then

@@ -130,8 +130,7 @@ class LatencyModel:
         rest_s = (answer_tokens - 1) * pace_s if answer_tokens > 1 else 0.0
         longest = demand.answer_high_tokens
         length_log = math.log(longest / answer_tokens) if longest and answer_tokens else _UNKNOWN_LENGTH_LOG
-        pace_log = NORMAL_90 * state.pace_sigma
-        longer = math.exp(math.sqrt(length_log * length_log + pace_log * pace_log))
+        longer = math.exp(math.sqrt(length_log * length_log + state.pace_spread))
         finish_s = ttft_s + rest_s
         finish_high_s = wait_high_s + (sent_s + rest_s * longer) * state.finish_factor
         return Prediction(
@@ -148,7 +147,7 @@ class LatencyModel:
             state.token_device_s,
             state.prefill_sigma,
             state.pace_sigma,
-            now_s - state.seen_s > AFTER_S and not state.mine.requests and self._explores(state, now_s),
+            now_s - state.idle_since_s > AFTER_S and self._explores(state, now_s),
         )
 
     def _explores(self, state: ReplicaState, now_s: float) -> bool:

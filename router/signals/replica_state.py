@@ -10,7 +10,7 @@ import msgspec
 
 from router.signals.learnt import Device, Speeds
 from router.signals.occupancy import backlog_tokens, left_tokens, occupied_slots
-from router.signals.upper import band_of
+from router.signals.upper import NORMAL_90, band_of
 from router.values.link import LinkSnapshot
 from router.values.prediction import InFlightLoad, SiblingLoad
 from router.values.replica import ReplicaSnapshot
@@ -24,13 +24,14 @@ class ReplicaState(msgspec.Struct, gc=False):
 
     Attributes:
         version: of what was learnt of its device.
-        seen_s: when the replica last taught anything.
         position: how many answers have to end before a request starts, 0 or less: none.
         band: of the device's occupancy with the request.
         network_s: round trip, and a new connection where one is needed; uplink_bytes_per_s: infinite on this host.
         line_a_s, line_b_s: seconds until the first token, and for each token of its own prompt, as it will be.
         backlog_s: for what is to be prefilled before it; behind_s: the part of other rungs; scale: of a batch.
         alone_a_s, alone_b_s: the same on an idle device.
+        pace_spread: square of the 0.9 quantile of log errors of its pace.
+        idle_since_s: when it last taught anything, while it has no request; infinity while it has one.
     """
 
     snapshot: ReplicaSnapshot
@@ -40,7 +41,7 @@ class ReplicaState(msgspec.Struct, gc=False):
     device: Device
     version: int
     at_s: float
-    seen_s: float
+    idle_since_s: float
     position: int
     slots: int
     band: int
@@ -62,6 +63,7 @@ class ReplicaState(msgspec.Struct, gc=False):
     token_device_s: float
     prefill_sigma: float
     pace_sigma: float
+    pace_spread: float
     pessimism_log: float
     waited: list[int] | None = None
 
@@ -136,7 +138,7 @@ def state_of(
     pace_s *= factors.pace_bias
     if link is not None:
         pace_s = max(pace_s, link.token_s(occupied + 1))
-    bias = factors.ttft_bias
+    spread_log, bias = NORMAL_90 * device.pace_sigma, factors.ttft_bias
     scale = 1.0 + figures.slope * (own if own < own_slots else own_slots - 1)
     backlog = backlog_tokens(snapshot, mine)
     line_b_s = bias * figures.b_s * scale
@@ -148,7 +150,7 @@ def state_of(
         device,
         device.version,
         now_s,
-        speeds.seen_s,
+        math.inf if mine.requests else speeds.seen_s,
         position,
         slots,
         band,
@@ -170,5 +172,6 @@ def state_of(
         figures.step_s * (1.0 + figures.slope * (slots - 1)) / slots,
         figures.prefill_sigma,
         device.pace_sigma,
+        spread_log * spread_log,
         figures.pessimism_log,
     )

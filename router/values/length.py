@@ -65,7 +65,8 @@ class LengthCurve(msgspec.Struct, frozen=True, gc=False):
 
     def expected(self, tokens: float = math.inf) -> float:
         """E[min(length, tokens)], at least 1."""
-        tokens = min(tokens, self.cap)
+        if tokens > self.cap:  # noqa: PLR1730 - done for every candidate of every decision
+            tokens = self.cap
         if tokens <= 1.0:
             return 1.0
         if tokens >= EDGES[_LAST]:

@@ -101,7 +101,7 @@ class Prediction(msgspec.Struct, frozen=True, gc=False):
     def backlog_s(self) -> float:
         """Prefill of others that comes before its own, on a replica that is free."""
         backlog_s = self.ttft_s - self.wait_s - self.network_s - self.prefill_s
-        return max(0.0, backlog_s)
+        return backlog_s if backlog_s > 0.0 else 0.0  # noqa: FURB136 - asked for every candidate
 
     def finish_with(self, answer_tokens: int) -> float:
         """`finish_s` for another answer length."""

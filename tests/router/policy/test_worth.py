@@ -14,7 +14,7 @@ from router.policy.worth import (
     deadline_chance,
     expected_pace_s,
     latest_start_s,
-    offer_of,
+    offers_of,
     worth_of,
 )
 from router.values.length import EDGES, LengthCurve
@@ -114,7 +114,9 @@ def test_a_ttft_asks_nothing_of_the_length() -> None:
     asked = {"objective": Objective(ttft_s=0.5), "ttft_promised": True}
     short, long = (situation(one, LengthCurve.exactly(tokens), **asked) for tokens in (10, 3000))
     assert worth_of(one, short).kept == worth_of(one, long).kept
-    assert latest_start_s(one, short, 10.0) == latest_start_s(one, long, 3000.0) > 0.0, "of a TTFT only prefill is work"
+    assert latest_start_s([one], short, 10.0) == latest_start_s([one], long, 3000.0) > 0.0, (
+        "of a TTFT only prefill is work"
+    )
 
 
 @pytest.mark.parametrize("tpot_s", [0.015, 0.02, 0.03])
@@ -163,7 +165,7 @@ def test_after_its_latest_start_a_promise_is_lost_and_before_it_is_not(objective
     one = candidate(sigma=0.05, pace_s=0.02)
     one = msgspec.structs.replace(one, slots=1, prediction=msgspec.structs.replace(one.prediction, token_device_s=0.02))
     case = situation(one, objective=objective)
-    latest_s = latest_start_s(one, case, CURVE.quantile(FLOOR))
+    latest_s = latest_start_s([one], case, CURVE.quantile(FLOOR))
     hard = situation(one, objective=Objective(deadline_s=4.0 + (objective.late_s or 0.0)))
     assert worth_of(one, hard, wait_s=latest_s - 0.3).kept > FLOOR
     assert worth_of(one, hard, wait_s=latest_s + 0.3).kept < FLOOR
@@ -182,8 +184,8 @@ def test_an_offer_is_of_an_idle_device_that_runs_this_rung_alone() -> None:
         one, favoured=False, prediction=msgspec.structs.replace(one.prediction, wait_s=9.0, ttft_s=9.35, free=False)
     )
     case = situation(one, objective=Objective(deadline_s=4.0))
-    assert offer_of(queued, case) == offer_of(one, case)
-    assert offer_of(one, case).device == one.info.device_key
+    assert offers_of([queued], case)[0] == offers_of([one], case)[0]
+    assert offers_of([one], case)[0].device == one.info.device_key
     lost = situation(one, LengthCurve.exactly(5000), objective=Objective(deadline_s=1.0))
-    assert offer_of(one, lost).kept == 0.0
-    assert offer_of(one, lost).latest_s < 0.0
+    assert offers_of([one], lost)[0].kept == 0.0
+    assert offers_of([one], lost)[0].latest_s < 0.0
