@@ -237,7 +237,7 @@ class Pool:
             left = max(0, snapshot.credits - signals.in_flight.unopened_at(snapshot.info.endpoint))
             snapshot = msgspec.structs.replace(snapshot, credits=left)
         blocked = bool(health.code) or not snapshot.available
-        if seen is not None and seen.snapshot is snapshot and seen.mine is mine and seen.link is link:
+        if seen is not None and seen.mine is mine and seen.link is link and seen.snapshot == snapshot:
             seen.health, seen.blocked = health, blocked
             return False
         if seen is None or seen.info is not snapshot.info:

@@ -14,7 +14,7 @@ from router.signals.upper import COVERAGE, FINISH_COVERAGE, BandedQuantile, medi
 from router.values.replica import ReplicaInfo
 
 # How long figures stand while nothing is learnt: ageing is slower by far.
-_FIGURES_LAST_S = 0.25
+FIGURES_LAST_S = 0.25
 _INITIAL_HIGH_LOG = math.log(1.5)
 _INITIAL_PACE_HIGH_LOG = math.log(1.7)  # its batch grows after it was told
 _INITIAL_SIGMA = 0.3
@@ -84,7 +84,7 @@ class Speeds:
     def figures(self, now_s: float) -> Figures:
         """Return the figures at `now_s`; computed again once anything was learnt, or some time has passed."""
         found = self._figures
-        if found is None or now_s - found.at_s > _FIGURES_LAST_S:
+        if found is None or now_s - found.at_s > FIGURES_LAST_S:
             prior, level = self.info.prior, math.exp(self.prefill.log(now_s))
             found = self._figures = Figures(
                 at_s=now_s,

@@ -8,22 +8,20 @@ from collections.abc import Sequence
 
 import msgspec
 
-from router.signals.learnt import Device, Speeds
+from router.signals.learnt import FIGURES_LAST_S, Device, Speeds
 from router.signals.occupancy import backlog_tokens, left_tokens, occupied_slots
 from router.signals.upper import NORMAL_90, band_of
 from router.values.link import LinkSnapshot
 from router.values.prediction import InFlightLoad, SiblingLoad
 from router.values.replica import ReplicaSnapshot
 
-# How long it stands, if nothing else changed: ageing is slower by far.
-LASTS_S = 0.25
-
 
 class ReplicaState(msgspec.Struct, gc=False):
-    """See the module; the first six say for which moment it was computed.
+    """See the module; the first seven say for which moment it was computed.
 
     Attributes:
         version: of what was learnt of its device.
+        at_s: of the oldest figures in it; it stands as long as those.
         position: how many answers have to end before a request starts, 0 or less: none.
         band: of the device's occupancy with the request.
         network_s: round trip, and a new connection where one is needed; uplink_bytes_per_s: infinite on this host.
@@ -86,7 +84,7 @@ class ReplicaState(msgspec.Struct, gc=False):
 
     def holds(self, now_s: float) -> bool:
         """Whether nothing was learnt since, and hardly any time has passed: of the same objects it is as it was."""
-        return self.version == self.device.version and now_s - self.at_s <= LASTS_S
+        return self.version == self.device.version and now_s - self.at_s <= FIGURES_LAST_S
 
     def until_free_s(self, position: int, answer_s: float) -> float:
         """Time until the `position`-th answer ends; after those that run, whole answers of `answer_s` follow."""
@@ -123,12 +121,14 @@ def state_of(
     own = occupied = occupied_slots(snapshot, mine)
     figures = speeds.figures(now_s)
     pace_s = figures.step_s * (1.0 + figures.slope * (own if own < own_slots else own_slots - 1))
-    behind_s = 0.0
+    at_s, behind_s = figures.at_s, 0.0
     for sibling, other in zip(siblings, others, strict=True):
         occupied += sibling.occupied
         if sibling.slots > slots:
             slots = sibling.slots
         theirs = other.figures(now_s)
+        if theirs.at_s < at_s:
+            at_s = theirs.at_s
         pace_s += theirs.step_s * (1.0 + theirs.slope * (sibling.running - 1))
         behind_s += theirs.b_s * sibling.prefill_tokens
     over, own_over = occupied - slots, own - own_slots
@@ -149,7 +149,7 @@ def state_of(
         link,
         device,
         device.version,
-        now_s,
+        at_s,
         math.inf if mine.requests else speeds.seen_s,
         position,
         slots,
