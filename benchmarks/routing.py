@@ -37,7 +37,7 @@ from benchmarks.__main__ import machine
 from router.policy.registry import POLICIES
 from router.simulation.bound import cached_upper_bound
 from router.simulation.clairvoyant import clairvoyant_greedy
-from router.simulation.experiment import CLAIRVOYANT, Experiment, requests_for
+from router.simulation.experiment import CLAIRVOYANT, Experiment, begin_worker, requests_for
 from router.simulation.mixes import MIXES
 from router.simulation.run import simulate, truths_of
 from router.simulation.traces import SHIPPED, load_trace
@@ -256,7 +256,7 @@ def _computed(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Outcom
         yield from ((job, run_job(job)) for job in jobs)
         return
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, initializer=begin_worker) as pool:
         yield from pool.imap_unordered(_run_named, jobs)
 
 

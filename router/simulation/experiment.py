@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from router.base.errors import ConfigError
+from router.base.garbage import spare_what_was_imported
 from router.policy.registry import load_policy
 from router.simulation.mixes import MIXES, requests_of
 from router.simulation.run import Result, simulate, truths_of
@@ -124,13 +125,18 @@ def runs_of(experiment: Experiment, jobs: int) -> Iterator[Run]:
         yield from (run_task(experiment, task) for task in tasks)
         return
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=spawn) as pool:
+    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=spawn, initializer=begin_worker) as pool:
         waiting = [pool.submit(run_task, experiment, task) for task in tasks]
         try:
             for done in as_completed(waiting):
                 yield done.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def begin_worker() -> None:
+    """Make ready a process that simulates: what it has imported, which is most of what lives there, is no garbage."""
+    spare_what_was_imported()
 
 
 def run_task(experiment: Experiment, task: Task) -> Run:

@@ -70,6 +70,16 @@ async def test_a_change_on_a_device_reads_the_rungs_that_share_it(pool: Pool, re
     assert pool.moment > moment
 
 
+async def test_a_replica_that_is_as_it_was_keeps_its_view(pool: Pool) -> None:
+    views = dict(pool.views)
+    moved = pool.replicas[info("int8", device="gpu").replica_id]
+    assert isinstance(moved, FakeReplica)
+    moved.others = 1
+    pool.changed()
+    pool.look()
+    assert [name for name in views if pool.views[name] is not views[name]] == [moved.info.replica_id]
+
+
 async def test_what_is_sent_to_an_upstream_counts_for_all_of_it(pool: Pool, reads: Counter[str]) -> None:
     pool.changed(info("int8", remote=True).device_key)  # its replicas share credits and a link
     pool.look()

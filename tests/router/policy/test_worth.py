@@ -16,6 +16,7 @@ from router.policy.worth import (
     latest_start_s,
     offers_of,
     worth_of,
+    worths_of,
 )
 from router.values.length import EDGES, LengthCurve
 from router.values.prediction import Prediction
@@ -176,6 +177,20 @@ def test_the_pace_counts_those_who_will_join() -> None:
     assert expected_pace_s(alone) == pytest.approx(0.02)
     joined = msgspec.structs.replace(alone, slots=12)
     assert expected_pace_s(joined) == pytest.approx(0.5 * 0.02 + 0.5 * 0.06)
+
+
+def test_what_candidates_share_is_looked_up_once_and_changes_no_figure() -> None:
+    several = [
+        candidate(pace_s, prefill_s, sigma) for pace_s, prefill_s, sigma in ((0.02, 0.3, 0.3), (0.05, 0.1, 0.01))
+    ]
+    several = [
+        msgspec.structs.replace(one, prediction=msgspec.structs.replace(one.prediction, wait_s=0.4)) for one in several
+    ]
+    asked = Objective(ttft_s=1.0, tpot_s=0.06, deadline_s=6.0, late_s=2.0)
+    case = situation(several[0], objective=asked, ttft_promised=True, candidates=tuple(several))
+    assert worths_of(several, case) == [worth_of(one, case) for one in several]
+    assert worths_of(several, case, wait_s=None) == [worth_of(one, case, wait_s=0.4) for one in several]
+    assert worths_of(several, case, wait_s=None) != worths_of(several, case)
 
 
 def test_an_offer_is_of_an_idle_device_that_runs_this_rung_alone() -> None:

@@ -14,6 +14,7 @@ from router.signals.link import Link, LinkPrior
 from router.signals.prefill import PrefillLine
 from router.values.prediction import Demand, InFlightLoad, SiblingLoad
 from router.values.replica import ReplicaSnapshot, SpeedPrior
+from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import info
 from tests.support.served import Bench
 
@@ -175,3 +176,12 @@ def test_replicas_that_are_gone_are_forgotten():
     assert bench.model.predict(IDLE, None, Demand(10, 11)).tpot_s > 0.3
     bench.model.keep_only(set())
     assert bench.model.predict(IDLE, None, Demand(10, 11)).tpot_s == pytest.approx(0.02)
+
+
+def test_what_was_computed_stands_as_long_as_the_speeds_in_it():
+    model, nothing = LatencyModel(VirtualClock()), InFlightLoad()
+    model.state(IDLE, None, nothing, (), 0.0)
+    busy = replace(IDLE, running=1)
+    state = model.state(busy, None, nothing, (), 0.2)
+    assert model.state(busy, None, nothing, (), 0.24) is state
+    assert model.state(busy, None, nothing, (), 0.26) is not state, "its speeds are those of second 0"
