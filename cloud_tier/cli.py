@@ -1,8 +1,9 @@
-"""`overspill cloud serve` and `overspill cloud check`."""
+"""`overspill cloud serve`, `overspill cloud check` and `overspill cloud status`."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from router.base.clock import MonotonicClock
 from router.base.config import Flag
 from router.base.garbage import spare_what_was_imported
 from router.base.json_output import print_json
+from router.client.tier import CLOUD_URL, KEY_VARIABLE, TierAddress
 from router.decisions.settings import describe
 
 if TYPE_CHECKING:
@@ -100,6 +102,36 @@ def check(
         if engine:
             told["engines"] = [asdict(report) for report in reports]
         print_json(told)
+
+
+@app.command()
+def status(
+    *,
+    url: Annotated[
+        str, typer.Option("--url", metavar="URL", help="Base URL of the tier; an edge agent answers too.")
+    ] = CLOUD_URL,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks, with --watch.")] = 2.0,
+    ca_file: Annotated[Path | None, typer.Option("--ca-file", help="PEM of a private authority, for https.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch a line for each look.")] = False,
+) -> None:
+    """Show a running tier: replicas, load, KV use, rungs, versions, breakers, cold starts, GPUs.
+
+    The key is read from $OVERSPILL_API_KEY.
+    """
+    from rich.console import Console  # noqa: PLC0415 - as above
+
+    from cloud_tier.status.ask import ask  # noqa: PLC0415
+    from cloud_tier.status.show import tier_as_table  # noqa: PLC0415
+    from cloud_tier.status.watch import watch as keep_watching  # noqa: PLC0415
+
+    address = TierAddress(url, os.environ.get(KEY_VARIABLE, ""), ca_file)
+    if watch:
+        keep_watching(address, every, as_json=as_json)
+    elif as_json:
+        print_json(msgspec.to_builtins(ask(address)))
+    else:
+        Console().print(tier_as_table(ask(address), address.base))
 
 
 def _settings(

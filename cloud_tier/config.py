@@ -1,5 +1,6 @@
-"""The cloud tier's configuration: `[server]`, `[[models]]`, `[[backends]]`, `[router]` and the smaller tables.
+"""The cloud tier's configuration.
 
+Its tables: `[server]`, `[[models]]`, `[[backends]]`, `[router]`, `[decisions]`, `[telemetry]`, `[auth]`, `[limits]`.
 `examples/cloud.toml` documents every key. Environment variables lie over the file
 (`OVERSPILL_CLOUD__SERVER__PORT=8701`), flags over both.
 """
@@ -20,6 +21,7 @@ from router.base.errors import ConfigError
 from router.base.loopback import is_loopback
 from router.decisions.settings import DecisionFileSettings
 from router.policy.registry import load_policy
+from router.tracing.settings import TelemetrySettings
 from router.upstream.settings import BackendSettings, check_backends
 from router.values.settings import RouterSettings
 
@@ -157,6 +159,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     backends: tuple[BackendSettings, ...] = ()
     router: RouterSettings = RouterSettings()
     decisions: DecisionFileSettings = DecisionFileSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     auth: AuthConfig = AuthConfig()
     limits: LimitsConfig = LimitsConfig()
 

@@ -24,7 +24,6 @@ class EngineMetrics(Collector):
             "overspill_engine_restarts", "Times the engine's processes were started again.", labels=["engine"]
         )
         ready = GaugeMetricFamily("overspill_engine_ready", "1 while the engine serves.", labels=["engine"])
-        usage = GaugeMetricFamily("overspill_engine_kv_usage_ratio", "Used share of KV blocks.", labels=["engine"])
         step = GaugeMetricFamily("overspill_engine_step_seconds", "Smoothed duration of a step.", labels=["engine"])
         preempted = CounterMetricFamily(
             "overspill_engine_preemptions", "Sequences preempted since the engine's last start.", labels=["engine"]
@@ -44,12 +43,11 @@ class EngineMetrics(Collector):
             load = replica.engine.load()
             restarts.add_metric(name, replica.engine.restarts)
             ready.add_metric(name, float(replica.engine.ready))
-            usage.add_metric(name, kv_usage([load]) or 0.0)
             step.add_metric(name, load.step_s)
             preempted.add_metric(name, load.preemptions)
             hits.add_metric(name, load.prefix_hit_tokens)
             failed.add_metric(name, load.failed)
-        yield from (restarts, ready, usage, step, preempted, hits, failed)
+        yield from (restarts, ready, step, preempted, hits, failed)
 
 
 def kv_usage(loads: Sequence[EngineLoad]) -> float | None:

@@ -15,6 +15,7 @@ from models.text.chat import PromptEncoder
 from models.text.tokenizer import TextStream
 from router.base.clock import Clock
 from router.base.errors import ContextTooLong, ReplicaBroken
+from router.base.extras import installed
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import (
     IN_THREAD_CHARS,
@@ -24,6 +25,7 @@ from router.values.request import (
     TokenChunk,
     size_chars,
 )
+from router.values.status import ReplicaFacts
 
 _MAX_REASON_CHARS = 160
 _INTERNALS = re.compile(r"\s*\([^()]*\)|'[^']*/[^']*'|(?:[\w.~-]*/)+[\w.~-]+")
@@ -83,6 +85,19 @@ class EngineReplica:
             pending_decode_tokens=load.pending_decode_tokens,
             why="" if outage is None else few_words(outage.reason),
             back_in_s=0.0 if outage is None else outage.ready_in_s or 0.0,
+        )
+
+    def facts(self) -> ReplicaFacts:
+        """See `router.values.status.TellsFacts`."""
+        known, load = self.engine.info, self.engine.load()
+        blocks = load.kv_blocks_total
+        return ReplicaFacts(
+            kind="torch",
+            software=f"torch {installed('torch')}",
+            kv_usage=1 - load.kv_blocks_free / blocks if blocks else None,
+            cold_starts=self.engine.restarts + (known is not None),
+            cold_start_s=None if known is None else round(known.load_s, 3),
+            computes_on=() if known is None else known.devices,
         )
 
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:

@@ -25,6 +25,7 @@ from prometheus_client import ProcessCollector
 
 from cloud_tier.config import CloudConfig, LimitsConfig, read_keys, require_keys
 from cloud_tier.engine.protocol import EngineConfig
+from cloud_tier.gpu_watch import GpuMetrics, GpuWatch
 from cloud_tier.lineup import EngineSpec, line_up
 from cloud_tier.metrics import EngineMetrics, kv_usage
 from cloud_tier.prompts import TierPrompts
@@ -48,6 +49,7 @@ from router.dispatch.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, GatewayLimits, create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.listener import Listener, allow_open_files, bind
+from router.tracing.otlp import open_traces
 from router.upstream.source import SourceHooks
 from router.upstream.sources import Sources, backend_sources
 from router.values.replica import ReplicaInfo
@@ -134,6 +136,7 @@ class CloudTier:
 
         Raises:
             ArtifactError: a tokenizer or chat template is damaged.
+            ConfigError: `[telemetry]` needs a library that is missing.
         """
         self._config = plan.config
         self._clock = clock or MonotonicClock()
@@ -147,13 +150,23 @@ class CloudTier:
         ]
         self._telemetry = Telemetry()
         self._telemetry.registry.register(EngineMetrics(self._replicas))
+        self._gpus = GpuWatch(self._clock)
+        self._telemetry.registry.register(GpuMetrics(lambda: self._gpus.readings))
         ProcessCollector(registry=self._telemetry.registry)
         settings = plan.config.decisions
         self._decisions = DecisionFile(settings) if settings.path else None
         if self._decisions is not None:
             self._telemetry.watch_decision_file(self._decisions)
+        self._traces = open_traces(plan.config.telemetry, "overspill-cloud")
+        if self._traces is not None:
+            self._telemetry.watch_traces(self._traces)
         self._dispatcher = Dispatcher(
-            [], plan.config.router, clock=self._clock, telemetry=self._telemetry, decisions=self._decisions
+            [],
+            plan.config.router,
+            clock=self._clock,
+            telemetry=self._telemetry,
+            decisions=self._decisions,
+            traces=self._traces,
         )
         hooks = SourceHooks(
             on_change=self._publish,
@@ -189,8 +202,9 @@ class CloudTier:
         Raises:
             OverspillError: an engine cannot start; names the remedy.
         """
-        decisions = self._decisions or contextlib.nullcontext()
-        async with decisions, self._dispatcher, self._sources, self._listener.running(bound) as serving:
+        decisions, traces = (sink or contextlib.nullcontext() for sink in (self._decisions, self._traces))
+        serves = self._listener.running(bound)
+        async with decisions, traces, self._dispatcher, self._gpus, self._sources, serves as serving:
             stopping = asyncio.create_task(self._stop.wait(), name="cloud-stop")
             starting = asyncio.create_task(self._start_engines(), name="cloud-start")
             watchdog = asyncio.create_task(systemd.watch(), name="cloud-watchdog")
@@ -307,6 +321,7 @@ class CloudTier:
                     send_stall_s=limits.send_stall_s,
                 ),
                 kv_usage=lambda: kv_usage([replica.engine.load() for replica in self._replicas]),
+                gpus=lambda: self._gpus.readings,
             )
         )
 

@@ -19,6 +19,7 @@ from router.base.errors import ConfigError
 from router.base.loopback import is_loopback
 from router.decisions.settings import DecisionFileSettings
 from router.policy.registry import load_policy
+from router.tracing.settings import TelemetrySettings
 from router.upstream.settings import BackendSettings, check_backends
 from router.values.settings import RouterSettings
 
@@ -159,6 +160,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backends: tuple[BackendSettings, ...] = ()
     router: RouterSettings = RouterSettings()
     decisions: DecisionFileSettings = DecisionFileSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     fleet: FleetConfig = FleetConfig()
 
     def __post_init__(self) -> None:

@@ -45,6 +45,7 @@ from router.gateway.connection import ConnectionLimits
 from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.listener import Listener, allow_open_files, bind
 from router.signals.link import Link, LinkPrior
+from router.tracing.otlp import open_traces
 from router.upstream.server import ServerOptions
 from router.upstream.source import ReplicaSource, SourceHooks
 from router.upstream.sources import Sources, backend_sources
@@ -86,8 +87,16 @@ class EdgeAgent:
         self._decisions = DecisionFile(config.decisions) if config.decisions.path else None
         if self._decisions is not None:
             self.telemetry.watch_decision_file(self._decisions)
+        self._traces = open_traces(config.telemetry, "overspill-edge")
+        if self._traces is not None:
+            self.telemetry.watch_traces(self._traces)
         self.dispatcher = Dispatcher(
-            [], config.router, clock=self.clock, telemetry=self.telemetry, decisions=self._decisions
+            [],
+            config.router,
+            clock=self.clock,
+            telemetry=self.telemetry,
+            decisions=self._decisions,
+            traces=self._traces,
         )
         self.lineup = Lineup(self._describe_models, lambda _: self._publish(), self._condition_changed)
         self._sources = Sources(self._make_sources())
@@ -139,8 +148,9 @@ class EdgeAgent:
 
     async def _start(self, stack: contextlib.AsyncExitStack, bound: socket.socket) -> None:
         """Bring everything up; what is entered here is left in reverse order."""
-        if self._decisions is not None:
-            await stack.enter_async_context(self._decisions)
+        for sink in (self._decisions, self._traces):
+            if sink is not None:
+                await stack.enter_async_context(sink)
         await stack.enter_async_context(self.dispatcher)
         self.dispatcher.expect(self._unreached)
         self.dispatcher.tell_of_waiting(self._sources.wanted)

@@ -19,8 +19,8 @@ PACKAGES = ("edge_agent", "cloud_tier", "router", "models", "hardware_profiles")
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "router": (
         ("router.base",),
-        ("router.values", "router.fleetwire"),
-        ("router.wire", "router.signals", "router.decisions"),
+        ("router.values", "router.fleetwire", "router.client"),
+        ("router.wire", "router.signals", "router.decisions", "router.tracing"),
         ("router.policy", "router.upstream"),
         ("router.dispatch",),
         ("router.gateway", "router.simulation"),
@@ -47,8 +47,15 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("models.cli",),
     ),
     "cloud_tier": (
-        ("cloud_tier.config", "cloud_tier.engine", "cloud_tier.fleet", "cloud_tier.gpus", "cloud_tier.prompts"),
-        ("cloud_tier.lineup", "cloud_tier.warm_up"),
+        (
+            "cloud_tier.config",
+            "cloud_tier.engine",
+            "cloud_tier.fleet",
+            "cloud_tier.gpu_watch",
+            "cloud_tier.gpus",
+            "cloud_tier.prompts",
+        ),
+        ("cloud_tier.lineup", "cloud_tier.status", "cloud_tier.warm_up"),
         ("cloud_tier.engine_check", "cloud_tier.replicas"),
         ("cloud_tier.metrics",),
         ("cloud_tier.server",),
@@ -64,7 +71,8 @@ ONLINE_MODELS = ("models.catalogue", "models.store", "models.text", "models.form
 ARROWS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "edge_agent": (("router", "hardware_profiles", *ONLINE_MODELS), ("torch", "gguf")),
     "cloud_tier": (("router", "hardware_profiles", *ONLINE_MODELS), ("onnxruntime", "tensorrt")),
-    "router": ((), ("torch", "tensorrt", "onnxruntime", "paho", "gguf")),
+    "router": ((), ("torch", "tensorrt", "onnxruntime", "paho", "gguf", "opentelemetry")),
+    "router.tracing": ((), ("torch", "tensorrt", "onnxruntime", "paho", "gguf", "fastapi", "httpx")),
     **dict.fromkeys(GROUND, ((), ("torch", "tensorrt", "onnxruntime", "paho", "fastapi", "httpx"))),
     "router.policy": ((), ("torch", "tensorrt", "onnxruntime", "paho", "fastapi", "httpx", "asyncio")),
     "models": (GROUND, ("fastapi", "paho")),
@@ -180,9 +188,9 @@ def test_a_package_root_holds_few_files(package: str) -> None:
 @pytest.mark.parametrize(
     ("module", "unloaded"),
     [
-        ("edge_agent.daemon", ("torch", "onnxruntime", "cloud_tier", "gguf", "onnx")),
-        ("router.dispatch.dispatcher", ("torch", "onnxruntime", "paho", "fastapi", "edge_agent", "cloud_tier")),
-        ("cloud_tier.server", ("torch", "onnxruntime", "edge_agent")),
+        ("edge_agent.daemon", ("torch", "onnxruntime", "cloud_tier", "gguf", "onnx", "opentelemetry.sdk")),
+        ("router.dispatch.dispatcher", ("torch", "onnxruntime", "paho", "fastapi", "edge_agent", "opentelemetry")),
+        ("cloud_tier.server", ("torch", "onnxruntime", "edge_agent", "opentelemetry.sdk", "pynvml")),
         ("overspill", ("torch", "onnxruntime", "fastapi", "httpx", "edge_agent", "cloud_tier", "models")),
         ("models.cli", ("torch", "onnx", "onnxruntime", "httpx")),
     ],

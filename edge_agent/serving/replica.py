@@ -16,10 +16,13 @@ from edge_agent.runtime.protocol import Runtime
 from edge_agent.serving.artifact_watch import ArtifactWatch
 from edge_agent.serving.prompts import PromptCodec
 from router.base.errors import ContextTooLong, InvalidRequest, OverspillError, ReplicaUnreachable, Unavailable
+from router.base.extras import installed
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import IN_THREAD_CHARS, ChatPrompt, InferenceRequest, TokenChunk, size_chars
+from router.values.status import ReplicaFacts
 
 _RETRY_BOUNDS_S = (0.25, 60.0)
+_DISTRIBUTIONS = {"onnx": ("onnxruntime-gpu", "onnxruntime"), "tensorrt": ("tensorrt", "tensorrt_rtx")}
 _STUCK_S = 60.0  # a step takes milliseconds, a chunk of a prompt on the slowest board a few seconds
 
 
@@ -188,6 +191,20 @@ class LocalReplica:
             why=self.problem or self._throttled_why,
         )
 
+    def facts(self) -> ReplicaFacts:
+        """See `router.values.status.TellsFacts`."""
+        runtime, load = self.loop.runtime, self.snapshot()
+        room = load.slots * self.info.context_tokens
+        return ReplicaFacts(
+            kind="" if runtime is None else runtime.facts.name,
+            software="" if runtime is None else _software(runtime.facts.name),
+            version=self.digest,
+            kv_usage=1 - (load.kv_free_tokens or 0) / room if room else None,
+            cold_starts=self.loop.counters.loads,
+            cold_start_s=None if self.loop.load_s is None else round(self.loop.load_s, 3),
+            computes_on=() if runtime is None else runtime.facts.providers,
+        )
+
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
         self._admit()
         prompt_ids = await self._encode(request)
@@ -266,3 +283,8 @@ class LocalReplica:
             text=codec.text_stream(sampling.stop, request.continuation),
             eos_ids=frozenset() if sampling.ignore_eos else codec.eos_ids,
         )
+
+
+def _software(runtime: str) -> str:
+    """Name what a runtime is installed as, with its version; empty where that cannot be told."""
+    return next((f"{name} {found}" for name in _DISTRIBUTIONS.get(runtime, ()) if (found := installed(name))), "")

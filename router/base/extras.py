@@ -1,10 +1,11 @@
-"""How to install a part that is missing: from where this copy of Overspill came, never from a package index.
+"""What is installed, and how to install a part that is missing: from where this copy came, never from an index.
 
 The project is on no index, so its bare name there would be somebody else's.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +21,8 @@ EXTRA_OF = {
     "onnxruntime": "edge",
     "tensorrt": "tensorrt",
     "scipy": "simulate",
+    "opentelemetry": "otel",
+    "pynvml": "nvml",
     "matplotlib": "simulate",
 }
 
@@ -30,6 +33,15 @@ def install(extra: str) -> str:
     if folder is None:
         return f"pip install '.[{extra}]' in your checkout of Overspill"
     return f"pip install '{folder}[{extra}]'"
+
+
+@functools.cache
+def installed(distribution: str) -> str:
+    """Return the version of a package that is installed, empty where none is."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def checkout() -> Path | None:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import os
-import ssl
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-import httpx
 import msgspec
 import typer
 
-from router.base.credentials import url_fault
-from router.base.errors import ConfigError, InvalidRequest, OverspillError, ReplicaUnreachable, Unauthenticated
+from router.base.errors import ConfigError, InvalidRequest
 from router.base.json_output import print_json
-from router.base.loopback import is_loopback
-from router.base.tls import client_context
+from router.client.tier import EDGE_URL, KEY_VARIABLE, TierAddress
 from router.decisions.explain import five_lines
 from router.decisions.line import Decision, decode
 from router.decisions.reader import DecisionReader
-
-EDGE_URL = "http://127.0.0.1:8600"
-KEY_VARIABLE = "OVERSPILL_API_KEY"
-_TIMEOUT_S = 5.0
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -83,44 +75,16 @@ def fetch(request_id: str, url: str, key: str, ca_file: Path | None = None) -> D
         Unauthenticated: the tier does not know the key.
         InvalidRequest: it keeps no such id for this key.
     """
-    if url_fault(url):
-        shown = "" if "@" in url else f" {url[:200]}"
-        raise ConfigError(
-            f"--url{shown}: expected the base URL of a tier, such as {EDGE_URL}; a key goes into ${KEY_VARIABLE}"
-        )
-    base = url.rstrip("/")
-    here = is_loopback(urlsplit(base).hostname or "")  # no proxy leads there
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    verify: ssl.SSLContext | bool = client_context(ca_file, None, None) if base.startswith("https:") else True
-    try:
-        reply = httpx.get(
-            f"{base}/v1/decisions/{quote(request_id, safe='')}",
-            headers=headers,
-            timeout=_TIMEOUT_S,
-            verify=verify,
-            trust_env=not here,
-        )
-    except httpx.HTTPError as error:
-        raise ReplicaUnreachable(
-            f"no tier answers at {base} ({error or type(error).__name__}): is it running, and is this its address? "
-            "`--file` reads what it has written"
-        ) from error
-    if reply.status_code == 200:
-        try:
-            return decode(reply.content)
-        except msgspec.DecodeError as error:
-            raise ReplicaUnreachable(f"what answers at {base} is no tier of Overspill, or a newer one") from error
-    raise _refusal(reply, request_id, base, key)
-
-
-def _refusal(reply: httpx.Response, request_id: str, base: str, key: str) -> OverspillError:
-    if reply.status_code == 401:
-        known = f"the key in ${KEY_VARIABLE} is none of its own"
-        remedy = known if key else f"put the key of the caller into ${KEY_VARIABLE}"
-        return Unauthenticated(f"{base} does not let this caller in: {remedy}")
+    tier = TierAddress(url, key, ca_file, hint="`--file` reads what it has written")
+    reply = tier.get(f"/v1/decisions/{quote(request_id, safe='')}")
     if reply.status_code == 404:
-        return InvalidRequest(
-            f"{base} keeps no decision for {request_id!r}: it shows the recent ones (`router.decision_log`) to the key "
-            "that sent the request; `--file` reads older ones where `[decisions]` keeps a file"
+        raise InvalidRequest(
+            f"{tier.base} keeps no decision for {request_id!r}: it shows the recent ones (`router.decision_log`) to "
+            "the key that sent the request; `--file` reads older ones where `[decisions]` keeps a file"
         )
-    return ReplicaUnreachable(f"{base} answered {reply.status_code} {reply.reason_phrase}")
+    if reply.status_code != 200:
+        raise tier.odd(reply)
+    try:
+        return decode(reply.content)
+    except msgspec.DecodeError as error:
+        raise tier.stranger() from error

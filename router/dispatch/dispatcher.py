@@ -32,6 +32,8 @@ from router.dispatch.journey import Journey
 from router.dispatch.pool import Unreached
 from router.dispatch.record import DecisionLog, DecisionRecord
 from router.dispatch.self_test import SelfTests
+from router.dispatch.stages import stages_of
+from router.dispatch.status import StatusBoard
 from router.dispatch.telemetry import Telemetry
 from router.signals.affinity import Affinity
 from router.signals.breaker import BreakerState
@@ -40,10 +42,12 @@ from router.signals.in_flight import Attempt
 from router.signals.latency import LatencyModel
 from router.signals.length import LengthModel
 from router.signals.signals import Signals
+from router.tracing.sink import TraceSink
 from router.values.answer import Answer
 from router.values.replica import Replica, ReplicaSnapshot
 from router.values.request import InferenceRequest, Locality, Outcome, TokenChunk
 from router.values.settings import RouterSettings
+from router.values.status import RouterStatus
 
 log = structlog.get_logger("router")
 
@@ -58,6 +62,7 @@ class Dispatcher:
         replicas: what may serve; `set_replicas` changes it at any time.
         telemetry: not shared with another dispatcher.
         decisions: where every ended request leaves a line; opened and closed by its owner.
+        traces: where every ended request leaves its spans; the same.
     """
 
     def __init__(
@@ -68,8 +73,10 @@ class Dispatcher:
         clock: Clock | None = None,
         telemetry: Telemetry | None = None,
         decisions: DecisionSink | None = None,
+        traces: TraceSink | None = None,
     ) -> None:
         self._decisions = decisions
+        self._traces = traces
         self.settings = settings
         self.clock = clock or MonotonicClock()
         self.telemetry = telemetry or Telemetry()
@@ -92,6 +99,7 @@ class Dispatcher:
             telemetry=self.telemetry,
             clock=self.clock,
         )
+        self._board = StatusBoard(self._binder, self._signals)
         self._log = DecisionLog(settings.decision_log)
         self._closed = False
         self._left_alone: set[str] = set()
@@ -126,6 +134,8 @@ class Dispatcher:
         if self._closed:
             raise _shutting_down()
         record = DecisionRecord.of(request, self.settings.policy)
+        if self._traces is not None:
+            record.trace = self._traces.begin(request.headers)
         self._log.add(record)
         length = self._signals.lengths.watch(request, self._family(request.model))
         journey = Journey(self, self._feedback, request, record, length)
@@ -206,6 +216,10 @@ class Dispatcher:
     def load(self) -> list[ReplicaSnapshot]:
         """Return a snapshot of every replica; what waits in this tier's own queue is `waiting`."""
         return [replica.snapshot() for replica in self._binder.pool.replicas.values()]
+
+    def status(self) -> RouterStatus:
+        """Return what an operator is told of the router and its replicas."""
+        return self._board.read(self.settings.policy)
 
     @property
     def waiting(self) -> int:
@@ -314,6 +328,8 @@ class Dispatcher:
             self.telemetry.e2e_s.labels(tier, variant).observe(record.finish_s)
         if self._decisions is not None:
             self._decisions.append(partial(decision_of, record, caller=record.caller))
+        if self._traces is not None and record.trace is not None:
+            self._traces.ended(record.trace, record.finish_s, partial(stages_of, record))
 
     def _breaker_changed(self, endpoint: str, state: BreakerState, why: str) -> None:
         """Say once that an endpoint is left alone, and once that it is back; what is tried in between is detail.
@@ -334,24 +350,10 @@ class Dispatcher:
 
     def _watch(self) -> None:
         """Register the gauges."""
-        signals, telemetry = self._signals, self.telemetry
+        telemetry = self.telemetry
         telemetry.watch_breakers(lambda: self.breaker_states().items())
-        telemetry.watch(
-            "overspill_requests_waiting", "Requests waiting for a replica.", (), lambda: [((), float(self.waiting))]
-        )
-        telemetry.watch(
-            "overspill_requests_running", "Requests sent to a replica.", ("replica",), self._running_by_replica
-        )
-        telemetry.watch(
-            "overspill_overloaded",
-            "1 while quality is given up for promises.",
-            (),
-            lambda: [((), float(signals.ladder.overloaded))],
-        )
+        self._board.watch(telemetry)
         self.admission.watch(telemetry)
-
-    def _running_by_replica(self) -> list[tuple[tuple[str, ...], float]]:
-        return [((name,), float(self._signals.in_flight.at(name).requests)) for name in self._binder.pool.replicas]
 
 
 class _Opened(AsyncGenerator[TokenChunk, None]):

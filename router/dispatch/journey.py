@@ -170,6 +170,10 @@ class Journey:
         return HedgedRun(self, self._running(attempt, request), self.dispatcher.hedge_due_s(self, attempt))
 
     def _running(self, attempt: Attempt, request: InferenceRequest) -> AttemptRun:
+        trace = self.record.trace
+        if trace is not None:
+            span_id = trace.link_id(len(self.record.events)) if attempt.info.remote else trace.span_id
+            request = replace(request, headers=trace.onward(request.headers, span_id))
         run = AttemptRun(self, self.dispatcher, attempt, request)
         attempt.ends_s = self.ends_s()
         if self.dispatcher.settings.give_up == "deadline" and attempt.ends_s < math.inf:

@@ -13,6 +13,7 @@ from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import FinishReason, InferenceRequest, Objective, Outcome
 from router.values.situation import Situation
+from router.values.trace import TraceContext
 
 # code → what it means: the `reason` of a decision record and of `x-overspill-reason`.
 REASONS = {
@@ -101,6 +102,7 @@ class DecisionRecord:
         error_code, retry_after_s, should_retry: what a refused caller was told.
         kept: `ttft`, `tpot`, `deadline`, where the caller asked for it → whether it was kept.
         decisions: how often it was decided about.
+        trace: its place in a distributed trace, None where none is made.
     """
 
     request_id: str
@@ -133,6 +135,7 @@ class DecisionRecord:
     cut: bool = False
     kept: dict[str, bool] = field(default_factory=dict)
     decisions: int = 0
+    trace: TraceContext | None = None
 
     @classmethod
     def of(cls, request: InferenceRequest, policy: str) -> DecisionRecord:

@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
 from router.decisions.writer import DecisionFile
+from router.tracing.otlp import OtlpTraces
 
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
@@ -162,6 +163,15 @@ class Telemetry:
             "Ended requests by what became of their line in the decision file since the start.",
             ("result",),
             lambda: [(("written",), file.written), *(((name,), n) for name, n in file.lost._asdict().items())],
+        )
+
+    def watch_traces(self, traces: OtlpTraces) -> None:
+        """Register what became of the spans of ended requests."""
+        self.watch(
+            "overspill_trace_spans",
+            "Spans of ended requests since the start: `exported`, `failed`; and requests `dropped` without any.",
+            ("result",),
+            lambda: [((name,), float(number)) for name, number in traces.counts._asdict().items()],
         )
 
 

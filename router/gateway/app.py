@@ -17,7 +17,7 @@ from router.gateway.deps import (
     Telemetry,
 )
 from router.gateway.errors import NoSuchPage, WrongMethod, dialect_of, render_error
-from router.gateway.intake import Intake, load_of
+from router.gateway.intake import Intake
 from router.gateway.kserve_routes import KServeRoutes
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.openai_routes import OpenAIRoutes
@@ -33,7 +33,7 @@ def create_app(deps: GatewayDeps) -> FastAPI:
     One application takes one metrics registry: build it once.
     """
     app = FastAPI(title=f"Overspill {deps.tier}", docs_url=None, redoc_url=None, openapi_url=None)
-    intake = Intake(deps, GatewayMetrics(deps.telemetry.registry, lambda: load_of(deps)))
+    intake = Intake(deps, GatewayMetrics(deps.telemetry.registry))
     for group in (OpenAIRoutes(intake), KServeRoutes(intake), OpsRoutes(intake)):
         app.router.routes.extend(group.routes())
     app.add_middleware(Authentication, api_keys=deps.api_keys, max_priority=deps.max_priority)

@@ -14,6 +14,7 @@ from router.values.answer import Answer
 from router.values.credits import Asker, Grant, Want
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import InferenceRequest, Locality, Prompt, PromptSize
+from router.values.status import NO_GPU_READINGS, GpuReadings, RouterStatus
 
 
 class PromptCounter(Protocol):
@@ -60,6 +61,10 @@ class Dispatch(Protocol):
     @property
     def waiting(self) -> int:
         """Requests that wait for a replica in the tier's own queue."""
+        ...
+
+    def status(self) -> RouterStatus:
+        """Return what an operator is told of the router and its replicas."""
         ...
 
     def known_models(self) -> Collection[str]:
@@ -134,6 +139,11 @@ def back_unknown() -> float:
     return 0.0
 
 
+def no_gpus() -> GpuReadings:
+    """A tier that reads no GPUs."""
+    return NO_GPU_READINGS
+
+
 def kv_usage_unknown() -> float | None:
     """KV use of a tier whose replicas do not tell."""
     return None
@@ -152,7 +162,8 @@ class GatewayDeps:
         ready: whether new requests may come in, and if not, why (`starting`, `draining`).
         notices: what an operator should know although the tier is ready; told on `/health/ready`.
         back_in_s: seconds until a tier that is not ready should be, 0 where that is not known.
-        kv_usage: used share of the tier's KV cache in [0, 1], for autoscalers; None if unknown.
+        kv_usage: used share of the tier's KV cache in [0, 1], for the tier below; None if unknown.
+        gpus: what its GPUs do, as read last.
     """
 
     dispatcher: Dispatch
@@ -168,3 +179,4 @@ class GatewayDeps:
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     kv_usage: Callable[[], float | None] = kv_usage_unknown
     back_in_s: Callable[[], float] = back_unknown
+    gpus: Callable[[], GpuReadings] = no_gpus

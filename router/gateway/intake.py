@@ -108,6 +108,11 @@ class Intake:
         self.metrics.in_flight.set(len(self._in_flight))
         context.closers.append(lambda: self._leave(request_id))
 
+    @property
+    def in_flight(self) -> int:
+        """Inference requests inside the gateway."""
+        return len(self._in_flight)
+
     def _leave(self, request_id: str) -> None:
         self._in_flight.discard(request_id)
         self.metrics.in_flight.set(len(self._in_flight))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -10,17 +10,12 @@ from prometheus_client.registry import Collector
 
 from router.base import logs
 from router.gateway.connection_table import ConnectionTable
-from router.wire.load import LoadReport
 
 
 class GatewayMetrics:
-    """Counters of the HTTP surface.
+    """Counters of the HTTP surface."""
 
-    Args:
-        load: asked at every scrape, for the gauges that autoscalers read.
-    """
-
-    def __init__(self, registry: CollectorRegistry, load: Callable[[], LoadReport]) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         self.responses = Counter(
             "overspill_gateway_responses",
             "HTTP replies by route and status; a stream counts when it starts.",
@@ -51,7 +46,6 @@ class GatewayMetrics:
         self.in_flight = Gauge(
             "overspill_gateway_requests_in_flight", "Inference requests inside the gateway.", registry=registry
         )
-        registry.register(_LoadGauges(load))
         registry.register(_LogLines())
 
 
@@ -78,38 +72,3 @@ class _LogLines(Collector):
         for why, count in logs.lost().items():
             lines.add_metric([why], count)
         yield lines
-
-
-class _LoadGauges(Collector):
-    """Queued, running and KV use, under the names that autoscalers are configured with."""
-
-    def __init__(self, load: Callable[[], LoadReport]) -> None:
-        self._load = load
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        report = self._load()
-        waiting = GaugeMetricFamily(
-            "overspill_num_requests_waiting", "Requests waiting inside replicas.", labels=["model_name"]
-        )
-        running = GaugeMetricFamily(
-            "overspill_num_requests_running", "Requests running on replicas.", labels=["model_name"]
-        )
-        for load in report.variants:
-            waiting.add_metric([load.variant], load.queued)
-            running.add_metric([load.variant], load.running)
-        yield waiting
-        yield running
-        yield GaugeMetricFamily(
-            "overspill_num_requests_queued", "Requests waiting in the tier's queue and inside replicas.", report.queued
-        )
-        if report.kv_usage is not None:
-            yield GaugeMetricFamily(
-                "overspill_kv_cache_usage_perc", "Used share of the KV cache; 1 is full.", value=report.kv_usage
-            )
-
-    def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Name the gauges without asking for the load, which may not be known while the tier is being built."""
-        yield GaugeMetricFamily("overspill_num_requests_waiting", "")
-        yield GaugeMetricFamily("overspill_num_requests_running", "")
-        yield GaugeMetricFamily("overspill_num_requests_queued", "")
-        yield GaugeMetricFamily("overspill_kv_cache_usage_perc", "")

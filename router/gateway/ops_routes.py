@@ -1,4 +1,4 @@
-"""/health/live, /health/ready, /metrics, /v1/decisions/{request_id}."""
+"""/health/live, /health/ready, /metrics, /v1/status, /v1/decisions/{request_id}."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.routing import BaseRoute, Route
 
+from router.base.extras import installed
 from router.gateway.endpoint import Endpoint, RequestContext, draining_or_starting, json_reply
 from router.gateway.errors import NoSuchPage, Reply, render_error
 from router.gateway.intake import Intake
+from router.values.status import TierStatus, encode
 from router.wire import load as wire_load
 
 
@@ -21,6 +23,7 @@ class OpsRoutes:
     def __init__(self, intake: Intake) -> None:
         self._deps = intake.deps
         self._intake = intake
+        self._began_s = intake.deps.clock.now_s()
 
     def routes(self) -> list[BaseRoute]:
         def endpoint(name: str, handler: Any) -> Endpoint:
@@ -30,6 +33,7 @@ class OpsRoutes:
             Route("/health/live", endpoint("live", self._live), methods=["GET"]),
             Route("/health/ready", endpoint("ready", self._ready), methods=["GET"]),
             Route("/metrics", endpoint("metrics", self._show_metrics), methods=["GET"]),
+            Route("/v1/status", endpoint("status", self._status), methods=["GET"]),
             Route("/v1/decisions/{request_id:path}", endpoint("decision", self._decision), methods=["GET"]),
         ]
 
@@ -50,6 +54,22 @@ class OpsRoutes:
 
     async def _show_metrics(self, context: RequestContext) -> Reply:  # noqa: ARG002
         return Reply(generate_latest(self._deps.telemetry.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def _status(self, context: RequestContext) -> Reply:  # noqa: ARG002
+        deps = self._deps
+        ready, why = deps.ready()
+        status = TierStatus(
+            tier=deps.tier,
+            overspill=installed("overspill"),
+            ready=ready,
+            why=why,
+            up_s=round(deps.clock.now_s() - self._began_s, 1),
+            in_flight=self._intake.in_flight,
+            router=deps.dispatcher.status(),
+            notices=tuple(deps.notices()),
+            gpus=deps.gpus(),
+        )
+        return json_reply(encode(status))
 
     async def _decision(self, context: RequestContext) -> Reply:
         wanted = context.params["request_id"]

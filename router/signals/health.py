@@ -83,6 +83,12 @@ class HealthBook:
         breaker = self._breakers.get(breaker_key(info))
         return breaker is None or breaker.state is BreakerState.CLOSED
 
+    def breaker_told(self, info: ReplicaInfo) -> tuple[BreakerState, str]:
+        """Return the state of a replica's breaker, and what opened it; one that nothing was heard of is closed."""
+        breaker = self._breakers.get(breaker_key(info))
+        state = BreakerState.CLOSED if breaker is None else breaker.state
+        return state, "" if breaker is None or state is BreakerState.CLOSED else breaker.why
+
     def refused(self, info: ReplicaInfo, retry_after_s: float, up_to_priority: int | None = None) -> None:
         """Begin the cool-down of a replica that refused and said when to come back.
 

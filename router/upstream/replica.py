@@ -15,6 +15,7 @@ from router.upstream.transport import StreamingClient
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import FinishReason, InferenceRequest, TokenChunk
+from router.values.status import ReplicaFacts
 from router.wire.load import LoadReport, VariantLoad
 
 if TYPE_CHECKING:
@@ -159,6 +160,10 @@ class UpstreamReplica:
         if load.kv_free_tokens is None:
             return None
         return max(0, load.kv_free_tokens - sum(running.prompt_tokens for running in unseen))
+
+    def facts(self) -> ReplicaFacts:
+        """See `router.values.status.TellsFacts`."""
+        return ReplicaFacts(kind="overspill")
 
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
         """Stream the answer; see `router.values.replica.Replica.generate`."""

@@ -99,9 +99,9 @@ class Tier:
     async def metric(self, pattern: str) -> float:
         async with httpx.AsyncClient(base_url=self.url) as client:
             text = (await client.get("/metrics")).text
-        found = re.search(rf"^{pattern} (\S+)$", text, re.MULTILINE)
+        found = re.findall(rf"^{pattern} (\S+)$", text, re.MULTILINE)
         assert found, f"{pattern} is not in:\n{text}"
-        return float(found[1])
+        return sum(map(float, found))
 
     async def restarts(self, variant: str) -> float:
         return await self.metric(rf'overspill_engine_restarts_total{{engine="engine/{variant}"}}')
@@ -123,7 +123,7 @@ class Tier:
         await self.wait_idle()
 
     async def wait_idle(self) -> None:
-        await self.until("overspill_kv_cache_usage_perc", lambda used: used == 0)
+        await self.until(r"overspill_kv_cache_usage_perc\{.*\}", lambda used: used == 0)
 
     async def until(self, pattern: str, holds: Callable[[float], bool]) -> None:
         async def held() -> bool:
@@ -240,10 +240,10 @@ async def test_cancelling_in_mid_stream_frees_the_cache(whole: Tier, client: ope
         seen += 1
         if seen == 3:
             break
-    assert await whole.metric("overspill_kv_cache_usage_perc") > 0
+    assert await whole.metric(r"overspill_kv_cache_usage_perc\{.*\}") > 0
     await stream.close()
     await whole.wait_idle()
-    assert await whole.metric(rf'overspill_num_requests_running{{model_name="{BEST}"}}') == 0
+    assert await whole.metric(rf'overspill_num_requests_running{{model_name="{BEST}",replica="engine/{BEST}"}}') == 0
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,9 @@ async def test_killed_with_a_queue_nobody_waits_for_ever(whole: Tier, client: op
         return answer.choices[0].finish_reason
 
     asked = [asyncio.create_task(ask(number)) for number in range(8)]
-    await whole.until(rf'overspill_num_requests_running{{model_name="{BEST}"}}', lambda running: running == 2)
+    await whole.until(
+        rf'overspill_num_requests_running{{model_name="{BEST}",replica="engine/{BEST}"}}', lambda running: running == 2
+    )
     whole.kill_engine(BEST)
     ends = await asyncio.wait_for(asyncio.gather(*asked), 60)
     assert set(ends) <= {"refused", "length", "stop"}

@@ -145,8 +145,9 @@ async def test_answers_and_says_who(toy: Path) -> None:
         assert "server" not in reply.headers
         metrics = (await run.client.get("/metrics")).text
     assert 'overspill_engine_restarts_total{engine="engine/toy-best"} 0.0' in metrics
-    assert 'overspill_num_requests_running{model_name="toy-best"} 0.0' in metrics
-    assert "overspill_kv_cache_usage_perc 0.0" in metrics
+    there = 'model_name="toy-best",replica="engine/toy-best"'
+    assert f"overspill_num_requests_running{{{there}}} 0.0" in metrics
+    assert f"overspill_kv_cache_usage_perc{{{there}}} 0.0" in metrics
     assert "process_resident_memory_bytes" in metrics
     assert 'outcome="completed"' in metrics
 

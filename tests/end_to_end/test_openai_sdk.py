@@ -117,6 +117,6 @@ def test_cancel_in_mid_stream_frees_the_slot(stack: Stack, client: openai.OpenAI
 
 def _running(url: str) -> float:
     text = httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {API_KEY}"}, timeout=5).text
-    running = [line for line in text.splitlines() if line.startswith("overspill_requests_running{")]
+    running = [line for line in text.splitlines() if line.startswith("overspill_num_requests_running{")]
     assert running, "the gauge of running requests is gone from /metrics"
     return sum(float(line.rsplit(" ", 1)[1]) for line in running)

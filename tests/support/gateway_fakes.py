@@ -30,6 +30,7 @@ from router.values.request import (
     TextPrompt,
     TokenChunk,
 )
+from router.values.status import RouterStatus
 
 FAMILY = "tiny"
 PRIOR = SpeedPrior(prefill_tokens_per_s=900.0, decode_tokens_per_s=60.0, decode_batch_slope=0.1, source="test")
@@ -181,6 +182,9 @@ class FakeDispatcher:
 
     def load(self) -> list[ReplicaSnapshot]:
         return self.snapshots or [ReplicaSnapshot(info, available=True, slots=4, running=1) for info in INFOS]
+
+    def status(self) -> RouterStatus:
+        return RouterStatus(policy="p", waiting=self.waiting, queued=self.waiting, running=0, overloaded=False)
 
     def known_models(self) -> frozenset[str]:
         return frozenset({FAMILY, *(info.variant for info in INFOS)})

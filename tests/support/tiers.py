@@ -14,6 +14,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, create_app
 from router.signals.link import Link
+from router.tracing.sink import TraceSink
 from router.upstream.server import ServerOptions
 from router.upstream.source import SourceHooks
 from router.upstream.tier import UpstreamTier
@@ -64,9 +65,13 @@ class Quiet(uvicorn.Server):
 class Tier:
     """A gateway on a free port of this event loop, around a real dispatcher."""
 
-    def __init__(self, name: str, replicas: list, settings: RouterSettings | None = None) -> None:
+    def __init__(
+        self, name: str, replicas: list, settings: RouterSettings | None = None, traces: TraceSink | None = None
+    ) -> None:
         self.telemetry = Telemetry()
-        self.dispatcher = Dispatcher(replicas, settings or RouterSettings(), clock=CLOCK, telemetry=self.telemetry)
+        self.dispatcher = Dispatcher(
+            replicas, settings or RouterSettings(), clock=CLOCK, telemetry=self.telemetry, traces=traces
+        )
         self.deps: GatewayDeps = gateway_deps(
             self.dispatcher,
             tier=name,

@@ -45,10 +45,18 @@ def test_the_extras_are_those_of_the_project() -> None:
     for library, extra in EXTRA_OF.items():
         line = re.search(rf"^{extra} = \[(.*)\]$", text, re.MULTILINE)
         assert line is not None
-        assert f'"{library}' in line[1]
+        assert f'"{DISTRIBUTIONS.get(library, library)}' in line[1]
 
 
-MODULES = {"paho-mqtt": "paho", "prometheus-client": "prometheus_client", "onnxruntime-gpu": "onnxruntime"}
+DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
+MODULES = {
+    "nvidia-ml-py": "pynvml",
+    "onnxruntime-gpu": "onnxruntime",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter",
+    "opentelemetry-sdk": "opentelemetry.sdk",
+    "paho-mqtt": "paho",
+    "prometheus-client": "prometheus_client",
+}
 READ_OUTSIDE = {"openai": "examples"}
 
 

@@ -42,15 +42,16 @@ async def test_gauges_show_queue_breakers_and_overload():
         work = [asyncio.ensure_future(w.ask(max_tokens=24)) for _ in range(7)]
         await w.clock.settle()
         telemetry = w.dispatcher.telemetry
-        assert sample(telemetry, "overspill_requests_waiting") == 3
-        assert sample(telemetry, "overspill_requests_running", replica="local/tiny-int8") == 4
+        assert sample(telemetry, "overspill_num_requests_waiting", model_name="tiny", replica="") == 3
+        here = {"model_name": "tiny-int8", "replica": "local/tiny-int8"}
+        assert sample(telemetry, "overspill_num_requests_running", **here) == 4
         assert sample(telemetry, "overspill_overloaded") == 1
         for _ in range(3):
             w.dispatcher.probe_failed(UPSTREAM, "no answer")
         assert sample(telemetry, "overspill_breaker_state", endpoint=UPSTREAM) == 2
         assert sample(telemetry, "overspill_breaker_changes_total", endpoint=UPSTREAM, state="open") == 1
         await w.clock.run(asyncio.gather(*work))
-        assert sample(telemetry, "overspill_requests_waiting") == 0
+        assert sample(telemetry, "overspill_num_requests_waiting", model_name="tiny", replica="") == 0
 
 
 async def test_failovers_and_step_downs_are_counted():

@@ -38,9 +38,8 @@ async def test_not_ready_says_why_and_when_to_come_back(path: str) -> None:
     assert ("endpoint-load-metrics" in reply.headers) == (path == "/health/ready")
 
 
-async def test_metrics_count_what_happened_and_show_the_load() -> None:
-    deps = gateway_deps(kv_usage=lambda: 0.25)
-    async with client_of(deps) as http:
+async def test_metrics_count_what_happened() -> None:
+    async with client_of(gateway_deps()) as http:
         await http.post(CHAT, json=chat())
         await http.post(CHAT, json=chat("refuse shed"))
         await http.post(CHAT, json={**chat("break"), "stream": True})
@@ -50,9 +49,6 @@ async def test_metrics_count_what_happened_and_show_the_load() -> None:
         'overspill_gateway_responses_total{route="chat",status="429"} 1.0',
         'overspill_gateway_stream_errors_total{code="replica_broken"} 1.0',
         "overspill_gateway_requests_in_flight 0.0",
-        'overspill_num_requests_running{model_name="tiny-int8"} 1.0',
-        'overspill_num_requests_waiting{model_name="tiny-int8"} 0.0',
-        "overspill_kv_cache_usage_perc 0.25",
     ):
         assert line in lines
 
@@ -78,7 +74,7 @@ async def test_keys_are_asked_for_everywhere_but_at_the_probes() -> None:
     async with client_of(deps) as http:
         for path in ("/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"):
             assert (await http.get(path)).status_code == 200
-        for path in ("/v1/models", "/metrics", "/v1/decisions/x", "/v2", "/nothing", "/v2/models/tiny"):
+        for path in ("/v1/models", "/metrics", "/v1/status", "/v1/decisions/x", "/v2", "/nothing", "/v2/models/tiny"):
             reply = await http.get(path)
             assert (reply.status_code, reply.headers["www-authenticate"]) == (401, "Bearer")
             assert "error" in reply.json()
