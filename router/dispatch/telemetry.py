@@ -53,6 +53,7 @@ class Telemetry:
         self.registry = registry or CollectorRegistry()
         self._count_requests()
         self._count_attempts()
+        self._begin_at_zero()
 
     def _count_requests(self) -> None:
         served_by = ["tier", "variant"]
@@ -136,6 +137,16 @@ class Telemetry:
         self.reconfigurations = Counter(
             "overspill_router_reconfigurations", "Settings applied at run time.", registry=self.registry
         )
+
+    def _begin_at_zero(self) -> None:
+        """Show every sample whose labels are known beforehand: a rate over the first event would miss it."""
+        for kept in ("yes", "no"):
+            for promise in ("ttft", "tpot", "deadline"):
+                self.promises.labels(promise, kept)
+            self.ttft_predictions.labels(kept)
+            self.given_up.labels(kept)
+        for result in ("won", "lost"):
+            self.hedges.labels(result)
 
     def _counter(self, name: str, text: str, labels: list[str]) -> _Labelled[Counter]:
         return _Labelled(Counter(name, text, labels, registry=self.registry))
