@@ -87,7 +87,7 @@ async def test_a_wire_format(monkeypatch: pytest.MonkeyPatch) -> None:
     module("router/wire/plain.py", monkeypatch)
     routes = module("router/gateway/plain_routes.py", monkeypatch)
     deps = gateway_deps()
-    intake = Intake(deps, GatewayMetrics(deps.telemetry.registry, lambda: load_of(deps)))
+    intake = Intake(deps, GatewayMetrics(deps.telemetry.registry))
     app = Starlette(routes=routes.PlainRoutes(intake).routes())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://tier") as client:
         reply = await client.post("/plain", json={"model": "tiny", "prompt": "say a b c", "max_tokens": 2})

@@ -46,13 +46,13 @@ class StatusBoard:
         telemetry.watch(
             "overspill_num_requests_waiting",
             "Accepted requests that no replica has begun: in the tier's queue (`replica` is empty, `model_name` what "
-            "was asked for), and inside each of its replicas.",
+            "was asked for), and inside each replica.",
             labels,
             self._waiting,
         )
         telemetry.watch(
             "overspill_num_requests_running",
-            "Requests that a replica has begun; those sent to a tier above count here, whatever they do there.",
+            "Requests that a replica has begun, those that go to a tier above included.",
             labels,
             self._running,
         )
@@ -98,10 +98,13 @@ class StatusBoard:
                 yield _labels(replica), used
 
     def _inside(self, snapshot: ReplicaSnapshot) -> tuple[int, int]:
-        """Requests of this tier on a replica: (begun, waiting inside). What a tier above does with them is its own."""
-        sent = self._signals.in_flight.count(snapshot.info.replica_id)
-        waiting = 0 if snapshot.info.remote else min(snapshot.queued, sent)
-        return sent - waiting, waiting
+        """Requests of this tier on a replica: (begun, waiting inside).
+
+        As many wait as it says do there, but of those that are this tier's only such without any text yet.
+        """
+        in_flight, name = self._signals.in_flight, snapshot.info.replica_id
+        waiting = min(snapshot.queued, in_flight.without_text(name))
+        return in_flight.count(name) - waiting, waiting
 
     def _replica(self, replica: Replica) -> ReplicaStatus:
         info, load = replica.info, replica.snapshot()
@@ -111,6 +114,7 @@ class StatusBoard:
             replica=info.replica_id,
             endpoint=info.endpoint,
             device=info.device_key,
+            backend=info.backend,
             tier=info.tier,
             family=info.family,
             variant=info.variant,

@@ -132,6 +132,10 @@ class InFlight:
         """Count the requests on a replica."""
         return len(self._by_replica.get(replica_id, ()))
 
+    def without_text(self, replica_id: str) -> int:
+        """Count the requests on a replica of which no text has come yet."""
+        return sum(attempt.first_at_s is None for attempt in self._by_replica.get(replica_id, ()))
+
     def unopened_at(self, endpoint: str) -> int:
         """Count the requests bound to an endpoint of which it knows nothing yet."""
         attempts = (attempt for in_flight in self._by_replica.values() for attempt in in_flight)

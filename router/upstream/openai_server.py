@@ -32,6 +32,7 @@ from router.upstream.speed import measure_speed
 from router.upstream.stream import UpstreamRequest
 from router.values.replica import Place, ReplicaInfo, SpeedPrior
 from router.values.request import InferenceRequest
+from router.values.status import ReplicaFacts
 from router.wire.load import LoadReport, VariantLoad
 
 log = structlog.get_logger("router.gateway")
@@ -272,6 +273,8 @@ class OpenAIServer(PolledServer):
 
         What waits there although more could run, by what was assumed, shows how many it runs at once.
         """
+        took_s = None if self._loading_took_s == _LOADING_S else round(self._loading_took_s, 1)
+        self.facts = ReplicaFacts(kind=self._dialect.name, kv_usage=load.kv_usage, cold_start_s=took_s)
         names = [replica.info.variant for replica in self._replicas]
         if (load.waiting and load.running) or (load.running is not None and load.running > self._seen_slots):
             self._seen_slots = load.running

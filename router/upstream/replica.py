@@ -52,6 +52,7 @@ class UpstreamContext(Protocol):
     clock: Clock
     link: Link
     credits: CreditAccount
+    facts: ReplicaFacts
 
     @property
     def who(self) -> str:
@@ -163,7 +164,7 @@ class UpstreamReplica:
 
     def facts(self) -> ReplicaFacts:
         """See `router.values.status.TellsFacts`."""
-        return ReplicaFacts(kind="overspill")
+        return self._tier.facts
 
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
         """Stream the answer; see `router.values.replica.Replica.generate`."""

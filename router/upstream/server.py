@@ -28,6 +28,7 @@ from router.upstream.stream import LostNews, TransferSample, UpstreamRequest
 from router.upstream.transport import PoolOptions, StreamingClient
 from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest
+from router.values.status import NO_FACTS
 from router.wire import load as wire_load
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ class PolledServer(abc.ABC):
     The server may be down at first and come later. Replicas once found are kept while it is unreachable; their
     snapshots say so and age. A kind of server says how it is probed (`_probe`) and what a request to it looks like.
 
+    Attributes:
+        facts: what an operator is told of it beside its load; set by its kind.
+
     Args:
         base_url: of the server; also the `endpoint` of its replicas.
         link: learns round trip and throughput from real exchanges.
@@ -96,6 +100,7 @@ class PolledServer(abc.ABC):
         self.clock = clock
         self.condition = Condition()
         self.lost = LostNews()
+        self.facts = NO_FACTS
         self.instance = secrets.token_hex(16)  # of this start: it names no hardware
         self._options = options or ServerOptions()
         draw = random.Random(self.instance)  # noqa: S311 - spreads polls, hides nothing

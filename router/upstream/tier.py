@@ -17,6 +17,7 @@ from router.upstream.stream import UpstreamRequest
 from router.values.credits import Want
 from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest
+from router.values.status import ReplicaFacts
 from router.wire import credits as wire_credits
 from router.wire import load as wire_load
 
@@ -60,6 +61,7 @@ class UpstreamTier(PolledServer):
         report = wire_load.decode_orca(reply.headers.get(wire_load.HEADER, ""))
         if self._due(changed=self._has_others(report)):
             self._find(await self._models())
+        self.facts = ReplicaFacts(kind="overspill", kv_usage=None if report is None else report.kv_usage)
         if report is not None:
             self._report(report, began_s)
             self._take_grant(report, began_s, want)

@@ -13,7 +13,7 @@ class ReplicaFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a replica can tell an operator beside its load; what it does not know is left out.
 
     Attributes:
-        kind: what computes: `torch`, `onnx`, `overspill`, ….
+        kind: what computes or serves it: `torch`, `onnx`, `vllm`, `llama.cpp`, `overspill`, ….
         software: name and version of what serves it, e.g. `torch 2.12.0`.
         version: of what is deployed: a digest or a label.
         kv_usage: used share of its KV cache in [0, 1].
@@ -52,7 +52,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One replica now.
 
     Attributes:
-        endpoint, device, tier, family, variant, rung, quality, context_tokens, remote: as in `ReplicaInfo`.
+        endpoint, device, backend, tier, family, variant, rung, quality, context_tokens, remote: as in `ReplicaInfo`.
         available, why, back_in_s, slots, queued_prefill_tokens, pending_decode_tokens, kv_free_tokens, load_age_s: its
             load, as in `ReplicaSnapshot`.
         running, waiting: requests of this tier that it has begun, and that wait inside it.
@@ -78,6 +78,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     load_running: int
     load_queued: int
     breaker: str
+    backend: str = ""
     why: str = ""
     back_in_s: float = 0.0
     queued_prefill_tokens: int = 0

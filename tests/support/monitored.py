@@ -74,7 +74,7 @@ def _plan(toy: Path) -> Plan:
     )
     catalogue = load_catalogue()
     config = CloudConfig(server=ServerConfig(port=0, warm_up=False), models=entries)
-    return Plan(config, line_up(entries, catalogue, ModelStore(toy, catalogue)), {})
+    return Plan(config, line_up(entries, catalogue, ModelStore(toy, catalogue)), catalogue, {})
 
 
 @contextlib.asynccontextmanager

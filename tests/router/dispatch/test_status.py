@@ -14,7 +14,7 @@ from router.dispatch.telemetry import Telemetry
 from router.values.replica import ReplicaSnapshot
 from router.values.settings import HedgeSettings, RouterSettings
 from tests.support.clocks import VirtualClock
-from tests.support.router_fakes import UPSTREAM, FakeReplica, World, info, world
+from tests.support.router_fakes import UPSTREAM, FakeReplica, World, info, request, world
 
 WAITING, RUNNING = "overspill_num_requests_waiting", "overspill_num_requests_running"
 QUEUE = ""
@@ -72,6 +72,16 @@ async def test_those_that_wait_inside_a_replica_wait_too() -> None:
 async def test_the_gauges_have_a_value_before_anything_is_known() -> None:
     async with Dispatcher([], RouterSettings(), clock=VirtualClock()) as dispatcher:
         assert by_replica(dispatcher.telemetry, WAITING) == {QUEUE: 0}
+
+
+async def test_an_answer_that_has_begun_does_not_wait_whatever_its_replica_says() -> None:
+    async with world() as w:
+        running = await w.clock.run(w.dispatcher.start(request(w.clock, max_tokens=24)))
+        w.local.open += 7  # others', who wait there
+        status = w.dispatcher.status()
+        assert (status.running, status.waiting) == (1, 0)
+        w.local.open -= 7
+        await running.chunks.aclose()
 
 
 async def test_what_others_run_on_a_replica_is_not_counted_as_ours() -> None:
