@@ -18,6 +18,7 @@ from router.base.garbage import spare_what_was_imported
 from router.base.json_output import print_json
 from router.client.tier import CLOUD_URL, KEY_VARIABLE, TierAddress
 from router.decisions.settings import describe
+from router.tracing import otlp as traces
 
 if TYPE_CHECKING:
     from cloud_tier.engine_check import EngineReport
@@ -199,4 +200,5 @@ def _describe(plan: Plan) -> None:
         )
     typer.echo(f"policy   {plan.config.router.policy}")
     typer.echo(f"decisions {describe(plan.config.decisions)}")
+    typer.echo(f"traces   {traces.describe(plan.config.telemetry)}")
     typer.echo("the configuration is good")

@@ -49,6 +49,7 @@ from router.dispatch.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, GatewayLimits, create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.listener import Listener, allow_open_files, bind
+from router.tracing.otlp import describe as describe_traces
 from router.tracing.otlp import open_traces
 from router.upstream.source import SourceHooks
 from router.upstream.sources import Sources, backend_sources
@@ -102,6 +103,7 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
     keys = read_keys(config.auth, environ)
     require_keys(config.server, config.auth, keys)
     describe(config.decisions)
+    describe_traces(config.telemetry)
     folder = config.server.models_dir
     catalogue = load_catalogue()
     store = ModelStore(Path(folder).expanduser() if folder else default_root(), catalogue)

@@ -26,6 +26,7 @@ from router.base.errors import ArtifactError, ConfigError, ReplicaUnreachable, i
 from router.base.tls import client_context
 from router.decisions.settings import describe
 from router.gateway.listener import bind
+from router.tracing import otlp as traces
 
 
 def profile_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
@@ -118,6 +119,7 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     yield _fleet_line(config.fleet)
     yield f"policy    {config.router.policy}"
     yield f"decisions {describe(config.decisions)}"
+    yield f"traces    {traces.describe(config.telemetry)}"
     yield "ok"
 
 

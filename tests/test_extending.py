@@ -22,7 +22,7 @@ from hardware_profiles.loader import DeviceFacts, RuntimeOptions, choose_profile
 from router.base.errors import ArtifactError
 from router.dispatch.dispatcher import Dispatcher
 from router.fleetwire.documents import OVERRIDABLE
-from router.gateway.intake import Intake, load_of
+from router.gateway.intake import Intake
 from router.gateway.metrics import GatewayMetrics
 from router.values.choice import Choice
 from router.values.settings import RouterSettings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -14,6 +15,7 @@ _REPLICA = (("rung", 4), ("kind", 9), ("run", 9), ("wait", 4), ("KV", 5), ("brea
 _GPU = (("memory GiB", 13), ("busy", 5), ("W", 5), ("°C", 4))
 _BREAKER_STYLE = {"closed": "green", "half_open": "yellow", "open": "red"}
 _ABSENT = "-"
+_DIGEST, _SHORT = re.compile(r"^(sha256:[0-9a-f]{12})[0-9a-f]+$"), r"\1"
 
 
 def tier_as_table(status: TierStatus, url: str, *, fit: bool = False) -> RenderableType:
@@ -92,7 +94,7 @@ def _remarks(replica: ReplicaStatus) -> Iterator[str]:
         on = ", ".join(dict.fromkeys(facts.computes_on))
         yield f"{facts.software}{f' on {on}' if on else ''}"
     if facts.version:
-        yield f"version {facts.version}"
+        yield f"version {_DIGEST.sub(_SHORT, facts.version)}"
     if replica.remote:
         yield f"all told {replica.load_running} running, {replica.load_queued} queued, {lasted(replica.load_age_s)} ago"
 

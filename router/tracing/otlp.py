@@ -178,18 +178,30 @@ class OtlpTraces:
             log.warning("traces cannot be exported")
 
 
+def describe(settings: TelemetrySettings) -> str:
+    """Say where traces would go; opens nothing.
+
+    Raises:
+        ConfigError: the extra `otel` is not installed.
+    """
+    if not settings.otlp_endpoint:
+        return "not made"
+    if not (installed("opentelemetry-sdk") and installed("opentelemetry-exporter-otlp-proto-http")):
+        raise ConfigError(
+            f"telemetry.otlp_endpoint needs the extra `otel`: run: {install('otel')}", param="telemetry.otlp_endpoint"
+        )
+    return f"{100 * settings.sample_ratio:g} % of those that begin here to {settings.otlp_endpoint}"
+
+
 def open_traces(settings: TelemetrySettings, service: str) -> OtlpTraces | None:
     """Return what exports traces to the configured collector, None where none is.
 
     Raises:
         ConfigError: the extra `otel` is not installed.
     """
+    describe(settings)
     if not settings.otlp_endpoint:
         return None
-    if not (installed("opentelemetry-sdk") and installed("opentelemetry-exporter-otlp-proto-http")):
-        raise ConfigError(
-            f"telemetry.otlp_endpoint needs the extra `otel`: run: {install('otel')}", param="telemetry.otlp_endpoint"
-        )
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - see above
 
     base = settings.otlp_endpoint.rstrip("/").removesuffix(_PATH)

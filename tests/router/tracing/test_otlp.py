@@ -267,6 +267,9 @@ async def test_spans_reach_a_collector_over_http() -> None:
 
 def test_off_by_default_and_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_traces(TelemetrySettings(), "overspill-edge") is None
+    assert otlp.describe(TelemetrySettings()) == "not made"
+    a_tenth = TelemetrySettings(otlp_endpoint="http://127.0.0.1:4318", sample_ratio=0.1)
+    assert otlp.describe(a_tenth) == "10 % of those that begin here to http://127.0.0.1:4318"
     monkeypatch.setattr(otlp, "installed", lambda _: "")
     with pytest.raises(ConfigError, match=r"extra `otel`: run: pip install"):
         open_traces(TelemetrySettings(otlp_endpoint="http://127.0.0.1:4318"), "overspill-edge")
