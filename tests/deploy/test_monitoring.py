@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from router.values.request import Outcome
+from router.values.status import TierStatus, decode
 from tests.support.monitored import Monitored, monitored
 from tests.support.paths import REPOSITORY
 from tests.support.ports import unused_port
@@ -57,16 +58,27 @@ def rules() -> Iterator[dict[str, Any]]:
 QUERIES = [(panel, expr, legend) for board in BOARDS for panel, expr, legend in targets(board)]
 
 
-async def _pages(folder: Path) -> dict[str, str]:
+Served = tuple[dict[str, str], dict[str, TierStatus]]
+
+
+async def _served(folder: Path) -> Served:
     async with monitored(build_world(folder / "world"), folder) as stack:
-        return await stack.pages()
+        tiers = {"edge": stack.edge, "cloud": stack.cloud}
+        told = {name: decode((await client.get("/v1/status")).content) for name, client in tiers.items()}
+        return await stack.pages(), told
 
 
 @pytest.fixture(scope="module")
-def scraped(tmp_path_factory: pytest.TempPathFactory) -> Scraped:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """The pages of `/metrics` and the statuses of two tiers that have served, by tier."""
+    return asyncio.run(_served(tmp_path_factory.mktemp("monitored")))
+
+
+@pytest.fixture(scope="module")
+def scraped(served: Served) -> Scraped:
     """Both pages, and with them what the recording rules make of them, in their order."""
     found = Scraped(values=WORDS)
-    for page in asyncio.run(_pages(tmp_path_factory.mktemp("monitored"))).values():
+    for page in served[0].values():
         found.read(page)
     for rule in rules():
         if "record" in rule:
@@ -90,6 +102,25 @@ def test_a_rule_asks_for_what_there_is(scraped: Scraped, rule: dict[str, Any]) -
         assert set(re.findall(r"\$labels\.(\w+)", told)) <= labels
         assert {"summary", "remedy"} == set(rule["annotations"])
         assert set(TARGET) <= labels, "an alert says which tier"
+
+
+def test_both_tiers_tell_an_operator_what_they_are(served: Served) -> None:
+    edge, cloud = served[1]["edge"], served[1]["cloud"]
+    own = {replica.variant: replica for replica in edge.router.replicas if not replica.remote}
+    loaded = own["tiny-int8"].facts
+    assert (edge.tier, edge.ready, loaded.kind, loaded.cold_starts) == ("edge", True, "onnx", 1)
+    assert loaded.software.startswith("onnxruntime")
+    assert loaded.version.startswith("sha256:")
+    assert loaded.computes_on == ("CPUExecutionProvider",)
+    assert own["tiny-pruned-int8"].facts.cold_starts == 0
+    assert {replica.facts.kind for replica in edge.router.replicas if replica.remote} == {"overspill"}
+    best, small = (replica.facts for replica in cloud.router.replicas)
+    assert (best.kind, best.cold_starts, small.cold_starts, best.kv_usage) == ("torch", 2, 1, 0.0)
+    assert [gpu.name for gpu in cloud.gpus.gpus] == ["H100"]
+    assert edge.gpus.gpus == ()
+    for status in (edge, cloud):
+        assert (status.router.waiting, status.router.running, status.in_flight) == (0, 0, 0)
+        assert {replica.breaker for replica in status.router.replicas} == {"closed"}
 
 
 def test_what_is_not_there_is_found(scraped: Scraped) -> None:
