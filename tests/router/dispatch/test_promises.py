@@ -16,7 +16,7 @@ EVERYTHING = {"ttft_s": 1.0, "tpot_s": 0.1, "deadline_s": 5.0}
 def counted(w: World) -> dict[str, float]:
     families = w.dispatcher.telemetry.registry.collect()
     samples = [s for family in families for s in family.samples if s.name == "overspill_promises_total"]
-    return {f"{s.labels['promise']} {s.labels['kept']}": s.value for s in samples}
+    return {f"{s.labels['promise']} {s.labels['kept']}": s.value for s in samples if s.value}
 
 
 async def kept(w: World, **wish: Any) -> dict[str, bool]:
