@@ -38,8 +38,8 @@ settings.register_profile("overspill", deadline=None, suppress_health_check=[Hea
 settings.register_profile("fast", settings.get_profile("overspill"), max_examples=15)
 settings.load_profile("overspill")
 
-NOT_FAST = ("real_model", "broker", "process", "slow")
-MAY_START_PROCESSES = ("real_model", "broker", "process")
+NOT_FAST = ("real_model", "broker", "live", "process", "slow")
+MAY_START_PROCESSES = ("real_model", "broker", "live", "process")
 NEEDS_REAL_MODEL = frozenset({"models_root", "stack"})
 # What libraries ask of the system once, within milliseconds: the openai SDK its name, ctypes where a library is.
 ASKED_BY_LIBRARIES = frozenset({"uname", "lsb_release", "ldconfig"})
@@ -55,7 +55,7 @@ class _Running:
 def _refuse_process(event: str) -> None:
     item = _Running.item
     if item is not None and not any(item.get_closest_marker(mark) for mark in MAY_START_PROCESSES):
-        pytest.fail(f"{item.nodeid} starts a process ({event}): mark it `process`, `broker` or `real_model`")
+        pytest.fail(f"{item.nodeid} starts a process ({event}): mark it `process`, `broker`, `live` or `real_model`")
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:

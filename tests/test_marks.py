@@ -32,3 +32,8 @@ def test_an_unmarked_test_is_refused_a_process_of_multiprocessing(method: str) -
 @pytest.mark.process
 def test_a_marked_test_may_start_one() -> None:
     assert subprocess.run([sys.executable, "-c", ""], check=False).returncode == 0
+
+
+@pytest.mark.live
+def test_a_live_test_may_start_one_too() -> None:
+    assert subprocess.run([sys.executable, "-c", ""], check=False).returncode == 0
