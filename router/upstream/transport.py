@@ -136,22 +136,9 @@ class StreamingClient:
         self._base_url = base_url
         self._clock = clock
         self._idle = IdleConnections(clock, options.keepalive_expiry_s)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=options.max_connections,
-                keepalive_timeout=options.keepalive_expiry_s,
-                ssl=options.tls,
-            ),
-            headers={**headers, "accept-encoding": "identity"},
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, connect=options.connect_timeout_s),
-            trust_env=False,
-            read_bufsize=_READ_BUFFER_BYTES,
-            max_line_size=_MAX_HEADER_BYTES,
-            max_field_size=_MAX_HEADER_BYTES,
-            skip_auto_headers=("user-agent",),
-            trace_configs=[_tracing()],
-        )
+        self._stale_s = options.connect_timeout_s
+        self._session = _session(headers, options, kept=True)
+        self._fresh = _session(headers, options, kept=False)
 
     @property
     def warm(self) -> bool:
@@ -160,9 +147,13 @@ class StreamingClient:
 
     async def close(self) -> None:
         await self._session.close()
+        await self._fresh.close()
 
     async def post(self, path: str, body: bytes, headers: Sequence[tuple[str, str]], trace: ConnectTrace) -> Response:
         """Send a request and return when the head of its response is there. Cancelling it closes its connection.
+
+        One that fails at once on a connection that was open already met a server that had just closed it: it is sent
+        once more, over a new connection. Both could be computed, which has no effect but the work.
 
         Raises:
             PoolExhaustedError: no connection became free in time.
@@ -170,8 +161,28 @@ class StreamingClient:
             NotConnectedError: the upstream cannot be reached.
             TransportError: the connection broke.
         """
+        began_s = self._clock.now_s()
         try:
-            response = await self._session.post(
+            response = await self._send(self._session, path, body, headers, trace)
+        except _DisconnectedError:
+            if trace.connected or self._clock.now_s() - began_s > self._stale_s:
+                raise
+            self._idle.taken()
+            return _AiohttpResponse(await self._send(self._fresh, path, body, headers, trace), None)
+        if not trace.connected:
+            self._idle.taken()
+        return _AiohttpResponse(response, self._idle)
+
+    async def _send(
+        self,
+        session: aiohttp.ClientSession,
+        path: str,
+        body: bytes,
+        headers: Sequence[tuple[str, str]],
+        trace: ConnectTrace,
+    ) -> aiohttp.ClientResponse:
+        try:
+            return await session.post(
                 self._base_url + path,
                 data=body,
                 headers=headers,
@@ -185,12 +196,42 @@ class StreamingClient:
         except aiohttp.ClientConnectorError as error:
             raise NotConnectedError(in_words(error)) from error
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            raise TransportError(in_words(error)) from error
+            kind = _DisconnectedError if _before_the_head(error) else TransportError
+            raise kind(in_words(error)) from error
         except ValueError as error:  # a line break in a header, text that no encoding holds
             raise UnsendableError(str(error)) from error
-        if not trace.connected:
-            self._idle.taken()
-        return _AiohttpResponse(response, self._idle)
+
+
+class _DisconnectedError(TransportError):
+    """The connection ended before anything of a response came."""
+
+
+def _before_the_head(error: Exception) -> bool:
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return isinstance(error.message, str)  # else it is the part of the head that came
+    return isinstance(error, OSError) and not isinstance(error, asyncio.TimeoutError)
+
+
+def _session(headers: Mapping[str, str], options: PoolOptions, *, kept: bool) -> aiohttp.ClientSession:
+    """Make a pool whose connections are kept for later requests, or serve one each."""
+    if kept:
+        connector = aiohttp.TCPConnector(
+            limit=options.max_connections, keepalive_timeout=options.keepalive_expiry_s, ssl=options.tls
+        )
+    else:
+        connector = aiohttp.TCPConnector(limit=options.max_connections, force_close=True, ssl=options.tls)
+    return aiohttp.ClientSession(
+        connector=connector,
+        headers={**headers, "accept-encoding": "identity"},
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, connect=options.connect_timeout_s),
+        trust_env=False,
+        read_bufsize=_READ_BUFFER_BYTES,
+        max_line_size=_MAX_HEADER_BYTES,
+        max_field_size=_MAX_HEADER_BYTES,
+        skip_auto_headers=("user-agent",),
+        trace_configs=[_tracing()],
+    )
 
 
 class _AiohttpResponse:
@@ -198,9 +239,9 @@ class _AiohttpResponse:
 
     __slots__ = ("_content", "_idle", "_response", "headers", "status")
 
-    def __init__(self, response: aiohttp.ClientResponse, idle: IdleConnections) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, idle: IdleConnections | None) -> None:
         self._response = response
-        self._idle: IdleConnections | None = idle
+        self._idle = idle
         self._content = response.content
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers

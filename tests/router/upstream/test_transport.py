@@ -233,6 +233,83 @@ async def test_a_cut_connection_is_a_transport_error() -> None:
             await post(client)
 
 
+def served_once(end: Callable[[asyncio.StreamWriter], Coroutine[Any, Any, None]]) -> Peer:
+    """A server that answers the first request of each connection, and ends the second one by `end`."""
+    answered: set[asyncio.StreamWriter] = set()
+
+    async def reply(writer: asyncio.StreamWriter) -> None:
+        if writer in answered:
+            await end(writer)
+            raise ConnectionError
+        answered.add(writer)
+        await whole(writer)
+
+    return Peer(reply)
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def reset(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize("end", [close, reset])
+async def test_a_kept_connection_that_the_server_closes_costs_no_request(end) -> None:
+    """llama.cpp closes connections that it kept: a request that meets one goes over a new connection."""
+    peer = served_once(end)
+    async with peer.client() as client:
+        for connections in (1, 2, 3):
+            response = await post(client)
+            assert await read_all(response) == b"ok"
+            response.close()
+            assert peer.connections == connections
+            assert client.warm == (connections != 2), "the connection of a second try is not kept"
+    assert len(peer.requests) == 4
+
+
+async def test_a_request_that_breaks_on_a_new_connection_is_not_sent_again() -> None:
+    peer = Peer(close)
+    async with peer.client() as client:
+        with pytest.raises(TransportError):
+            await post(client)
+    assert len(peer.requests) == 1
+
+
+async def test_a_second_try_is_the_last_one() -> None:
+    broken = False
+
+    async def reply(writer: asyncio.StreamWriter) -> None:
+        await (close if broken else whole)(writer)
+
+    peer = Peer(reply)
+    async with peer.client() as client:
+        await read_all(await post(client))
+        broken = True
+        with pytest.raises(TransportError):
+            await post(client)
+    assert len(peer.requests) == 3
+
+
+async def test_a_request_of_which_the_server_has_made_something_is_not_sent_again() -> None:
+    async def half_a_head(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-")
+        writer.close()
+
+    async def after_a_while(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.3)
+        writer.close()
+
+    for end in (half_a_head, after_a_while):
+        peer = served_once(end)
+        async with peer.client(connect_timeout_s=0.1) as client:
+            await read_all(await post(client))
+            with pytest.raises(TransportError):
+                await post(client)
+        assert len(peer.requests) == 2
+
+
 async def test_redirects_and_the_environments_proxies_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
 
