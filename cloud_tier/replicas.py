@@ -83,6 +83,7 @@ class EngineReplica:
             queued=load.queued,
             queued_prefill_tokens=load.queued_prefill_tokens,
             pending_decode_tokens=load.pending_decode_tokens,
+            kv_free_tokens=load.kv_free_tokens,
             why="" if outage is None else few_words(outage.reason),
             back_in_s=0.0 if outage is None else outage.ready_in_s or 0.0,
         )

@@ -147,6 +147,7 @@ class EngineCore:
             preemptions=self._scheduler.preemptions,
             prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
             failed=self._failed,
+            kv_block_tokens=self.pool.block_tokens,
         )
 
     def check(self) -> None:

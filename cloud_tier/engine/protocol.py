@@ -125,6 +125,7 @@ class EngineLoad:
         queued_prefill_tokens: prompt tokens accepted and not yet computed, of running and waiting sequences.
         pending_decode_tokens: upper bound on tokens still to generate.
         kv_blocks_total, kv_blocks_free: free ones include those kept for prefix hits, which yield when needed.
+        kv_block_tokens: size of a block; 0 before the engine has told.
         step_s: smoothed duration of one step, in seconds; 0 before the first.
         preemptions, prefix_hit_tokens: counted since the engine process started.
         failed: requests that failed alone since then.
@@ -140,6 +141,14 @@ class EngineLoad:
     preemptions: int = 0
     prefix_hit_tokens: int = 0
     failed: int = 0
+    kv_block_tokens: int = 0
+
+    @property
+    def kv_free_tokens(self) -> int | None:
+        """Tokens for which the KV cache has room once all accepted prompts are computed; None if it is not known."""
+        if not self.kv_block_tokens:
+            return None
+        return max(0, self.kv_blocks_free * self.kv_block_tokens - self.queued_prefill_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import structlog
 from router.base.clock import Clock
 from router.base.errors import DeadlineLost, Evicted, OverspillError, PromiseLost, Shed, Unavailable
 from router.base.timers import Alarm, Alarms
-from router.dispatch.candidates import PendingRequest, assess, demand_on, expected_tokens, explain_none
+from router.dispatch.candidates import PendingRequest, assess, demand_on, expected_tokens, explain_none, kv_tokens
 from router.dispatch.give_up import give_up_lost
 from router.dispatch.hedge import HedgeBudget, device_seconds
 from router.dispatch.lost import LostPromises
@@ -152,6 +152,7 @@ class Binder:
         finally:
             alarm.cancel()
             self.queue.leave(entry)
+            self.pool.kv.left(entry)
             del entry  # it holds what it was refused with, and that, by its traceback, this frame
             self._signals.shares.left(pending.request.caller)
             self._update_ladder()
@@ -268,7 +269,15 @@ class Binder:
         return None if best is None else best[1]
 
     def _first_at(self, replica_id: str) -> tuple[Key, QueueEntry] | None:
-        """Return who stands first at a replica; those who leave its slot at this moment stand aside until a change."""
+        """Return who stands first at a replica: for whom its room is kept, unless somebody goes before all ranks."""
+        kept, first = self.pool.kv.kept_for(replica_id), self._first_in_line(replica_id)
+        if kept is None or (first is not None and first[0] < kept.entry.age_key):
+            return first
+        waits = kept.entry.moment == self.pool.moment and not kept.entry.takes(replica_id)
+        return None if waits else (kept.entry.age_key, kept.entry)
+
+    def _first_in_line(self, replica_id: str) -> tuple[Key, QueueEntry] | None:
+        """Return who stands first by rank; those who leave its slot at this moment stand aside until a change."""
         if self._signals.oldest_first.due(self._settings.fairness.oldest_first):
             oldest = self.queue.oldest(replica_id)
             if oldest is not None and (oldest[1].moment != self.pool.moment or oldest[1].takes(replica_id)):
@@ -290,6 +299,7 @@ class Binder:
 
     def _wait(self, entry: QueueEntry, choice: Choice) -> None:
         """Let an entry wait as its decision says."""
+        self.pool.kv.waits(entry, choice, kv_tokens(entry.pending, self._settings), self._clock.now_s())
         if entry.promised is None and not choice.starts:
             entry.promised = choice
             entry.wait_factor = self._signals.latency.wait_factor(choice.candidate.info)
@@ -318,6 +328,7 @@ class Binder:
         entry.moment = pool.moment
         self._decided.append(entry)
         if situation is None:
+            pool.kv.left(entry)
             if not any(r.waits for r in rejections):
                 self._refuse(entry, explain_none(pending, rejections))
             else:

@@ -121,10 +121,14 @@ def _candidates(
         if state is None or not state.holds(now_s):
             state = view.state = latency.state(view.snapshot, view.link, view.mine, view.siblings, now_s)
         ahead, slots, occupied = ahead_of(name, priority), view.slots or 1, view.occupied
+        room_tokens = view.kv_room
+        kv_short = room_tokens is not None and _is_short(
+            room_tokens, name, needed + request.prompt_slack, pending, pool
+        )
         candidates.append(
             Candidate(
                 info,
-                latency.predict_on(state, demand, 0 if view.room else ahead, now_s),
+                latency.predict_on(state, demand, 0 if view.room else ahead, now_s, full=kv_short),
                 window_cap,
                 session == name,
                 0.0 if free and not view.metered else _price(request, view, settings.prices, demand.answer_tokens),
@@ -133,6 +137,7 @@ def _candidates(
                 (occupied + ahead) / slots,
                 view.peak_latency_s,
                 view.favoured,
+                kv_short,
             )
         )
     return candidates, max([demand.answer_tokens for demand, _ in by_window.values()], default=0)
@@ -154,6 +159,19 @@ def _asked_within(pending: PendingRequest, context_tokens: int) -> tuple[Demand,
         longest = min(pending.length.longest, most)
     cut = left_tokens is not None and left_tokens > room
     return Demand(request.prompt_tokens, expected, request.prompt_bytes, 0, longest), room + emitted if cut else None
+
+
+def kv_tokens(pending: PendingRequest, settings: RouterSettings) -> int:
+    """Return the room in a KV cache with which the request may begin."""
+    return _needed_tokens(pending, settings) + pending.request.prompt_slack
+
+
+def _is_short(room_tokens: int, name: str, needed: int, pending: PendingRequest, pool: Pool) -> bool:
+    """Whether a KV cache has too little room, less what is kept for somebody else who has waited for it."""
+    request, kept = pending.request, pool.kv.kept_for(name)
+    if kept is not None and kept.entry.pending is not pending and not request.continuation_tokens:
+        room_tokens -= kept.from_others(request.objective.priority)
+    return needed > room_tokens
 
 
 def _sides(model: str, served: Served, candidates: list[Candidate], rejections: list[Rejection], pool: Pool) -> Sides:

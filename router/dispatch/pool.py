@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from router.base.clock import Clock
+from router.dispatch.kv_room import KvRoom
 from router.dispatch.record import Rejection, ReplicaLoad
 from router.signals.health import Health
 from router.signals.occupancy import occupied_slots, sibling_load
@@ -63,6 +64,7 @@ class ReplicaView(msgspec.Struct, gc=False):
         siblings: the other rungs of its device that have sequences.
         occupied, slots: of its device.
         room: a slot is free, its own and its device's.
+        kv_room: tokens for which its KV cache has room; None where it does not tell, or none would be made by waiting.
         favoured, peak_latency_s: as in `Candidate`.
         state: what predictions on it have in common, None before the first.
     """
@@ -82,6 +84,7 @@ class ReplicaView(msgspec.Struct, gc=False):
     occupied: int = 0
     slots: int = 0
     room: bool = False
+    kv_room: int | None = None
     favoured: bool = True
     peak_latency_s: float = 0.0
     state: ReplicaState | None = None
@@ -137,6 +140,7 @@ class Pool:
         now_s: of the last look; waiting: requests in the queue then.
         moment: counts the looks that found anything changed: decisions of one moment have seen the same.
         locality: what the tier's policy allows at all.
+        kv: for whom room in KV caches is kept.
         upstream: asked at each look for what is configured and was never reached; unreached: its last answer.
     """
 
@@ -154,6 +158,7 @@ class Pool:
         self.locality = Locality.ANY
         self.upstream: Callable[[], Unreached | None] = _nothing
         self.unreached: Unreached | None = None
+        self.kv = KvRoom()
         self._clock = clock
         self._queue = queue
         self._devices: dict[str, list[str]] = {}
@@ -250,6 +255,8 @@ class Pool:
         )
         if seen is not None:
             view.favoured = seen.favoured
+        if own and snapshot.kv_free_tokens is not None and snapshot.credits is None:
+            view.kv_room = snapshot.kv_free_tokens - mine.unopened_prefill_tokens
         self.views[name] = view
         return True
 

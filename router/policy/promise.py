@@ -76,7 +76,7 @@ def choose(
     if waits_for is None:
         waits_for = {candidate.info.replica_id: rank}
     if good_for_s is None:
-        good_for_s = max(_LOOK_AGAIN_S, situation.waiting * _LOOK_AGAIN_EACH_S)
+        good_for_s = look_again_s(situation)
     return Choice(
         candidate,
         reason,
@@ -88,6 +88,11 @@ def choose(
         kept=kept,
         not_now=not_now,
     )
+
+
+def look_again_s(situation: Situation) -> float:
+    """In how long one that waits by a prediction, or for room of which nobody tells, is decided again."""
+    return max(_LOOK_AGAIN_S, situation.waiting * _LOOK_AGAIN_EACH_S)
 
 
 def slack_rank(candidate: Candidate, situation: Situation) -> float:

@@ -4,7 +4,8 @@
    whole promise is kept, by the quality of the rung, against the device-seconds that it takes.
 2. Among the replicas that can start now it takes the one of highest value; of near equals the device goes before the
    cloud, the one that knows the session before others, the quicker before the slower.
-3. While none can start, it waits, and its rank, value a device-second, says who goes first when one can.
+3. While none can start, it waits, and its rank, value a device-second, says who goes first when one can. What lacks
+   room in a KV cache leaves the slot to those that need less.
 4. It leaves the queue once its promise is all but lost everywhere, with a time to come back; on a device that has
    nothing to do it is served late instead, unless a deadline would end it. A refusal is for good: while only the
    prompts that stand before it are in its way, it waits for those, and leaves what is free to others.
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from router.policy.promise import backlog_s, choose, reason_for, to_keep
+from router.policy.promise import backlog_s, choose, look_again_s, reason_for, to_keep
 from router.policy.worth import FLOOR, Worth, ask_of, latest_start_s, without_backlog, worths_of
 from router.values.choice import Choice, Hopeless
 from router.values.offer import Ask
@@ -54,6 +55,8 @@ class SloUtility:
         if not free:
             shortest = situation.length.quantile(FLOOR)
             good_for_s = latest_start_s([w.candidate for w in promised], situation, shortest)
+        if best.candidate.kv_short:
+            good_for_s = min(good_for_s, look_again_s(situation))
         return choose(
             best.candidate,
             situation,
@@ -62,7 +65,7 @@ class SloUtility:
             waits_for=self._waits_for(promised, best, situation, calm=calm),
             good_for_s=max(good_for_s, _LOOK_AGAIN_S),
             kept=best.kept,
-            not_now=not free and best.candidate.prediction.free,
+            not_now=not free and (best.candidate.prediction.free or best.candidate.kv_short),
         )
 
     @staticmethod

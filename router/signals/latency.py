@@ -107,14 +107,22 @@ class LatencyModel:
             state = self._states[name] = state_of(snapshot, link, mine, siblings, learnt=learnt, now_s=now_s)
         return state
 
-    def predict_on(self, state: ReplicaState, demand: Demand, ahead: int, now_s: float) -> Prediction:
-        """Predict `demand` on a replica in that state; see `predict`."""
+    def predict_on(
+        self, state: ReplicaState, demand: Demand, ahead: int, now_s: float, *, full: bool = False
+    ) -> Prediction:
+        """Predict `demand` on a replica in that state; see `predict`.
+
+        Args:
+            full: it has no room before an answer ends, whatever its slots.
+        """
         snapshot, pace_s, answer_tokens = state.snapshot, state.pace_s, demand.answer_tokens
         own_tokens = demand.prompt_tokens - demand.cached_tokens
         if own_tokens < 1:
             own_tokens = 1
         wait_s = wait_high_s = 0.0
         position = state.position + ahead
+        if full and position < 1:
+            position = 1
         if position > 0:
             wait_s = state.until_free_s(position, answer_tokens * pace_s) * state.wait_factor
             wait_high_s = wait_s * state.wait_high

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -77,6 +77,8 @@ class _Running:
     """A request of this tier on the replica.
 
     Attributes:
+        came_tokens: generated so far.
+        kv_tokens: of the KV cache that it held when the last load report was taken: none before its first token.
         at_report_tokens: tokens it still had to generate when the last load report was taken; None if the report
             does not know the request.
     """
@@ -85,6 +87,13 @@ class _Running:
     left_tokens: int
     began_s: float
     at_report_tokens: int | None = None
+    came_tokens: int = 0
+    kv_tokens: int = 0
+
+    @property
+    def held_tokens(self) -> int:
+        """Count the tokens that it will have in the KV cache as soon as its prompt is computed."""
+        return self.prompt_tokens + self.came_tokens
 
 
 @dataclass(slots=True)
@@ -96,6 +105,7 @@ class _Reported:
     at_s: float = 0.0
     ended: int = 0
     ended_tokens: int = 0
+    ended_kv_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -128,6 +138,7 @@ class UpstreamReplica:
         self._reported = _Reported(load, report.waiting, at_s)
         for running in self._running:
             running.at_report_tokens = running.left_tokens if running.began_s <= at_s else None
+            running.kv_tokens = running.held_tokens if running.came_tokens else 0
 
     def snapshot(self) -> ReplicaSnapshot:
         condition, reported = self._tier.condition, self._reported
@@ -148,19 +159,19 @@ class UpstreamReplica:
             pending_decode_tokens=max(0, load.pending_decode_tokens - reported.ended_tokens)
             + sum(r.left_tokens for r in unseen),
             age_s=max(0.0, self._tier.clock.now_s() - reported.at_s),
-            kv_free_tokens=self._kv_free_tokens(load, unseen),
+            kv_free_tokens=self._kv_free_tokens(load),
             why=why,
             back_in_s=condition.back_in_s if why else 0.0,
             credits=self._tier.credits.available(),
             credit_in_s=self._tier.credits.next_in_s() + self._tier.link.snapshot().rtt_s,
         )
 
-    @staticmethod
-    def _kv_free_tokens(load: VariantLoad, unseen: Sequence[_Running]) -> int | None:
-        """Return the room that the last report told of, less the prompts that were sent since."""
+    def _kv_free_tokens(self, load: VariantLoad) -> int | None:
+        """Return the room that the last report told of, less what this tier has sent since, more what has ended."""
         if load.kv_free_tokens is None:
             return None
-        return max(0, load.kv_free_tokens - sum(running.prompt_tokens for running in unseen))
+        taken = sum([running.held_tokens - running.kv_tokens for running in self._running])
+        return max(0, load.kv_free_tokens + self._reported.ended_kv_tokens - taken)
 
     def facts(self) -> ReplicaFacts:
         """See `router.values.status.TellsFacts`."""
@@ -185,6 +196,7 @@ class UpstreamReplica:
                     for chunk in await stream.read():
                         self.chunks_received += 1
                         running.left_tokens = max(0, running.left_tokens - chunk.tokens)
+                        running.came_tokens += chunk.tokens
                         finished = chunk.finish_reason is not None
                         if finished:
                             tier.link.observe_answer(stream.received_bytes, stream.tokens, tier.clock.now_s() - began_s)
@@ -205,3 +217,4 @@ class UpstreamReplica:
         if running.at_report_tokens is not None:
             self._reported.ended += 1
             self._reported.ended_tokens += running.at_report_tokens
+            self._reported.ended_kv_tokens += running.kv_tokens

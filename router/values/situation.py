@@ -23,6 +23,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         load: sequences on its device and requests that wait for it, for each slot.
         peak_latency_s: peak-sensitive average of its response times.
         favoured: its device had better run this rung than another; two side by side slow each other.
+        kv_short: its KV cache has no room for the prompt and the least answer now.
     """
 
     info: ReplicaInfo
@@ -35,6 +36,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     load: float = 0.0
     peak_latency_s: float = 0.0
     favoured: bool = True
+    kv_short: bool = False
 
 
 class Situation(msgspec.Struct, frozen=True, gc=False):

@@ -67,6 +67,8 @@ class FakeReplica:
         faults: taken from the front, one a call: `unreachable`, `crash`, `invalid`, `hang`, `silent`, `("refuse", s)`,
             `("break", n)`, `("stall", n)`, `("empty", n)` after n tokens, or None.
         cuts: its answers end by length, whatever their cap.
+        kv_tokens: size of its KV cache, of which the requests inside hold their prompts; None tells nothing of it.
+        most_kv_tokens: the most that they ever held.
         held: prompts that it has computed and keeps, as token ids; None keeps nothing, and tells nothing of it.
         host: replicas on the same cores, itself included: those that run divide them.
         sent: the requests it got; open: those running or waiting inside now; most: the most that were ever open.
@@ -89,6 +91,8 @@ class FakeReplica:
     age_s: float = 0.0
     counts_prompt: bool = False
     cuts: bool = False
+    kv_tokens: int | None = None
+    most_kv_tokens: int = 0
     held: list[tuple[int, ...]] | None = None
     host: tuple[FakeReplica, ...] = ()
 
@@ -96,6 +100,7 @@ class FakeReplica:
         self._slot = asyncio.Semaphore(self.slots)
         self._running = 0
         self._left: dict[int, int] = {}
+        self._prompts: dict[int, int] = {}
         self._ids = count()
 
     def _slowed(self, alone_s: float) -> float:
@@ -110,6 +115,7 @@ class FakeReplica:
             queued=self.open - self._running,
             pending_decode_tokens=sum(self._left.values()) + self.others * self.answer_tokens,
             age_s=self.age_s,
+            kv_free_tokens=None if self.kv_tokens is None else self.kv_tokens - sum(self._prompts.values()),
             why="" if self.available else "switched off",
         )
 
@@ -128,6 +134,8 @@ class FakeReplica:
         key = next(self._ids)
         self.open += 1
         self.most = max(self.most, self.open)
+        self._prompts[key] = request.prompt_tokens
+        self.most_kv_tokens = max(self.most_kv_tokens, sum(self._prompts.values()))
         try:
             async with self._slot:
                 self._running += 1
@@ -138,6 +146,7 @@ class FakeReplica:
                     self._running -= 1
         finally:
             self._left.pop(key, None)
+            self._prompts.pop(key, None)
             self.open -= 1
 
     async def _tokens(self, request: InferenceRequest, kind: str | None, at: int, key: int):
