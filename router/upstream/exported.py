@@ -7,7 +7,8 @@
 | llama.cpp | `llamacpp:requests_processing` | `llamacpp:requests_deferred` | `llamacpp:kv_cache_usage_ratio` |
 | TGI       | `tgi_batch_current_size`       | `tgi_queue_size`             | -                               |
 
-Engines of one server (vLLM's data parallelism) are summed; their KV use is averaged.
+Engines of one server (vLLM's data parallelism) are summed; their KV use is averaged, and the room is that of the one
+that has most: a prompt has to fit one of them.
 """
 
 from __future__ import annotations
@@ -52,19 +53,13 @@ class ExportedLoad:
 
     Attributes:
         kv_usage: used share of its KV cache, in [0, 1].
-        kv_tokens: tokens that its KV cache holds when full.
+        kv_free_tokens: for which its KV cache has room.
     """
 
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
-    kv_tokens: int | None = None
-
-    @property
-    def kv_free_tokens(self) -> int | None:
-        if self.kv_tokens is None or self.kv_usage is None:
-            return None
-        return int(self.kv_tokens * (1.0 - self.kv_usage))
+    kv_free_tokens: int | None = None
 
 
 def read_load(page: str) -> ExportedLoad:
@@ -79,12 +74,12 @@ def read_load(page: str) -> ExportedLoad:
         value = _number(found[3])
         if value is not None:
             samples.setdefault(found[1], []).append((dict(_LABEL.findall(found[2] or "")), value))
-    usage = _values(samples, _KV_USE)
+    used = [(labels.get("engine", ""), min(1.0, share)) for labels, share in _named(samples, _KV_USE)]
     return ExportedLoad(
         running=_sum(samples, _RUNNING),
         waiting=_sum(samples, _WAITING),
-        kv_usage=min(1.0, sum(usage) / len(usage)) if usage else None,
-        kv_tokens=_blocks(samples) or _sum(samples, _KV_TOKENS),
+        kv_usage=sum(share for _, share in used) / len(used) if used else None,
+        kv_free_tokens=_most_free(_kv_tokens(samples), used),
     )
 
 
@@ -96,20 +91,26 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) and 0.0 <= value <= _MOST else None
 
 
-def _values(samples: _Samples, names: Sequence[str]) -> list[float]:
-    return next(([value for _, value in samples[name]] for name in names if name in samples), [])
+def _named(samples: _Samples, names: Sequence[str]) -> Sequence[tuple[Mapping[str, str], float]]:
+    """Return the samples under the first of the names that there are any of: releases have renamed some."""
+    return next((samples[name] for name in names if name in samples), ())
 
 
 def _sum(samples: _Samples, names: Sequence[str]) -> int | None:
-    values = _values(samples, names)
+    values = [value for _, value in _named(samples, names)]
     return round(sum(values)) if values else None
 
 
-def _blocks(samples: _Samples) -> int | None:
-    """Count the tokens of vLLM's KV blocks: the labels of an info metric hold their size and number."""
-    total = 0
-    for name in _KV_BLOCKS:
-        for labels, _ in samples.get(name, ()):
-            size, count = _number(labels.get("block_size", "")), _number(labels.get("num_gpu_blocks", ""))
-            total += round((size or 0.0) * (count or 0.0))
-    return total or None
+def _kv_tokens(samples: _Samples) -> dict[str, float]:
+    """Return how many tokens each engine's KV cache holds: of vLLM, an info metric's labels tell its blocks."""
+    found = {labels.get("engine", ""): value for labels, value in _named(samples, _KV_TOKENS)}
+    for labels, _ in _named(samples, _KV_BLOCKS):
+        size, count = _number(labels.get("block_size", "")), _number(labels.get("num_gpu_blocks", ""))
+        if size and count:
+            found[labels.get("engine", "")] = size * count
+    return found
+
+
+def _most_free(tokens: Mapping[str, float], used: Sequence[tuple[str, float]]) -> int | None:
+    free = [tokens[engine] * (1.0 - share) for engine, share in used if engine in tokens]
+    return int(max(free)) if free else None

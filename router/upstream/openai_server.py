@@ -25,7 +25,8 @@ from router.upstream.exported import ExportedLoad, read_load
 from router.upstream.handshake import HandshakeTrace
 from router.upstream.openai import retry_after_s
 from router.upstream.replica import UpstreamReplica
-from router.upstream.server import PolledServer, ServerOptions
+from router.upstream.seen_slots import SeenSlots
+from router.upstream.server import PolledServer, ProbeReply, ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
 from router.upstream.source import SourceHooks
 from router.upstream.speed import measure_speed
@@ -39,7 +40,8 @@ log = structlog.get_logger("router.gateway")
 
 _ASSUMED = SpeedPrior(500.0, 30.0, source="assumed: neither configured nor measured")
 _ASSUMED_CONTEXT_TOKENS = 4096
-_ASSUMED_SLOTS = 64
+_OLLAMA_CONTEXT_TOKENS = 4096  # what it runs a model with that says nothing else
+_MOST_UNNAMED = 32  # models that are all taken where none is named
 _WARM_UP_S = 120.0  # measuring may take so long; a server may load its model meanwhile
 _LOADING_S = 5.0  # until it is ready, where nothing is known
 _READY_PATHS = {"vllm": "/health", "sglang": "/health", "llama.cpp": "/health", "ollama": "/api/version"}
@@ -75,6 +77,27 @@ class _Show(msgspec.Struct):
     """`POST /api/show` of Ollama."""
 
     model_info: dict[str, Any] = {}
+    parameters: str = ""
+
+    @property
+    def num_ctx(self) -> int | None:
+        """The window that its model file sets."""
+        for line in self.parameters.splitlines():
+            name, _, value = line.strip().partition(" ")
+            if name == "num_ctx" and value.strip().isdecimal():
+                return _tokens(int(value))
+        return None
+
+
+class _Loaded(msgspec.Struct):
+    name: str = ""
+    context_length: Any = None
+
+
+class _Running(msgspec.Struct):
+    """`GET /api/ps` of Ollama."""
+
+    models: list[_Loaded] = []
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,7 +143,7 @@ class OpenAIServer(PolledServer):
         self._loading_took_s = _LOADING_S
         self._missing: list[str] = []
         self._exports = True
-        self._seen_slots = _ASSUMED_SLOTS
+        self._seen = SeenSlots()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -143,7 +166,7 @@ class OpenAIServer(PolledServer):
         trace = HandshakeTrace(self.clock)
         began_s = self.clock.now_s()
         path = _READY_PATHS.get(self._dialect.name, "/v1/models")
-        reply = await self._probe_client.get(path, extensions={"trace": trace})
+        reply = await self._get(path, trace)
         ended_s = self.clock.now_s()
         self.link.observe_rtt(trace.handshake_s if trace.handshake_s is not None else ended_s - began_s)
         if reply.status_code == 503:
@@ -160,7 +183,7 @@ class OpenAIServer(PolledServer):
             self._tell_load(await self._load(), began_s)
         self._reached(ready=True)
 
-    def _loading(self, reply: httpx.Response) -> float:
+    def _loading(self, reply: ProbeReply) -> float:
         """Return in how many seconds it should be ready, by its own word or by how long it took the last time."""
         now_s = self.clock.now_s()
         if self._loading_since_s is None:
@@ -182,6 +205,9 @@ class OpenAIServer(PolledServer):
             self._known, self._dialect = True, dialect_of(str(cards[0].owned_by))
             log.info("backend is", backend=self.name, server=self._dialect.name, endpoint=self.endpoint)
         wanted = {model.served: model for model in self._settings.models}
+        if not wanted and len(cards) > _MOST_UNNAMED:
+            entry = self._settings.name
+            raise httpx.HTTPError(f"it serves {len(cards)} models: name those to route to, `models` of backend {entry}")
         infos = []
         for card in cards:
             if not wanted or card.id in wanted:
@@ -202,16 +228,29 @@ class OpenAIServer(PolledServer):
         """Return the window and slots of a model, as far as its server says them."""
         told = _tokens(card.max_model_len)
         if self._dialect.name == "llama.cpp":
-            reply = await self._probe_client.get("/props")
+            reply = await self._get("/props")
             props = msgspec.json.decode(reply.content, type=_Props) if reply.status_code == 200 else _Props()
             window = props.default_generation_settings.n_ctx if props.default_generation_settings else None
             return _Served(card.id, window or told, props.total_slots)
         if self._dialect.name == "ollama":
-            reply = await self._probe_client.post("/api/show", json={"model": card.id})
-            show = msgspec.json.decode(reply.content, type=_Show) if reply.status_code == 200 else _Show()
-            lengths = [value for key, value in show.model_info.items() if key.endswith(".context_length")]
-            return _Served(card.id, next((n for n in map(_tokens, lengths) if n), None) or told)
+            return _Served(card.id, await self._ollama_window(card.id))
         return _Served(card.id, told)
+
+    async def _ollama_window(self, name: str) -> int:
+        """Return the window that Ollama runs a model with: it cuts longer prompts off without a word.
+
+        That is what it loaded the model with; for one that is not loaded, what its model file sets, or the default.
+        """
+        reply = await self._get("/api/ps")
+        if reply.status_code == 200:
+            for loaded in msgspec.json.decode(reply.content, type=_Running).models:
+                if loaded.name == name and (window := _tokens(loaded.context_length)):
+                    return window
+        reply = await self._ask("POST", "/api/show", json={"model": name})
+        show = msgspec.json.decode(reply.content, type=_Show) if reply.status_code == 200 else _Show()
+        lengths = [_tokens(value) for key, value in show.model_info.items() if key.endswith(".context_length")]
+        most = min(filter(None, lengths), default=_OLLAMA_CONTEXT_TOKENS)
+        return min(show.num_ctx or _OLLAMA_CONTEXT_TOKENS, most)
 
     def _info(self, served: _Served, model: BackendModel) -> ReplicaInfo:
         settings = self._settings
@@ -255,6 +294,9 @@ class OpenAIServer(PolledServer):
                 why = str(error) or f"it took more than {_WARM_UP_S:g} s"
                 log.warning("warm-up failed", backend=self.name, model=info.variant, why=why)
                 speed = _ASSUMED
+            except Exception:  # the task boundary: without a speed it would never serve
+                log.exception("warm-up crashed", backend=self.name, model=info.variant)
+                speed = _ASSUMED
             self._speeds[info.variant] = speed
         self._measuring = None
         self._take([dataclasses.replace(info, prior=self._speeds[info.variant]) for info in infos])
@@ -262,29 +304,25 @@ class OpenAIServer(PolledServer):
     # ── what it has to do ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def _load(self) -> ExportedLoad:
-        reply = await self._probe_client.get("/metrics") if self._exports else None
+        reply = await self._get("/metrics") if self._exports else None
         if reply is None or reply.status_code != 200:
             self._exports = False  # until it is found again: not every server has it, or has it switched on
             return ExportedLoad()
-        return read_load(reply.text)
+        return read_load(reply.content.decode("utf-8", "replace"))
 
     def _tell_load(self, load: ExportedLoad, at_s: float) -> None:
-        """Turn what the server exports into a report on its models, which share what they run on.
-
-        What waits there although more could run, by what was assumed, shows how many it runs at once.
-        """
+        """Turn what the server exports into a report on its models, which share what they run on."""
         took_s = None if self._loading_took_s == _LOADING_S else round(self._loading_took_s, 1)
         self.facts = ReplicaFacts(kind=self._dialect.name, kv_usage=load.kv_usage, cold_start_s=took_s)
         names = [replica.info.variant for replica in self._replicas]
-        if (load.waiting and load.running) or (load.running is not None and load.running > self._seen_slots):
-            self._seen_slots = load.running
+        self._seen.saw(load.running, load.waiting)
         share = 1 / len(names)
         loads = tuple(
             [
                 VariantLoad(
                     name,
                     available=True,
-                    slots=self._slots.get(name, self._seen_slots),
+                    slots=self._slots.get(name, self._seen.slots),
                     running=round((load.running or 0) * share),
                     queued=round((load.waiting or 0) * share),
                     kv_free_tokens=load.kv_free_tokens,

@@ -6,10 +6,11 @@ import abc
 import asyncio
 import random
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import msgspec
@@ -21,6 +22,7 @@ from router.base.errors import ConfigError, in_words
 from router.base.timers import end, within
 from router.base.tls import client_context
 from router.signals.credit_account import CreditAccount
+from router.upstream.handshake import HandshakeTrace
 from router.upstream.polling import PollSchedule
 from router.upstream.replica import Condition, UpstreamReplica
 from router.upstream.source import SourceHooks
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("router.gateway")
 
 _REDISCOVER_EVERY_POLLS = 30
+_MAX_REPLY_BYTES = 8 * 1024 * 1024  # of a probe; a list of models, or a page of metrics, has some hundred kilobytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,15 @@ class ServerOptions:
     probe_timeout_s: float = 3.0
     max_connections: int = 512
     keepalive_expiry_s: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReply:
+    """What a probe got, read whole."""
+
+    status_code: int
+    headers: httpx.Headers
+    content: bytes
 
 
 class PolledServer(abc.ABC):
@@ -255,13 +267,33 @@ class PolledServer(abc.ABC):
         news = changed or not self._replicas or not self.condition.reachable
         return news or self._polls_since_discovery >= _REDISCOVER_EVERY_POLLS
 
+    async def _get(
+        self, path: str, trace: HandshakeTrace | None = None, headers: Sequence[tuple[str, str]] = ()
+    ) -> ProbeReply:
+        extensions = {} if trace is None else {"trace": trace}
+        return await self._ask("GET", path, headers=list(headers), extensions=extensions)
+
+    async def _ask(self, method: str, path: str, **more: Any) -> ProbeReply:
+        """Send a probe's request and read the reply, within its bound.
+
+        Raises:
+            httpx.HTTPError: nothing came, or too much.
+        """
+        body = bytearray()
+        async with self._probe_client.stream(method, path, **more) as reply:
+            async for piece in reply.aiter_bytes():
+                body += piece
+                if len(body) > _MAX_REPLY_BYTES:
+                    raise httpx.HTTPError(f"{method} {path}: more than {_MAX_REPLY_BYTES >> 20} MiB in reply")
+        return ProbeReply(reply.status_code, reply.headers, bytes(body))
+
     async def _models(self) -> bytes:
         """Return what `GET /v1/models` says.
 
         Raises:
             httpx.HTTPError: it says nothing.
         """
-        reply = await self._probe_client.get("/v1/models")
+        reply = await self._get("/v1/models")
         if reply.status_code in {401, 403}:
             raise httpx.HTTPError(f"it does not accept this tier's API key (HTTP {reply.status_code})")
         if reply.status_code != 200:

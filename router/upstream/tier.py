@@ -53,7 +53,7 @@ class UpstreamTier(PolledServer):
         began_s = self.clock.now_s()
         want = self._hooks.want()
         asking = wire_credits.asking_headers(self.instance, want)
-        reply = await self._probe_client.get("/health/ready", headers=asking, extensions={"trace": trace})
+        reply = await self._get("/health/ready", trace, asking)
         ended_s = self.clock.now_s()
         if reply.status_code not in {200, 503}:
             raise httpx.HTTPError(f"GET /health/ready: HTTP {reply.status_code}, is this an Overspill gateway?")
