@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from router.base.clock import Clock
-from router.base.errors import OverspillError
+from router.base.errors import OverspillError, in_words
 from router.base.timers import end, within
 from router.signals.link import Link
 from router.upstream.dialect import DIALECTS, PLAIN, dialect_of
@@ -304,8 +304,14 @@ class OpenAIServer(PolledServer):
     # ── what it has to do ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def _load(self) -> ExportedLoad:
-        reply = await self._get("/metrics") if self._exports else None
-        if reply is None or reply.status_code != 200:
+        if not self._exports:
+            return ExportedLoad()
+        try:
+            reply = await self._get("/metrics")
+        except httpx.HTTPError as error:  # it serves all the same
+            log.debug("metrics unreadable", backend=self.name, why=in_words(error))
+            return ExportedLoad()
+        if reply.status_code != 200:
             self._exports = False  # until it is found again: not every server has it, or has it switched on
             return ExportedLoad()
         return read_load(reply.content.decode("utf-8", "replace"))
