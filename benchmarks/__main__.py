@@ -1,6 +1,7 @@
 """Run every benchmark, one after the other, and keep their JSON: `make bench` or `python -m benchmarks [NAME …]`.
 
-`routing` has a target of its own, `make bench-routing`: it takes as long as all others together.
+`routing` has a target of its own, `make bench-routing`: it takes as long as all others together. `spill` is told on its
+command line which servers of other makers to start.
 Results go to `benchmarks/results/<name>.json`, stamped with the machine, the day and the commit. What follows `--` goes
 to the benchmark: `python -m benchmarks links -- --lte UP DOWN`.
 """
@@ -15,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-APART = {"routing"}
+APART = {"routing", "spill"}
 
 
 def machine() -> dict[str, object]:

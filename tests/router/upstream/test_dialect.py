@@ -1,0 +1,83 @@
+"""What servers understand beyond OpenAI's API, and who they say they are."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from router.upstream.dialect import DIALECTS, OVERSPILL, Dialect, dialect_of
+from router.upstream.openai import encode_post
+from router.values.request import Feature, Objective, SamplingParams, TokenPrompt
+from tests.router.upstream.test_openai_server import ask
+
+EVERYTHING = SamplingParams(
+    max_tokens=9,
+    temperature=0.5,
+    top_p=0.9,
+    top_k=7,
+    presence_penalty=0.1,
+    frequency_penalty=0.2,
+    repetition_penalty=1.1,
+    seed=3,
+    stop=("x",),
+    ignore_eos=True,
+)
+OPENAI = {
+    *("model", "messages", "stream", "stream_options", "max_tokens", "temperature", "top_p", "seed", "stop"),
+    *("presence_penalty", "frequency_penalty"),
+}
+EXTRA = {
+    "vllm": {"top_k", "min_p", "repetition_penalty", "ignore_eos"},
+    "sglang": {"top_k", "min_p", "repetition_penalty", "ignore_eos"},
+    "llama.cpp": {"top_k", "min_p", "repeat_penalty", "ignore_eos"},
+    "ollama": set(),
+    "plain": set(),
+}
+
+
+def body(dialect: Dialect, **changes: Any) -> dict[str, Any]:
+    sent: dict[str, Any] = json.loads(encode_post(ask(**changes), Objective(), "m", 2048, dialect).body)
+    return sent
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+def test_a_server_is_sent_what_it_knows_and_nothing_else(name: str) -> None:
+    sent = body(DIALECTS[name], sampling=EVERYTHING)
+    assert sent.keys() == OPENAI | EXTRA[name]
+    if "repeat_penalty" in sent:
+        assert sent["repeat_penalty"] == 1.1
+    post = encode_post(ask(), Objective(ttft_s=1.0), "m", 2048, DIALECTS[name])
+    assert not [header for header, _ in post.headers if header.startswith("x-overspill")]
+
+
+def test_a_tier_of_ours_is_told_the_promise() -> None:
+    post = encode_post(ask(), Objective(ttft_s=1.0), "m", 2048, OVERSPILL)
+    assert dict(post.headers)["x-overspill-ttft-slo-ms"] == "1000.000"
+    assert OVERSPILL.lacks == frozenset()
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+def test_what_it_lacks_is_what_it_would_not_be_sent(name: str) -> None:
+    dialect = DIALECTS[name]
+    assert (Feature.TOP_K in dialect.lacks) == ("top_k" not in EXTRA[name])
+    assert (Feature.IGNORE_EOS in dialect.lacks) == ("ignore_eos" not in EXTRA[name])
+    assert (Feature.CONTINUED_CHAT in dialect.lacks) == (name in {"ollama", "plain"})
+    assert (Feature.PROMPT_IDS in dialect.lacks) == (name not in {"vllm", "llama.cpp"})
+    begun = ask(prompt=TokenPrompt((1, 2)), continuation="x", continuation_tokens=1)
+    assert begun.needs() & dialect.lacks, "a continuation of token ids is known to tiers of ours only"
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "llama.cpp"])
+def test_sampling_that_nobody_asked_for_is_switched_off(name: str) -> None:
+    sent = body(DIALECTS[name], sampling=SamplingParams())
+    assert sent["top_p"] == 1.0
+    assert sent["min_p"] == 0.0
+    assert sent["top_k"] in {0, -1}
+
+
+def test_only_the_known_owners_are_more_than_plain() -> None:
+    assert dialect_of("VLLM").name == "vllm"
+    for owner in ("", "openai", "None", "tgi", "ollama.ai", "\x00"):
+        assert dialect_of(owner).name == "plain"
