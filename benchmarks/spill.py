@@ -68,6 +68,7 @@ served = "{family}"
 variant = "{family}-{name}"
 family = "{family}"
 quality = 1.0
+slots = {slots}
 """
 
 
@@ -91,11 +92,11 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def started(servers: Sequence[Server], folder: Path) -> AsyncIterator[str]:
+async def started(servers: Sequence[Server], folder: Path, slots: int) -> AsyncIterator[str]:
     """Start the servers and an edge in front of them; yields its URL once it sends to all of them."""
     port = free_port()
     url, config = f"http://127.0.0.1:{port}", folder / "edge.toml"
-    entries = [BACKEND.format(name=server.name, url=server.url, family=FAMILY) for server in servers]
+    entries = [BACKEND.format(name=server.name, url=server.url, family=FAMILY, slots=slots) for server in servers]
     config.write_text(CONFIG.format(port=port) + "".join(entries))
     edge = Child("edge", overspill("edge", "run", "--config", str(config)), folder / "edge.log")
     children = [*(server.child for server in servers), edge]
@@ -226,11 +227,17 @@ def asks_for(minutes: float, rate_rps: float, seed: int) -> list[Ask]:
 async def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     servers = [Server(name, command, folder) for name, command in given.server]
     asks = asks_for(given.minutes, given.rate, given.seed)
-    async with started(servers, folder) as url:
+    async with started(servers, folder, given.slots) as url:
         print(f"{len(asks)} requests in {asks[-1].arrival_s / 60:.1f} minutes", flush=True)
         seen = await replay(url, asks, servers)
         found = summary(asks, seen, servers)
-        return {**found, "failovers": await _failovers(url), "rate_rps": given.rate, "seed": given.seed}
+        return {
+            **found,
+            "failovers": await _failovers(url),
+            "rate_rps": given.rate,
+            "slots": given.slots,
+            "seed": given.seed,
+        }
 
 
 def main() -> int:
@@ -238,6 +245,7 @@ def main() -> int:
     parser.add_argument("--server", nargs=2, action="append", default=[], metavar=("NAME", "COMMAND"))
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--rate", type=float, default=1.0, help="mean requests a second")
+    parser.add_argument("--slots", type=int, default=2, help="of each server; few, so that the quicker one needs help")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
