@@ -19,6 +19,7 @@ from router.base.json_output import print_json
 from router.client.tier import CLOUD_URL, KEY_VARIABLE, TierAddress
 from router.decisions.settings import describe
 from router.tracing import otlp as traces
+from router.upstream.look import backend_lines
 
 if TYPE_CHECKING:
     from cloud_tier.engine_check import EngineReport
@@ -182,6 +183,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "api_keys": len(plan.api_keys),
         "policy": plan.config.router.policy,
         "models": models,
+        "backends": [{"label": label, "text": text} for label, text in backend_lines(plan.config.backends)],
     }
 
 
@@ -198,6 +200,8 @@ def _describe(plan: Plan) -> None:
             f"{' ' + '+'.join(engine.gpus) if engine.gpus else ''}, "
             f"{engine.dtype}, window {spec.info.context_tokens} tokens, weights {spec.source}"
         )
+    for label, text in backend_lines(plan.config.backends):
+        typer.echo(f"{label:<8} {text}")
     typer.echo(f"policy   {plan.config.router.policy}")
     typer.echo(f"decisions {describe(plan.config.decisions)}")
     typer.echo(f"traces   {traces.describe(plan.config.telemetry)}")

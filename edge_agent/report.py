@@ -27,6 +27,7 @@ from router.base.tls import client_context
 from router.decisions.settings import describe
 from router.gateway.listener import bind
 from router.tracing import otlp as traces
+from router.upstream.look import backend_lines
 
 
 def profile_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
@@ -114,8 +115,10 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
         )
         yield from _memory_lines(model, directory, settings, match.profile)
     if not config.models.variants:
-        yield "model     none: this agent routes everything to its upstream"
+        yield "model     none: this agent routes everything to its upstream and its backends"
     yield from _upstream_lines(config.upstream)
+    for label, text in backend_lines(config.backends):
+        yield f"{label:<9} {text}"
     yield _fleet_line(config.fleet)
     yield f"policy    {config.router.policy}"
     yield f"decisions {describe(config.decisions)}"
