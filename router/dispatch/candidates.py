@@ -167,11 +167,15 @@ def kv_tokens(pending: PendingRequest, settings: RouterSettings) -> int:
 
 
 def _is_short(room_tokens: int, name: str, needed: int, pending: PendingRequest, pool: Pool) -> bool:
-    """Whether a KV cache has too little room, less what is kept for somebody else who has waited for it."""
+    """Whether a KV cache has too little room, less what is kept for somebody else who has waited for it.
+
+    Args:
+        needed: the shortest window that the request may be served with.
+    """
     request, kept = pending.request, pool.kv.kept_for(name)
     if kept is not None and kept.entry.pending is not pending and not request.continuation_tokens:
         room_tokens -= kept.from_others(request.objective.priority)
-    return needed > room_tokens
+    return needed + request.prompt_slack > room_tokens
 
 
 def _sides(model: str, served: Served, candidates: list[Candidate], rejections: list[Rejection], pool: Pool) -> Sides:
