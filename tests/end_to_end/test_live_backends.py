@@ -20,7 +20,7 @@ from tests.support.live_servers import MODEL, LiveServer, llama_server, vllm_ser
 from tests.support.ports import unused_port
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.live, pytest.mark.real_model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.live, pytest.mark.real_model, pytest.mark.timeout(1500)]
 
 STORY = "Write a long story about a lighthouse keeper and the sea."
 TOKENS = 72
@@ -100,13 +100,13 @@ class Edge:
         config = folder / "edge.toml"
         config.write_text(EDGE_TOML.format(port=port) + "".join(one.toml for one in behind))
         self.child = Child("the edge", overspill("edge", "run", "--config", str(config)), folder / "edge.log")
-        self.http = httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=120)
-        self.sdk = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+        self.http = httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=400)
+        self.sdk = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=400)
 
     async def __aenter__(self) -> Edge:
         self.child.start()
         await self.child.wait_ready(f"{self.url}/health/live", 30)
-        await until(self.all_serve, 180, every_s=0.2)
+        await until(self.all_serve, 300, every_s=0.2)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -136,7 +136,7 @@ class Edge:
                 first.server.kill()
 
         ask = Ask(STORY, max_tokens=TOKENS, full_length=True, headers={"x-request-id": request_id, **PATIENT})
-        reply = await asyncio.wait_for(send(self.sdk, ask, kill), 180)
+        reply = await asyncio.wait_for(send(self.sdk, ask, kill), 400)
         return reply, await self.decision(request_id)
 
 
@@ -148,7 +148,7 @@ async def says(behind: Behind, so_far: str = "", tokens: int = TOKENS) -> str:
         messages.append({"role": "assistant", "content": so_far})
         if behind.name != "llama":
             body |= {"continue_final_message": True, "add_generation_prompt": False}
-    async with httpx.AsyncClient(base_url=behind.server.url, trust_env=False, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=behind.server.url, trust_env=False, timeout=400) as client:
         reply = await client.post("/v1/chat/completions", json={**body, "messages": messages})
     text: str = reply.raise_for_status().json()["choices"][0]["message"]["content"]
     return text.removeprefix(so_far)  # llama.cpp repeats it, where it does not stream
@@ -166,7 +166,7 @@ def cloud_server(folder: Path) -> LiveServer:
     """A cloud tier of ours."""
     port = unused_port()
     argv = overspill("cloud", "serve", "--model", f"{MODEL}-fp32", "--port", str(port))
-    return LiveServer("ours", argv, port, folder / "ours.log", ready_path="/health/ready", patience_s=180)
+    return LiveServer("ours", argv, port, folder / "ours.log", ready_path="/health/ready", patience_s=420)
 
 
 MAKERS = {"vllm": vllm_server, "ours": cloud_server}
@@ -197,7 +197,7 @@ async def test_a_server_killed_in_mid_stream_is_finished_by_the_other(
             assert reply.finish == "length"
             begins.server.start()
             await begins.server.ready()
-            await until(edge.all_serve, 120, every_s=0.5)
+            await until(edge.all_serve, 300, every_s=0.5)
 
 
 async def test_of_two_servers_at_once_each_may_be_killed(tmp_path: Path, models_root: Path) -> None:
@@ -221,7 +221,7 @@ async def test_of_two_servers_at_once_each_may_be_killed(tmp_path: Path, models_
                     )
                     for n in range(8)
                 ]
-                replies = await asyncio.wait_for(asyncio.gather(*(send(edge.sdk, ask, kill) for ask in asks)), 240)
+                replies = await asyncio.wait_for(asyncio.gather(*(send(edge.sdk, ask, kill) for ask in asks)), 400)
                 assert cut, [reply.variant for reply in replies]
                 for reply in replies:
                     assert reply.served, reply.error
@@ -232,7 +232,7 @@ async def test_of_two_servers_at_once_each_may_be_killed(tmp_path: Path, models_
                 assert (await edge.decision(cut[0]))["events"][-1]["outcome"] == "completed"
                 victim.server.start()
                 await victim.server.ready()
-                await until(edge.all_serve, 120, every_s=0.5)
+                await until(edge.all_serve, 300, every_s=0.5)
 
 
 async def test_llama_cpp_on_the_device_is_a_rung_of_it(tmp_path: Path, models_root: Path) -> None:

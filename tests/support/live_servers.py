@@ -151,4 +151,4 @@ def vllm_server(folder: Path, *args: str, name: str = "vllm", port: int | None =
     argv += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048", "--enforce-eager"]
     argv += ["--enable-prompt-tokens-details", *args]
     env = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    return LiveServer(name, argv, port, folder / f"{name}.log", env=env, patience_s=180.0)
+    return LiveServer(name, argv, port, folder / f"{name}.log", env=env, patience_s=420.0)
