@@ -33,6 +33,7 @@ from cloud_tier.replicas import EngineReplica, SupervisedEngine
 from models.catalogue.families import Catalogue, load_catalogue
 from models.catalogue.places import places_in
 from models.store.store import ModelStore, default_root
+from models.store.templates import templates_in
 from models.text.chat import PromptEncoder
 from router.base import systemd
 from router.base.clock import Clock, MonotonicClock
@@ -54,6 +55,7 @@ from router.tracing.otlp import open_traces
 from router.upstream.source import SourceHooks
 from router.upstream.sources import Sources, backend_sources
 from router.values.replica import ReplicaInfo
+from router.values.template import Renderers, no_renderers
 
 log = structlog.get_logger("cloud_tier")
 
@@ -80,6 +82,7 @@ class Plan:
     specs: tuple[EngineSpec, ...]
     catalogue: Catalogue
     api_keys: Mapping[str, int] = dataclasses.field(repr=False)
+    renderers: Renderers = no_renderers
 
 
 def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> Plan:
@@ -107,7 +110,7 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
     folder = config.server.models_dir
     catalogue = load_catalogue()
     store = ModelStore(Path(folder).expanduser() if folder else default_root(), catalogue)
-    return Plan(config, line_up(config.models, catalogue, store), catalogue, keys)
+    return Plan(config, line_up(config.models, catalogue, store), catalogue, keys, templates_in(catalogue, store))
 
 
 def _require_engine() -> None:
@@ -177,7 +180,8 @@ class CloudTier:
             misses_to_be_lost=lambda: plan.config.router.breaker.failures,
             want=self._dispatcher.admission.want,
         )
-        backends = backend_sources(plan.config.backends, places_in(plan.catalogue), self._clock, hooks)
+        places = places_in(plan.catalogue)
+        backends = backend_sources(plan.config.backends, places, self._clock, hooks, renderers=plan.renderers)
         self._sources = Sources(backends)
         self.app = self._gateway(plan, encoders)
         self._listener = Listener(self.app, _connection_limits(plan.config.limits), self._telemetry.registry)

@@ -31,6 +31,7 @@ from edge_agent.serving.replica import LocalModel, LocalReplica
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import Profile, ProfileMatch, choose_profile
 from models.catalogue.places import places_in
+from models.store.templates import templates_in
 from router.base import systemd
 from router.base.clock import MonotonicClock
 from router.base.credentials import secret
@@ -297,7 +298,9 @@ class EdgeAgent:
             want=self.dispatcher.admission.want,
         )
         places = places_in(self.shelf.catalogue)
-        sources: list[ReplicaSource] = [*backend_sources(self.config.backends, places, self.clock, hooks)]
+        renderers = templates_in(self.shelf.catalogue, self.shelf.store)
+        backends = backend_sources(self.config.backends, places, self.clock, hooks, renderers=renderers)
+        sources: list[ReplicaSource] = [*backends]
         return [self._upstream_tier(hooks), *sources] if self.config.upstream.url else sources
 
     def _upstream_tier(self, hooks: SourceHooks) -> UpstreamTier:

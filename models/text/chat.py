@@ -190,6 +190,34 @@ class PromptEncoder:
             )
         return [*prompt.token_ids, *(self.tokenizer.encode(continuation) if continuation else ())]
 
+    def render(self, prompt: ChatPrompt, continuation: str = "") -> str:
+        """Return a conversation as text, for a server that takes text alone and adds the first token by itself.
+
+        Such a server makes special tokens of whatever looks like one. Text that does is refused: it could close its own
+        turn and speak as the system.
+
+        Args:
+            continuation: text of the answer that was emitted already; the text ends with it.
+
+        Raises:
+            InvalidRequest: the template refuses the messages, the model has none, or they hold special tokens.
+        """
+        if self.template is None:
+            raise InvalidRequest(
+                "this model has no chat template; send its prompt to /v1/completions", param="messages"
+            )
+        mark = self.tokenizer.mark_special
+        for text in [*(part for message in prompt.messages for part in (message.role, message.content)), continuation]:
+            if mark(text, _MARK) != text:
+                raise InvalidRequest(
+                    "a server that takes text alone cannot tell special tokens of the model from text that is spelled "
+                    f"like them, as this is: {text[:80]!r}",
+                    param="messages",
+                )
+        rendered = self.template.render(prompt.messages, continuation=continuation)
+        first = self.tokenizer.token_of(self.tokenizer.bos_id) if self.prepend_bos else None
+        return rendered.removeprefix(first or "")
+
     def _chat(self, template: ChatTemplate, messages: Sequence[Message], continuation: str) -> list[int]:
         """Encode a conversation: special tokens come from the template alone.
 

@@ -39,7 +39,6 @@ _KV_USE = (
 _KV_TOKENS = ("sglang:max_total_num_tokens",)
 _KV_BLOCKS = ("vllm:cache_config_info",)
 _WANTED = frozenset({*_RUNNING, *_WAITING, *_KV_USE, *_KV_TOKENS, *_KV_BLOCKS})
-_PREFIXES = ("vllm:", "sglang:", "llamacpp:", "tgi_")
 _LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _MOST = 1e9
@@ -64,16 +63,7 @@ class ExportedLoad:
 
 def read_load(page: str) -> ExportedLoad:
     """Read a page of the Prometheus text format; what is no sample of the table above is skipped."""
-    samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
-    for line in page.splitlines():
-        if not line.startswith(_PREFIXES):
-            continue
-        found = _LINE.match(line)
-        if found is None or found[1] not in _WANTED:
-            continue
-        value = _number(found[3])
-        if value is not None:
-            samples.setdefault(found[1], []).append((dict(_LABEL.findall(found[2] or "")), value))
+    samples = read_samples(page, _WANTED)
     used = [(labels.get("engine", ""), min(1.0, share)) for labels, share in _named(samples, _KV_USE)]
     return ExportedLoad(
         running=_sum(samples, _RUNNING),
@@ -81,6 +71,22 @@ def read_load(page: str) -> ExportedLoad:
         kv_usage=sum(share for _, share in used) / len(used) if used else None,
         kv_free_tokens=_most_free(_kv_tokens(samples), used),
     )
+
+
+def read_samples(page: str, wanted: frozenset[str]) -> Mapping[str, Sequence[tuple[Mapping[str, str], float]]]:
+    """Return the samples of some metrics: labels and a value of each; what is no count or share is left out."""
+    prefixes = tuple(wanted)
+    samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    for line in page.splitlines():
+        if not line.startswith(prefixes):
+            continue
+        found = _LINE.match(line)
+        if found is None or found[1] not in wanted:
+            continue
+        value = _number(found[3])
+        if value is not None:
+            samples.setdefault(found[1], []).append((dict(_LABEL.findall(found[2] or "")), value))
+    return samples
 
 
 def _number(text: str) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,11 +80,20 @@ def encode_post(
         body = encode_request(request, model, context_tokens, dialect)
     except (ValueError, TypeError, OverflowError) as error:  # JSON takes no lone surrogate, and no NaN
         raise InvalidRequest(f"the request cannot be written as JSON: {type(error).__name__}") from error
+    check_headers(headers)
+    return Post(path_of(request), headers, body)
+
+
+def check_headers(headers: Iterable[tuple[str, str]]) -> None:
+    """Refuse what no header can carry.
+
+    Raises:
+        InvalidRequest: names the header.
+    """
     for name, value in headers:
         if not (_is_ascii_line(name) and _is_ascii_line(value)):
             safe = wire_headers.header_safe(name[:64])
             raise InvalidRequest(f"`{safe}` cannot be passed on: it holds more than printable ASCII", param=safe)
-    return Post(path_of(request), headers, body)
 
 
 def _our_headers(request: InferenceRequest, objective: Objective) -> list[tuple[str, str]]:
@@ -208,12 +217,19 @@ class UpstreamError(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """One event of a stream. `done` is set by the end mark."""
+    """One event of a stream. `done` is set by the end mark; `cut`: nothing after it is wanted."""
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: UpstreamError | str | None = None
     done: bool = False
+    cut: bool = False
+
+    @classmethod
+    def of(cls, text: str, tokens: int | None, finish: FinishReason | None = None, *, cut: bool = False) -> Event:
+        """Return an event of another protocol than OpenAI's; `tokens` counts those of the answer so far."""
+        choice = _Choice(text=text, finish_reason=None if finish is None else finish.value)
+        return cls(choices=[choice], usage=_Usage(completion_tokens=tokens), done=finish is not None, cut=cut)
 
     @property
     def text(self) -> str:
@@ -257,6 +273,10 @@ class EventParser:
         if len(self._rest) > _MAX_EVENT_BYTES:
             events.append(Event(error=f"an event of more than {_MAX_EVENT_BYTES} bytes"))
         return events
+
+    def end(self) -> list[Event]:
+        """The end of the body says nothing: a finish reason comes before it."""
+        return []
 
 
 def _event(line: bytes) -> Event | None:

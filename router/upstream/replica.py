@@ -117,6 +117,8 @@ class UpstreamReplica:
     _running: set[_Running] = field(default_factory=set)
     _reported: _Reported = field(default_factory=_Reported)
     chunks_received: int = 0
+    unready: Condition | None = None
+    """What is known of this model alone, while it does not serve although its server does."""
 
     @property
     def link(self) -> LinkSnapshot | None:
@@ -128,8 +130,17 @@ class UpstreamReplica:
         """Whether requests of this tier run there."""
         return bool(self._running)
 
-    def report(self, report: LoadReport, at_s: float) -> None:
-        """Take a load report in, unless a later one is here already; `at_s` is when it was asked for."""
+    def in_flight(self, began_by_s: float) -> int:
+        """Count the requests of this tier that run there and began by then."""
+        return sum(running.began_s <= began_by_s for running in self._running)
+
+    def report(self, report: LoadReport, at_s: float, *, counts_ours: bool = True) -> None:
+        """Take a load report in, unless a later one is here already.
+
+        Args:
+            at_s: when it was asked for.
+            counts_ours: what it tells holds the requests of this tier; without that, they are counted here.
+        """
         if at_s < self._reported.at_s:
             return
         load = next((load for load in report.variants if load.variant == self.info.variant), None)
@@ -137,11 +148,14 @@ class UpstreamReplica:
             load = VariantLoad(self.info.variant, available=False)
         self._reported = _Reported(load, report.waiting, at_s)
         for running in self._running:
-            running.at_report_tokens = running.left_tokens if running.began_s <= at_s else None
+            known = counts_ours and running.began_s <= at_s
+            running.at_report_tokens = running.left_tokens if known else None
             running.kv_tokens = running.held_tokens if running.came_tokens else 0
 
     def snapshot(self) -> ReplicaSnapshot:
         condition, reported = self._tier.condition, self._reported
+        if condition.reachable and condition.ready and self.unready is not None:
+            condition = self.unready
         load = reported.load or VariantLoad(self.info.variant, available=True, slots=_UNREPORTED_SLOTS)
         unseen = [running for running in self._running if running.at_report_tokens is None]
         running = max(0, load.running - reported.ended) + len(unseen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -10,12 +11,51 @@ from urllib.parse import urlsplit
 import msgspec
 
 from router.base.credentials import url_fault
+from router.values.request import SamplingParams
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 Speed = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 # Names end in our own reply headers, logs and metrics.
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[!-~]*$")]
 _BACKEND_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+_METRICS_PORT = re.compile(r":[0-9]{1,5}/\S*")
+_SAMPLING = frozenset(field.name for field in dataclasses.fields(SamplingParams))
+
+
+class KServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[backends.kserve]`: how the models of a KServe V2 server take text and return it.
+
+    Attributes:
+        text_input, text_output: names of the tensors; a model without both is no text model.
+        endpoint: `generate_stream` and `generate` are Triton's, `infer` every server's; `auto` takes what a model can.
+        spelling: a sampling parameter's name here → there: an input, or else a request parameter; empty: not sent. What
+            is neither listed nor an input is sent only where every model may be told it (`max_tokens`, `temperature`,
+            `top_p`); requests that need another go elsewhere.
+        accumulates: each piece of a stream repeats the text before it.
+        echoes: an answer begins with its prompt.
+        metrics_url: where Triton exports its load; a port and path are the server's own.
+    """
+
+    text_input: Name = "text_input"
+    text_output: Name = "text_output"
+    endpoint: Literal["auto", "generate_stream", "generate", "infer"] = "auto"
+    spelling: dict[str, str] = {}
+    accumulates: bool = False
+    echoes: bool = False
+    metrics_url: str = ":8002/metrics"
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot say; msgspec puts the table's path in front of a ValueError."""
+        unknown = sorted(self.spelling.keys() - _SAMPLING)
+        if unknown:
+            known = ", ".join(sorted(_SAMPLING))
+            raise ValueError(f"`spelling`: {unknown[0]!r} is no sampling parameter; these are: {known}")
+        if self.metrics_url and not _METRICS_PORT.fullmatch(self.metrics_url):
+            fault = url_fault(self.metrics_url, "no key: metrics are read without one")
+            if fault:
+                raise ValueError(f"`metrics_url`: {fault}; or give a port and path, as `:8002/metrics`")
 
 
 class BackendModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -28,6 +68,8 @@ class BackendModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         context_tokens: window; None takes what the server says.
         slots: sequences that it runs at once; None takes what the server says, or what it was seen to do.
         prefill_tokens_per_s, decode_tokens_per_s: its speed alone; None measures it, or assumes one.
+        chat_template: for a server that takes text alone: a Hugging Face folder or a GGUF file, whose chat template
+            makes text of conversations; empty takes the store's, where the model is known and its source is there.
     """
 
     served: Name
@@ -39,6 +81,7 @@ class BackendModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     slots: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
     prefill_tokens_per_s: Speed | None = None
     decode_tokens_per_s: Speed | None = None
+    chat_template: str = ""
 
 
 class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -59,6 +102,7 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         local: it runs on this very device, so that `local-only` requests may go there.
         device: what it computes on, where it shares that with other replicas of this tier: see `ReplicaInfo.device`.
         warm_up: measure its speed before it serves, with a few short requests; without it, a speed is assumed.
+        kserve: what is particular to kind `kserve`.
         models: which of its models to route to, and what they are here; empty takes all.
     """
 
@@ -78,6 +122,7 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     local: bool = False
     device: str = ""
     warm_up: bool = True
+    kserve: KServeSettings = KServeSettings()
     models: tuple[BackendModel, ...] = ()
 
     def __post_init__(self) -> None:
@@ -85,6 +130,8 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         if not _BACKEND_NAME.fullmatch(self.name):
             raise ValueError(f"`name` = {self.name!r}: use letters, digits and . _ - (at most 64)")
         self._check_addresses()
+        if self.kind != "kserve" and self.kserve != KServeSettings():
+            raise ValueError(f"backend {self.name}: [backends.kserve] is for kind `kserve`, not for kind `{self.kind}`")
         served = [model.served for model in self.models]
         twice = sorted({name for name in served if served.count(name) > 1})
         if twice:

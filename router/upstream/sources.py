@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import final
 
 from router.base.clock import Clock
 from router.base.credentials import secret
-from router.base.errors import ConfigError
 from router.signals.link import Link
 from router.upstream.backend import Backend
+from router.upstream.kserve_server import KServeServer
 from router.upstream.openai_server import OpenAIServer, Places
 from router.upstream.server import PolledServer, ServerOptions
 from router.upstream.settings import BackendSettings
 from router.upstream.source import ReplicaSource, SourceHooks
 from router.upstream.tier import UpstreamTier
 from router.values.replica import Replica
+from router.values.template import Renderers, no_renderers
 
 
 @final
@@ -67,18 +69,33 @@ def backend_sources(
     places: Places,
     clock: Clock,
     hooks: SourceHooks,
+    *,
+    renderers: Renderers = no_renderers,
     environ: Mapping[str, str] = os.environ,
 ) -> list[Backend]:
     """Make the source of every `[[backends]]` entry.
 
+    Args:
+        places: asked where the servers' models stand.
+        renderers: asked for the chat templates of models whose servers take text alone.
+
     Raises:
         ConfigError: a key is not set, or a TLS file is wrong.
     """
-    return [Backend(entry, _maker(entry, places, clock, hooks, environ), clock, hooks.on_change) for entry in backends]
+    known = _Known(places, renderers)
+    return [Backend(entry, _maker(entry, known, clock, hooks, environ), clock, hooks.on_change) for entry in backends]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What this tier knows of models that others serve."""
+
+    places: Places
+    renderers: Renderers
 
 
 def _maker(
-    entry: BackendSettings, places: Places, clock: Clock, hooks: SourceHooks, environ: Mapping[str, str]
+    entry: BackendSettings, known: _Known, clock: Clock, hooks: SourceHooks, environ: Mapping[str, str]
 ) -> Callable[[str, str], PolledServer]:
     options = ServerOptions(
         api_key=secret(entry.api_key, f"backends.{entry.name}.api_key", environ) or None,
@@ -94,8 +111,10 @@ def _maker(
         if entry.kind == "overspill":
             return UpstreamTier(url, link=link, clock=clock, options=options, hooks=hooks, name=name)
         if entry.kind == "openai":
-            return OpenAIServer(url, name, entry, places, link=link, clock=clock, options=options, hooks=hooks)
-        raise ConfigError(f"backends.{entry.name}: no servers of kind `{entry.kind}` yet", param="backends.kind")
+            return OpenAIServer(url, name, entry, known.places, link=link, clock=clock, options=options, hooks=hooks)
+        return KServeServer(
+            url, name, entry, known.places, known.renderers, link=link, clock=clock, options=options, hooks=hooks
+        )
 
     return make
 

@@ -8,7 +8,7 @@ import dataclasses
 
 from router.base.clock import Clock
 from router.values.replica import Replica, SpeedPrior
-from router.values.request import ChatPrompt, InferenceRequest, Message, Objective, SamplingParams
+from router.values.request import ChatPrompt, Feature, InferenceRequest, Message, Objective, SamplingParams, TextPrompt
 
 _LONG_WORDS, _SHORT_WORDS = 200, 4
 _ANSWER_TOKENS = 16
@@ -53,7 +53,7 @@ async def _ask(replica: Replica, clock: Clock, number: int, words: int, answer_t
     request = InferenceRequest(
         request_id=f"warm-up-{number}",
         model=replica.info.variant,
-        prompt=ChatPrompt((Message("user", f"{text} Go on counting."),)),
+        prompt=TextPrompt(text) if Feature.CHAT in replica.info.lacks else _chat(text),
         sampling=SamplingParams(max_tokens=answer_tokens, temperature=0.0),
         objective=Objective(),
         prompt_tokens=4 * words,
@@ -69,3 +69,7 @@ async def _ask(replica: Replica, clock: Clock, number: int, words: int, answer_t
     last_s = clock.now_s() - began_s
     gap_s = (last_s - first_s) / max(tokens - ahead, 1)
     return _Timing(prompt_tokens or 4 * words, max(first_s or last_s, _LEAST_S), max(gap_s, _LEAST_S))
+
+
+def _chat(text: str) -> ChatPrompt:
+    return ChatPrompt((Message("user", f"{text} Go on counting."),))

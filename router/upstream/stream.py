@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 
@@ -21,6 +21,7 @@ from router.base.errors import (
 )
 from router.base.timers import Interrupted, Interruptible
 from router.upstream import openai as openai_client
+from router.upstream.codec import AnswerParser, Codec
 from router.upstream.dialect import OVERSPILL, Dialect
 from router.upstream.openai import Event, EventParser
 from router.upstream.transport import (
@@ -73,6 +74,7 @@ class UpstreamRequest:
         instance: what to call this tier towards an upstream that issues credits, None for any other.
         dialect: what the server understands.
         local: it runs on this device, so that a `local-only` request may go there.
+        codec: of a server that does not speak OpenAI's API; `dialect` says nothing then.
     """
 
     request: InferenceRequest
@@ -83,6 +85,23 @@ class UpstreamRequest:
     instance: str | None = None
     dialect: Dialect = OVERSPILL
     local: bool = False
+    codec: Codec | None = None
+
+    def encode(self, objective: Objective) -> openai_client.Post:
+        """Return it as it goes over the wire; `objective` is what is left of the request's own.
+
+        Raises:
+            InvalidRequest: it cannot be written as HTTP or JSON, or not be put to this server.
+        """
+        if self.codec is not None:
+            return self.codec.encode(self.request, self.context_tokens)
+        return openai_client.encode_post(self.request, objective, self.model, self.context_tokens, self.dialect)
+
+    def parser(self, headers: Mapping[str, str]) -> AnswerParser:
+        """Return what reads the answer whose head holds `headers`."""
+        if self.codec is not None:
+            return self.codec.parser(self.request, self.context_tokens, headers)
+        return EventParser()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +158,7 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
         InvalidRequest, Refused, ReplicaUnreachable: as `Replica.generate` says.
     """
     objective = remaining(call.request, clock.now_s(), call.rtt_s, call.who, local=call.local)
-    post = openai_client.encode_post(call.request, objective, call.model, call.context_tokens, call.dialect)
+    post = call.encode(objective)
     if call.instance is not None:
         post.headers.append((wire_headers.INSTANCE, call.instance))
     trace = ConnectTrace(clock)
@@ -220,7 +239,8 @@ async def _refusal(response: Response, call: UpstreamRequest, lost: LostNews) ->
         body = b""  # the status says enough
     finally:
         response.close()
-    return openai_client.decode_error(response.status, response.headers, body, call.who)
+    decode = openai_client.decode_error if call.codec is None else call.codec.decode_error
+    return decode(response.status, response.headers, body, call.who)
 
 
 class OpenStream:
@@ -236,11 +256,12 @@ class OpenStream:
         self._call = call
         self._lost = lost
         self._origin: Origin | None = openai_client.origin_of(response.headers)
-        self._parser = EventParser()
+        self._parser = call.parser(response.headers)
         self._last: Event | None = None
         self._failure: str | None = None
         self._attempts: int | None = None
         self._done = False
+        self._cut = False
         self._emitted = False
         self.received_bytes = 0
         self.tokens = 0
@@ -271,8 +292,10 @@ class OpenStream:
                 raise self._broken(self._failure)
             data = await self._next()
             self.received_bytes += len(data)
-            self._take(data, chunks)
-            if self._done and not self._response.complete:
+            self._take(self._parser.feed(data), chunks)
+            if not data and self._failure is None:
+                self._take(self._parser.end(), chunks)
+            if self._done and not (self._cut or self._response.complete):
                 await self._reach_end()
             if self._done or not data:
                 self._finish(chunks)
@@ -302,9 +325,9 @@ class OpenStream:
             while await self._response.read():
                 pass
 
-    def _take(self, data: bytes, chunks: list[TokenChunk]) -> None:
-        """Turn the events that `data` completes into chunks."""
-        for event in self._parser.feed(data):
+    def _take(self, events: Iterable[Event], chunks: list[TokenChunk]) -> None:
+        """Turn events into chunks."""
+        for event in events:
             if event.error_message is not None:
                 if self._last is None:
                     self._failure, self._attempts = event.error_message, event.told_attempts
@@ -320,7 +343,7 @@ class OpenStream:
                 self._last = event
             elif event.text and self._last is None:
                 chunks.append(self._chunk(event.text, None, None))
-            self._done = self._done or event.done
+            self._done, self._cut = self._done or event.done, self._cut or event.cut
 
     def _finish(self, chunks: list[TokenChunk]) -> None:
         """Add the last chunk; a stream without one has failed, after what came before."""

@@ -1,0 +1,371 @@
+"""A KServe V2 server that serves text models: Triton above all, and whatever else speaks the protocol.
+
+Asked at every poll which of its models are ready, and what a Triton has to do; and when that changes, what its models
+take, return and run at once. A model that is being loaded is unavailable until a time, and comes back by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Annotated, final
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import httpx
+import msgspec
+import structlog
+
+from router.base.clock import Clock
+from router.base.errors import OverspillError
+from router.base.timers import end, within
+from router.signals.link import Link
+from router.upstream.handshake import HandshakeTrace
+from router.upstream.kserve_codec import KServeCodec
+from router.upstream.kserve_model import Metadata, TextModel, TritonConfig, text_model
+from router.upstream.openai_server import Places
+from router.upstream.replica import Condition, UpstreamReplica
+from router.upstream.server import PolledServer, ServerOptions
+from router.upstream.settings import BackendModel, BackendSettings
+from router.upstream.source import SourceHooks
+from router.upstream.speed import measure_speed
+from router.upstream.stream import TransferSample, UpstreamRequest
+from router.upstream.triton_load import TritonLoad, read_triton_load
+from router.values.replica import Place, ReplicaInfo, SpeedPrior
+from router.values.request import Feature, InferenceRequest
+from router.values.template import Render, Renderers
+from router.wire.load import LoadReport, VariantLoad
+
+log = structlog.get_logger("router.gateway")
+
+_ASSUMED = SpeedPrior(500.0, 30.0, source="assumed: neither configured nor measured")
+_ASSUMED_CONTEXT_TOKENS = 4096
+_ASSUMED_SLOTS = 64
+_WARM_UP_S = 120.0
+_METRICS_S = 0.5  # no more of a poll's time: a port that drops packets is not there
+_FIRST_LOADING_S = 10.0  # a model takes to load, where none was seen to
+_LEAST_LOADING_S = 1.0
+_READY, _LOADING = "READY", "LOADING"
+_NO_INDEX = {401, 403, 404, 405, 501}  # it has none, or does not show it
+
+
+class _Server(msgspec.Struct):
+    """`GET /v2`."""
+
+    name: str = ""
+
+
+class _Listed(msgspec.Struct):
+    """An entry of `POST /v2/repository/index`."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[!-~]*$")]
+    state: str = _READY
+    reason: str = ""
+
+
+_index_decoder = msgspec.json.Decoder(Annotated[list[_Listed], msgspec.Meta(max_length=10_000)])
+
+
+@final
+class KServeServer(PolledServer):
+    """One server of a `[[backends]]` entry of kind `kserve`.
+
+    Args:
+        name: of its replicas: the backend's, with the address where there are several.
+        places: asked where the server's models stand.
+        renderers: asked what makes text of conversations for them; a model without takes completions alone.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        settings: BackendSettings,
+        places: Places,
+        renderers: Renderers,
+        *,
+        link: Link,
+        clock: Clock,
+        options: ServerOptions,
+        hooks: SourceHooks,
+    ) -> None:
+        super().__init__(url, link=link, clock=clock, options=options, hooks=hooks, name=name)
+        self._settings = settings
+        self._places = places
+        self._renderers = renderers
+        self._triton = False
+        self._indexes = True
+        self._exports = False
+        self._metrics_url = _metrics_url(self.endpoint, settings.kserve.metrics_url)
+        self._ready: frozenset[str] = frozenset()
+        self._codecs: dict[str, KServeCodec] = {}
+        self._slots: dict[str, int] = {}
+        self._speeds: dict[str, SpeedPrior] = {}
+        self._measuring: asyncio.Task[None] | None = None
+        self._loading_since_s: dict[str, float] = {}
+        self._loading_took_s: dict[str, float] = {}
+        self._told_of: set[str] = set()
+
+    async def __aenter__(self) -> KServeServer:
+        # Metrics may be elsewhere: no key goes there, and one that hangs takes nothing from the probes.
+        self._metrics_client = httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=_METRICS_S)
+        await super().__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await end(*filter(None, [self._measuring]))
+        await super().__aexit__(kind, error, trace)
+        await self._metrics_client.aclose()
+
+    def call(self, request: InferenceRequest, info: ReplicaInfo) -> UpstreamRequest:
+        codec = self._codecs[info.variant]
+        return UpstreamRequest(
+            request=request,
+            model=codec.model.name,
+            who=self.who,
+            context_tokens=info.context_tokens,
+            rtt_s=self.link.snapshot().rtt_s if info.remote else 0.0,
+            local=not info.remote,
+            codec=codec,
+        )
+
+    def learn(self, transfer: TransferSample) -> None:
+        """Learn about the link: its connections only, as the head of an answer comes with its first token here."""
+        if transfer.connect_s > 0:
+            self.link.observe_connect(transfer.connect_s)
+
+    async def _probe(self) -> None:
+        trace = HandshakeTrace(self.clock)
+        began_s = self.clock.now_s()
+        reply = await self._probe_client.get("/v2/health/ready", extensions={"trace": trace})
+        ended_s = self.clock.now_s()
+        self.link.observe_rtt(trace.handshake_s if trace.handshake_s is not None else ended_s - began_s)
+        if reply.status_code in {401, 403}:
+            raise httpx.HTTPError(f"it does not accept this tier's API key (HTTP {reply.status_code})")
+        if reply.status_code not in {200, 400, 503}:
+            raise httpx.HTTPError(f"GET /v2/health/ready: HTTP {reply.status_code}, is this a KServe V2 server?")
+        states = await self._states(ready=reply.status_code == 200)
+        ready = frozenset(name for name, state in states.items() if state.state == _READY)
+        if self._due(changed=ready != self._ready):
+            await self._discover(states, ready)
+            self._ready = ready
+        self._mark(states)
+        if self._replicas:
+            await self._tell_load(began_s)
+        self._conclude(states, ready)
+
+    # ── which models are ready ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def _states(self, *, ready: bool) -> Mapping[str, _Listed]:
+        """Return the models of interest by name, each with its best version's state.
+
+        Args:
+            ready: what the server says of itself; a Triton says no while any of its models is not ready.
+        """
+        wanted = [model.served for model in self._settings.models]
+        if self._indexes:
+            reply = await self._probe_client.post("/v2/repository/index", json={})
+            if reply.status_code == 200:
+                found: dict[str, _Listed] = {}
+                for entry in _index_decoder.decode(reply.content):
+                    if (not wanted or entry.name in wanted) and getattr(found.get(entry.name), "state", "") != _READY:
+                        found[entry.name] = entry
+                return found
+            if reply.status_code not in _NO_INDEX:
+                raise httpx.HTTPError(f"POST /v2/repository/index: HTTP {reply.status_code}")
+            self._indexes = False
+        if not wanted:
+            raise httpx.HTTPError(
+                "it lists no models (POST /v2/repository/index): name those to route to in [[backends.models]]"
+            )
+        return {name: await self._state(name) for name in wanted} if ready else {n: _Listed(n, "") for n in wanted}
+
+    async def _state(self, name: str) -> _Listed:
+        reply = await self._probe_client.get(f"/v2/models/{quote(name, safe='')}/ready")
+        return _Listed(name, _READY if reply.status_code == 200 else "UNAVAILABLE")
+
+    def _mark(self, states: Mapping[str, _Listed]) -> None:
+        """Note for each replica whether its model is ready, and if not, when it should be."""
+        for replica in self._replicas:
+            name = self._codecs[replica.info.variant].model.name
+            replica.unready = self._unready(name, states.get(name))
+
+    def _unready(self, name: str, entry: _Listed | None) -> Condition | None:
+        now_s = self.clock.now_s()
+        if entry is not None and entry.state == _READY:
+            if name in self._loading_since_s:
+                self._loading_took_s[name] = now_s - self._loading_since_s.pop(name)
+            return None
+        if entry is None or entry.state != _LOADING:
+            self._loading_since_s.pop(name, None)
+            reason = f": {entry.reason[:200]}" if entry is not None and entry.reason else ""
+            return Condition(reachable=True, why=f"{name} is not loaded there{reason}")
+        since_s = self._loading_since_s.setdefault(name, now_s)
+        left_s = self._loading_took_s.get(name, _FIRST_LOADING_S) - (now_s - since_s)
+        return Condition(reachable=True, why=f"{name} is being loaded", back_in_s=max(left_s, _LEAST_LOADING_S))
+
+    def _conclude(self, states: Mapping[str, _Listed], ready: frozenset[str]) -> None:
+        """Say whether the server can be used: where a text model of it is ready."""
+        if ready and self._measuring is not None and not self._replicas:
+            self._reached(ready=False, why="its speed is being measured", back_in_s=_LEAST_LOADING_S)
+            return
+        if ready:
+            self._reached(ready=True)
+            return
+        conditions = [found for name, entry in states.items() if (found := self._unready(name, entry)) is not None]
+        soonest = min((c for c in conditions if c.back_in_s), key=lambda c: c.back_in_s, default=None)
+        known = soonest or next(iter(conditions), Condition(why="it serves no model"))
+        self._reached(ready=False, why=known.why, back_in_s=known.back_in_s)
+
+    # ── what they take and return ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _discover(self, states: Mapping[str, _Listed], ready: frozenset[str]) -> None:
+        reply = await self._probe_client.get("/v2")
+        told = msgspec.json.decode(reply.content, type=_Server) if reply.status_code == 200 else _Server()
+        self._triton = told.name.lower() == "triton"
+        self._exports = self._triton and bool(self._metrics_url)
+        known = {model.served: model for model in self._settings.models}
+        found = {codec.model.name: codec for codec in self._codecs.values()}  # one that is being loaded stays known
+        infos = [replica.info for replica in self._replicas if self._served(replica) in states.keys() - ready]
+        for name in sorted(ready):
+            model = known.get(name) or BackendModel(served=name)
+            text = await self._ask_about(name)
+            if text is not None:
+                infos.append(await self._info(text, model, found.get(name)))
+            elif name not in self._told_of:
+                self._told_of.add(name)
+                log.info("no text model", backend=self.name, model=name, wants=_tensors(self._settings))
+        slow = [info for info in infos if self._settings.warm_up and info.variant not in self._speeds]
+        if slow and self._measuring is None:
+            self._measuring = asyncio.create_task(self._measure(infos, slow), name=f"warm up {self.name}")
+        elif not slow:
+            self._take(infos)
+
+    def _served(self, replica: UpstreamReplica) -> str:
+        return self._codecs[replica.info.variant].model.name
+
+    async def _ask_about(self, name: str) -> TextModel | None:
+        """Return what a model takes and returns; None if that is no text, or nothing that can be read."""
+        reply = await self._probe_client.get(f"/v2/models/{quote(name, safe='')}")
+        if reply.status_code != 200:  # unloaded since it was listed
+            return None
+        try:
+            metadata = msgspec.json.decode(reply.content, type=Metadata)
+            config = await self._config(name) if self._triton else None
+            streams = config is not None and config.decoupled
+            for step in config.steps if config is not None else ():  # an ensemble streams where one of its steps does
+                streams = streams or (await self._config(step)).decoupled
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            log.debug("model unreadable", backend=self.name, model=name, why=str(error))
+            return None
+        return text_model(name, metadata, config, self._settings.kserve, streams=streams)
+
+    async def _config(self, name: str) -> TritonConfig:
+        reply = await self._probe_client.get(f"/v2/models/{quote(name, safe='')}/config")
+        return msgspec.json.decode(reply.content, type=TritonConfig) if reply.status_code == 200 else TritonConfig()
+
+    async def _info(self, text: TextModel, model: BackendModel, known: KServeCodec | None) -> ReplicaInfo:
+        settings = self._settings
+        variant = model.variant or text.name
+        place = self._places(variant) or self._places(text.name) or Place(variant)
+        window = model.context_tokens or text.context_tokens
+        if window is None:
+            window = _ASSUMED_CONTEXT_TOKENS
+            if known is None:
+                log.warning("window unknown", backend=self.name, model=text.name, assumed_tokens=window)
+        render = known.render if known is not None else await self._template(place.family, model)
+        self._codecs[variant] = KServeCodec(text, render, triton=self._triton)
+        self._slots[variant] = model.slots or text.slots or _ASSUMED_SLOTS
+        if model.prefill_tokens_per_s and model.decode_tokens_per_s:
+            self._speeds.setdefault(
+                variant, SpeedPrior(model.prefill_tokens_per_s, model.decode_tokens_per_s, source="configured")
+            )
+        chat = {Feature.CHAT, Feature.CONTINUED_CHAT} if render is None else set()
+        return ReplicaInfo(
+            replica_id=f"{self.name}/{variant}",
+            endpoint=self.endpoint,
+            tier="edge" if settings.local else "cloud",
+            remote=not settings.local,
+            family=model.family or place.family,
+            variant=variant,
+            rung=place.rung if model.rung is None else model.rung,
+            quality=place.quality if model.quality is None else model.quality,
+            context_tokens=window,
+            prior=self._speeds.get(variant, _ASSUMED),
+            device=settings.device or f"{self.endpoint}/{text.name}",
+            backend=settings.name,
+            lacks=text.lacks | chat,
+        )
+
+    async def _template(self, family: str, model: BackendModel) -> Render | None:
+        try:
+            return await asyncio.to_thread(self._renderers, family, model.chat_template)
+        except OverspillError as error:
+            log.warning("chat template unusable", backend=self.name, model=model.served, why=error.message)
+            return None
+
+    async def _measure(self, infos: Sequence[ReplicaInfo], slow: Sequence[ReplicaInfo]) -> None:
+        """Measure the speed of models one after the other, and then let the router know all of them."""
+        for info in slow:
+            try:
+                speed = await within(_WARM_UP_S, measure_speed(UpstreamReplica(info, self), self.clock))
+            except (OverspillError, asyncio.TimeoutError) as error:
+                why = str(error) or f"it took more than {_WARM_UP_S:g} s"
+                log.warning("warm-up failed", backend=self.name, model=info.variant, why=why)
+                speed = _ASSUMED
+            self._speeds[info.variant] = speed
+        self._measuring = None
+        self._take([dataclasses.replace(info, prior=self._speeds[info.variant]) for info in infos])
+
+    # ── what it has to do ───────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _tell_load(self, at_s: float) -> None:
+        load = await self._load()
+        share = 1 / len(self._replicas)
+        for replica in self._replicas:
+            variant = replica.info.variant
+            slots, counts_ours = self._slots[variant], load.running is not None
+            if load.running is not None:
+                running, queued = round(load.running * share), round((load.waiting or 0) * share)
+            else:  # what waits and is not ours
+                pending = load.pending.get(self._served(replica), 0)
+                running, queued = 0, max(0, pending - max(0, replica.in_flight(at_s) - slots))
+            told = VariantLoad(
+                variant,
+                available=True,
+                slots=slots,
+                running=running,
+                queued=queued,
+                kv_free_tokens=load.kv_free_tokens,
+            )
+            replica.report(LoadReport((told,)), at_s, counts_ours=counts_ours)
+
+    async def _load(self) -> TritonLoad:
+        try:
+            reply = await self._metrics_client.get(self._metrics_url) if self._exports else None
+        except httpx.HTTPError as error:
+            reply = None
+            if self._metrics_url not in self._told_of:
+                self._told_of.add(self._metrics_url)
+                log.info("no metrics", backend=self.name, url=self._metrics_url, why=str(error) or type(error).__name__)
+        if reply is None or reply.status_code != 200:
+            self._exports = False  # until it is discovered again
+            return TritonLoad({})
+        return read_triton_load(reply.text)
+
+
+def _metrics_url(base_url: str, configured: str) -> str:
+    """Return where the metrics are; a port and path stand for the server's own host."""
+    if not configured.startswith(":"):
+        return configured
+    parts = urlsplit(base_url)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    port, _, path = configured[1:].partition("/")
+    return urlunsplit((parts.scheme, f"{host}:{port}", f"/{path}", "", ""))
+
+
+def _tensors(settings: BackendSettings) -> str:
+    return f"{settings.kserve.text_input} → {settings.kserve.text_output}"
