@@ -241,8 +241,13 @@ class KServeServer(PolledServer):
         slow = [info for info in infos if self._settings.warm_up and info.variant not in self._speeds]
         if slow and self._measuring is None:
             self._measuring = asyncio.create_task(self._measure(infos, slow), name=f"warm up {self.name}")
-        elif not slow:
+        elif not slow and (infos or self._replicas or not self._awaited(states)):
             self._take(infos)
+
+    def _awaited(self, states: Mapping[str, _Listed]) -> list[str]:
+        """Return the models that are not ready and shall be: those that are configured, and those being loaded."""
+        wanted = bool(self._settings.models)
+        return [name for name, entry in states.items() if entry.state != _READY and (wanted or entry.state == _LOADING)]
 
     def _served(self, replica: UpstreamReplica) -> str:
         return self._codecs[replica.info.variant].model.name
@@ -318,6 +323,8 @@ class KServeServer(PolledServer):
                 speed = _ASSUMED
             self._speeds[info.variant] = speed
         self._measuring = None
+        if self.condition.reachable:
+            self._reached(ready=True)
         self._take([dataclasses.replace(info, prior=self._speeds[info.variant]) for info in infos])
 
     # ── what it has to do ───────────────────────────────────────────────────────────────────────────────────────────

@@ -27,10 +27,10 @@ class StopCut:
         if not self._stops:
             return text
         text = self._held + text
-        ends = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-        if ends:
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
             self.found, self._held = True, ""
-            return text[: min(ends)]
+            return text[: min(found)[1]]  # of the one that is complete first, however the text came in pieces
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
