@@ -66,6 +66,13 @@ class Metadata(msgspec.Struct, frozen=True):
 
     inputs: Annotated[list[TensorSpec], msgspec.Meta(max_length=1000)] = []
     outputs: Annotated[list[TensorSpec], msgspec.Meta(max_length=1000)] = []
+    parameters: Any = None
+
+    @property
+    def context_tokens(self) -> int | None:
+        """The window, as a tier of ours tells it; the protocol has no place for one."""
+        told = self.parameters.get("context_tokens") if isinstance(self.parameters, dict) else None
+        return told if type(told) is int and 1 <= told < 2**31 else None
 
 
 class _InstanceGroup(msgspec.Struct, frozen=True):
@@ -190,7 +197,7 @@ def text_model(
         spelling=spelling,
         sampling_json=sampling_json,
         greedy_by_top_k="beam_width" in inputs and "top_k" in spelling,
-        context_tokens=config.context_tokens if config else None,
+        context_tokens=metadata.context_tokens or (config.context_tokens if config else None),
         slots=config.slots if config else None,
         lacks=_lacks(spelling),
     )

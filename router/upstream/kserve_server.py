@@ -321,6 +321,9 @@ class KServeServer(PolledServer):
                 why = str(error) or f"it took more than {_WARM_UP_S:g} s"
                 log.warning("warm-up failed", backend=self.name, model=info.variant, why=why)
                 speed = _ASSUMED
+            except Exception:  # the task boundary: without a speed it would never serve
+                log.exception("warm-up crashed", backend=self.name, model=info.variant)
+                speed = _ASSUMED
             self._speeds[info.variant] = speed
         self._measuring = None
         if self.condition.reachable:

@@ -31,6 +31,7 @@ from router.values.request import (
     TextPrompt,
 )
 from router.values.template import no_renderers
+from tests.support.gateway_fakes import gateway_deps, serving
 from tests.support.triton_like import Model, TritonLike
 from tests.support.waiting import until
 
@@ -184,6 +185,21 @@ async def test_a_template_that_cannot_be_read_leaves_completions() -> None:
             async with backend(server, renderers=renderers) as source:
                 assert Feature.CHAT in (await replica_of(source)).info.lacks
     assert [entry["why"] for entry in logs if entry["event"] == "chat template unusable"] == ["no text"]
+
+
+async def test_our_own_gateway_is_such_a_server_too() -> None:
+    with serving(gateway_deps()) as tier:
+        fields = {"name": "ours", "kind": "kserve", "urls": [tier.url], "poll_interval_s": 0.03, "warm_up": False}
+        settings = msgspec.convert({**fields, "models": [{"served": "tiny-int8"}]}, BackendSettings)
+        (source,) = backend_sources([settings], lambda _: None, CLOCK, SourceHooks(), environ={})
+        async with source:
+            replica = await replica_of(source, "tiny-int8")
+            chat, ids = {Feature.CHAT, Feature.CONTINUED_CHAT}, {Feature.PROMPT_IDS, Feature.CONTINUED_IDS}
+            assert replica.info.lacks == chat | ids
+            request = ask("say hello there world", seed=3, top_k=5, stop=("x",))
+            assert await answer(replica, request) == ("hello there world", FinishReason.STOP, 3)
+            assert tier.dispatcher.requests[-1].sampling == request.sampling
+            assert replica.info.context_tokens == 2048
 
 
 # ── failures ────────────────────────────────────────────────────────────────────────────────────────────────────────
