@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from cloud_tier.scaling.settings import ScalingSettings
 from router.base import config
 from router.base.credentials import MAX_PRIORITY, key_ceilings
 from router.base.errors import ConfigError
@@ -158,13 +159,22 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     models: tuple[ModelConfig, ...] = ()
     backends: tuple[BackendSettings, ...] = ()
     router: RouterSettings = RouterSettings()
+    scaling: ScalingSettings = ScalingSettings()
     decisions: DecisionFileSettings = DecisionFileSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     auth: AuthConfig = AuthConfig()
     limits: LimitsConfig = LimitsConfig()
 
     def __post_init__(self) -> None:
+        """Check what the types cannot say."""
         check_backends(self.backends)
+        wait_s, start_s = self.router.max_wait_ms / 1e3, self.scaling.cold_start_s
+        if self.scaling.min_replicas == 0 and wait_s < start_s:
+            raise ValueError(
+                f"scaling.min_replicas = 0 lets requests wait for a replica that takes {start_s:g} s to start "
+                f"(scaling.cold_start_s), and router.max_wait_ms = {self.router.max_wait_ms:g} ends their wait before: "
+                f"set it to {1500 * start_s:g}"
+            )
 
 
 def load(

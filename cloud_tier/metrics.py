@@ -9,6 +9,8 @@ from prometheus_client.registry import Collector
 
 from cloud_tier.engine.protocol import EngineLoad
 from cloud_tier.replicas import EngineReplica
+from cloud_tier.scaling.watch import ScaleWatch
+from router.dispatch.telemetry import Telemetry
 
 
 class EngineMetrics(Collector):
@@ -54,3 +56,19 @@ def kv_usage(loads: Sequence[EngineLoad]) -> float | None:
     """Return the used share of all KV blocks in [0, 1]; None while no engine runs."""
     total = sum(load.kv_blocks_total for load in loads)
     return 1 - sum(load.kv_blocks_free for load in loads) / total if total else None
+
+
+def watch_scaling(scale: ScaleWatch, telemetry: Telemetry) -> None:
+    """Register what autoscalers read: how many replicas there should be, and what the load needs."""
+    telemetry.watch(
+        "overspill_desired_replicas",
+        "Replicas that there should be, by model; `tier`: of this whole tier.",
+        ("model",),
+        scale.desired,
+    )
+    telemetry.watch(
+        "overspill_needed_replicas",
+        "What the load needs, in replicas and parts of one; the sum over all tiers behind one address is the need.",
+        ("model",),
+        scale.loads,
+    )

@@ -27,9 +27,10 @@ from cloud_tier.config import CloudConfig, LimitsConfig, read_keys, require_keys
 from cloud_tier.engine.protocol import EngineConfig
 from cloud_tier.gpu_watch import GpuMetrics, GpuWatch
 from cloud_tier.lineup import EngineSpec, line_up
-from cloud_tier.metrics import EngineMetrics, kv_usage
+from cloud_tier.metrics import EngineMetrics, kv_usage, watch_scaling
 from cloud_tier.prompts import TierPrompts
 from cloud_tier.replicas import EngineReplica, SupervisedEngine
+from cloud_tier.scaling.watch import ScaleWatch
 from models.catalogue.families import Catalogue, load_catalogue
 from models.catalogue.places import places_in
 from models.store.store import ModelStore, default_root
@@ -183,6 +184,8 @@ class CloudTier:
         places = places_in(plan.catalogue)
         backends = backend_sources(plan.config.backends, places, self._clock, hooks, renderers=plan.renderers)
         self._sources = Sources(backends)
+        self._scale = ScaleWatch(self._dispatcher, plan.config.scaling, self._clock)
+        watch_scaling(self._scale, self._telemetry)
         self.app = self._gateway(plan, encoders)
         self._listener = Listener(self.app, _connection_limits(plan.config.limits), self._telemetry.registry)
 
@@ -214,6 +217,7 @@ class CloudTier:
             stopping = asyncio.create_task(self._stop.wait(), name="cloud-stop")
             starting = asyncio.create_task(self._start_engines(), name="cloud-start")
             watchdog = asyncio.create_task(systemd.watch(), name="cloud-watchdog")
+            scaling = asyncio.create_task(self._scale.run(), name="cloud-scaling")
             garbage = asyncio.create_task(
                 collect_while_few_wait(lambda: self._dispatcher.waiting), name="cloud-garbage"
             )
@@ -228,14 +232,13 @@ class CloudTier:
                 starting.cancel()
                 await asyncio.gather(starting, stopping, return_exceptions=True)
                 await self._drain(serving)
-                await end(watchdog)
-                await end(garbage)
+                await end(watchdog, scaling, garbage)
         log.info("stopped")
 
     def _publish(self) -> None:
         """Tell the router which replicas there are now; engines that start are none yet."""
         if self._phase is not Phase.STARTING:
-            self._dispatcher.set_replicas([*self._replicas, *self._sources.replicas])
+            self._dispatcher.set_replicas(self._scale.stand_in([*self._replicas, *self._sources.replicas]))
 
     def _unreached(self) -> Unreached | None:
         unreached = self._sources.unreached
@@ -328,6 +331,7 @@ class CloudTier:
                 ),
                 kv_usage=lambda: kv_usage([replica.engine.load() for replica in self._replicas]),
                 gpus=lambda: self._gpus.readings,
+                scale=self._scale.report,
             )
         )
 
@@ -339,6 +343,8 @@ class CloudTier:
             return False, self._phase.value
         snapshots = [replica.snapshot() for replica in [*self._replicas, *self._sources.replicas]]
         if any(snapshot.available for snapshot in snapshots):
+            return True, ""
+        if self._scale.stands_in:
             return True, ""
         if not snapshots:
             return False, ": ".join(self._sources.unreached or ("no model is served",))

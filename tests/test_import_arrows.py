@@ -47,6 +47,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("models.cli",),
     ),
     "cloud_tier": (
+        ("cloud_tier.scaling",),
         (
             "cloud_tier.config",
             "cloud_tier.engine",

@@ -103,6 +103,8 @@ class Dispatcher:
         self._log = DecisionLog(settings.decision_log)
         self._closed = False
         self._left_alone: set[str] = set()
+        self._came: Callable[[InferenceRequest], None] = _unheard
+        self._went: Callable[[DecisionRecord], None] = _unheard
         self.set_replicas(replicas)
         self._watch()
 
@@ -137,6 +139,7 @@ class Dispatcher:
         if self._traces is not None:
             record.trace = self._traces.begin(request.headers)
         self._log.add(record)
+        self._came(request)
         length = self._signals.lengths.watch(request, self._family(request.model))
         journey = Journey(self, self._feedback, request, record, length)
         chunks = journey.chunks()
@@ -207,6 +210,12 @@ class Dispatcher:
     def tell_of_waiting(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever a request has to wait: it may be for a credit of the tier above."""
         self._binder.queued = listener
+
+    def tell_of_requests(
+        self, came: Callable[[InferenceRequest], None], ended: Callable[[DecisionRecord], None]
+    ) -> None:
+        """Call `came` for each request, and `ended` with its record once it has left: it may say how many there are."""
+        self._came, self._went = came, ended
 
     def unreached(self, locality: Locality) -> str:
         """Name the upstream of which nothing is known yet, and why; empty where no request of `locality` may go."""
@@ -326,6 +335,7 @@ class Dispatcher:
             self.telemetry.shortened.inc()
         if outcome in {Outcome.COMPLETED, Outcome.DEGRADED}:
             self.telemetry.e2e_s.labels(tier, variant).observe(record.finish_s)
+        self._went(record)
         if self._decisions is not None:
             self._decisions.append(partial(decision_of, record, caller=record.caller))
         if self._traces is not None and record.trace is not None:
@@ -376,6 +386,10 @@ class _Opened(AsyncGenerator[TokenChunk, None]):
     async def aclose(self) -> None:
         self._first = None
         await self._rest.aclose()
+
+
+def _unheard(_: object) -> None:
+    """Nobody counts requests."""
 
 
 def _shutting_down() -> Unavailable:

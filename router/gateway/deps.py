@@ -164,6 +164,8 @@ class GatewayDeps:
         back_in_s: seconds until a tier that is not ready should be, 0 where that is not known.
         kv_usage: used share of the tier's KV cache in [0, 1], for the tier below; None if unknown.
         gpus: what its GPUs do, as read last.
+        scale: how many replicas of a model, or of all, there should be, as `/v1/scale` tells it; returns None of a
+            model of which nothing is known. None where the tier gives no such advice.
     """
 
     dispatcher: Dispatch
@@ -180,3 +182,4 @@ class GatewayDeps:
     kv_usage: Callable[[], float | None] = kv_usage_unknown
     back_in_s: Callable[[], float] = back_unknown
     gpus: Callable[[], GpuReadings] = no_gpus
+    scale: Callable[[str | None], Mapping[str, object] | None] | None = None

@@ -1,4 +1,4 @@
-"""/health/live, /health/ready, /metrics, /v1/status, /v1/decisions/{request_id}."""
+"""/health/live, /health/ready, /metrics, /v1/scale, /v1/status, /v1/decisions/{request_id}."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ class OpsRoutes:
             Route("/metrics", endpoint("metrics", self._show_metrics), methods=["GET"]),
             Route("/v1/status", endpoint("status", self._status), methods=["GET"]),
             Route("/v1/decisions/{request_id:path}", endpoint("decision", self._decision), methods=["GET"]),
+            *(Route(path, endpoint("scale", self._scale), methods=["GET"]) for path in self._scale_paths()),
         ]
+
+    def _scale_paths(self) -> tuple[str, ...]:
+        return ("/v1/scale", "/v1/scale/{model:path}") if self._deps.scale is not None else ()
 
     async def _live(self, context: RequestContext) -> Reply:  # noqa: ARG002
         return json_reply(b'{"status":"live"}')
@@ -70,6 +74,16 @@ class OpsRoutes:
             gpus=deps.gpus(),
         )
         return json_reply(encode(status))
+
+    async def _scale(self, context: RequestContext) -> Reply:
+        model = context.params.get("model")
+        told = None if self._deps.scale is None else self._deps.scale(model)
+        if told is None:
+            raise NoSuchPage(
+                f"no replicas are counted for `{(model or 'any model')[:128]}`: `/v1/scale` names those that are",
+                param="model",
+            )
+        return json_reply(orjson.dumps(told))
 
     async def _decision(self, context: RequestContext) -> Reply:
         wanted = context.params["request_id"]
