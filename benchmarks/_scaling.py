@@ -39,6 +39,7 @@ RUNG = RungSpec(
 )
 REPLICA = DeviceSpec(name="replica", slots=8, rungs=(RUNG,), prefill_share=0.8, decode_share=0.3)
 ROUTER = RouterSettings(max_queue=10_000, max_sheddable_queue=10_000, max_wait_ms=600_000.0, decision_log=40_000)
+START_SIGMA = 0.1  # of the log of a cold start
 TTFT_S = ROUTER.ttft_slo_ms / 1e3
 
 
@@ -51,7 +52,6 @@ class Load:
     running: int
     ready: int
     starting: int
-    ready_in_s: float | None
 
 
 class Autoscaler(Protocol):
@@ -69,6 +69,10 @@ class Autoscaler(Protocol):
         """Return the number of replicas."""
         ...
 
+    def ready_in_s(self, now_s: float) -> float:
+        """Return seconds until the next replica should serve, as far as it knows."""
+        ...
+
 
 class _Deaf:
     def came(self, now_s: float, request: SimRequest) -> None:
@@ -76,6 +80,10 @@ class _Deaf:
 
     def ended(self, held_s: float, first_s: float) -> None:
         """Nothing is learnt from answers."""
+
+    def ready_in_s(self, now_s: float) -> float:
+        """Nothing is known of it."""
+        raise AssertionError(f"at {now_s:g} s there is no replica, which these baselines never let happen")
 
 
 class Hpa:
@@ -148,9 +156,11 @@ class Law:
     def __init__(self, settings: ScalingSettings, *, sync_s: float = 15.0) -> None:
         self.scaler = Scaler(settings, 0.0, default_ttft_s=TTFT_S)
         self.asked = settings.min_replicas
-        self.ready_in_s = 0.0
         self._sync_s, self._next_s = sync_s, 0.0
         self._hpa = Hpa(settings.min_replicas, settings.max_replicas, down_s=0.0)
+
+    def ready_in_s(self, now_s: float) -> float:
+        return self.scaler.ready_in_s(now_s)
 
     def came(self, now_s: float, request: SimRequest) -> None:
         self.scaler.demand.came(now_s, request.objective.ttft_s, request.objective.deadline_s)
@@ -166,10 +176,8 @@ class Law:
             running=load.running,
             waiting=load.waiting,
             slope=RUNG.batch_slope,
-            ready_in_s=load.ready_in_s,
         )
         advice = self.scaler.advise(load.now_s, seen)
-        self.ready_in_s = advice.ready_in_s or 0.0
         now = load.ready + load.starting
         if load.now_s >= self._next_s:
             self._next_s = load.now_s + self._sync_s
@@ -209,7 +217,6 @@ class Seen:
 class _Pod:
     replica: SimReplica
     asked_s: float
-    ready_s: float
     begins: asyncio.TimerHandle | None = None
 
 
@@ -230,19 +237,19 @@ class Service:
         self.seen = Seen()
         self._requests, self._autoscaler, self._loop = requests, autoscaler, loop
         self._cold_start_s = cold_start_s
+        self._chance = random.Random(seed)  # noqa: S311 - a simulation's chance
         world = World(devices=(REPLICA,), noise=NoiseSpec(sigma=0.3, prior_error_sigma=0.0))
         self._truths: Mapping[str, Truth] = {str(i): t for i, t in enumerate(truths_of(world, requests, seed))}
         self._names = itertools.count(1)
         self._starting: list[_Pod] = []
         self._ready: list[_Pod] = []
         self._draining: list[_Pod] = []
-        self._running = 0
         self._dispatcher = Dispatcher([], router, clock=LoopClock(loop))
         for _ in range(begin_with):
-            self._ready.append(self._pod(0.0))
+            self._ready.append(self._pod())
         self._publish()
 
-    def _pod(self, cold_start_s: float) -> _Pod:
+    def _pod(self) -> _Pod:
         name, now_s = f"replica-{next(self._names)}", self._loop.time()
         info = ReplicaInfo(
             replica_id=name,
@@ -258,26 +265,22 @@ class Service:
             device=name,
         )
         host = Host(Device(REPLICA, self._loop), None, Reachability())
-        return _Pod(SimReplica(info, host, 0, self._truths), now_s, now_s + cold_start_s)
+        return _Pod(SimReplica(info, host, 0, self._truths), now_s)
 
     def _publish(self) -> None:
         replicas: list[SimReplica | Standby] = [pod.replica for pod in self._ready]
         if not replicas:
-            like = self._pod(0.0).replica.info
-            replicas = [Standby(like, REPLICA.slots, self._until_ready_s)]
+            like = self._pod().replica.info
+            replicas = [Standby(like, REPLICA.slots, lambda: self._autoscaler.ready_in_s(self._loop.time()))]
         self._dispatcher.set_replicas(replicas)
         self.seen.path.append((self._loop.time(), len(self._ready)))
 
-    def _until_ready_s(self) -> float:
-        if self._starting:
-            return min(pod.ready_s for pod in self._starting) - self._loop.time()
-        return self._cold_start_s
-
     def _scale_to(self, desired: int) -> None:
         while len(self._ready) + len(self._starting) < desired:
-            pod = self._pod(self._cold_start_s)
+            takes_s = self._cold_start_s * math.exp(START_SIGMA * self._chance.gauss(0.0, 1.0))
+            pod = self._pod()
             self._starting.append(pod)
-            pod.begins = self._loop.call_later(self._cold_start_s, self._serve, pod)  # type: ignore[assignment]
+            pod.begins = self._loop.call_later(takes_s, self._serve, pod)  # type: ignore[assignment]
         while len(self._ready) + len(self._starting) > desired:
             if self._starting:
                 pod = self._starting.pop()
@@ -328,7 +331,6 @@ class Service:
                 running=sum(s.running + s.queued for s in snapshots),
                 ready=len(self._ready),
                 starting=len(self._starting),
-                ready_in_s=self._until_ready_s() if self._starting else None,
             )
             self._scale_to(self._autoscaler.desired(load))
             await asyncio.sleep(self._autoscaler.period_s)

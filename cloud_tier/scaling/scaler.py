@@ -18,7 +18,7 @@ from cloud_tier.scaling.law import Work, service_at_full_s, slots_for_backlog, s
 from cloud_tier.scaling.settings import ScalingSettings
 
 _TOLERANCE = 0.1  # of a replica, by which a need may pass a whole number
-_LEARNS = 0.5  # weight of a new cold start
+_LEARNS = 0.5  # weight of a new cold start; the first one replaces the guess
 _COLD_START_BOUNDS = (0.1, 10.0)  # of the configured one, between which a measured one is believed
 _LEAST_SERVICE_S = 1e-3
 _OVERDUE = 2.0  # cold starts after which a replica that was asked for is no longer counted on
@@ -82,6 +82,7 @@ class Scaler:
         self.demand = Demand(now_s, service_s)
         self.default_ttft_s = default_ttft_s
         self.cold_start_s = settings.cold_start_s
+        self._measured = False
         self._needed: deque[tuple[float, int]] = deque()  # by time; needs fall from first to last
         self._asked_s: dict[int, float] = {}  # number of replicas → since when there should be so many
         self._ready = 0
@@ -166,7 +167,8 @@ class Scaler:
         for count in range(self._ready + 1, seen.ready + 1):
             asked_s = self._asked_s.pop(count, None)
             if asked_s is not None and low <= now_s - asked_s <= high:
-                self.cold_start_s += _LEARNS * (now_s - asked_s - self.cold_start_s)
+                self.cold_start_s += (_LEARNS if self._measured else 1.0) * (now_s - asked_s - self.cold_start_s)
+                self._measured = True
         self._ready = seen.ready
 
     def _ask(self, desired: int, now_s: float, seen: PoolLoad) -> None:
