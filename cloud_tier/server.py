@@ -184,8 +184,8 @@ class CloudTier:
         places = places_in(plan.catalogue)
         backends = backend_sources(plan.config.backends, places, self._clock, hooks, renderers=plan.renderers)
         self._sources = Sources(backends)
-        self._scale = ScaleWatch(self._dispatcher, plan.config.scaling, self._clock)
-        watch_scaling(self._scale, self._telemetry)
+        self.scale = ScaleWatch(self._dispatcher, plan.config.scaling, self._clock, self._publish)
+        watch_scaling(self.scale, self._telemetry)
         self.app = self._gateway(plan, encoders)
         self._listener = Listener(self.app, _connection_limits(plan.config.limits), self._telemetry.registry)
 
@@ -217,7 +217,7 @@ class CloudTier:
             stopping = asyncio.create_task(self._stop.wait(), name="cloud-stop")
             starting = asyncio.create_task(self._start_engines(), name="cloud-start")
             watchdog = asyncio.create_task(systemd.watch(), name="cloud-watchdog")
-            scaling = asyncio.create_task(self._scale.run(), name="cloud-scaling")
+            scaling = asyncio.create_task(self.scale.run(), name="cloud-scaling")
             garbage = asyncio.create_task(
                 collect_while_few_wait(lambda: self._dispatcher.waiting), name="cloud-garbage"
             )
@@ -238,7 +238,7 @@ class CloudTier:
     def _publish(self) -> None:
         """Tell the router which replicas there are now; engines that start are none yet."""
         if self._phase is not Phase.STARTING:
-            self._dispatcher.set_replicas(self._scale.stand_in([*self._replicas, *self._sources.replicas]))
+            self._dispatcher.set_replicas(self.scale.stand_in([*self._replicas, *self._sources.replicas]))
 
     def _unreached(self) -> Unreached | None:
         unreached = self._sources.unreached
@@ -332,6 +332,7 @@ class CloudTier:
                 kv_usage=lambda: kv_usage([replica.engine.load() for replica in self._replicas]),
                 gpus=lambda: self._gpus.readings,
                 scale=self._scale.report,
+                scale=self.scale.report,
             )
         )
 
@@ -344,7 +345,7 @@ class CloudTier:
         snapshots = [replica.snapshot() for replica in [*self._replicas, *self._sources.replicas]]
         if any(snapshot.available for snapshot in snapshots):
             return True, ""
-        if self._scale.stands_in:
+        if self.scale.stands_in:
             return True, ""
         if not snapshots:
             return False, ": ".join(self._sources.unreached or ("no model is served",))

@@ -17,7 +17,8 @@ _GUESS_COUNTS = 16.0  # answers that the guess of their length counts as
 _BIN_S = 5.0
 _BINS_S = 300.0
 _LEAST_SEEN = 0.6  # of a window, taken as seen from the start: the first seconds tell little
-_BY_CHANCE = 2.0  # standard deviations that a rise may be by chance
+_BY_CHANCE = 2.0  # standard deviations that a rise may be by chance,
+_FEW = 3.0  # and requests beside them: so few tell nothing
 _DAMPING_S = 15.0  # a rise is continued as if for so long at most
 _MOST_GROWTH = 1.5  # a forecast never goes beyond so many times what is seen
 _MOST_VARIABILITY = 6.0
@@ -96,8 +97,8 @@ class Demand:
     def forecast_per_s(self, ahead_s: float) -> float:
         """Return requests a second `ahead_s` from now: what is seen, and a rise that is more than chance, continued."""
         quick, slow = self._quick / self._seen(_QUICK_S), self.arrivals_per_s
-        chance = _BY_CHANCE * math.sqrt(max(slow, quick) * self.burstiness / (2.0 * _QUICK_S))
-        if quick - slow <= chance:
+        more = (self._quick - slow) * _QUICK_S  # requests than usual, in the quick window
+        if more <= _BY_CHANCE * math.sqrt(slow * _QUICK_S * self.burstiness / 2.0) + _FEW:
             return slow
         slope = (quick - slow) / (_SLOW_S - _QUICK_S)
         goes_on_s = _QUICK_S + _DAMPING_S * (1.0 - math.exp(-ahead_s / _DAMPING_S))

@@ -52,18 +52,25 @@ class _Pool:
         self.advice: Advice | None = None
 
 
+def _nobody() -> None:
+    """Nobody has to publish replicas again."""
+
+
 class ScaleWatch:
     """Says how many replicas there should be. `run` it beside the dispatcher.
 
-    Attributes:
-        stands_in: requests are held for a model that has no replica now.
+    Args:
+        on_change: called when `stand_in` has another answer than before.
     """
 
-    def __init__(self, tier: Tier, settings: ScalingSettings, clock: Clock) -> None:
+    def __init__(
+        self, tier: Tier, settings: ScalingSettings, clock: Clock, on_change: Callable[[], None] = _nobody
+    ) -> None:
+        self._on_change = on_change
+        self._absent: set[str] = set()  # models that could go to no replica, and have none that serves
         self._tier = tier
         self._settings = settings
         self._clock = clock
-        self.stands_in = False
         self._pools: dict[str, _Pool] = {}
         self._pool_of: dict[str, str] = {}  # by every name that a request may ask for
         if settings.unit == TIER:
@@ -88,14 +95,32 @@ class ScaleWatch:
         snapshots = [s for s in self._tier.load() if not s.info.replica_id.startswith(PREFIX)]
         by_pool: dict[str, list[ReplicaSnapshot]] = {name: [] for name in self._pools}
         for snapshot in snapshots:
-            info = snapshot.info
-            name = TIER if self._settings.unit == TIER else info.family
-            self._pool_of[info.family] = self._pool_of[info.variant] = name
-            by_pool.setdefault(name, []).append(snapshot)
+            by_pool.setdefault(self._know(snapshot.info), []).append(snapshot)
         for name, theirs in by_pool.items():
-            if name not in self._pools:
-                self._pools[name] = self._pool()
             self._advise(self._pools[name], theirs)
+        if self._holds:
+            absent = {name for name, theirs in by_pool.items() if not any(s.available for s in theirs)}
+            if absent != self._absent:
+                self._absent = absent
+                self._on_change()
+
+    @property
+    def _holds(self) -> bool:
+        """Whether requests wait for a model without replicas, rather than being refused."""
+        return self._settings.unit != TIER and self._settings.min_replicas == 0
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether requests are held for any model that has no replica now."""
+        return self._holds and any(self._pools[name].like is not None for name in self._absent)
+
+    def _know(self, info: ReplicaInfo) -> str:
+        """Return the name of a replica's pool, which is made with its first one."""
+        name = TIER if self._settings.unit == TIER else info.family
+        self._pool_of[info.family] = self._pool_of[info.variant] = name
+        if name not in self._pools:
+            self._pools[name] = self._pool()
+        return name
 
     def _advise(self, pool: _Pool, snapshots: Sequence[ReplicaSnapshot]) -> None:
         settings = self._tier.settings
@@ -113,15 +138,16 @@ class ScaleWatch:
         pool.advice = pool.scaler.advise(self._clock.now_s(), seen)
 
     def stand_in(self, replicas: Iterable[Replica]) -> list[Replica]:
-        """Return the replicas, and a stand-in for each model that has none left but may go to none."""
+        """Return the replicas, and a stand-in for each model that has none which serves, but may go to none."""
         live = list(replicas)
-        if self._settings.unit == TIER or self._settings.min_replicas > 0:
+        for replica in live:
+            self._know(replica.info)
+        if not self._holds:
             return live
-        served = {replica.info.family for replica in live}
-        absent = [(pool.like, pool) for name, pool in self._pools.items() if pool.like and name not in served]
-        standbys = [Standby(like, pool.slots, partial(self._ready_in_s, pool.scaler)) for like, pool in absent]
-        self.stands_in = bool(standbys)
-        return [*live, *standbys]
+        serving = {replica.info.family for replica in live if replica.snapshot().available}
+        self._absent = set(self._pools) - serving
+        absent = [(pool.like, pool) for name, pool in self._pools.items() if pool.like and name in self._absent]
+        return [*live, *(Standby(like, pool.slots, partial(self._ready_in_s, pool.scaler)) for like, pool in absent)]
 
     def _ready_in_s(self, scaler: Scaler) -> float:
         return scaler.ready_in_s(self._clock.now_s())
