@@ -16,7 +16,7 @@ import importlib.util
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -214,26 +214,56 @@ class CloudTier:
         decisions, traces = (sink or contextlib.nullcontext() for sink in (self._decisions, self._traces))
         serves = self._listener.running(bound)
         async with decisions, traces, self._dispatcher, self._gpus, self._sources, serves as serving:
+        async with self._beside(), self._listener.running(bound) as serving:
             stopping = asyncio.create_task(self._stop.wait(), name="cloud-stop")
             starting = asyncio.create_task(self._start_engines(), name="cloud-start")
             watchdog = asyncio.create_task(systemd.watch(), name="cloud-watchdog")
-            scaling = asyncio.create_task(self.scale.run(), name="cloud-scaling")
-            garbage = asyncio.create_task(
-                collect_while_few_wait(lambda: self._dispatcher.waiting), name="cloud-garbage"
-            )
             try:
                 await asyncio.wait({starting, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
                     starting.result()
-                    self._begin_serving(bound)
+                    self._begin_serving()
+                    systemd.notify(systemd.READY)
+                    host, port = bound.getsockname()[:2]
+                    log.info("serving", host=host, port=port, models=[r.info.variant for r in self._replicas])
                     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stopping.cancel()
                 starting.cancel()
                 await asyncio.gather(starting, stopping, return_exceptions=True)
                 await self._drain(serving)
-                await end(watchdog, scaling, garbage)
+                await end(watchdog)
         log.info("stopped")
+
+    @contextlib.asynccontextmanager
+    async def mounted(self) -> AsyncIterator[FastAPI]:
+        """Serve through `app` inside a server of somebody else's, which drains it before it leaves.
+
+        Raises:
+            OverspillError: an engine cannot start; names the remedy.
+        """
+        async with self._beside():
+            try:
+                await self._start_engines()
+                self._begin_serving()
+                yield self.app
+            finally:
+                self._phase = Phase.DRAINING
+                await self._stop_engines()
+
+    @contextlib.asynccontextmanager
+    async def _beside(self) -> AsyncIterator[None]:
+        """Everything that runs as long as requests may come, but for engines and the listener."""
+        decisions = self._decisions or contextlib.nullcontext()
+        async with decisions, self._dispatcher, self._sources:
+            scaling = asyncio.create_task(self.scale.run(), name="cloud-scaling")
+            garbage = asyncio.create_task(
+                collect_while_few_wait(lambda: self._dispatcher.waiting), name="cloud-garbage"
+            )
+            try:
+                yield
+            finally:
+                await end(scaling, garbage)
 
     def _publish(self) -> None:
         """Tell the router which replicas there are now; engines that start are none yet."""
@@ -244,14 +274,11 @@ class CloudTier:
         unreached = self._sources.unreached
         return Unreached(*unreached) if unreached is not None else None
 
-    def _begin_serving(self, bound: socket.socket) -> None:
+    def _begin_serving(self) -> None:
         self._phase = Phase.SERVING
         self._dispatcher.expect(self._unreached)
         self._dispatcher.tell_of_waiting(self._sources.wanted)
         self._publish()
-        systemd.notify(systemd.READY)
-        host, port = bound.getsockname()[:2]
-        log.info("serving", host=host, port=port, models=[replica.info.variant for replica in self._replicas])
 
     async def _start_engines(self) -> None:
         """Start all engines side by side, then measure one after the other, so that none is measured under load.
@@ -295,13 +322,16 @@ class CloudTier:
             await self._wait_idle(limit_s)
             if self._listener.busy:
                 log.warning("streams cut off", in_flight=self._listener.busy)
+        await self._stop_engines()
+        if not serving.done():
+            await self._wait_idle(_LAST_WORDS_S)
+
+    async def _stop_engines(self) -> None:
         self._sources.lose("this tier is shutting down")
         stops = await asyncio.gather(*(r.engine.stop() for r in self._replicas), return_exceptions=True)
         for replica, error in zip(self._replicas, stops, strict=True):
             if isinstance(error, BaseException):
                 log.error("engine did not stop cleanly", engine=replica.info.replica_id, exc_info=error)
-        if not serving.done():
-            await self._wait_idle(_LAST_WORDS_S)
 
     async def _wait_idle(self, limit_s: float) -> None:
         ends_at_s = self._clock.now_s() + limit_s
@@ -321,7 +351,7 @@ class CloudTier:
                 models=self._models,
                 api_keys=plan.api_keys,
                 max_priority=plan.config.auth.max_priority,
-                ready=self._ready,
+                ready=self.ready,
                 back_in_s=self._back_in_s,
                 limits=GatewayLimits(
                     max_body_bytes=limits.max_body_bytes,
@@ -337,9 +367,11 @@ class CloudTier:
         )
 
     def _models(self) -> list[ReplicaInfo]:
-        return [replica.info for replica in [*self._replicas, *self._sources.replicas]]
+        infos = [replica.info for replica in [*self._replicas, *self._sources.replicas]]
+        return infos + [info for info in self.scale.absent() if info not in infos]
 
-    def _ready(self) -> tuple[bool, str]:
+    def ready(self) -> tuple[bool, str]:
+        """Whether requests may come, and if not, why."""
         if self._phase is not Phase.SERVING:
             return False, self._phase.value
         snapshots = [replica.snapshot() for replica in [*self._replicas, *self._sources.replicas]]

@@ -60,7 +60,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cloud_tier.engine_check", "cloud_tier.replicas"),
         ("cloud_tier.metrics",),
         ("cloud_tier.server",),
-        ("cloud_tier.cli",),
+        ("cloud_tier.cli", "cloud_tier.ray_serve"),
     ),
     "hardware_profiles": (("hardware_profiles.loader",), ("hardware_profiles.facts",)),
 }

@@ -112,7 +112,7 @@ class ScaleWatch:
     @property
     def stands_in(self) -> bool:
         """Whether requests are held for any model that has no replica now."""
-        return self._holds and any(self._pools[name].like is not None for name in self._absent)
+        return bool(self.absent())
 
     def _know(self, info: ReplicaInfo) -> str:
         """Return the name of a replica's pool, which is made with its first one."""
@@ -136,6 +136,12 @@ class ScaleWatch:
             seen, running=busy - queued, waiting=max(0, pool.inside - busy) + queued, most_waiting=settings.max_queue
         )
         pool.advice = pool.scaler.advise(self._clock.now_s(), seen)
+
+    def absent(self) -> list[ReplicaInfo]:
+        """Return what requests are held for now: a replica of each such model, as it was."""
+        if not self._holds:
+            return []
+        return [pool.like for name, pool in self._pools.items() if pool.like and name in self._absent]
 
     def stand_in(self, replicas: Iterable[Replica]) -> list[Replica]:
         """Return the replicas, and a stand-in for each model that has none which serves, but may go to none."""
