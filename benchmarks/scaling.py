@@ -45,12 +45,12 @@ BURSTS_RPS = (2.0, 6.0)
 BURST_EVERY_S = 480.0
 ROWS = 8_000
 
-KEDA, RAY, LAW, SPARE = "KEDA: waiting > 5", "Ray Serve: 2 ongoing", "/v1/scale", "/v1/scale, n + 1, hold 1800 s"
+KEDA, RAY, LAW, SPARE = "KEDA: waiting > 5", "Ray Serve: 2 ongoing", "/v1/scale", "/v1/scale, n + 2, hold 1200 s"
 ARMS: dict[str, Callable[[], Autoscaler]] = {
     KEDA: lambda: Keda(1, MOST),
     LAW: lambda: Law(ScalingSettings(max_replicas=MOST, cold_start_s=COLD_START_S)),
     RAY: lambda: RayServe(1, MOST),
-    SPARE: lambda: Law(ScalingSettings(max_replicas=MOST, cold_start_s=COLD_START_S, spare_replicas=1, hold_s=1800.0)),
+    SPARE: lambda: Law(ScalingSettings(max_replicas=MOST, cold_start_s=COLD_START_S, spare_replicas=2, hold_s=1200.0)),
 }
 BEATS = ((LAW, KEDA), (SPARE, RAY))
 """Who is to break fewer promises than whom, at no more replica-seconds."""
@@ -176,8 +176,8 @@ def _zero_table(rows: Sequence[dict[str, object]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--hours", type=float, default=2.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args()
     lasts_s, seeds = 3600.0 * asked.hours, range(1, asked.seeds + 1)
