@@ -211,9 +211,6 @@ class CloudTier:
         Raises:
             OverspillError: an engine cannot start; names the remedy.
         """
-        decisions, traces = (sink or contextlib.nullcontext() for sink in (self._decisions, self._traces))
-        serves = self._listener.running(bound)
-        async with decisions, traces, self._dispatcher, self._gpus, self._sources, serves as serving:
         async with self._beside(), self._listener.running(bound) as serving:
             stopping = asyncio.create_task(self._stop.wait(), name="cloud-stop")
             starting = asyncio.create_task(self._start_engines(), name="cloud-start")
@@ -254,8 +251,8 @@ class CloudTier:
     @contextlib.asynccontextmanager
     async def _beside(self) -> AsyncIterator[None]:
         """Everything that runs as long as requests may come, but for engines and the listener."""
-        decisions = self._decisions or contextlib.nullcontext()
-        async with decisions, self._dispatcher, self._sources:
+        decisions, traces = (sink or contextlib.nullcontext() for sink in (self._decisions, self._traces))
+        async with decisions, traces, self._dispatcher, self._gpus, self._sources:
             scaling = asyncio.create_task(self.scale.run(), name="cloud-scaling")
             garbage = asyncio.create_task(
                 collect_while_few_wait(lambda: self._dispatcher.waiting), name="cloud-garbage"
@@ -361,7 +358,6 @@ class CloudTier:
                 ),
                 kv_usage=lambda: kv_usage([replica.engine.load() for replica in self._replicas]),
                 gpus=lambda: self._gpus.readings,
-                scale=self._scale.report,
                 scale=self.scale.report,
             )
         )
