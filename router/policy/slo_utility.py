@@ -3,7 +3,8 @@
 1. Each pairing of the request with a replica has a value and a cost (`router.policy.worth`): the probability that the
    whole promise is kept, by the quality of the rung, against the device-seconds that it takes.
 2. Among the replicas that can start now it takes the one of highest value; of near equals the device goes before the
-   cloud, the one that knows the session before others, the quicker before the slower.
+   cloud, the one that knows the session before others, the quicker before the slower; among replicas of one variant,
+   the one where the answer and those beside it are delayed least.
 3. While none can start, it waits, and its rank, value a device-second, says who goes first when one can. What lacks
    room in a KV cache leaves the slot to those that need less.
 4. It leaves the queue once its promise is all but lost everywhere, with a time to come back; on a device that has
@@ -15,6 +16,7 @@ No answer is capped by a prediction: it ends at its own deadline.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -103,7 +105,7 @@ class SloUtility:
                 and _order_of_equals(worth) < _order_of_equals(first)
             ):
                 first = worth
-        return first
+        return _least_delay(first, judged, least_kept)
 
     def _waits_for(
         self, promised: Sequence[Worth], best: Worth, situation: Situation, *, calm: bool
@@ -146,6 +148,29 @@ def _order_of_equals(worth: Worth) -> tuple[bool, bool, float]:
     """Sorts near equals: the device's, the session's, the quicker one."""
     candidate = worth.candidate
     return candidate.info.remote, not candidate.session, -worth.rank
+
+
+def _least_delay(first: Worth, judged: Sequence[Worth], least_kept: float) -> Worth:
+    """Return the one of equal replicas that delays least: this answer, and by its prompt those that run there.
+
+    A cached beginning of the prompt counts twice so: it need not be waited for, nor taken from the others' time.
+    """
+    like, session = first.candidate.info, first.candidate.session
+    best, least_s = first, math.inf
+    for worth in judged:
+        candidate = worth.candidate
+        info = candidate.info
+        if (
+            worth.kept >= least_kept
+            and info.variant == like.variant
+            and info.remote == like.remote
+            and candidate.session == session
+        ):
+            prediction = candidate.prediction
+            delay_s = prediction.finish_s + candidate.load * candidate.slots * prediction.prefill_s
+            if delay_s < least_s:
+                best, least_s = worth, delay_s
+    return best
 
 
 def _not_now(later: Sequence[Worth], situation: Situation) -> Choice:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from router.base.errors import ReplicaBroken, ReplicaUnreachable
 from router.simulation.device import Device, Work
 from router.simulation.network import NetworkPath
+from router.simulation.prefix_cache import PrefixCache
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import FinishReason, InferenceRequest, TokenChunk
@@ -26,12 +27,14 @@ class Truth:
         answer_tokens: length of the answer, if nobody cuts it.
         prefill_noise, pace_noise: factors on its prefill time and its seconds a token.
         rtt_noise: factor on the round trip of its packets.
+        answer_ids: what it would generate, as far as anybody knows.
     """
 
     answer_tokens: int
     prefill_noise: float = 1.0
     pace_noise: float = 1.0
     rtt_noise: float = 1.0
+    answer_ids: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +85,8 @@ class SimReplica:
         self._rung = rung
         self._truths = truths
         self._path = host.path
+        room_tokens = host.device.spec.kv_tokens
+        self._cache = PrefixCache(room_tokens) if room_tokens is not None else None
         self._calls: dict[_Call, None] = {}
         self._queued_prefill_tokens = 0
         self._pending_decode_tokens = 0
@@ -108,6 +113,8 @@ class SimReplica:
     def die(self) -> None:
         """Serve nobody; what runs here breaks, and its callers learn of it when that has come back to them."""
         self.alive = False
+        if self._cache is not None:
+            self._cache.clear()
         if self._path is None:
             self._known.dead.add(self.info.variant)
             self.lose("it ended")
@@ -134,22 +141,28 @@ class SimReplica:
         rest = max(truth.answer_tokens - request.continuation_tokens, 1)
         reason = FinishReason.LENGTH if request.sampling.ignore_eos or rest >= room else FinishReason.STOP
         call = _Call(min(room, _UNBOUNDED_ANSWER_TOKENS), asyncio.get_running_loop())
-        prefill_s = spec.prefill_s(request.prompt_tokens) * truth.prefill_noise
+        cached = self._find(request)
+        prefill_s = spec.prefill_s(request.prompt_tokens - (cached or 0)) * truth.prefill_noise
         tokens = room if request.sampling.ignore_eos else min(rest, room)
+        held = request.prompt_tokens - (cached or 0) + tokens
         work = Work(self._rung, prefill_s, tokens, truth.pace_noise, call.take)
         self._calls[call] = None
+        self._hold(held)
         self._queued_prefill_tokens += request.prompt_tokens
         self._pending_decode_tokens += call.most_tokens
         self._send(work, call, request.prompt_bytes, truth)
         try:
             while True:
                 new = await call.next()
+                told = None
                 if not call.out:
                     self._queued_prefill_tokens -= request.prompt_tokens
+                    self._keep(request, ())
+                    told = cached
                 call.out += new
                 self._pending_decode_tokens -= new
                 last = call.out == tokens
-                yield _chunk(new, reason if last else None)
+                yield _chunk(new, reason if last else None, told)
                 if last:
                     return
         finally:
@@ -157,8 +170,27 @@ class SimReplica:
             self._pending_decode_tokens -= call.most_tokens - call.out
             if not call.out:
                 self._queued_prefill_tokens -= request.prompt_tokens
+            else:
+                self._keep(request, truth.answer_ids[: call.out])
+            self._hold(-held)
             if not work.left:
                 self._cancel(work, truth)
+
+    def _find(self, request: InferenceRequest) -> int | None:
+        """Return how many tokens of the prompt need not be computed, None where that is not told."""
+        if self._cache is None:
+            return None
+        ids = request.encoded.token_ids if request.encoded is not None else ()
+        return self._cache.find(request.cache_owner, ids)
+
+    def _keep(self, request: InferenceRequest, answer_ids: Sequence[int]) -> None:
+        if self._cache is not None and request.encoded is not None:
+            self._cache.keep(request.cache_owner, (*request.encoded.token_ids, *answer_ids))
+
+    def _hold(self, tokens: int) -> None:
+        """Take the room of a sequence, or give it back: a negative number."""
+        if self._cache is not None:
+            self._cache.hold(tokens)
 
     async def _refuse(self) -> None:
         """Say that nobody serves it here, after the round trip that it takes to learn that.
@@ -234,5 +266,5 @@ class _Call:
 
 
 @lru_cache(4096)
-def _chunk(tokens: int, reason: FinishReason | None) -> TokenChunk:
-    return TokenChunk("x", tokens, finish_reason=reason)
+def _chunk(tokens: int, reason: FinishReason | None, cached_tokens: int | None = None) -> TokenChunk:
+    return TokenChunk("x", tokens, finish_reason=reason, cached_tokens=cached_tokens)

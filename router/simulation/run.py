@@ -28,7 +28,7 @@ from router.simulation.values import SimRequest, SimRow
 from router.simulation.world import DeviceSpec, RungSpec, World
 from router.values.answer import Answer
 from router.values.replica import ReplicaInfo, SpeedPrior
-from router.values.request import InferenceRequest, Objective, Outcome, SamplingParams, TextPrompt
+from router.values.request import EncodedPrompt, InferenceRequest, Objective, Outcome, SamplingParams, TextPrompt
 from router.values.settings import RouterSettings
 
 _PROMPT = TextPrompt("simulated")
@@ -129,6 +129,7 @@ class _Simulation:
             msgspec.structs.replace(settings, decision_log=max(settings.decision_log, 4 * settings.max_queue)),
             clock=self._clock,
             decisions=decisions,
+            seed=seed,
         )
         schedule_faults(world.faults, self._devices, loop)
         self._rows: list[SimRow | None] = [None] * len(requests)
@@ -178,13 +179,16 @@ class _Simulation:
             accepted_at_s=accepted_s,
             prompt_bytes=request.wire_bytes,
             caller=request.caller,
+            encoded=None if request.token_ids is None else EncodedPrompt(request.token_ids, self),
         )
         answer: Answer | None = None
-        tokens, first_s, last_s = 0, None, None
+        tokens, first_s, last_s, cached_tokens = 0, None, None, None
         try:
             answer = await self._dispatcher.start(sent)
             async with contextlib.aclosing(answer.chunks) as chunks:
                 async for chunk in chunks:
+                    if chunk.cached_tokens is not None:
+                        cached_tokens = chunk.cached_tokens
                     if chunk.tokens:
                         last_s = self._loop.time() - accepted_s
                         first_s = last_s if first_s is None else first_s
@@ -195,7 +199,7 @@ class _Simulation:
         if record is None:
             raise RuntimeError(f"request {index} left no decision record")
         ended_s = self._loop.time() - accepted_s
-        got = _Got(tokens, first_s, last_s, ended_s)
+        got = _Got(tokens, first_s, last_s, ended_s, cached_tokens)
         self._rows[index] = _row(index, request, record, answer, got)
 
 
@@ -207,6 +211,7 @@ class _Got:
     first_s: float | None
     last_s: float | None
     ended_s: float
+    cached_tokens: int | None
 
 
 def _row(index: int, request: SimRequest, record: DecisionRecord, answer: Answer | None, got: _Got) -> SimRow:
@@ -239,6 +244,7 @@ def _row(index: int, request: SimRequest, record: DecisionRecord, answer: Answer
         predicted_finish_s=None if first is None else first.finish_s,
         predicted_finish_high_s=None if first is None else first.finish_high_s,
         last_s=got.last_s,
+        cached_tokens=got.cached_tokens,
         bound_s=_bound_s(record) if served is not None else None,
         told=first if served is not None else None,
     )
@@ -265,7 +271,10 @@ def truths_of(world: World, requests: Sequence[SimRequest], seed: int) -> list[T
     draws = np.random.default_rng([seed, 0]).standard_normal((len(requests), 3))
     jitter = max((device.link.jitter for device in world.devices if device.remote), default=0.0)
     factors = np.exp(draws * (world.noise.sigma, world.noise.sigma, jitter)).tolist()
-    return [Truth(request.answer_tokens, *noise) for request, noise in zip(requests, factors, strict=True)]
+    return [
+        Truth(request.answer_tokens, prefill, pace, rtt, request.answer_ids)
+        for request, (prefill, pace, rtt) in zip(requests, factors, strict=True)
+    ]
 
 
 def _devices(world: World, truths: dict[str, Truth], seed: int, loop: VirtualLoop) -> dict[str, SimDevice]:

@@ -28,6 +28,8 @@ class SimRequest:
         prompt_bytes: size on the wire, 0 for `BYTES_A_TOKEN` a token.
         ignore_eos: the answer runs to `max_tokens`.
         model: a family or one variant; empty for the family of the world.
+        token_ids: of the prompt, None where nobody knows them; answer_ids: of the answer as it would become by itself.
+            What a device with a prefix cache finds, and what the router can know of it, depends on them.
     """
 
     arrival_s: float
@@ -41,6 +43,8 @@ class SimRequest:
     prompt_bytes: int = 0
     ignore_eos: bool = False
     model: str = ""
+    token_ids: tuple[int, ...] | None = None
+    answer_ids: tuple[int, ...] = ()
 
     @property
     def asked_tokens(self) -> int:
@@ -68,6 +72,7 @@ class SimRow:
         decisions: how often the router decided about it.
         predicted_ttft_s, predicted_ttft_high_s, predicted_finish_s, predicted_finish_high_s: as first predicted.
         last_s: when its last text came, whole or not.
+        cached_tokens: of its prompt, as the replica told them; None where it tells nothing.
         bound_s: when it was bound to the replica that served it; told: what was predicted at that moment, from then on.
     """
 
@@ -93,5 +98,6 @@ class SimRow:
     predicted_finish_s: float | None = None
     predicted_finish_high_s: float | None = None
     last_s: float | None = None
+    cached_tokens: int | None = None
     bound_s: float | None = None
     told: Prediction | None = None

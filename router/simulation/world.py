@@ -92,6 +92,8 @@ class DeviceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         decode_share: speed of decode meanwhile. Chunked prefill, and steps that hold both, have it above 0.
         machine: devices that name the same one slow each other down: cores, memory or power that they share.
         beside: its speed while another device of its machine computes, of its full speed.
+        kv_tokens: room of each rung's KV cache; what its sequences leave of it keeps prompts, the longest unused
+            forgotten first, and it tells what it found. None keeps nothing and tells nothing.
     """
 
     name: Name
@@ -104,6 +106,7 @@ class DeviceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     decode_share: Share = 0.0
     machine: str = ""
     beside: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    kv_tokens: Count | None = None
 
     @property
     def endpoint_key(self) -> str:
