@@ -15,6 +15,7 @@ _REJECTED = {
     "breaker-open": "was left alone after failures",
     "cooling-down": "had refused a moment ago",
     "already-failed": "had failed for this request",
+    "canary": "was the other deployment of a canary",
 }
 _REFUSED = {
     "shed": "too many requests waited",

@@ -134,10 +134,26 @@ class ChosenRow(msgspec.Struct, frozen=True, kw_only=True):
     kept_probability: float | None = None
 
 
+class CanaryRow(msgspec.Struct, frozen=True):
+    """The canary that a request met.
+
+    Attributes:
+        side: the deployment that it was drawn for: `canary` or `stable`.
+        weight: share of the requests that the canary had then.
+        stepped_back: why it has none any more; None while it has not stepped back.
+    """
+
+    name: str
+    side: str
+    weight: float
+    stepped_back: str | None = None
+
+
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """One request's story.
 
     Attributes:
+        canary: the canary that the model's replicas are divided by, None without one.
         events: what happened, in order: `at_ms`, `event` and what goes with it.
         outcome: `running` while it does, else a word of `router.values.request.Outcome`.
         error, error_code: why it was refused or broke off.
@@ -175,6 +191,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     cut: bool = False
     kept: dict[str, bool] = {}
     accepted_unix_s: float | None = None
+    canary: CanaryRow | None = None
     v: int = LINE_VERSION
 
     @property

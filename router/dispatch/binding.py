@@ -60,11 +60,18 @@ class Binder:
     """The tier's queue and its decisions."""
 
     def __init__(
-        self, settings: RouterSettings, signals: Signals, clock: Clock, alarms: Alarms, telemetry: Telemetry
+        self,
+        settings: RouterSettings,
+        signals: Signals,
+        clock: Clock,
+        alarms: Alarms,
+        telemetry: Telemetry,
+        *,
+        seed: int | None = None,
     ) -> None:
         self.queued: Callable[[], None] = _nothing
         self.queue: RequestQueue = RequestQueue()
-        self.pool = Pool(settings, signals, clock, self.queue)
+        self.pool = Pool(settings, signals, clock, self.queue, seed)
         self._settings = settings
         self._signals = signals
         self._clock = clock
@@ -142,7 +149,7 @@ class Binder:
                 self._update_ladder()
                 self._turn_away(entry)
             if not entry.bound.done():
-                record.happened(now_s, "queued", waiting=len(self.queue), target=next(iter(entry.waits_for), None))
+                record.happened(now_s, "queued", waiting=len(self.queue), target=_target(entry))
                 self.queued()
                 self._recheck_later()
             return await entry.bound
@@ -278,11 +285,12 @@ class Binder:
 
     def _first_in_line(self, replica_id: str) -> tuple[Key, QueueEntry] | None:
         """Return who stands first by rank; those who leave its slot at this moment stand aside until a change."""
+        line = self.pool.line(replica_id)
         if self._signals.oldest_first.due(self._settings.fairness.oldest_first):
-            oldest = self.queue.oldest(replica_id)
+            oldest = self.queue.oldest(line)
             if oldest is not None and (oldest[1].moment != self.pool.moment or oldest[1].takes(replica_id)):
                 return oldest
-        while (first := self.queue.first(replica_id)) is not None:
+        while (first := self.queue.first(line)) is not None:
             entry = first[1]
             if entry.moment != self.pool.moment or not entry.leaves_slots or entry.choice is None:
                 break
@@ -304,7 +312,8 @@ class Binder:
             entry.promised = choice
             entry.wait_factor = self._signals.latency.wait_factor(choice.candidate.info)
         by_age = self._settings.fairness.oldest_first > 0.0 and (choice.kept is None or choice.kept > _LIKELY)
-        self.queue.place(entry, choice.waits_for, self._clock.now_s() + choice.good_for_s, by_age=by_age)
+        lines, look_again_s = self.pool.lines(choice.waits_for), self._clock.now_s() + choice.good_for_s
+        self.queue.place(entry, lines, look_again_s, by_age=by_age)
         self._watch_due()
 
     def _decide(self, entry: QueueEntry) -> Choice | None:
@@ -322,7 +331,8 @@ class Binder:
         pending, record = entry.pending, entry.record
         self._telemetry.decisions.inc()
         situation, rejections = assess(pending, pool)
-        record.looked(situation, rejections, pool.loads)
+        record.looked(situation, rejections, pool.loads_of(situation, rejections))
+        record.canary = pool.canary_of(entry.request)
         if self._decided and self._decided[0].moment != pool.moment:
             self._decided.clear()
         entry.moment = pool.moment
@@ -410,7 +420,7 @@ class Binder:
         device_s = _device_s(choice, attempt)
         self._signals.shares.took(pending.request.caller, now_s, device_s)
         if len(self.queue) > 1:
-            oldest = self.queue.oldest(info.replica_id)
+            oldest = self.queue.oldest(self.pool.line(info.replica_id))
             self._signals.oldest_first.took(
                 device_s,
                 self._settings.fairness.oldest_first,
@@ -514,6 +524,7 @@ class Binder:
                 give_up_lost(self._signals.in_flight, self._clock.now_s())
             self._freed.update(dict.fromkeys(self.pool.replicas))
             self.pool.changed()
+            self.pool.read_all()
             self.queue.stand_back()
             self._schedule()
             self._recheck_later()
@@ -523,6 +534,11 @@ def _device_s(choice: Choice, attempt: Attempt) -> float:
     """Device-seconds that an attempt is expected to take."""
     prediction = choice.candidate.prediction
     return prediction.prefill_s + attempt.expected_tokens * prediction.token_device_s
+
+
+def _target(entry: QueueEntry) -> str | None:
+    """Name where an entry would rather go, None where it waits for time to pass only."""
+    return entry.choice.candidate.info.replica_id if entry.waits_for and entry.choice is not None else None
 
 
 def _nothing() -> None:

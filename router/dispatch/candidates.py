@@ -16,8 +16,9 @@ from router.base.errors import (
     ReplicasFailed,
     Unavailable,
 )
-from router.dispatch.pool import Pool, ReplicaView, Served, Sides, other_model
+from router.dispatch.pool import MANY, Pool, ReplicaView
 from router.dispatch.record import Rejection
+from router.dispatch.served import Served, Sides, other_model
 from router.signals.affinity import Affinity
 from router.signals.length import LengthWatch
 from router.values.prediction import Demand
@@ -27,7 +28,7 @@ from router.values.settings import FREE, Prices, RouterSettings
 from router.values.situation import Candidate, Situation
 
 _RETRY_AFTER_S = 1.0
-_NEVER = {"other-model", "locality", "lacks"}
+_NEVER = {"other-model", "locality", "lacks", "canary"}
 """Rejections of replicas that the request may never be served by."""
 
 
@@ -71,21 +72,30 @@ def assess(pending: PendingRequest, pool: Pool) -> tuple[Situation | None, tuple
         rejections += [other_model(view.info, request.model) for view in pool.views.values()]
         return None, tuple(rejections)
     rejections += served.others
-    candidates, expected = _candidates(pending, pool, served, rejections)
+    own, other = served.drawn(request)
+    names = pool.to_look_at(own, request, pending.failed)
+    candidates, expected = _candidates(pending, pool, served, names, rejections)
+    if other.names and (candidates or not served.may_cross(request)):
+        text = _other_side(request, pool)
+        rejections += [Rejection(pool.views[name].info, "canary", text) for name in other.names[:MANY]]
+    elif other.names:  # rather there than nowhere
+        names = pool.to_look_at(other, request, pending.failed)
+        candidates, expected = _candidates(pending, pool, served, names, rejections)
     short = [c.info for c in candidates if c.window_cap is not None]
     if short and len(short) < len(candidates):
         rejections += [Rejection(info, "context", _too_long(pending, info)) for info in short]
         candidates = [c for c in candidates if c.window_cap is None]  # cut only where no window holds it whole
     if not candidates:
         return None, tuple(rejections)
-    sides = _sides(request.model, served, candidates, rejections, pool)
+    whole = len(candidates) == len(names) and not other.names
+    sides = served.sides if whole else _sides(request.model, candidates, rejections, pool)
     return _situation(pending, pool, candidates, sides, expected), tuple(rejections)
 
 
 def _candidates(
-    pending: PendingRequest, pool: Pool, served: Served, rejections: list[Rejection]
+    pending: PendingRequest, pool: Pool, served: Served, names: Sequence[str], rejections: list[Rejection]
 ) -> tuple[list[Candidate], int]:
-    """Return the candidates, and the longest length expected on any of them; adds to `rejections`."""
+    """Return the candidates among `names`, and the longest length expected on any of them; adds to `rejections`."""
     request, settings, signals = pending.request, pool.settings, pool.signals
     latency, affinity, ahead_of = signals.latency, signals.affinity, pool.ahead
     objective, views, now_s, failed = request.objective, pool.views, pool.now_s, pending.failed
@@ -97,7 +107,7 @@ def _candidates(
     whole_tokens = _whole_tokens(pending)
     candidates: list[Candidate] = []
     by_window: dict[float, tuple[Demand, int | None]] = {}
-    for name in served.names:
+    for name in names:
         view = views[name]
         info = view.info
         if (
@@ -178,9 +188,7 @@ def _is_short(room_tokens: int, name: str, needed: int, pending: PendingRequest,
     return needed + request.prompt_slack > room_tokens
 
 
-def _sides(model: str, served: Served, candidates: list[Candidate], rejections: list[Rejection], pool: Pool) -> Sides:
-    if len(candidates) == len(served.names):
-        return served.sides
+def _sides(model: str, candidates: list[Candidate], rejections: list[Rejection], pool: Pool) -> Sides:
     eligible = [c.info for c in candidates]
     eligible += [r.info for r in rejections if r.code not in _NEVER and r.info.replica_id in pool.views]
     rejected = {r.info.replica_id: r for r in rejections}
@@ -383,6 +391,17 @@ def _side(info: ReplicaInfo) -> str:
 def _too_long(pending: PendingRequest, info: ReplicaInfo) -> str:
     answer = f" + answer {pending.left_tokens}" if pending.left_tokens is not None else ""
     return f"prompt {_length(pending.request)}{answer} tokens, window {info.context_tokens}"
+
+
+def _other_side(request: InferenceRequest, pool: Pool) -> str:
+    canary = pool.canary_of(request)
+    if canary is None:
+        return ""
+    if canary.why:
+        return f"canary {canary.name} stepped back: {canary.why}"
+    return (
+        f"drawn for the {canary.side} deployment of canary {canary.name}, which has {canary.weight:.3g} of the requests"
+    )
 
 
 def _length(request: InferenceRequest) -> str:

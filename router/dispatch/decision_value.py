@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from router.decisions.line import AskedFor, CandidateRow, ChosenRow, Decision
+from router.decisions.line import AskedFor, CanaryRow, CandidateRow, ChosenRow, Decision
 from router.dispatch.record import NOT_CHOSEN, REASONS, DecisionRecord, Rejection, ReplicaLoad
 from router.policy.promise import is_smaller, wanted_tokens
 from router.values.choice import Choice
@@ -41,6 +41,7 @@ def decision_of(record: DecisionRecord, *, caller: str | None = None) -> Decisio
         features=features,
         candidates=_rows(record),
         chosen=_chosen(record.choice),
+        canary=_canary(record),
         events=tuple(record.events),
         outcome=record.outcome.value if record.outcome else "running",
         error=record.error,
@@ -92,6 +93,11 @@ def _chosen(choice: Choice | None) -> ChosenRow | None:
         rank=choice.rank,
         kept_probability=None if choice.kept is None else round(choice.kept, 3),
     )
+
+
+def _canary(record: DecisionRecord) -> CanaryRow | None:
+    met = record.canary
+    return None if met is None else CanaryRow(met.name, met.side, round(met.weight, 6), met.why or None)
 
 
 def _rows(record: DecisionRecord) -> tuple[CandidateRow, ...]:

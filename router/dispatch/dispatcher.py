@@ -25,11 +25,12 @@ from router.decisions.writer import DecisionSink
 from router.dispatch.admission import Admission
 from router.dispatch.binding import Binder
 from router.dispatch.blame import Verdict, source_of
+from router.dispatch.canary_probes import CanaryProbes
 from router.dispatch.decision_value import decision_of
 from router.dispatch.feedback import Feedback
 from router.dispatch.hedge import LEAST_WAIT_S, HedgeBudget, device_seconds
 from router.dispatch.journey import Journey
-from router.dispatch.pool import Unreached
+from router.dispatch.pool import MANY, Unreached
 from router.dispatch.record import DecisionLog, DecisionRecord
 from router.dispatch.self_test import SelfTests
 from router.dispatch.stages import stages_of
@@ -37,6 +38,7 @@ from router.dispatch.status import StatusBoard
 from router.dispatch.telemetry import Telemetry
 from router.signals.affinity import Affinity
 from router.signals.breaker import BreakerState
+from router.signals.canary import Canaries, Canary
 from router.signals.health import HealthBook
 from router.signals.in_flight import Attempt
 from router.signals.latency import LatencyModel
@@ -63,6 +65,7 @@ class Dispatcher:
         telemetry: not shared with another dispatcher.
         decisions: where every ended request leaves a line; opened and closed by its owner.
         traces: where every ended request leaves its spans; the same.
+        seed: of which replicas decisions look at, where there are many; None draws one.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Dispatcher:
         telemetry: Telemetry | None = None,
         decisions: DecisionSink | None = None,
         traces: TraceSink | None = None,
+        seed: int | None = None,
     ) -> None:
         self._decisions = decisions
         self._traces = traces
@@ -86,10 +90,12 @@ class Dispatcher:
             LengthModel(settings.expected_answer_tokens),
             HealthBook(settings.breaker, self.clock, self._breaker_changed),
             affinity=Affinity(self.clock),
+            canaries=Canaries(self.clock, self._stepped_back),
         )
-        self._binder = Binder(settings, self._signals, self.clock, self.alarms, self.telemetry)
+        self._binder = Binder(settings, self._signals, self.clock, self.alarms, self.telemetry, seed=seed)
         self._hedges = HedgeBudget()
         self._self_tests = SelfTests(settings, self.clock, self.alarms, self.telemetry, self.capacity_changed)
+        self._probes = CanaryProbes(self._signals.canaries, self.clock, self.alarms, lambda: self._binder.pool.replicas)
         self.admission = Admission(settings, self._signals, self.clock, self.load, self._binder.queue)
         self._feedback = Feedback(
             self._signals,
@@ -105,11 +111,13 @@ class Dispatcher:
         self._left_alone: set[str] = set()
         self._came: Callable[[InferenceRequest], None] = _unheard
         self._went: Callable[[DecisionRecord], None] = _unheard
+        self._signals.canaries.reconfigure(settings.canary)
         self.set_replicas(replicas)
         self._watch()
 
     async def __aenter__(self) -> Dispatcher:
         await self.alarms.__aenter__()
+        self._probes.begin()
         return self
 
     async def __aexit__(
@@ -118,12 +126,14 @@ class Dispatcher:
         self.close()
         await asyncio.sleep(0)  # those that were refused take their leave
         await self._self_tests.close()
+        await self._probes.close()
         await self.alarms.__aexit__(kind, error, trace)
 
     def close(self) -> None:
         """Refuse who waits, and bind nobody from now on: an answer whose replica ends breaks off and says so."""
         self._closed = True
         self._self_tests.stop()
+        self._probes.stop()
         self._binder.refuse_all(_shutting_down())
 
     async def start(self, request: InferenceRequest) -> Answer:
@@ -166,6 +176,10 @@ class Dispatcher:
 
     def reconfigure(self, settings: RouterSettings) -> None:
         """Change the settings; requests in flight stay, those that wait are decided by the new ones."""
+        self._signals.canaries.reconfigure(settings.canary)
+        self._binder.pool.redraw()
+        if self._probes.running:
+            self._probes.begin()
         self._binder.reconfigure(settings)
         self.settings = settings
         self._signals.health.set_settings(settings.breaker)
@@ -188,7 +202,7 @@ class Dispatcher:
             raise ValueError(f"replica ids must be unique; {', '.join(double)} is there twice")
         infos = [replica.info for replica in replicas]
         self._signals.health.keep_only(infos)
-        self._signals.what_if.set_replicas(infos)
+        self._signals.what_if.set_replicas(infos if len(infos) <= MANY else ())
         for learnt in (self._signals.latency, self._signals.peaks, self._signals.affinity):
             learnt.keep_only(set(by_id))
         self._binder.set_replicas(by_id)
@@ -358,11 +372,19 @@ class Dispatcher:
         self._binder.reconsider()
         log.log(level, "breaker", endpoint=endpoint, state=state.value, why=why)
 
+    def _stepped_back(self, canary: Canary) -> None:
+        name = canary.settings.name
+        self.telemetry.canary_step_backs.labels(name, canary.by).inc()
+        log.warning("canary stepped back", canary=name, test=canary.by, why=canary.why)
+        self._binder.pool.redraw()
+        self._binder.reconsider()
+
     def _watch(self) -> None:
         """Register the gauges."""
         telemetry = self.telemetry
         telemetry.watch_breakers(lambda: self.breaker_states().items())
         self._board.watch(telemetry)
+        telemetry.watch_canaries(self._signals.canaries)
         self.admission.watch(telemetry)
 
 

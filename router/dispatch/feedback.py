@@ -85,6 +85,9 @@ class Feedback:
             attempt.first_at_s = now_s
             attempt.mark = self._signals.latency.first_token(attempt, now_s, chunk.cached_tokens)
             self._signals.affinity.began(journey.request, info.replica_id, chunk.cached_tokens, attempt.sent_at_s)
+            if len(self._signals.canaries):
+                took_s = now_s - attempt.sent_at_s
+                self._signals.canaries.first_token(info, journey.request, attempt.sent_at_s, took_s)
             journey.record.happened(now_s, "first_token", replica=info.replica_id)
             if journey.record.ttft_s is None:
                 self._note_ttft(attempt, journey, now_s - journey.request.accepted_at_s)
@@ -123,6 +126,7 @@ class Feedback:
         if finished is not None:
             self._signals.affinity.ended(journey.request, info.replica_id, journey.tokens)
             pace_s = attempt.pace_s
+            self._signals.canaries.ended(info, journey.request, attempt.sent_at_s, pace_s)
             if pace_s is not None:
                 self._telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
             if not attempt.overran:
@@ -168,6 +172,8 @@ class Feedback:
     def failed(self, attempt: Attempt, journey: Progress, error: OverspillError) -> None:
         """An attempt failed: tell the breaker, or remember when the replica wants to be asked again, if at all."""
         info, found, health = attempt.info, verdict(error), self._signals.health
+        if found is Verdict.REQUEST:
+            self._signals.canaries.failed(info, journey.request, attempt.sent_at_s)
         if found.counts:
             self._count_failure(attempt, journey, found)
         elif isinstance(error, Refused) and found.cools:
@@ -207,6 +213,7 @@ class Feedback:
     def _count_failure(self, attempt: Attempt, journey: Progress, found: Verdict) -> None:
         """Tell the breaker; where that makes it suspicious, test the replica with a prompt of our own."""
         breaker, request = self._signals.health.breaker(attempt.info), journey.request
+        self._signals.canaries.failed(attempt.info, request, attempt.sent_at_s)
         if breaker.fail(source=source_of(request, found), trial=attempt.trial):
             silent_s = _SILENT * attempt.choice.candidate.prediction.ttft_high_s
             self._self_tests.begin(attempt.replica, breaker, request.prompt, silent_s)

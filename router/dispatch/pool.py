@@ -1,14 +1,16 @@
 """The replicas of a tier as its decisions see them: read again only where something changed.
 
 A view stands until this tier sends to its device, or something ends there, and for a millisecond at most. So a burst of
-decisions reads the devices that it uses, and each of the others once.
+decisions reads the devices that it uses, and each of the others once. Beyond `MANY` replicas a decision looks at a few
+of each kind (`router.dispatch.peers`), and only those are read.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +19,10 @@ import structlog
 
 from router.base.clock import Clock
 from router.dispatch.kv_room import KvRoom
+from router.dispatch.peers import CHOICES, Peers
 from router.dispatch.record import Rejection, ReplicaLoad
+from router.dispatch.served import Part, Served, Sides, other_model
+from router.signals.canary import CanaryState
 from router.signals.health import Health
 from router.signals.occupancy import occupied_slots, sibling_load
 from router.signals.replica_state import ReplicaState
@@ -25,13 +30,18 @@ from router.signals.signals import Signals
 from router.values.link import LinkSnapshot
 from router.values.prediction import InFlightLoad, SiblingLoad
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot
-from router.values.request import Locality
+from router.values.request import InferenceRequest, Locality
 from router.values.settings import RouterSettings
+from router.values.situation import Situation
 
 log = structlog.get_logger("router")
 
+MANY = 64
+"""Replicas of a tier up to which each decision looks at all of them."""
+
 # What nobody told of is seen after so long.
 _MOMENT_S = 0.001
+_READ_IN_TURN = 4  # devices read at each moment of a tier of many replicas, whoever is asked
 _SESSIONS_KEPT = 4096
 
 
@@ -90,33 +100,6 @@ class ReplicaView(msgspec.Struct, gc=False):
     state: ReplicaState | None = None
 
 
-class Sides(msgspec.Struct, frozen=True, gc=False):
-    """What is said of all replicas that may ever serve a request, as in `Situation`."""
-
-    best_quality: float
-    pinned: bool
-    remote_served: bool
-    only_remote_fits: bool = False
-    local_down: bool = False
-    remote_down: bool = False
-
-
-class Served(msgspec.Struct, frozen=True, gc=False):
-    """Which replicas serve a model.
-
-    Attributes:
-        others: the rejections of all other replicas.
-        sides: for a request that all of them may serve now.
-        least_context_tokens, least_quality: of any of them.
-    """
-
-    names: tuple[str, ...]
-    others: tuple[Rejection, ...]
-    sides: Sides
-    least_context_tokens: int
-    least_quality: float
-
-
 class Waiting(Protocol):
     """The tier's queue, as far as decisions look at it."""
 
@@ -141,15 +124,18 @@ class Pool:
         moment: counts the looks that found anything changed: decisions of one moment have seen the same.
         locality: what the tier's policy allows at all.
         kv: for whom room in KV caches is kept.
+        many: decisions look at a few of each kind of replica.
         upstream: asked at each look for what is configured and was never reached; unreached: its last answer.
     """
 
-    def __init__(self, settings: RouterSettings, signals: Signals, clock: Clock, queue: Waiting) -> None:
+    def __init__(
+        self, settings: RouterSettings, signals: Signals, clock: Clock, queue: Waiting, seed: int | None = None
+    ) -> None:
         self.settings = settings
         self.signals = signals
         self.replicas: dict[str, Replica] = {}
         self.views: dict[str, ReplicaView] = {}
-        self.ahead = queue.ahead
+        self.many = False
         self.session_replica: OrderedDict[str, str] = OrderedDict()
         self.loads: tuple[ReplicaLoad, ...] = ()
         self.now_s = -math.inf
@@ -169,6 +155,12 @@ class Pool:
         self._served: dict[str, Served] = {}
         self._unreadable: set[str] = set()
         self._favoured = -1
+        self._chance = random.Random(seed)  # noqa: S311 - spreads load, keeps no secret
+        self._peers: dict[tuple[object, ...], Peers] = {}
+        self._peers_of: dict[str, Peers] = {}
+        self._epoch = 0
+        self._read_in: dict[str, int] = {}  # the epoch in which a device was read last
+        self._turns: list[str] = []
 
     def set_replicas(self, replicas: dict[str, Replica]) -> None:
         self.replicas = replicas
@@ -180,7 +172,96 @@ class Pool:
             self._devices.setdefault(device, []).append(name)
             self._beside[device] = shared.setdefault(info.endpoint if info.remote else device, {})
             self._beside[device][device] = None
+        self.many = len(replicas) > MANY
+        self.signals.affinity.finds = self.many
+        self._read_in.clear()
+        self._turns = list(self._devices)
+        self._find_peers()
         self.changed()
+
+    def _find_peers(self) -> None:
+        self._peers, self._peers_of = {}, {}
+        if self.many:
+            for name, replica in self.replicas.items():
+                self._join(name, replica.info)
+
+    def _join(self, name: str, info: ReplicaInfo) -> None:
+        sides = [canary.side_at(info) for canary in self.signals.canaries]
+        kind = (
+            info.family,
+            info.variant,
+            info.remote,
+            info.tier,
+            info.quality,
+            info.context_tokens,
+            info.lacks,
+            *sides,
+        )
+        peers = self._peers.get(kind)
+        if peers is None:
+            peers = self._peers[kind] = Peers(f"any of {info.variant} #{len(self._peers) + 1}")
+        self._peers_of[name] = peers
+        peers.add(name)
+
+    def line(self, replica_id: str) -> str:
+        """Return the name of the line in which requests wait for a replica: its own, or that of all its peers."""
+        peers = self._peers_of.get(replica_id)
+        return replica_id if peers is None else peers.line
+
+    def lines(self, waits_for: Mapping[str, float]) -> Mapping[str, float]:
+        """Return the lines that a request stands in who waits for replicas, with its highest rank in each."""
+        if not self.many:
+            return waits_for
+        ranks: dict[str, float] = {}
+        for name, rank in waits_for.items():
+            line = self.line(name)
+            ranks[line] = max(rank, ranks.get(line, -math.inf))
+        return ranks
+
+    def ahead(self, replica_id: str, priority: int) -> int:
+        """Count who goes first at a replica, of that priority or a higher one: its part, where peers share a line."""
+        peers = self._peers_of.get(replica_id)
+        if peers is None:
+            return self._queue.ahead(replica_id, priority)
+        return self._queue.ahead(peers.line, priority) // len(peers)
+
+    def to_look_at(self, part: Part, request: InferenceRequest, without: Collection[str]) -> Sequence[str]:
+        """Return which of the replicas that may serve a request a decision looks at, read as they are now.
+
+        All of few. Of many: two of each kind, where that many may be asked, and those that know the request's session
+        or the beginning of its prompt.
+        """
+        if not self.many:
+            return part.names
+        if not part.kinds:
+            for name in part.names:
+                self._see(name)
+            return part.names
+        found: dict[str, None] = {}
+        for peers in part.kinds:
+            usable = 0
+            for name in peers.draw(self._chance, without):
+                view = self._see(name)
+                found[name] = None
+                usable += not view.blocked
+                if usable >= CHOICES:
+                    break
+        found.update(dict.fromkeys(name for name in without if self._peers_of.get(name) in part.kinds))
+        session = request.objective.session
+        known = [self.signals.affinity.holder(request)]
+        known.append(None if session is None else self.session_replica.get(session))
+        for holder in known:
+            if holder is not None and holder not in found and self._peers_of.get(holder) in part.kinds:
+                self._see(holder)
+                found[holder] = None
+        return list(found)
+
+    def _see(self, name: str) -> ReplicaView:
+        """Return the view of a replica, read in this moment."""
+        device = self.replicas[name].info.device_key
+        if self._read_in.get(device) != self._epoch:
+            self._look_at(device)
+        return self.views[name]
 
     def on_device(self, device: str) -> Sequence[str]:
         """Return the ids of a device's replicas."""
@@ -190,6 +271,8 @@ class Pool:
         """Something about a device has changed, or anything at all: the next look reads that anew."""
         if device is None:
             self._all_stale = True
+        elif self.many:
+            self._stale[device] = None
         else:
             self._stale.update(self._beside.get(device, {}))
 
@@ -208,7 +291,7 @@ class Pool:
         self.unreached = self.upstream()
         devices: Iterable[str] = self._stale
         if self._all_stale:
-            devices, self._all_read_s = self._devices, now_s
+            devices, self._all_read_s = self._begin_epoch(), now_s
         fresh = False
         for device in devices:
             fresh = self._look_at(device) or fresh
@@ -217,11 +300,34 @@ class Pool:
             self._favoured = what_if.version
             for name, view in self.views.items():
                 view.favoured = what_if.favours(view.info.device_key, view.info.family, name)
-        if fresh:
+        if fresh and not self.many:
             self.loads = tuple([view.load for view in self.views.values()])
         self._all_stale = False
         self._stale.clear()
         return self
+
+    def _begin_epoch(self) -> Iterable[str]:
+        """Return the devices to be read at once; the others are read when somebody looks at them."""
+        if not self.many or not self.views:
+            return self._devices
+        self._epoch += 1
+        turn, self._turns = self._turns[:_READ_IN_TURN], self._turns[_READ_IN_TURN:] or list(self._devices)
+        return [*self._stale, *turn]
+
+    def read_all(self) -> None:
+        """Read every replica, also of many."""
+        self.look()
+        for device in self._devices:
+            if self._read_in.get(device) != self._epoch:
+                self._look_at(device)
+
+    def loads_of(self, situation: Situation | None, rejections: Sequence[Rejection]) -> tuple[ReplicaLoad, ...]:
+        """Return the loads that a decision saw: all, or of many those that it looked at."""
+        if not self.many:
+            return self.loads
+        infos = [candidate.info for candidate in situation.candidates] if situation is not None else []
+        infos += [rejection.info for rejection in rejections]
+        return tuple([self.views[info.replica_id].load for info in infos if info.replica_id in self.views])
 
     def _read(self, name: str) -> bool:
         """Read a replica; returns whether its view is a new one. One that cannot be read is unavailable."""
@@ -248,6 +354,8 @@ class Pool:
         if seen is None or seen.info is not snapshot.info:
             self._served.clear()
             self._favoured = -1
+            if self.many and seen is not None:
+                self._find_peers()
         own = occupied_slots(snapshot, mine)
         metered = link is not None and link.price_per_byte > 0.0
         view = ReplicaView(
@@ -263,11 +371,16 @@ class Pool:
     def _look_at(self, device: str) -> bool:
         """Read the replicas of a device; returns whether any view of them is a new one."""
         names, views, peaks, fresh = self.on_device(device), self.views, self.signals.peaks, False
+        self._read_in[device] = self._epoch
         for name in names:
             fresh = self._read(name) or fresh
             views[name].peak_latency_s = peaks.of(name)
         if fresh:
             _relate([views[name] for name in names])
+        if self.many:
+            for name in names:
+                view = views[name]
+                self._peers_of[name].seen(name, usable=not view.blocked, room=view.room)
         return fresh
 
     def remember_session(self, session: str | None, replica_id: str) -> None:
@@ -280,6 +393,23 @@ class Pool:
     def by_credits(self, replica_id: str) -> bool:
         """Whether credits say what may be sent there: a wait for one says nothing of slots."""
         return self.look().views[replica_id].snapshot.credits is not None
+
+    def _part(self, names: Sequence[str]) -> Part:
+        if len(names) <= MANY:
+            return Part(tuple(names))
+        return Part(tuple(names), tuple(dict.fromkeys([self._peers_of[name] for name in names])))
+
+    def redraw(self) -> None:
+        """Canaries have changed: who serves which request is found anew."""
+        self._served.clear()
+        self._find_peers()
+        self.changed()
+
+    def canary_of(self, request: InferenceRequest) -> CanaryState | None:
+        """Return the canary that a request meets, None where there is none."""
+        served = self._served.get(request.model)
+        canary = None if served is None else served.canary
+        return None if canary is None else canary.state(request)
 
     def has_room(self, replica_id: str) -> bool:
         """Whether a request that is sent to a replica now would start at once."""
@@ -295,16 +425,27 @@ class Pool:
             if not serving:  # anybody may ask for any name: those are not kept
                 return None
             others = [info for info in infos if model not in (info.family, info.variant)]
+            canary, sides = self.signals.canaries.split(serving) or (None, {})
+            names = [info.replica_id for info in serving]
+            of_side = {
+                side: (
+                    self._part([name for name in names if name not in sides[side.other]]),
+                    self._part(sorted(sides[side.other])),
+                )
+                for side in sides
+            }
             found = self._served[model] = Served(
-                tuple([info.replica_id for info in serving]),
-                tuple([other_model(info, model) for info in others]),
+                self._part(names),
+                tuple([other_model(info, model) for info in others]) if len(others) <= MANY else (),
                 Sides(
                     best_quality=max(info.quality for info in serving),
                     pinned=all(model != info.family for info in serving),
                     remote_served=any(info.remote for info in serving),
                 ),
-                least_context_tokens=min(info.context_tokens for info in serving),
-                least_quality=min(info.quality for info in serving),
+                min(info.context_tokens for info in serving),
+                min(info.quality for info in serving),
+                canary,
+                of_side,
             )
         return found
 
@@ -330,11 +471,6 @@ def _relate(views: Sequence[ReplicaView]) -> None:
         view.occupied, view.slots = occupied, slots
         credits_left = snapshot.credits  # they count what waits there, and what others send
         view.room = view.own < own_slots and occupied < slots if credits_left is None else credits_left > 0
-
-
-def other_model(info: ReplicaInfo, model: str) -> Rejection:
-    """Return the rejection of a replica that serves another model than the one asked for."""
-    return Rejection(info, "other-model", f"serves {info.variant}, asked for {model}")
 
 
 def _nothing() -> None:

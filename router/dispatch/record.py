@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from router.base.errors import OverspillError, Refused
 from router.decisions.line import Features
+from router.signals.canary import CanaryState
 from router.values.choice import Choice
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
@@ -49,6 +50,7 @@ REJECTIONS = {
     "breaker-open": "its endpoint failed and is left alone for a while",
     "cooling-down": "it refused a moment ago and said when to come back",
     "already-failed": "it failed for this very request",
+    "canary": "it is the other deployment of a canary, or a canary that stepped back",
 }
 
 # code → what it means: the `not_chosen` of a candidate that could have been.
@@ -103,6 +105,7 @@ class DecisionRecord:
         kept: `ttft`, `tpot`, `deadline`, where the caller asked for it → whether it was kept.
         decisions: how often it was decided about.
         trace: its place in a distributed trace, None where none is made.
+        canary: the canary that the last decision met.
     """
 
     request_id: str
@@ -136,6 +139,7 @@ class DecisionRecord:
     kept: dict[str, bool] = field(default_factory=dict)
     decisions: int = 0
     trace: TraceContext | None = None
+    canary: CanaryState | None = None
 
     @classmethod
     def of(cls, request: InferenceRequest, policy: str) -> DecisionRecord:

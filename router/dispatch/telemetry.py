@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
 from router.decisions.writer import DecisionFile
+from router.signals.canary import Canaries
 from router.tracing.otlp import OtlpTraces
 
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -134,6 +135,11 @@ class Telemetry:
         self.breaker_changes = self._counter(
             "overspill_breaker_changes", "Transitions of a breaker.", ["endpoint", "state"]
         )
+        self.canary_step_backs = self._counter(
+            "overspill_canary_step_backs",
+            "Canaries that were found worse than the stable deployment, by the test that said so.",
+            ["canary", "test"],
+        )
         self.reconfigurations = Counter(
             "overspill_router_reconfigurations", "Settings applied at run time.", registry=self.registry
         )
@@ -165,6 +171,32 @@ class Telemetry:
             "Breaker of an endpoint: 0 closed, 1 half_open, 2 open.",
             ("endpoint",),
             lambda: [((endpoint,), _BREAKER_LEVEL[state]) for endpoint, state in source()],
+        )
+
+    def watch_canaries(self, canaries: Canaries) -> None:
+        """Register what was seen of canaries, and the weight in force."""
+        self.watch(
+            "overspill_canary_weight",
+            "Share of the requests that a canary gets; 0 after it stepped back.",
+            ("canary",),
+            lambda: [((canary.settings.name,), canary.weight) for canary in canaries],
+        )
+        self.watch(
+            "overspill_canary_evidence",
+            "What speaks against a canary, by test; it steps back at 1.",
+            ("canary", "test"),
+            lambda: [((c.settings.name, test), value) for c in canaries for test, value in c.evidence().items()],
+        )
+        self.watch(
+            "overspill_canary_requests",
+            "Requests that either deployment of a canary answered or failed on, since the canary began.",
+            ("canary", "deployment", "result"),
+            lambda: [
+                ((c.settings.name, side.value, result), float(number))
+                for c in canaries
+                for side, counts in c.counts.items()
+                for result, number in (("answered", counts.answered), ("failed", counts.failed))
+            ],
         )
 
     def watch_decision_file(self, file: DecisionFile) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ from router.values.request import EncodedPrompt, InferenceRequest
 BLOCK_TOKENS = 32
 _MOST_BLOCKS = 512  # of one prompt: what is behind them is not counted
 _BLOCKS = 16_384  # of one replica; the longest unused ones are forgotten
+_HOLDERS = 262_144
 _SESSIONS = 4_096
 _REMEMBERED = 2_048  # prompts whose hashes are kept between two decisions
 _ENDINGS = 4  # of prompts that share all whole blocks
@@ -115,12 +117,15 @@ class Affinity:
 
     Attributes:
         telling: replicas that have told of their cache; the others are expected to hold nothing.
+        finds: keep what `holder` needs; only where replicas are too many to ask each.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or MonotonicClock()
         self._held: dict[str, _Holdings] = {}
         self.telling: set[str] = set()
+        self.finds = False
+        self._holders: OrderedDict[int, str] = OrderedDict()  # by hash of a block: who had it last
         self._untold: OrderedDict[str, tuple[int, float]] = OrderedDict()  # what was expected, by request: tokens, age
         self._chains: OrderedDict[str, _Chain] = OrderedDict()
 
@@ -141,6 +146,12 @@ class Affinity:
         share = held.share(request, self._clock.now_s() - at_s)
         return max(0, min(int(tokens * share), request.prompt_tokens - 1))
 
+    def holder(self, request: InferenceRequest) -> str | None:
+        """Return who had the longest known beginning of the prompt last, without asking each replica."""
+        chain = self._chain(request) if self.finds else None
+        depth = 0 if chain is None else _depth(chain, self._holders)
+        return self._holders[chain.keys[depth - 1]] if chain is not None and depth else None
+
     def began(self, request: InferenceRequest, replica_id: str, cached_tokens: int | None, sent_at_s: float) -> None:
         """The first token came: learn from what the replica found, and note that it holds the prompt now.
 
@@ -155,7 +166,7 @@ class Affinity:
             _trim(self._untold, _REMEMBERED)
         if cached_tokens is not None:
             self.told(request, replica_id, cached_tokens)
-        self._note(request, held, None)
+        self._note(request, replica_id, None)
 
     def told(self, request: InferenceRequest, replica_id: str, cached_tokens: int) -> None:
         """The replica has told how many tokens of the prompt it found; some tell at the end of the answer alone."""
@@ -169,7 +180,7 @@ class Affinity:
         """A whole answer came, after `began`: the replica holds prompt and answer now."""
         held = self._held.get(replica_id)
         if held is not None:
-            self._note(request, held, answer_tokens)
+            self._note(request, replica_id, answer_tokens)
         self._chains.pop(request.request_id, None)
         self._untold.pop(request.request_id, None)
 
@@ -179,7 +190,8 @@ class Affinity:
         for replica_id in self._held.keys() - replica_ids:
             del self._held[replica_id]
 
-    def _note(self, request: InferenceRequest, held: _Holdings, answer_tokens: int | None) -> None:
+    def _note(self, request: InferenceRequest, replica_id: str, answer_tokens: int | None) -> None:
+        held = self._held[replica_id]
         now_s, chain = self._clock.now_s(), self._chain(request)
         held.version += 1
         if chain is None:
@@ -193,6 +205,10 @@ class Affinity:
             block = held.blocks.setdefault(key, _Block(now_s))
             block.at_s = now_s
             held.blocks.move_to_end(key)
+            if self.finds:
+                self._holders[key] = replica_id
+                self._holders.move_to_end(key)
+        _trim(self._holders, _HOLDERS)
         rest_tokens = len(chain.encoded.token_ids) - len(chain.keys) * BLOCK_TOKENS
         if chain.keys and rest_tokens < BLOCK_TOKENS and answer_tokens is not None:
             last = held.blocks[chain.keys[-1]]
@@ -236,7 +252,7 @@ def _noted(request: InferenceRequest, chain: _Chain | None, held: _Holdings) -> 
     return min(tokens, len(chain.encoded.token_ids) - 1), block.at_s
 
 
-def _depth(chain: _Chain, blocks: OrderedDict[int, _Block]) -> int:
+def _depth(chain: _Chain, blocks: Container[int]) -> int:
     """Return how many leading blocks of a prompt are known; those that are form a beginning, so bisection finds it."""
     low, high = 0, len(chain.keys)
     while low < high:

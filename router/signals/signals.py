@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from router.signals.affinity import Affinity
+from router.signals.canary import Canaries
 from router.signals.fairness import CallerShares, OldestFirst
 from router.signals.health import HealthBook
 from router.signals.in_flight import InFlight
@@ -29,3 +30,4 @@ class Signals:
     peaks: PeakLatency = field(default_factory=PeakLatency)
     ladder: Ladder = field(default_factory=Ladder)
     affinity: Affinity = field(default_factory=Affinity)
+    canaries: Canaries = field(default_factory=Canaries)

@@ -283,6 +283,7 @@ class OpenAIServer(PolledServer):
             device=settings.device or self.endpoint,
             backend=settings.name,
             lacks=self._dialect.lacks,
+            version=settings.version,
         )
 
     async def _measure(self, infos: Sequence[ReplicaInfo], slow: Sequence[ReplicaInfo]) -> None:

@@ -101,6 +101,7 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         ca_file, client_cert, client_key: PEM files for a private authority and mutual TLS.
         local: it runs on this very device, so that `local-only` requests may go there.
         device: what it computes on, where it shares that with other replicas of this tier: see `ReplicaInfo.device`.
+        version: what the operator calls that which serves there, e.g. an image's tag: a canary may go by it.
         warm_up: measure its speed before it serves, with a few short requests; without it, a speed is assumed.
         kserve: what is particular to kind `kserve`.
         models: which of its models to route to, and what they are here; empty takes all.
@@ -121,6 +122,7 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     poll_interval_s: Seconds = 1.0
     local: bool = False
     device: str = ""
+    version: Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[!-~]*$")] = ""
     warm_up: bool = True
     kserve: KServeSettings = KServeSettings()
     models: tuple[BackendModel, ...] = ()

@@ -55,6 +55,7 @@ class ReplicaInfo:
         device: what its rungs compute on, where that is not all of `endpoint`; replicas of one device share its slots.
         backend: the `[[backends]]` entry that it comes from; empty for this tier's own and its upstream's.
         lacks: what requests may need and it does not do; see `InferenceRequest.needs`.
+        version: of what serves there, as its source tells it; empty where it tells none.
     """
 
     replica_id: str
@@ -70,6 +71,7 @@ class ReplicaInfo:
     device: str = ""
     backend: str = ""
     lacks: frozenset[Feature] = frozenset()
+    version: str = ""
 
     @property
     def device_key(self) -> str:

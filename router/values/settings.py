@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -100,6 +101,79 @@ class Fairness(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     callers: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 0.0
 
 
+Pattern = Annotated[str, msgspec.Meta(max_length=256)]
+
+
+class DeploymentPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which replicas belong to a deployment: shell patterns (`*`, `?`, `[a-c]`), all of which have to match.
+
+    Attributes:
+        backend, version, variant, replica: of `ReplicaInfo`; an empty one matches everything.
+    """
+
+    backend: Pattern = ""
+    version: Pattern = ""
+    variant: Pattern = ""
+    replica: Pattern = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.backend or self.version or self.variant or self.replica)
+
+
+class QualityProbe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[[router.canary.probes]]`: a prompt of the operator's, asked of both deployments by turns.
+
+    Attributes:
+        prompt: one message of a user; answered greedily.
+        expect: a regular expression that a good answer holds somewhere.
+        max_tokens: cap on its answer.
+    """
+
+    prompt: Annotated[str, msgspec.Meta(min_length=1, max_length=8_192)]
+    expect: Annotated[str, msgspec.Meta(min_length=1, max_length=1_024)]
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_024)] = 32
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot say."""
+        try:
+            re.compile(self.expect)
+        except re.error as error:
+            raise ValueError(f"expect = {self.expect!r} is no regular expression: {error}") from error
+
+
+class CanarySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[[router.canary]]`: a new deployment of a model beside the one that serves, with a share of its requests.
+
+    It steps back by itself, for good, once it is surely worse: its weight is 0 from then on, until this table changes.
+
+    Attributes:
+        name: for logs, metrics and decision records.
+        canary: which replicas are the new deployment.
+        stable: which it is compared with; without, all others of the model. What is neither serves either side.
+        model: a family or a variant; empty for every model that both deployments serve.
+        weight: share of the sessions, and of the requests without one, that go to the canary.
+        false_alarm: probability that a canary that is not worse ever steps back.
+        slower: latencies up to this factor of the stable deployment's are no reason.
+        probes: prompts that tell quality.
+        probe_interval_ms: from one of them to the next.
+    """
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+    canary: DeploymentPattern
+    stable: DeploymentPattern = DeploymentPattern()
+    model: Pattern = ""
+    weight: Share = 0.05
+    false_alarm: Annotated[float, msgspec.Meta(gt=0, le=0.5)] = 0.05
+    slower: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.25
+    probes: Annotated[tuple[QualityProbe, ...], msgspec.Meta(max_length=64)] = ()
+    probe_interval_ms: Milliseconds = 10_000.0
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot say."""
+        if not self.canary:
+            raise ValueError("canary names no replica: set backend, version, variant or replica to a pattern")
+
+
 class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`[router]`. Every key can be changed on a running tier.
 
@@ -127,7 +201,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         decision_log: decision records kept for `/v1/decisions`.
         mixing_cost: factor on the cost of a rung that its device does not favour at present (`slo-utility`): two that
             run side by side slow each other.
-        breaker, hedge, credits, prices, fairness: see there.
+        breaker, hedge, credits, prices, fairness, canary: see there.
     """
 
     policy: str = "slo-utility"
@@ -152,6 +226,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     credits: CreditSettings = CreditSettings()
     prices: Prices = FREE
     fairness: Fairness = Fairness()
+    canary: tuple[CanarySettings, ...] = ()
 
     def __post_init__(self) -> None:
         """Check what the types cannot say; msgspec puts the key's path in front of a ValueError."""
@@ -160,3 +235,6 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 f"overload_leave = {self.overload_leave} is above overload_enter = {self.overload_enter}; "
                 "overload must end below where it begins"
             )
+        names = [canary.name for canary in self.canary]
+        if len(set(names)) != len(names):
+            raise ValueError(f"canary: names must be unique; found {', '.join(names)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,10 +22,16 @@ def test_the_example_is_the_default() -> None:
     assert load_config(EXAMPLE, environ={}) == EdgeConfig()
 
 
+def _within(annotation: object) -> Iterator[object]:
+    yield annotation
+    for item in getattr(annotation, "__args__", ()):
+        yield from _within(item)
+
+
 def _keys(shape: type, prefix: str = "") -> set[str]:
     found = set()
     for field in msgspec.structs.fields(shape):
-        inner = [item for item in getattr(field.type, "__args__", (field.type,)) if isinstance(item, type)]
+        inner = [item for item in _within(field.type) if isinstance(item, type)]
         table = next((item for item in inner if issubclass(item, msgspec.Struct)), None)
         found |= _keys(table, f"{prefix}{field.name}.") if table else {f"{prefix}{field.name}"}
     return found

@@ -116,6 +116,6 @@ async def test_a_name_that_nobody_serves_is_not_remembered(pool: Pool) -> None:
     assert pool.served("nobody") is None
     served = pool.served(f"{FAMILY}-int8")
     assert served is not None
-    assert len(served.names) == 2
+    assert len(served.whole.names) == 2
     assert served.sides.pinned
     assert len(served.others) == 3

@@ -8,7 +8,13 @@ import pytest
 from router.base.config import decode
 from router.base.errors import ConfigError
 from router.policy.registry import POLICIES
-from router.values.settings import BreakerSettings, RouterSettings
+from router.values.settings import (
+    BreakerSettings,
+    CanarySettings,
+    DeploymentPattern,
+    QualityProbe,
+    RouterSettings,
+)
 
 
 def settings(**tree) -> RouterSettings:
@@ -40,6 +46,14 @@ def test_every_registered_policy_may_be_named(policy):
         ({"credits": {"reserve": 0.6}}, "`credits.reserve` = 0.6"),
         ({"credits": {"lifetime_ms": 0}}, "`credits.lifetime_ms` = 0"),
         ({"credits": {"live_ms": 1.0}}, "did you mean `lifetime_ms`?"),
+        ({"canary": [{"name": "next", "canary": {}}]}, "canary names no replica"),
+        ({"canary": [{"name": "next", "canary": {"backend": "b"}, "weight": 1.5}]}, "weight"),
+        ({"canary": [{"name": "next", "canary": {"backends": "b"}}]}, "did you mean `backend`?"),
+        ({"canary": [{"name": "next", "canary": {"backend": "b"}}] * 2}, "names must be unique"),
+        (
+            {"canary": [{"name": "a", "canary": {"backend": "b"}, "probes": [{"prompt": "hi", "expect": "("}]}]},
+            "no regular expression",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(tree, says):
@@ -48,7 +62,7 @@ def test_what_is_wrong_is_named(tree, says):
     assert says in caught.value.message
 
 
-@pytest.mark.parametrize("shape", [RouterSettings, BreakerSettings])
+@pytest.mark.parametrize("shape", [RouterSettings, BreakerSettings, CanarySettings, DeploymentPattern, QualityProbe])
 def test_every_key_is_documented(shape):
     for name in msgspec.structs.fields(shape):
         assert name.name in str(shape.__doc__), f"{shape.__name__}.{name.name}"
