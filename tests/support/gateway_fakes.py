@@ -68,7 +68,7 @@ class WordCounter:
         self.threads: list[str] = []
 
     def count(self, model: str, prompt: Prompt) -> PromptSize:
-        if model not in {FAMILY, *(info.variant for info in INFOS)}:
+        if model not in {FAMILY, "tiny-pruned-int8", *(info.variant for info in INFOS)}:
             raise ModelNotFound(f"`{model}` is not known", param="model")
         self.threads.append(threading.current_thread().name)
         if isinstance(prompt, ChatPrompt):
