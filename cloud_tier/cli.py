@@ -39,6 +39,14 @@ TensorParallelOption = Annotated[
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or auto.")]
 DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")]
+ServingEngineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        help="torch (embedded), vllm (a server of it is started), or auto: vLLM where it is installed, there is a GPU, "
+        "and the model is a Hugging Face directory.",
+    ),
+]
 HostOption = Annotated[str | None, typer.Option(help="Address to listen on; beyond loopback API keys are required.")]
 PortOption = Annotated[int | None, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one.")]
 
@@ -64,6 +72,7 @@ def serve(
     port: PortOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    engine: ServingEngineOption = None,
 ) -> None:
     """Serve models until SIGTERM or Ctrl-C, then drain."""
     import uvloop  # noqa: PLC0415 - `overspill cloud --help` stays quick
@@ -71,7 +80,7 @@ def serve(
     from cloud_tier import server  # noqa: PLC0415
     from router.base import logs  # noqa: PLC0415
 
-    settings = _settings(config, model, (host, port), (tensor_parallel, device, dtype))
+    settings = _settings(config, model, (host, port), (tensor_parallel, device, dtype, engine))
     logs.configure(settings.server.log_level, settings.server.log_format)
     plan = server.make_plan(settings)
     spare_what_was_imported()
@@ -92,7 +101,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check configuration, keys, weights and GPUs. Exit status 2 names what is wrong."""
-    settings = _settings(config, model, (host, port), (tensor_parallel, device, dtype))
+    settings = _settings(config, model, (host, port), (tensor_parallel, device, dtype, None))
     from cloud_tier import server  # noqa: PLC0415 - as above
 
     plan = server.make_plan(settings)
@@ -140,13 +149,13 @@ def _settings(
     config: Path | None,
     models: list[str] | None,
     address: tuple[str | None, int | None],
-    engine: tuple[int | None, str | None, str | None],
+    engine: tuple[int | None, str | None, str | None, str | None],
 ) -> CloudConfig:
-    """The configuration under the options: (host, port), (tensor_parallel, device, dtype)."""
+    """The configuration under the options: (host, port), (tensor_parallel, device, dtype, engine)."""
     settings = load(
         config, flags={"server.host": Flag("--host", address[0]), "server.port": Flag("--port", address[1])}
     )
-    changes = dict(zip(("tensor_parallel", "device", "dtype"), engine, strict=True))
+    changes = dict(zip(("tensor_parallel", "device", "dtype", "engine"), engine, strict=True))
     return replace_models(settings, models or [], changes)
 
 
@@ -184,14 +193,25 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "policy": plan.config.router.policy,
         "models": models,
         "backends": [{"label": label, "text": text} for label, text in backend_lines(plan.config.backends)],
+        "servers": [
+            {
+                "backend": spec.backend.name,
+                "kind": spec.backend.kind,
+                "variant": spec.settings.served_name,
+                "source": spec.settings.model,
+                "ranks": spec.settings.ranks,
+                "gpus": list(spec.gpus),
+            }
+            for spec in plan.servers
+        ],
     }
 
 
 def _describe(plan: Plan) -> None:
-    server = plan.config.server
+    listens = plan.config.server
     keys = len(plan.api_keys)
     access = f"{keys} API key{'s' if keys != 1 else ''}" if keys else "open to callers on this host"
-    typer.echo(f"listen   {server.host}:{server.port}, {access}")
+    typer.echo(f"listen   {listens.host}:{listens.port}, {access}")
     for spec in plan.specs:
         engine = spec.engine
         typer.echo(
@@ -202,6 +222,13 @@ def _describe(plan: Plan) -> None:
         )
     for label, text in backend_lines(plan.config.backends):
         typer.echo(f"{label:<8} {text}")
+    for server in plan.servers:
+        settings = server.settings
+        typer.echo(
+            f"vllm     {settings.served_name} (backend {server.backend.name}): {settings.ranks} "
+            f"rank{'s' if settings.ranks > 1 else ''}{' on GPU ' + '+'.join(server.gpus) if server.gpus else ''}, "
+            f"model {settings.model}"
+        )
     typer.echo(f"policy   {plan.config.router.policy}")
     typer.echo(f"decisions {describe(plan.config.decisions)}")
     typer.echo(f"traces   {traces.describe(plan.config.telemetry)}")

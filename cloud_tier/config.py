@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from cloud_tier.engines.settings import CloudBackend
 from cloud_tier.scaling.settings import ScalingSettings
 from router.base import config
 from router.base.credentials import MAX_PRIORITY, key_ceilings
@@ -23,7 +24,7 @@ from router.base.loopback import is_loopback
 from router.decisions.settings import DecisionFileSettings
 from router.policy.registry import load_policy
 from router.tracing.settings import TelemetrySettings
-from router.upstream.settings import BackendSettings, check_backends
+from router.upstream.settings import check_backends
 from router.values.settings import RouterSettings
 
 ENV_PREFIX = "OVERSPILL_CLOUD"
@@ -63,6 +64,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         path: instead of `variant`: a Hugging Face directory (config.json, safetensors, tokenizer.json).
         name: what to call the model of `path`; None takes the directory's name.
         family, rung, quality: where the model of `path` stands on a ladder; None for `family` takes `name`.
+        engine: `torch` is the embedded one, `vllm` starts a vLLM server; `auto` takes vLLM for a `path` where it is
+            installed and torch finds a GPU.
         tensor_parallel: ranks, one process each; at most the model's number of KV heads.
         device: `auto` takes CUDA where torch finds a GPU.
         dtype: `auto` is float32 on the CPU, bfloat16 on CUDA.
@@ -79,6 +82,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     family: str | None = None
     rung: Annotated[int, msgspec.Meta(ge=0, le=99)] = 0
     quality: Fraction = 1.0
+    engine: Literal["auto", "torch", "vllm"] = "auto"
     tensor_parallel: Positive = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -157,7 +161,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     server: ServerConfig = ServerConfig()
     models: tuple[ModelConfig, ...] = ()
-    backends: tuple[BackendSettings, ...] = ()
+    backends: tuple[CloudBackend, ...] = ()
     router: RouterSettings = RouterSettings()
     scaling: ScalingSettings = ScalingSettings()
     decisions: DecisionFileSettings = DecisionFileSettings()

@@ -106,7 +106,7 @@ def _spec(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, gpus: int
         name, family_name = entry.served_name, entry.family or entry.served_name
         rung, quality = entry.rung, entry.quality
     else:
-        variant, family = _variant(str(entry.variant), catalogue)
+        variant, family = find_variant(str(entry.variant), catalogue)
         source, layers = store.source_path(family.name), variant.layers
         name, family_name = variant.name, family.name
         rung, quality = variant.rung, variant.quality
@@ -127,7 +127,7 @@ def _spec(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, gpus: int
     return EngineSpec(info, source, family.prepend_bos, engine)
 
 
-def _variant(name: str, catalogue: Catalogue) -> tuple[Variant, Family]:
+def find_variant(name: str, catalogue: Catalogue) -> tuple[Variant, Family]:
     """Find a variant that an engine can run; a family's name means its best one.
 
     Raises:

@@ -23,8 +23,12 @@ import structlog
 from fastapi import FastAPI
 from prometheus_client import ProcessCollector
 
+from cloud_tier.backends import plan_servers
 from cloud_tier.config import CloudConfig, LimitsConfig, read_keys, require_keys
 from cloud_tier.engine.protocol import EngineConfig
+from cloud_tier.engines.command import ServerSpec
+from cloud_tier.engines.settings import CloudBackend
+from cloud_tier.engines.vllm import VllmServer
 from cloud_tier.gpu_watch import GpuMetrics, GpuWatch
 from cloud_tier.lineup import EngineSpec, line_up
 from cloud_tier.metrics import EngineMetrics, kv_usage, watch_scaling
@@ -77,13 +81,18 @@ class Phase(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything `serve` needs, checked: nothing in it can be wrong any more but the machine."""
+    """Everything `serve` needs, checked: nothing in it can be wrong any more but the machine.
+
+    Attributes:
+        servers: vLLM servers that the tier starts itself; each stands among the backends of `config` too.
+    """
 
     config: CloudConfig
     specs: tuple[EngineSpec, ...]
     catalogue: Catalogue
     api_keys: Mapping[str, int] = dataclasses.field(repr=False)
     renderers: Renderers = no_renderers
+    servers: tuple[ServerSpec, ...] = ()
 
 
 def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> Plan:
@@ -100,8 +109,6 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
             "or a server that has some in [[backends]]",
             param="models",
         )
-    if config.models:
-        _require_engine()
     for entry in config.backends:
         secret(entry.api_key, f"backends.{entry.name}.api_key", environ)
     keys = read_keys(config.auth, environ)
@@ -111,7 +118,11 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
     folder = config.server.models_dir
     catalogue = load_catalogue()
     store = ModelStore(Path(folder).expanduser() if folder else default_root(), catalogue)
-    return Plan(config, line_up(config.models, catalogue, store), catalogue, keys, templates_in(catalogue, store))
+    servers = plan_servers(config, catalogue, store)
+    if servers.config.models:
+        _require_engine()
+    specs = line_up(servers.config.models, catalogue, store, servers.engine_gpus)
+    return Plan(servers.config, specs, catalogue, keys, templates_in(catalogue, store), servers.specs)
 
 
 def _require_engine() -> None:
@@ -182,7 +193,14 @@ class CloudTier:
             want=self._dispatcher.admission.want,
         )
         places = places_in(plan.catalogue)
-        backends = backend_sources(plan.config.backends, places, self._clock, hooks, renderers=plan.renderers)
+
+        def start(entry: CloudBackend) -> VllmServer | None:
+            spec = next((spec for spec in plan.servers if spec.backend is entry), None)
+            return None if spec is None else VllmServer(spec, places, self._clock, hooks)
+
+        backends = backend_sources(
+            plan.config.backends, places, self._clock, hooks, renderers=plan.renderers, start=start
+        )
         self._sources = Sources(backends)
         self.scale = ScaleWatch(self._dispatcher, plan.config.scaling, self._clock, self._publish)
         watch_scaling(self.scale, self._telemetry)

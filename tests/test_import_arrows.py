@@ -47,7 +47,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("models.cli",),
     ),
     "cloud_tier": (
-        ("cloud_tier.scaling",),
+        ("cloud_tier.engines", "cloud_tier.scaling"),
         (
             "cloud_tier.config",
             "cloud_tier.engine",
@@ -57,7 +57,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "cloud_tier.prompts",
         ),
         ("cloud_tier.lineup", "cloud_tier.status", "cloud_tier.warm_up"),
-        ("cloud_tier.engine_check", "cloud_tier.replicas"),
+        ("cloud_tier.backends", "cloud_tier.engine_check", "cloud_tier.replicas"),
         ("cloud_tier.metrics",),
         ("cloud_tier.server",),
         ("cloud_tier.cli", "cloud_tier.ray_serve"),

@@ -20,6 +20,7 @@ EXTRA_OF = {
     "ml_dtypes": "cloud",
     "onnxruntime": "edge",
     "tensorrt": "tensorrt",
+    "vllm": "vllm",
     "scipy": "simulate",
     "opentelemetry": "otel",
     "pynvml": "nvml",

@@ -58,12 +58,19 @@ class Post:
 
 
 def encode_post(
-    request: InferenceRequest, objective: Objective, model: str, context_tokens: int, dialect: Dialect = OVERSPILL
+    request: InferenceRequest,
+    objective: Objective,
+    model: str,
+    context_tokens: int,
+    dialect: Dialect = OVERSPILL,
+    *,
+    fields: Mapping[str, object] | None = None,
 ) -> Post:
     """Return what asks an upstream for `request` as a stream.
 
     Args:
         objective: what is left of the request's own; only a tier of ours hears of it.
+        fields: of the body, over its own; one that is None is left out.
 
     Raises:
         InvalidRequest: it cannot be written as HTTP or JSON. No upstream has seen it, so none is to blame.
@@ -77,7 +84,7 @@ def encode_post(
         headers.append((wire_load.FORMAT_HEADER, "JSON"))
     try:
         headers += _our_headers(request, objective) if dialect.ours else wire_headers.trace_context(request.headers)
-        body = encode_request(request, model, context_tokens, dialect)
+        body = encode_request(request, model, context_tokens, dialect, fields)
     except (ValueError, TypeError, OverflowError) as error:  # JSON takes no lone surrogate, and no NaN
         raise InvalidRequest(f"the request cannot be written as JSON: {type(error).__name__}") from error
     check_headers(headers)
@@ -113,7 +120,13 @@ def path_of(request: InferenceRequest) -> str:
     return CHAT_PATH if isinstance(request.prompt, ChatPrompt) else COMPLETIONS_PATH
 
 
-def encode_request(request: InferenceRequest, model: str, context_tokens: int, dialect: Dialect = OVERSPILL) -> bytes:
+def encode_request(
+    request: InferenceRequest,
+    model: str,
+    context_tokens: int,
+    dialect: Dialect = OVERSPILL,
+    fields: Mapping[str, object] | None = None,
+) -> bytes:
     """Return the body that asks an upstream for `request` as a stream.
 
     The tokens of a continuation are taken off `max_tokens`. What a server does not know is never sent to it, and no
@@ -146,6 +159,8 @@ def encode_request(request: InferenceRequest, model: str, context_tokens: int, d
             left = max(1, context_tokens - request.least_prompt_tokens)
     if left is not None:
         body["max_tokens"] = left
+    if fields:
+        body = {name: value for name, value in {**body, **fields}.items() if value is not None}
     return orjson.dumps(body)
 
 

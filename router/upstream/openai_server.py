@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Annotated, Any, final
 
@@ -116,6 +116,7 @@ class OpenAIServer(PolledServer):
     Args:
         name: of its replicas: the backend's, with the address where there are several.
         places: asked where the server's models stand.
+        own_tier: where this tier runs, and so a `local` server's models.
     """
 
     def __init__(
@@ -129,10 +130,12 @@ class OpenAIServer(PolledServer):
         clock: Clock,
         options: ServerOptions,
         hooks: SourceHooks,
+        own_tier: str = "edge",
     ) -> None:
         super().__init__(url, link=link, clock=clock, options=options, hooks=hooks, name=name)
         self._settings = settings
         self._places = places
+        self._own_tier = own_tier
         self._dialect = PLAIN if settings.server == "auto" else DIALECTS[settings.server]
         self._known = settings.server != "auto"
         self._served_as: dict[str, str] = {}
@@ -150,6 +153,12 @@ class OpenAIServer(PolledServer):
     ) -> None:
         await end(*filter(None, [self._measuring]))
         await super().__aexit__(kind, error, trace)
+
+    def expect(self, served: str, context_tokens: int, speeds: Mapping[str, SpeedPrior]) -> ReplicaInfo:
+        """Return what a model will be, before the server has told of it; speeds known from before are not measured."""
+        self._speeds.update(speeds)
+        model = next((model for model in self._settings.models if model.served == served), BackendModel(served=served))
+        return self._info(_Served(served, context_tokens), model)
 
     def call(self, request: InferenceRequest, info: ReplicaInfo) -> UpstreamRequest:
         return UpstreamRequest(
@@ -272,7 +281,7 @@ class OpenAIServer(PolledServer):
         return ReplicaInfo(
             replica_id=f"{self.name}/{variant}",
             endpoint=self.endpoint,
-            tier="edge" if settings.local else "cloud",
+            tier=self._own_tier if settings.local else "cloud",
             remote=not settings.local,
             family=model.family or place.family,
             variant=variant,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from router.base.clock import Clock
 from router.base.errors import Refused, ReplicaUnreachable
 from router.signals.credit_account import CreditAccount
 from router.upstream import openai as openai_client
-from router.upstream.stream import LostNews, TransferSample, UpstreamRequest, open_stream
+from router.upstream.stream import LostNews, TransferSample, UpstreamRequest, fetch_whole, open_stream
 from router.upstream.transport import StreamingClient
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
@@ -191,18 +192,21 @@ class UpstreamReplica:
         """See `router.values.status.TellsFacts`."""
         return self._tier.facts
 
-    async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Stream the answer; see `router.values.replica.Replica.generate`."""
+    async def generate(
+        self, request: InferenceRequest, fields: Mapping[str, object] | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Stream the answer; see `router.values.replica.Replica.generate`.
+
+        Args:
+            fields: see `UpstreamRequest.fields`.
+        """
         left = openai_client.tokens_left(request)
         if left is not None and left < 1:
             yield TokenChunk("", 0, finish_reason=FinishReason.LENGTH)
             return
-        running = _Running(request.prompt_tokens, left or _UNBOUNDED_ANSWER_TOKENS, self._tier.clock.now_s())
-        self._running.add(running)
         tier = self._tier
-        held = tier.credits.spend()
-        try:
-            stream = await open_stream(tier.client, tier.call(request, self.info), tier.clock, tier.lost)
+        with self._counted(request, left or _UNBOUNDED_ANSWER_TOKENS) as running:
+            stream = await open_stream(tier.client, self._call(request, fields), tier.clock, tier.lost)
             try:
                 tier.learn(stream.transfer)
                 began_s, finished = tier.clock.now_s(), False
@@ -217,6 +221,30 @@ class UpstreamReplica:
                         yield chunk
             finally:
                 stream.close()
+
+    async def compute_prompt(self, request: InferenceRequest, fields: Mapping[str, object]) -> bytes:
+        """Have the prompt of a request computed, and return the answer in one piece, of one token.
+
+        Raises:
+            OverspillError: as `generate`.
+        """
+        tier, alone = self._tier, {"stream": False, "stream_options": None, "max_tokens": 1, **fields}
+        with self._counted(request, 1):
+            return await fetch_whole(tier.client, self._call(request, alone), tier.clock, tier.lost)
+
+    def _call(self, request: InferenceRequest, fields: Mapping[str, object] | None) -> UpstreamRequest:
+        call = self._tier.call(request, self.info)
+        return replace(call, fields=fields) if fields else call
+
+    @contextmanager
+    def _counted(self, request: InferenceRequest, answer_tokens: int) -> Iterator[_Running]:
+        """Count a request as running there, and learn from how it fails."""
+        tier = self._tier
+        running = _Running(request.prompt_tokens, answer_tokens, tier.clock.now_s())
+        self._running.add(running)
+        held = tier.credits.spend()
+        try:
+            yield running
         except (ReplicaUnreachable, Refused) as error:
             if held is not None:  # nothing was computed there
                 tier.credits.give_back(held)

@@ -104,6 +104,10 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         version: what the operator calls that which serves there, e.g. an image's tag: a canary may go by it.
         warm_up: measure its speed before it serves, with a few short requests; without it, a speed is assumed.
         kserve: what is particular to kind `kserve`.
+        role: `prefill` or `decode`: two entries of one name, one of each, serve together. Prompts whose computation
+            would hold up the answers of `decode` are computed by `prefill`: see `router.upstream.disaggregated`.
+        kv_connector: how keys and values get from one to the other: vLLM's `NixlConnector`, or its `ExampleConnector`
+            over a folder that both can write.
         models: which of its models to route to, and what they are here; empty takes all.
     """
 
@@ -125,6 +129,8 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     version: Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[!-~]*$")] = ""
     warm_up: bool = True
     kserve: KServeSettings = KServeSettings()
+    role: Literal["", "prefill", "decode"] = ""
+    kv_connector: Literal["nixl", "shared-folder"] = "nixl"
     models: tuple[BackendModel, ...] = ()
 
     def __post_init__(self) -> None:
@@ -134,6 +140,8 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         self._check_addresses()
         if self.kind != "kserve" and self.kserve != KServeSettings():
             raise ValueError(f"backend {self.name}: [backends.kserve] is for kind `kserve`, not for kind `{self.kind}`")
+        if self.role and self.kind in {"kserve", "overspill"}:
+            raise ValueError(f"backend {self.name}: `role` is for vLLM servers, not for kind `{self.kind}`")
         served = [model.served for model in self.models]
         twice = sorted({name for name in served if served.count(name) > 1})
         if twice:
@@ -156,12 +164,18 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 def check_backends(backends: Sequence[BackendSettings]) -> None:
-    """Refuse two backends of one name.
+    """Refuse two backends of one name, unless they are the two halves of one: prefill and decode.
 
     Raises:
         ValueError: there are; msgspec puts the path in front of it.
     """
-    names = [backend.name for backend in backends]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    roles: dict[str, list[str]] = {}
+    for backend in backends:
+        roles.setdefault(backend.name, []).append(backend.role)
+    twice = sorted(name for name, found in roles.items() if len(found) > 1 and sorted(found) != ["decode", "prefill"])
     if twice:
         raise ValueError(f"backends: two are called {', '.join(twice)}, so their replicas could not be told apart")
+    alone = next((name for name, found in roles.items() if len(found) == 1 and found[0]), None)
+    if alone is not None:
+        missing = "decode" if roles[alone] == ["prefill"] else "prefill"
+        raise ValueError(f'backend {alone}: a second entry of this name with role = "{missing}" is missing')

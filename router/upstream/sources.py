@@ -8,12 +8,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import final
+from typing import TypeVar, final
 
 from router.base.clock import Clock
 from router.base.credentials import secret
 from router.signals.link import Link
 from router.upstream.backend import Backend
+from router.upstream.disaggregated import Disaggregated
 from router.upstream.kserve_server import KServeServer
 from router.upstream.openai_server import OpenAIServer, Places
 from router.upstream.server import PolledServer, ServerOptions
@@ -22,6 +23,8 @@ from router.upstream.source import ReplicaSource, SourceHooks
 from router.upstream.tier import UpstreamTier
 from router.values.replica import Replica
 from router.values.template import Renderers, no_renderers
+
+Entry = TypeVar("Entry", bound=BackendSettings)
 
 
 @final
@@ -65,25 +68,40 @@ class Sources:
 
 
 def backend_sources(
-    backends: Sequence[BackendSettings],
+    backends: Sequence[Entry],
     places: Places,
     clock: Clock,
     hooks: SourceHooks,
     *,
     renderers: Renderers = no_renderers,
     environ: Mapping[str, str] = os.environ,
-) -> list[Backend]:
-    """Make the source of every `[[backends]]` entry.
+    start: Callable[[Entry], ReplicaSource | None] = lambda _: None,
+) -> list[ReplicaSource]:
+    """Make the source of every `[[backends]]` entry; two halves of one name, prefill and decode, become one.
 
     Args:
         places: asked where the servers' models stand.
         renderers: asked for the chat templates of models whose servers take text alone.
+        start: makes the source of an entry whose server this tier starts itself, None for any other.
 
     Raises:
         ConfigError: a key is not set, or a TLS file is wrong.
     """
     known = _Known(places, renderers)
-    return [Backend(entry, _maker(entry, known, clock, hooks, environ), clock, hooks.on_change) for entry in backends]
+    found: list[ReplicaSource] = []
+    halves: dict[str, tuple[Entry, ReplicaSource]] = {}
+    for entry in backends:
+        source = start(entry)
+        if source is None:
+            source = Backend(entry, _maker(entry, known, clock, hooks, environ), clock, hooks.on_change)
+        if not entry.role:
+            found.append(source)
+        elif entry.name not in halves:
+            halves[entry.name] = (entry, source)
+        else:
+            pools = {entry.role: source, halves[entry.name][0].role: halves[entry.name][1]}
+            found.append(Disaggregated(pools["prefill"], pools["decode"], entry.kv_connector, clock))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from router.wire import headers as wire_headers
 from router.wire import load as wire_load
 
 _MAX_ERROR_BYTES = 64 * 1024
+_MAX_WHOLE_BYTES = 4 * 1024 * 1024
 _ERROR_BODY_S = 5.0
 _END_S = 0.25
 _USAGE_S = 1.0  # between the finish reason and what may follow it
@@ -75,6 +76,7 @@ class UpstreamRequest:
         dialect: what the server understands.
         local: it runs on this device, so that a `local-only` request may go there.
         codec: of a server that does not speak OpenAI's API; `dialect` says nothing then.
+        fields: of the body, over its own; one that is None is left out.
     """
 
     request: InferenceRequest
@@ -86,6 +88,7 @@ class UpstreamRequest:
     dialect: Dialect = OVERSPILL
     local: bool = False
     codec: Codec | None = None
+    fields: Mapping[str, object] | None = None
 
     def encode(self, objective: Objective) -> openai_client.Post:
         """Return it as it goes over the wire; `objective` is what is left of the request's own.
@@ -95,7 +98,9 @@ class UpstreamRequest:
         """
         if self.codec is not None:
             return self.codec.encode(self.request, self.context_tokens)
-        return openai_client.encode_post(self.request, objective, self.model, self.context_tokens, self.dialect)
+        return openai_client.encode_post(
+            self.request, objective, self.model, self.context_tokens, self.dialect, fields=self.fields
+        )
 
     def parser(self, headers: Mapping[str, str]) -> AnswerParser:
         """Return what reads the answer whose head holds `headers`."""
@@ -157,6 +162,36 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
     Raises:
         InvalidRequest, Refused, ReplicaUnreachable: as `Replica.generate` says.
     """
+    response, transfer = await _send(client, call, clock, lost)
+    try:
+        return OpenStream(response, transfer, call, lost)
+    except BaseException:
+        response.close()
+        raise
+
+
+async def fetch_whole(client: StreamingClient, call: UpstreamRequest, clock: Clock, lost: LostNews) -> bytes:
+    """Send a request whose answer comes in one piece, and return that; cancelling it cancels the work there.
+
+    Raises:
+        InvalidRequest, Refused, ReplicaUnreachable: as `Replica.generate` says.
+    """
+    response, _ = await _send(client, call, clock, lost)
+    try:
+        with _Bound(lost, None):
+            body = await _read_some(response, _MAX_WHOLE_BYTES)
+    except (TransportError, _SilentError) as error:
+        raise ReplicaFailed(f"{call.who}: the answer broke: {error}") from None
+    finally:
+        response.close()
+    if len(body) >= _MAX_WHOLE_BYTES:
+        raise ReplicaFailed(f"{call.who}: an answer of more than {_MAX_WHOLE_BYTES} bytes")
+    return body
+
+
+async def _send(
+    client: StreamingClient, call: UpstreamRequest, clock: Clock, lost: LostNews
+) -> tuple[Response, TransferSample]:
     objective = remaining(call.request, clock.now_s(), call.rtt_s, call.who, local=call.local)
     post = call.encode(objective)
     if call.instance is not None:
@@ -179,17 +214,12 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
     elapsed_s = clock.now_s() - began_s - trace.connect_s
     if response.status != 200:
         raise await _refusal(response, call, lost)
-    try:
-        transfer = TransferSample(
-            transfer_s=max(0.0, elapsed_s - _spent_there_s(response.headers.get("server-timing", ""))),
-            sent_bytes=len(post.body),
-            load=wire_load.decode_orca(response.headers.get(wire_load.HEADER, "")),
-            connect_s=trace.connect_s,
-        )
-        return OpenStream(response, transfer, call, lost)
-    except BaseException:
-        response.close()
-        raise
+    return response, TransferSample(
+        transfer_s=max(0.0, elapsed_s - _spent_there_s(response.headers.get("server-timing", ""))),
+        sent_bytes=len(post.body),
+        load=wire_load.decode_orca(response.headers.get(wire_load.HEADER, "")),
+        connect_s=trace.connect_s,
+    )
 
 
 class _SilentError(Exception):
@@ -234,7 +264,7 @@ class _Bound(Interruptible):
 async def _refusal(response: Response, call: UpstreamRequest, lost: LostNews) -> OverspillError:
     try:
         with _Bound(lost, _ERROR_BODY_S):
-            body = await _read_some(response)
+            body = await _read_some(response, _MAX_ERROR_BYTES)
     except (TransportError, _SilentError):
         body = b""  # the status says enough
     finally:
@@ -378,9 +408,9 @@ class OpenStream:
         return error
 
 
-async def _read_some(response: Response) -> bytes:
+async def _read_some(response: Response, limit_bytes: int) -> bytes:
     body = b""
-    while len(body) < _MAX_ERROR_BYTES and (data := await response.read()):
+    while len(body) < limit_bytes and (data := await response.read()):
         body += data
     return body
 

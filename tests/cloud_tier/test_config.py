@@ -21,6 +21,7 @@ from cloud_tier.config import (
     replace_models,
     require_keys,
 )
+from cloud_tier.engines.settings import CloudBackend, VllmSettings
 from cloud_tier.gpus import GPU_WORKING_BYTES, Gpu, Wanted, assign_gpus, find_gpus
 from cloud_tier.lineup import line_up
 from models.catalogue.families import load_catalogue
@@ -28,7 +29,7 @@ from models.formats.weights import open_weights
 from models.store.store import ModelStore
 from router.base.config import Flag
 from router.base.errors import ArtifactError, ConfigError, ModelNotFound
-from router.upstream.settings import BackendModel, BackendSettings
+from router.upstream.settings import BackendModel
 from tests.support.fake_engine import toy_model_directory
 from tests.support.paths import REPOSITORY
 
@@ -65,7 +66,7 @@ def test_the_example_loads_and_shows_the_defaults() -> None:
 def test_the_example_documents_every_key() -> None:
     text = EXAMPLE.read_text()
     wanted = {key.rpartition(".")[2] for key in _keys_of(CloudConfig)} | _keys_of(ModelConfig)
-    wanted |= {key.rpartition(".")[2] for key in _keys_of(BackendSettings)} | _keys_of(BackendModel)
+    wanted |= {key.rpartition(".")[2] for key in _keys_of(CloudBackend)} | _keys_of(VllmSettings) | _keys_of(BackendModel)
     tables = set(re.findall(r"^#? ?\[+([a-z.]+)\]+", text, re.MULTILINE))
     written = set(re.findall(r"^(?:# )?([a-z_]+) = ", text, re.MULTILINE))
     assert wanted - written - {name.rpartition(".")[2] for name in tables} == set()
