@@ -26,6 +26,7 @@ from router.upstream.server import ServerOptions
 from router.upstream.source import SourceHooks
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import InferenceRequest, TokenChunk
+from router.values.status import ReplicaFacts
 
 log = structlog.get_logger("cloud_tier.vllm")
 
@@ -58,6 +59,10 @@ class AwaitedReplica:
     def snapshot(self) -> ReplicaSnapshot:
         why, back_in_s = self._outlook()
         return ReplicaSnapshot(self.info, available=False, slots=0, why=why, back_in_s=back_in_s)
+
+    def facts(self) -> ReplicaFacts:
+        """See `router.values.status.TellsFacts`."""
+        return ReplicaFacts(kind="vllm")
 
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
         """Raise, always: see `router.values.replica.Replica.generate`."""

@@ -32,6 +32,7 @@ from router.upstream.source import ReplicaSource
 from router.values.link import LinkSnapshot
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot
 from router.values.request import InferenceRequest, TokenChunk
+from router.values.status import ReplicaFacts
 
 log = structlog.get_logger("router.gateway")
 
@@ -141,6 +142,10 @@ class DisaggregatedReplica:
 
     def snapshot(self) -> ReplicaSnapshot:
         return self.decode.snapshot()
+
+    def facts(self) -> ReplicaFacts:
+        """See `router.values.status.TellsFacts`."""
+        return self.decode.facts()
 
     def hand_over(self, request: InferenceRequest) -> tuple[UpstreamReplica, HandOver] | None:
         """Return the prefill server to compute the prompt, and why; None where the decode server had better do it."""
