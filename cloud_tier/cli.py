@@ -23,6 +23,7 @@ from router.upstream.look import backend_lines
 
 if TYPE_CHECKING:
     from cloud_tier.engine_check import EngineReport
+    from cloud_tier.engines.settings import CloudBackend
     from cloud_tier.server import Plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The cloud tier.")
@@ -192,7 +193,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "api_keys": len(plan.api_keys),
         "policy": plan.config.router.policy,
         "models": models,
-        "backends": [{"label": label, "text": text} for label, text in backend_lines(plan.config.backends)],
+        "backends": [{"label": label, "text": text} for label, text in backend_lines(_elsewhere(plan))],
         "servers": [
             {
                 "backend": spec.backend.name,
@@ -205,6 +206,11 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
             for spec in plan.servers
         ],
     }
+
+
+def _elsewhere(plan: Plan) -> list[CloudBackend]:
+    """Return the backends that run already: one that this tier starts cannot be looked at before."""
+    return [entry for entry in plan.config.backends if entry.vllm is None]
 
 
 def _describe(plan: Plan) -> None:
@@ -220,7 +226,7 @@ def _describe(plan: Plan) -> None:
             f"{' ' + '+'.join(engine.gpus) if engine.gpus else ''}, "
             f"{engine.dtype}, window {spec.info.context_tokens} tokens, weights {spec.source}"
         )
-    for label, text in backend_lines(plan.config.backends):
+    for label, text in backend_lines(_elsewhere(plan)):
         typer.echo(f"{label:<8} {text}")
     for server in plan.servers:
         settings = server.settings
