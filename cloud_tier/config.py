@@ -85,7 +85,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     engine: Literal["auto", "torch", "vllm"] = "auto"
     tensor_parallel: Positive = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
     max_running: Positive = 16
     token_budget: Positive = 256
     kv_cache_tokens: Positive = 16_384

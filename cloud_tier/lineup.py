@@ -24,7 +24,7 @@ _MAX_THREADS = 16  # further ones bring little to one matrix and cost at every b
 # Rough figures of a server core and a data-centre GPU, for an engine nobody has measured: bytes/s and FLOP/s.
 _BANDWIDTH = {"cpu": 15e9, "cuda": 800e9}
 _COMPUTE = {"cpu": 60e9, "cuda": 60e12}
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

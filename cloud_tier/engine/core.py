@@ -190,7 +190,7 @@ class EngineCore:
             return [self._fail(entry.sequence, in_words(error), spoiled=False)]
 
     def _forward(self, segments: list[Segment]) -> Computed:
-        computed = self._compute(Compute(segments, self.pool.to_zero))
+        computed = self._compute(Compute(segments, self.pool.to_zero, self._scheduler.take_released()))
         if computed.logits is None and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # nothing is read back: the step has only been queued
         self.pool.zeroed()
@@ -251,4 +251,5 @@ def _segment(entry: Scheduled) -> Segment:
     sequence = entry.sequence
     start = sequence.num_computed
     runs = list(sequence.blocks.runs) if sequence.blocks is not None else []
-    return Segment(start, sequence.tokens[start : start + entry.num_tokens], runs, entry.draws)
+    tokens = sequence.tokens[start : start + entry.num_tokens]
+    return Segment(start, tokens, runs, entry.draws, sequence.handle)

@@ -104,12 +104,14 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
         tokens: their ids.
         runs: all blocks of the sequence up to the last position, as (first block, number of blocks).
         draws: whether the logits after the last token are needed.
+        handle: of the sequence, by which a CPU remembers where its keys lie side by side.
     """
 
     start: int
     tokens: list[int]
     runs: list[tuple[int, int]]
     draws: bool
+    handle: int = -1
 
 
 class Compute(msgspec.Struct, frozen=True, tag="compute"):
@@ -117,10 +119,12 @@ class Compute(msgspec.Struct, frozen=True, tag="compute"):
 
     Attributes:
         zero_blocks: blocks to overwrite with zeros before anything is written.
+        released: handles of sequences that lost their blocks since the last step: ended, aborted or preempted.
     """
 
     segments: list[Segment]
     zero_blocks: list[int] = []
+    released: list[int] = []
 
 
 ToRank0: TypeAlias = Setup | Add | Abort | Quit

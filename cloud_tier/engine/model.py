@@ -13,10 +13,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from cloud_tier.engine.attention import Attention, AttentionPlan, KvCache
+from cloud_tier.engine.attention import Attention, KvCache, PagedAttention
+from cloud_tier.engine.linear import Int8Linear, Linear, Product
 from cloud_tier.engine.messages import Segment
 from cloud_tier.engine.parallel import Group
 from cloud_tier.engine.rope import rope_tables, rotate
+from cloud_tier.engine.rows import RowAttention
 from cloud_tier.engine.sharding import Shard, Span, shard, split
 from models.formats.weights import rope_inverse_frequencies
 
@@ -26,28 +28,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Linear:
-    """A weight (out, in) and perhaps a bias (out,)."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
-@dataclass(frozen=True, slots=True)
 class _Layer:
     """One layer's share. `qkv` is query, key, value rows stacked; `gate_up` likewise."""
 
     input_norm: torch.Tensor
-    qkv: _Linear
+    qkv: Product
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    o: _Linear
+    o: Product
     post_norm: torch.Tensor
-    gate_up: _Linear
-    down: _Linear
+    gate_up: Product
+    down: Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +68,9 @@ class Model:
         self.config = weights.config
         self.context_tokens = context_tokens
         self.group = group
-        self._dtype = getattr(torch, engine.dtype)
+        # W8A8 computes in float32 between its products, and keeps keys and values in half of that.
+        int8 = engine.dtype == "int8"
+        self._dtype = torch.float32 if int8 else getattr(torch, engine.dtype)
         self._device = torch.device("cuda", group.rank) if engine.device == "cuda" else torch.device("cpu")
         config = self.config
         self._shard = shard(
@@ -88,9 +81,10 @@ class Model:
             vocab=config.vocab_size,
         )
         self._vocab_widths = [split(config.vocab_size, group.ranks, rank).size for rank in range(group.ranks)]
-        loader = _Loader(weights, self._shard, self._dtype, self._device)
+        loader = _Loader(weights, self._shard, self._dtype, self._device, int8=int8)
         self._embedding = loader.rows("model.embed_tokens.weight", self._shard.vocab)
-        self._head = self._embedding if config.tie_embeddings else loader.rows("lm_head.weight", self._shard.vocab)
+        tied = config.tie_embeddings
+        self._head = loader.linear(self._embedding if tied else loader.rows("lm_head.weight", self._shard.vocab))
         self._norm = loader.whole("model.norm.weight")
         self._layers = [loader.layer(index) for index in range(config.num_layers)]
         cos, sin = rope_tables(rope_inverse_frequencies(config), context_tokens)
@@ -98,21 +92,26 @@ class Model:
         blocks = engine.kv_cache_tokens // engine.kv_block_tokens + 1  # the last one is for `EngineCore.probe`
         slots = blocks * engine.kv_block_tokens
         cache = KvCache(
-            (config.num_layers, self._shard.kv_heads.size, slots, config.head_dim), self._dtype, self._device
+            (config.num_layers, self._shard.kv_heads.size, slots, config.head_dim),
+            torch.bfloat16 if int8 else self._dtype,
+            self._device,
         )
-        self.attention = Attention(
-            cache,
-            (self._shard.query_heads.size, self._shard.kv_heads.size),
-            engine.kv_block_tokens,
-            gathered=engine.device == "cuda",
-        )
+        heads = self._shard.query_heads.size, self._shard.kv_heads.size
+        self.attention: Attention
+        if engine.device == "cuda":
+            self.attention = PagedAttention(cache, heads, engine.kv_block_tokens)
+        else:
+            self.attention = RowAttention(cache, heads, engine.kv_block_tokens, engine.max_running + 1)
 
     @torch.inference_mode()
-    def forward(self, segments: Sequence[Segment], zero_blocks: Sequence[int] = ()) -> Computed:
+    def forward(
+        self, segments: Sequence[Segment], zero_blocks: Sequence[int] = (), released: Sequence[int] = ()
+    ) -> Computed:
         """Run one step.
 
         Args:
             zero_blocks: KV blocks to overwrite first.
+            released: handles of sequences that lost their blocks since the last step.
         """
         self.attention.zero_blocks(zero_blocks)
         device = self._device
@@ -120,12 +119,13 @@ class Model:
         positions = torch.tensor(
             [position for s in segments for position in range(s.start, s.start + len(s.tokens))], device=device
         )
-        plan = self.attention.plan(segments)
+        plan = self.attention.plan(segments, released)
         cos, sin = self._cos[positions], self._sin[positions]
         x = self._embed(ids)
         for index, layer in enumerate(self._layers):
             x += self._attend(index, layer, plan, F.rms_norm(x, x.shape[-1:], layer.input_norm, self._eps), (cos, sin))
             x += self._feed_forward(layer, F.rms_norm(x, x.shape[-1:], layer.post_norm, self._eps))
+        self.attention.finish(plan)
         logits = self._logits(x, segments)
         return Computed(logits, self._finite(x, logits, segments) if self.group.rank == 0 else [])
 
@@ -152,7 +152,7 @@ class Model:
         self,
         index: int,
         layer: _Layer,
-        plan: AttentionPlan,
+        plan: Any,
         x: torch.Tensor,
         tables: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
@@ -187,7 +187,7 @@ class Model:
         if not last:
             return None
         drawn = F.rms_norm(x[last], x.shape[-1:], self._norm, self._eps)
-        logits = F.linear(drawn, self._head).float()
+        logits = self._head(drawn).float()
         return self.group.gather_last(logits, self._vocab_widths, self._shard.vocab_width)
 
     def _finite(self, x: torch.Tensor, logits: torch.Tensor | None, segments: Sequence[Segment]) -> list[bool]:
@@ -211,7 +211,10 @@ class Model:
 class _Loader:
     """Reads one rank's part of every weight."""
 
-    def __init__(self, weights: Weights, part: Shard, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, weights: Weights, part: Shard, dtype: torch.dtype, device: torch.device, *, int8: bool
+    ) -> None:
+        self._int8 = int8
         self._weights = weights
         self._config: ModelConfig = weights.config
         self._part = part
@@ -227,6 +230,9 @@ class _Loader:
     def columns(self, name: str, span: Span) -> torch.Tensor:
         return self._place(self._weights.tensor(name)[:, span.start : span.end])
 
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
+        return Int8Linear.pack(weight, bias) if self._int8 else Linear(weight, bias)
+
     def layer(self, index: int) -> _Layer:
         prefix = f"model.layers.{index}."
         attention, feed_forward = prefix + "self_attn.", prefix + "mlp."
@@ -238,19 +244,19 @@ class _Loader:
             bias = torch.cat([self.rows(f"{attention}{name}.bias", span) for name, span in spans.items()])
         return _Layer(
             input_norm=self.whole(prefix + "input_layernorm.weight"),
-            qkv=_Linear(
+            qkv=self.linear(
                 torch.cat([self.rows(f"{attention}{name}.weight", span) for name, span in spans.items()]), bias
             ),
             q_norm=self.whole(attention + "q_norm.weight") if config.qk_norm else None,
             k_norm=self.whole(attention + "k_norm.weight") if config.qk_norm else None,
-            o=_Linear(self.columns(attention + "o_proj.weight", queries)),
+            o=self.linear(self.columns(attention + "o_proj.weight", queries)),
             post_norm=self.whole(prefix + "post_attention_layernorm.weight"),
-            gate_up=_Linear(
+            gate_up=self.linear(
                 torch.cat(
                     [self.rows(f"{feed_forward}{name}.weight", part.intermediate) for name in ("gate_proj", "up_proj")]
                 )
             ),
-            down=_Linear(self.columns(feed_forward + "down_proj.weight", part.intermediate)),
+            down=self.linear(self.columns(feed_forward + "down_proj.weight", part.intermediate)),
         )
 
     def _place(self, array: np.ndarray[Any, np.dtype[np.float32]]) -> torch.Tensor:

@@ -26,7 +26,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     Attributes:
         weights: a GGUF file or a Hugging Face directory, as `models.formats.weights.open_weights` takes it.
         layers: the layers to keep, in order, for a depth-pruned variant; None keeps all.
-        dtype: of weights, activations and KV cache; logits are float32 always.
+        dtype: of weights, activations and KV cache; logits are float32 always. `int8`, on a CPU alone, is W8A8: int8
+            weights and inputs of the matrix products, float32 between them, bfloat16 keys and values.
         tensor_parallel: ranks, one process each; at most the model's number of KV heads.
         max_running: sequences that may be in one step.
         token_budget: most tokens computed in one step, over all sequences; must exceed `max_running`.
@@ -43,7 +44,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     weights: str
     layers: tuple[int, ...] | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
     tensor_parallel: Positive = 1
     max_running: Positive = 16
@@ -64,6 +65,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         Raises:
             ConfigError: two fields contradict each other.
         """
+        if self.dtype == "int8" and self.device != "cpu":
+            raise ConfigError(
+                "dtype = 'int8' is for the CPU; on a GPU set dtype = 'bfloat16', or serve with vLLM", param="dtype"
+            )
         if self.token_budget <= self.max_running:
             raise ConfigError(
                 f"token_budget = {self.token_budget} must exceed max_running = {self.max_running}, or prompts would "

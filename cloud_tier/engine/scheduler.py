@@ -38,6 +38,7 @@ class Scheduler:
         self._watermark_blocks = max(1, int(pool.num_blocks * _WATERMARK))
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
+        self._released: list[int] = []
         self.preemptions = 0
         self.prefix_hit_tokens = 0
 
@@ -50,6 +51,11 @@ class Scheduler:
     def waiting(self) -> list[Sequence]:
         """Sequences that hold none, best rank first."""
         return self._waiting
+
+    def take_released(self) -> list[int]:
+        """Return the handles of the sequences that lost their blocks since the last call."""
+        released, self._released = self._released, []
+        return released
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn."""
@@ -143,6 +149,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
+        self._released.append(sequence.handle)
         if sequence.blocks is not None:
             self._pool.close(sequence.blocks)
             sequence.blocks = None

@@ -129,7 +129,7 @@ class _Rank:
             try:
                 for peer in peers:
                     peer.send(step)
-                return model.forward(step.segments, step.zero_blocks)
+                return model.forward(step.segments, step.zero_blocks, step.released)
             except Exception as error:
                 if not peers:
                     raise
@@ -153,7 +153,7 @@ class _Rank:
     def follow(self, leader: Channel) -> None:
         """Any other rank: run what rank 0 runs."""
         while isinstance(message := leader.receive(), Compute):
-            self._model.forward(message.segments, message.zero_blocks)
+            self._model.forward(message.segments, message.zero_blocks, message.released)
         self._model.group.leave()
 
     def _info(self) -> EngineInfo:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 
+from cloud_tier.engine.attention import PagedAttention
 from cloud_tier.engine.core import EngineCore
 from cloud_tier.engine.messages import Compute
 from cloud_tier.engine.model import Computed, Model
@@ -93,7 +94,9 @@ class Bench:
             weights = weights.keep_layers(config.layers)
         context_tokens = min(config.max_context_tokens or 10**9, weights.config.max_context_tokens)
         self.model = Model(weights, config, Group(), context_tokens)
-        self.model.attention.gathered = gathered
+        if gathered:  # the GPU's way
+            heads = self.model.config.num_heads, self.model.config.num_kv_heads
+            self.model.attention = PagedAttention(self.model.attention.cache, heads, config.kv_block_tokens)
         self.logits: list[torch.Tensor] = []
         self.core = EngineCore(
             config,
@@ -132,7 +135,7 @@ class Bench:
 
     def _compute(self, step: Compute) -> Computed:
         self.steps += 1
-        computed = self.model.forward(step.segments, zero_blocks=step.zero_blocks)
+        computed = self.model.forward(step.segments, zero_blocks=step.zero_blocks, released=step.released)
         if computed.logits is not None:
             self.logits.append(computed.logits.clone())
         return computed

@@ -12,6 +12,7 @@ from cloud_tier.engine import core as engine_core
 from cloud_tier.engine.attention import KvCache
 from cloud_tier.engine.core import EngineBroken
 from cloud_tier.engine.messages import Compute
+from cloud_tier.engine.rows import RowAttention
 from router.values.request import SamplingParams
 from tests.support import engine_models
 from tests.support.engine_models import Bench, prompt, small
@@ -70,16 +71,23 @@ def test_a_poisoned_block_is_found_out_in_a_prompt_chunk_that_draws_nothing(llam
     assert not bench.core.busy
 
 
+def _spoil_own(bench: Bench, handle: int) -> None:
+    """Spoil the last key of a running sequence, in its row and in its pages."""
+    sequence, attention = bench.core._sequences[handle], bench.model.attention
+    assert isinstance(attention, RowAttention)
+    assert sequence.blocks is not None
+    block, place = divmod(sequence.num_computed - 1, 16)
+    attention.cache.keys[0, :, sequence.blocks.ids[block] * 16 + place] = NAN
+    attention._keys[0, attention._rows[handle].index, :, sequence.num_computed - 1] = NAN
+
+
 def test_poison_in_mid_answer_ends_that_answer_and_its_blocks_are_zeroed(llama: Path) -> None:
     bench = Bench(small(llama))
     bench.add(0, prompt(20), 30)
     bench.add(1, prompt(20, 1), 30)
     for _ in range(4):
         bench.step()
-    blocks = bench.core._sequences[0].blocks
-    assert blocks is not None
-    first = blocks.ids[0] * 16
-    bench.model.attention.cache.keys[0, :, first] = NAN
+    _spoil_own(bench, 0)
     answers = bench.run()
     assert (set(bench.failures), len(answers[0])) == ({0}, 4)
     assert answers[1] == _alone(llama, prompt(20, 1), 30)
@@ -95,11 +103,8 @@ def test_a_shared_block_is_not_zeroed_under_who_still_reads_it(llama: Path) -> N
     bench.step()
     bench.add(1, [*prompt(40)[:32], *prompt(8, 9)], 40)
     bench.step()
-    own = bench.core._sequences[1].blocks
-    assert own is not None
     assert bench.core.load().prefix_hit_tokens == 32
-    last = own.ids[-1] * 16
-    bench.model.attention.cache.keys[0, :, last : last + 16] = NAN
+    _spoil_own(bench, 1)
     answers = bench.run()
     assert set(bench.failures) == {1}
     assert answers[0] == _alone(llama, prompt(40), 40)

@@ -1,0 +1,86 @@
+"""Matrix products with a fixed weight: plain, or W8A8 on a CPU.
+
+W8A8: the weight is int8 with a scale for each output channel, rounded once and packed for this CPU; the input is
+rounded anew in every step with a scale for each token, so no token's answer depends on its company. Products are summed
+in int32 and scaled back in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from router.base.errors import ConfigError
+
+_LARGEST = 127.0
+_MIDDLE = 128  # oneDNN's fast kernels take unsigned inputs: zero is stored as this
+
+
+class Product(Protocol):
+    """A linear layer: (tokens, in) → (tokens, out)."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A weight (out, in) and perhaps a bias (out,), in the dtype of what they are applied to."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Linear:
+    """W8A8. Takes and returns float32.
+
+    Attributes:
+        packed: int8 weight in the layout of this CPU's kernels.
+        scales: float32 (out,), one for each output channel.
+        zeros: int64 (out,), the zero points: all 0.
+    """
+
+    packed: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    bias: torch.Tensor | None
+    offset: torch.Tensor
+
+    @classmethod
+    def pack(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int8Linear:
+        """Round a float32 weight (out, in).
+
+        Raises:
+            ConfigError: this build of torch has no such kernels.
+        """
+        scales = weight.abs().amax(dim=1).clamp_min_(torch.finfo(torch.float32).tiny) / _LARGEST
+        rounded = (weight / scales.unsqueeze(1)).round_().to(torch.int8)
+        try:
+            packed = torch.ops.onednn.qlinear_prepack(rounded, None)
+        except (AttributeError, RuntimeError) as error:
+            raise ConfigError(
+                f"dtype = 'int8' needs torch with oneDNN, and this one has none ({error}); set dtype = 'float32'",
+                param="models.dtype",
+            ) from error
+        zeros = torch.zeros(len(scales), dtype=torch.int64)
+        # Half a step more than the zero point: the conversion to integers cuts off, it does not round.
+        return cls(packed, scales, zeros, bias, torch.tensor(_MIDDLE + 0.5))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        largest = x.abs().amax(dim=-1, keepdim=True).clamp_min_(1e-12)
+        rounded = torch.addcmul(self.offset, x, _LARGEST / largest).to(torch.uint8)
+        product: torch.Tensor = _qlinear(
+            rounded, 1.0, _MIDDLE, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        product.mul_(largest.mul_(1 / _LARGEST))
+        return product if self.bias is None else product.add_(self.bias)
+
+
+def _qlinear(*arguments: Any) -> Any:
+    return torch.ops.onednn.qlinear_pointwise(*arguments)
