@@ -118,10 +118,10 @@ async def ask(session: aiohttp.ClientSession, server: Server, prompt: str, answe
 async def turn(server: Server, prompts: Sequence[str], callers: int, answer_tokens: int) -> Round:
     """Have so many callers ask all prompts, one after the other each."""
     timeout = aiohttp.ClientTimeout(total=600)
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)  # llama.cpp closes idle connections under its callers
     left = list(reversed(prompts))
     answers: list[tuple[int, float]] = []
-
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
 
         async def caller() -> None:
             while left:
@@ -184,7 +184,7 @@ def table(rows: list[Row]) -> Table:
     shown.add_column(f"TTFT s, {LONG_PROMPT_TOKENS} tokens", justify="right")
     by_place = {(row.server, row.concurrency, row.prompt_tokens): row for row in rows}
     for name in dict.fromkeys(row.server for row in rows):
-        found = [by_place[name, *column] for column in columns]
+        found = [by_place[name, callers, tokens] for callers, tokens in columns]
         speeds = [f"{row.tokens_per_s:.0f}" for row in found]
         waits = [f"{row.ttft_p50_s:.2f}" for row in found]
         shown.add_row(name, *speeds, *waits, f"{by_place[name, 1, LONG_PROMPT_TOKENS].ttft_p50_s:.2f}")

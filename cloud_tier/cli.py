@@ -39,7 +39,7 @@ TensorParallelOption = Annotated[
     int | None, typer.Option("--tensor-parallel", "--tp", min=1, help="Ranks an engine, for every model served.")
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or auto.")]
-DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")]
+DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, int8 (CPU) or auto.")]
 ServingEngineOption = Annotated[
     str | None,
     typer.Option(

@@ -68,12 +68,15 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             installed and torch finds a GPU.
         tensor_parallel: ranks, one process each; at most the model's number of KV heads.
         device: `auto` takes CUDA where torch finds a GPU.
-        dtype: `auto` is float32 on the CPU, bfloat16 on CUDA.
-        threads: of a rank; None shares the cores that this process may use between all ranks, but for one.
+        dtype: `auto` is bfloat16 on CUDA and on CPUs that multiply it themselves, else float32.
+        threads: of a rank; None shares the cores that this process may use between all ranks, but for one in steps
+            without much of a prompt.
+        max_running, token_budget, kv_cache_tokens: as in `cloud_tier.engine.protocol.EngineConfig`; None sizes them: on
+            a CPU by the memory that is left, see `lineup`.
         gpus: which GPUs the ranks take, e.g. `["2", "3"]`, one for each rank, as in CUDA_VISIBLE_DEVICES; empty lets
             `cloud_tier.gpus` choose by free memory, so that engines share a GPU only when all are taken.
-        max_running, token_budget, kv_cache_tokens, max_context_tokens, prefix_caching, step_timeout_s,
-        start_timeout_s: as in `cloud_tier.engine.protocol.EngineConfig`.
+        max_context_tokens, prefix_caching, step_timeout_s, start_timeout_s: as in
+            `cloud_tier.engine.protocol.EngineConfig`.
     """
 
     variant: str | None = None
@@ -86,9 +89,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     tensor_parallel: Positive = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
-    max_running: Positive = 16
-    token_budget: Positive = 256
-    kv_cache_tokens: Positive = 16_384
+    max_running: Positive | None = None
+    token_budget: Positive | None = None
+    kv_cache_tokens: Positive | None = None
     max_context_tokens: Positive | None = None
     threads: Positive | None = None
     prefix_caching: bool = True

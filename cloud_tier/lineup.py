@@ -17,13 +17,21 @@ from models.formats.weights import open_weights
 from models.store.store import ModelStore
 from models.text.chat import PromptEncoder
 from router.base.errors import ConfigError, ModelNotFound
-from router.base.host import usable_cores
+from router.base.host import computes_bfloat16, usable_cores, usable_memory_bytes
 from router.values.replica import ReplicaInfo, SpeedPrior
 
 _MAX_THREADS = 16  # further ones bring little to one matrix and cost at every barrier
 # Rough figures of a server core and a data-centre GPU, for an engine nobody has measured: bytes/s and FLOP/s.
 _BANDWIDTH = {"cpu": 15e9, "cuda": 800e9}
 _COMPUTE = {"cpu": 60e9, "cuda": 60e12}
+# An engine that nobody sized: sequences side by side, and tokens of KV cache for each on a CPU, where the cache and the
+# rows of running sequences may take a quarter of the memory that is left, all engines together.
+_ROWS = {"cpu": 32, "cuda": 16}
+_GPU_KV_TOKENS = 16_384
+_ROW_TOKENS = 2048
+_LEAST_KV_TOKENS = 4096
+_KV_SHARE = 0.25
+_TOKEN_BUDGET = 256
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
@@ -64,10 +72,10 @@ def line_up(
         ModelNotFound: the catalogue has no such model.
         ArtifactError: weights are missing or damaged; names the command that brings them.
     """
-    threads = max(1, (usable_cores() - 1) // sum(entry.tensor_parallel for entry in entries)) if entries else 1
+    room = _Room.of(entries)
     devices = {entry.device for entry in entries}
     found = gpus(expected="cuda" in devices) if devices != {"cpu"} else ()
-    specs = [_spec(_with_threads(entry, threads), catalogue, store, len(found)) for entry in entries]
+    specs = [_spec(entry, catalogue, store, len(found), room) for entry in entries]
     gpu_ids = assign_gpus([_wanted(spec, entry) for spec, entry in zip(specs, entries, strict=True)], found)
     specs = [
         dataclasses.replace(spec, engine=msgspec.structs.replace(spec.engine, gpus=ids))
@@ -94,11 +102,28 @@ def _wanted(spec: EngineSpec, entry: ModelConfig) -> Wanted:
     )
 
 
-def _with_threads(entry: ModelConfig, threads: int) -> ModelConfig:
-    return entry if entry.threads is not None else msgspec.structs.replace(entry, threads=min(threads, _MAX_THREADS))
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Room:
+    """What each rank may have of this machine's CPU.
+
+    Attributes:
+        threads: the cores but one, shared: the tier itself, and whoever calls it from here, need that one.
+        prompt_threads: all cores, shared: a prompt is computed in pieces so large that nobody waits for the threads.
+        kv_bytes: for keys and values.
+    """
+
+    threads: int
+    prompt_threads: int
+    kv_bytes: int
+
+    @classmethod
+    def of(cls, entries: Sequence[ModelConfig]) -> _Room:
+        ranks, cores = max(1, sum(entry.tensor_parallel for entry in entries)), usable_cores()
+        threads, prompt_threads = (max(1, min(_MAX_THREADS, number // ranks)) for number in (cores - 1, cores))
+        return cls(threads, prompt_threads, int(_KV_SHARE * usable_memory_bytes() / ranks))
 
 
-def _spec(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, gpus: int) -> EngineSpec:
+def _spec(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, gpus: int, room: _Room) -> EngineSpec:
     if entry.path is not None:
         directory = Path(entry.path).expanduser()
         family = family_of_directory(directory)
@@ -111,7 +136,7 @@ def _spec(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, gpus: int
         name, family_name = variant.name, family.name
         rung, quality = variant.rung, variant.quality
     _check_split(entry, source)
-    engine = _engine(entry, source, layers, gpus)
+    engine = _engine(entry, source, layers, gpus, room)
     info = ReplicaInfo(
         replica_id=f"engine/{name}",
         endpoint=f"engine/{name}",
@@ -160,25 +185,42 @@ def find_variant(name: str, catalogue: Catalogue) -> tuple[Variant, Family]:
     return variant, family
 
 
-def _engine(entry: ModelConfig, source: Path, layers: tuple[int, ...] | None, gpus: int) -> EngineConfig:
+def _engine(entry: ModelConfig, source: Path, layers: tuple[int, ...] | None, gpus: int, room: _Room) -> EngineConfig:
     where = _device(entry, gpus)
-    automatic = "bfloat16" if where == "cuda" else "float32"
+    automatic = "bfloat16" if where == "cuda" or computes_bfloat16() else "float32"
+    dtype = automatic if entry.dtype == "auto" else entry.dtype
+    rows = entry.max_running or _ROWS[where]
+    cache_tokens = entry.kv_cache_tokens
+    if cache_tokens is None:
+        cache_tokens = _GPU_KV_TOKENS if where == "cuda" else _cpu_kv_tokens(source, layers, dtype, (rows, room))
     return EngineConfig(
         weights=str(source),
         layers=layers,
-        dtype=automatic if entry.dtype == "auto" else entry.dtype,  # type: ignore[arg-type]  # both are Literals
+        dtype=dtype,  # type: ignore[arg-type]  # both are Literals
         device=where,
         tensor_parallel=entry.tensor_parallel,
-        max_running=entry.max_running,
-        token_budget=entry.token_budget,
-        kv_cache_tokens=entry.kv_cache_tokens,
+        max_running=rows,
+        token_budget=entry.token_budget or max(_TOKEN_BUDGET, 2 * rows),
+        kv_cache_tokens=cache_tokens,
         max_context_tokens=entry.max_context_tokens,
-        threads=entry.threads or 1,
+        threads=entry.threads or room.threads,
+        prompt_threads=entry.threads or room.prompt_threads,
         prefix_caching=entry.prefix_caching,
         step_timeout_s=entry.step_timeout_s,
         start_timeout_s=entry.start_timeout_s,
         gpus=entry.gpus,
     )
+
+
+def _cpu_kv_tokens(source: Path, layers: tuple[int, ...] | None, dtype: str, place: tuple[int, _Room]) -> int:
+    """Return tokens of KV cache for so many rows within a rank's share of the memory: a window, if that may be."""
+    rows, room = place
+    model = open_weights(source).config
+    # Twice: running sequences also lie in rows of their own. W8A8 keeps keys and values in two bytes.
+    number_bytes = 4 if dtype == "float32" else 2
+    token_bytes = 2 * 2 * len(layers or range(model.num_layers)) * model.num_kv_heads * model.head_dim * number_bytes
+    wanted = max(rows * _ROW_TOKENS, model.max_context_tokens)
+    return max(_LEAST_KV_TOKENS, min(wanted, room.kv_bytes // token_bytes))
 
 
 def _device(entry: ModelConfig, gpus: int) -> Literal["cpu", "cuda"]:

@@ -71,7 +71,7 @@ def servers(names: list[str], pythons: Pythons, folder: Path, *, slots: int, con
             print(f"{name} is left out: no interpreter with it was named", flush=True)
             continue
         port = free_port()
-        argv, env = _command(name, python, folder, port, slots, context_tokens)
+        argv, env = _command(name, python, folder, port, (slots, context_tokens))
         base = f"http://127.0.0.1:{port}"
         health = f"{base}/health/ready" if python is None else f"{base}/health"
         found.append(Server(name, Child(name, argv, folder / f"{name}.log", env), base, health))
@@ -79,7 +79,7 @@ def servers(names: list[str], pythons: Pythons, folder: Path, *, slots: int, con
 
 
 def _command(
-    name: str, python: Path | None, folder: Path, port: int, slots: int, context_tokens: int
+    name: str, python: Path | None, folder: Path, port: int, sizes: tuple[int, int]
 ) -> tuple[list[str], Mapping[str, str]]:
     store = ModelStore()
     source = store.source_path(FAMILY)
@@ -93,7 +93,7 @@ def _command(
         weights = folder / "smollm2-hf"
         write_hf_directory(source, store.artifact_dir(f"{FAMILY}-int8"), weights)
         argv = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights), "--host", "127.0.0.1"]
-        argv += ["--port", str(port), "--served-model-name", FAMILY, "--max-model-len", str(context_tokens)]
+        argv += ["--port", str(port), "--served-model-name", FAMILY, "--max-model-len", str(sizes[1])]
         argv += ["--enforce-eager"] if name.endswith("eager") else []
         return argv, {**env, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}
     weights = source
@@ -101,5 +101,5 @@ def _command(
         weights = folder / f"{FAMILY}-q8_0.gguf"
         write_q8_0(source, weights)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    numbers = [str(number) for number in (slots, context_tokens, cores)]
+    numbers = [str(number) for number in (*sizes, cores)]
     return [str(python), "-c", _LLAMA, str(weights), str(port), FAMILY, *numbers], env

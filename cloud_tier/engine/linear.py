@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
+from cloud_tier.engine.rotate import hadamard, hadamard_block
 from router.base.errors import ConfigError
 
 _LARGEST = 127.0
@@ -21,6 +22,9 @@ _MIDDLE = 128  # oneDNN's fast kernels take unsigned inputs: zero is stored as t
 
 class Product(Protocol):
     """A linear layer: (tokens, in) → (tokens, out)."""
+
+    @property
+    def bias(self) -> torch.Tensor | None: ...
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
@@ -44,21 +48,29 @@ class Int8Linear:
         packed: int8 weight in the layout of this CPU's kernels.
         scales: float32 (out,), one for each output channel.
         zeros: int64 (out,), the zero points: all 0.
+        turn: float32 (block, block), applied to each block of the input first; None leaves it as it is.
     """
 
     packed: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor
     bias: torch.Tensor | None
+    turn: torch.Tensor | None
     offset: torch.Tensor
 
     @classmethod
-    def pack(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int8Linear:
+    def pack(cls, weight: torch.Tensor, bias: torch.Tensor | None = None, *, turned: bool = False) -> Int8Linear:
         """Round a float32 weight (out, in).
+
+        Args:
+            turned: spread large inputs over Hadamard blocks before they are rounded.
 
         Raises:
             ConfigError: this build of torch has no such kernels.
         """
+        turn = hadamard(hadamard_block(weight.shape[1])) if turned else None
+        if turn is not None:
+            weight = _turned(weight, turn)
         scales = weight.abs().amax(dim=1).clamp_min_(torch.finfo(torch.float32).tiny) / _LARGEST
         rounded = (weight / scales.unsqueeze(1)).round_().to(torch.int8)
         try:
@@ -70,9 +82,11 @@ class Int8Linear:
             ) from error
         zeros = torch.zeros(len(scales), dtype=torch.int64)
         # Half a step more than the zero point: the conversion to integers cuts off, it does not round.
-        return cls(packed, scales, zeros, bias, torch.tensor(_MIDDLE + 0.5))
+        return cls(packed, scales, zeros, bias, turn, torch.tensor(_MIDDLE + 0.5))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.turn is not None:
+            x = _turned(x, self.turn)
         largest = x.abs().amax(dim=-1, keepdim=True).clamp_min_(1e-12)
         rounded = torch.addcmul(self.offset, x, _LARGEST / largest).to(torch.uint8)
         product: torch.Tensor = _qlinear(
@@ -80,6 +94,11 @@ class Int8Linear:
         )
         product.mul_(largest.mul_(1 / _LARGEST))
         return product if self.bias is None else product.add_(self.bias)
+
+
+def _turned(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """Multiply each block of the last dimension, as wide as `turn`, by that matrix."""
+    return (x.reshape(-1, len(turn)) @ turn).view(x.shape)
 
 
 def _qlinear(*arguments: Any) -> Any:

@@ -6,8 +6,8 @@ All tokens of a step, of all its sequences, go through every matrix product toge
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from cloud_tier.engine.linear import Int8Linear, Linear, Product
 from cloud_tier.engine.messages import Segment
 from cloud_tier.engine.parallel import Group
 from cloud_tier.engine.rope import rope_tables, rotate
+from cloud_tier.engine.rotate import Rotation
 from cloud_tier.engine.rows import RowAttention
 from cloud_tier.engine.sharding import Shard, Span, shard, split
 from models.formats.weights import rope_inverse_frequencies
@@ -25,6 +26,8 @@ from models.formats.weights import rope_inverse_frequencies
 if TYPE_CHECKING:
     from cloud_tier.engine.protocol import EngineConfig
     from models.formats.weights import ModelConfig, Weights
+
+_PROMPT_STEP_TOKENS = 64  # fewer in a step, and threads wait longer for each other than they compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class Model:
         int8 = engine.dtype == "int8"
         self._dtype = torch.float32 if int8 else getattr(torch, engine.dtype)
         self._device = torch.device("cuda", group.rank) if engine.device == "cuda" else torch.device("cpu")
+        self._threads = engine.threads, engine.prompt_threads or engine.threads
         config = self.config
         self._shard = shard(
             group.rank,
@@ -81,11 +85,10 @@ class Model:
             vocab=config.vocab_size,
         )
         self._vocab_widths = [split(config.vocab_size, group.ranks, rank).size for rank in range(group.ranks)]
-        loader = _Loader(weights, self._shard, self._dtype, self._device, int8=int8)
-        self._embedding = loader.rows("model.embed_tokens.weight", self._shard.vocab)
-        tied = config.tie_embeddings
-        self._head = loader.linear(self._embedding if tied else loader.rows("lm_head.weight", self._shard.vocab))
-        self._norm = loader.whole("model.norm.weight")
+        plain = _Loader(weights, self._shard, self._dtype, self._device)
+        loader = _Int8Loader(plain, config.hidden_size) if int8 else plain
+        self._embedding = loader.embedding
+        self._norm, self._head = loader.head()
         self._layers = [loader.layer(index) for index in range(config.num_layers)]
         cos, sin = rope_tables(rope_inverse_frequencies(config), context_tokens)
         self._cos, self._sin = (table.to(self._device, self._dtype) for table in (cos, sin))
@@ -114,6 +117,7 @@ class Model:
             released: handles of sequences that lost their blocks since the last step.
         """
         self.attention.zero_blocks(zero_blocks)
+        self._set_threads(sum(len(segment.tokens) for segment in segments))
         device = self._device
         ids = torch.tensor([token for segment in segments for token in segment.tokens], device=device)
         positions = torch.tensor(
@@ -133,6 +137,11 @@ class Model:
     def device(self) -> torch.device:
         """Where the weights lie, and what is computed from them."""
         return self._norm.device
+
+    def _set_threads(self, tokens: int) -> None:
+        wanted = self._threads[tokens >= _PROMPT_STEP_TOKENS]
+        if wanted != torch.get_num_threads() and self._device.type == "cpu":
+            torch.set_num_threads(wanted)
 
     @property
     def _eps(self) -> float:
@@ -211,27 +220,21 @@ class Model:
 class _Loader:
     """Reads one rank's part of every weight."""
 
-    def __init__(
-        self, weights: Weights, part: Shard, dtype: torch.dtype, device: torch.device, *, int8: bool
-    ) -> None:
-        self._int8 = int8
+    def __init__(self, weights: Weights, part: Shard, dtype: torch.dtype, device: torch.device) -> None:
         self._weights = weights
         self._config: ModelConfig = weights.config
         self._part = part
         self._dtype = dtype
         self._device = device
 
-    def whole(self, name: str) -> torch.Tensor:
-        return self._place(self._weights.tensor(name))
+    @property
+    def embedding(self) -> torch.Tensor:
+        return self._rows("model.embed_tokens.weight", self._part.vocab)
 
-    def rows(self, name: str, span: Span) -> torch.Tensor:
-        return self._place(self._weights.tensor(name)[span.start : span.end])
-
-    def columns(self, name: str, span: Span) -> torch.Tensor:
-        return self._place(self._weights.tensor(name)[:, span.start : span.end])
-
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
-        return Int8Linear.pack(weight, bias) if self._int8 else Linear(weight, bias)
+    def head(self) -> tuple[torch.Tensor, Product]:
+        """The gain of the last norm, and the matrix behind it."""
+        name = "model.embed_tokens.weight" if self._config.tie_embeddings else "lm_head.weight"
+        return self._whole("model.norm.weight"), Linear(self._rows(name, self._part.vocab))
 
     def layer(self, index: int) -> _Layer:
         prefix = f"model.layers.{index}."
@@ -239,25 +242,71 @@ class _Loader:
         config, part = self._config, self._part
         queries, keys = part.query_heads.times(config.head_dim), part.kv_heads.times(config.head_dim)
         spans = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        qkv = torch.cat([self._rows(f"{attention}{name}.weight", span) for name, span in spans.items()])
         bias = None
         if config.attention_bias:
-            bias = torch.cat([self.rows(f"{attention}{name}.bias", span) for name, span in spans.items()])
+            bias = torch.cat([self._rows(f"{attention}{name}.bias", span) for name, span in spans.items()])
         return _Layer(
-            input_norm=self.whole(prefix + "input_layernorm.weight"),
-            qkv=self.linear(
-                torch.cat([self.rows(f"{attention}{name}.weight", span) for name, span in spans.items()]), bias
-            ),
-            q_norm=self.whole(attention + "q_norm.weight") if config.qk_norm else None,
-            k_norm=self.whole(attention + "k_norm.weight") if config.qk_norm else None,
-            o=self.linear(self.columns(attention + "o_proj.weight", queries)),
-            post_norm=self.whole(prefix + "post_attention_layernorm.weight"),
-            gate_up=self.linear(
+            input_norm=self._whole(prefix + "input_layernorm.weight"),
+            qkv=Linear(qkv, bias),
+            q_norm=self._whole(attention + "q_norm.weight") if config.qk_norm else None,
+            k_norm=self._whole(attention + "k_norm.weight") if config.qk_norm else None,
+            o=Linear(self._columns(attention + "o_proj.weight", queries)),
+            post_norm=self._whole(prefix + "post_attention_layernorm.weight"),
+            gate_up=Linear(
                 torch.cat(
-                    [self.rows(f"{feed_forward}{name}.weight", part.intermediate) for name in ("gate_proj", "up_proj")]
+                    [self._rows(f"{feed_forward}{name}.weight", part.intermediate) for name in ("gate_proj", "up_proj")]
                 )
             ),
-            down=self.linear(self.columns(feed_forward + "down_proj.weight", part.intermediate)),
+            down=Linear(self._columns(feed_forward + "down_proj.weight", part.intermediate)),
         )
+
+    def _whole(self, name: str) -> torch.Tensor:
+        return self._place(self._weights.tensor(name))
+
+    def _rows(self, name: str, span: Span) -> torch.Tensor:
+        return self._place(self._weights.tensor(name)[span.start : span.end])
+
+    def _columns(self, name: str, span: Span) -> torch.Tensor:
+        return self._place(self._weights.tensor(name)[:, span.start : span.end])
 
     def _place(self, array: np.ndarray[Any, np.dtype[np.float32]]) -> torch.Tensor:
         return torch.from_numpy(np.array(array, order="C")).to(self._device, self._dtype)
+
+
+class _Int8Loader:
+    """Turns and rounds what a `_Loader` reads in float32: see `rotate`."""
+
+    def __init__(self, loader: _Loader, hidden_size: int) -> None:
+        self._loader = loader
+        self._rotation = Rotation(hidden_size)
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        return self._rotation.rows(self._loader.embedding)
+
+    def head(self) -> tuple[torch.Tensor, Product]:
+        norm, head = self._loader.head()
+        return torch.ones_like(norm), self._behind(norm, head)
+
+    def layer(self, index: int) -> _Layer:
+        layer = self._loader.layer(index)
+        ones = torch.ones_like(layer.input_norm)
+        return replace(
+            layer,
+            input_norm=ones,
+            qkv=self._behind(layer.input_norm, layer.qkv),
+            o=Int8Linear.pack(self._rotation.columns(_weight(layer.o))),
+            post_norm=ones,
+            gate_up=self._behind(layer.post_norm, layer.gate_up),
+            down=Int8Linear.pack(self._rotation.columns(_weight(layer.down)), turned=True),
+        )
+
+    def _behind(self, gain: torch.Tensor, product: Product) -> Product:
+        """A matrix behind a norm, whose gain it takes in, and whose input is turned."""
+        return Int8Linear.pack(self._rotation.rows(_weight(product) * gain), product.bias)
+
+
+def _weight(product: Product) -> torch.Tensor:
+    """The matrix of what a `_Loader` read."""
+    return cast("Linear", product).weight

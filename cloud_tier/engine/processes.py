@@ -117,6 +117,8 @@ class RankProcesses:
             [str(_SOURCE_ROOT), *filter(None, [environment.get("PYTHONPATH", "")])]
         )
         environment["OMP_NUM_THREADS"] = str(self._config.threads)
+        # Threads that wait for each other leave their core to the neighbours, the tier's own event loop among them.
+        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         if self._config.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._config.gpus)
         options = [f"--{role}-fd={end.fileno()}" for role, end in sockets]

@@ -36,6 +36,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         kv_block_tokens, kv_cache_tokens: size of a KV block, and of the cache, in tokens.
         max_context_tokens: window for prompt and answer together; None takes the model's, and the cache bounds both.
         threads: torch threads a rank. More than one pays only where cores are idle.
+        prompt_threads: the same in steps with so much of a prompt that all cores are worth their barriers; None takes
+            `threads`.
         prefix_caching: keep the KV blocks of finished sequences until their room is needed.
         step_timeout_s: the engine is killed and restarted when it has work and reports nothing for so long.
         start_timeout_s: bound on loading the weights.
@@ -54,6 +56,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     kv_cache_tokens: Positive = 16384
     max_context_tokens: Positive | None = None
     threads: Positive = 1
+    prompt_threads: Positive | None = None
     prefix_caching: bool = True
     step_timeout_s: Seconds = 60.0
     start_timeout_s: Seconds = 300.0

@@ -2,8 +2,8 @@
 
 As in vLLM's second scheduler there are no phases: every sequence catches `num_computed` up to its length under one
 token budget. Sequences one token short (decoding) come first, so that a prompt never starves them; then running ones
-in the middle of their prompt; then waiting ones, while blocks last. When blocks run out, the sequence of the lowest
-priority that arrived last gives its own up and is computed again later.
+in the middle of their prompt; then waiting ones, while blocks last. When blocks run out, or when one of higher priority
+waits, the sequence of the lowest priority that arrived last gives its own up and is computed again later.
 """
 
 from __future__ import annotations
@@ -121,26 +121,42 @@ class Scheduler:
         self.add(victim)
 
     def _admit(self, plan: dict[int, Scheduled], limit: int) -> None:
-        """Move waiting sequences to running, in order, while slots, blocks for the whole of each, and budget last."""
-        while self._waiting and len(self._running) < self._max_running and self._left(plan, limit) > 0:
+        """Move waiting sequences to running, in order, while slots, blocks for the whole of each, and budget last.
+
+        Where slots or blocks do not last, running sequences of lower priority give up theirs.
+        """
+        while self._waiting and self._left(plan, limit) > 0:
             sequence = self._waiting[0]
-            owner = sequence.request.cache_owner
-            prefix = self._pool.cached_prefix(sequence.tokens, owner)
-            needed = self._pool.blocks_for(len(sequence.tokens))
-            spare = self._watermark_blocks if self._running else 0
-            if needed - len(prefix) + spare > self._pool.num_free:
-                return
-            sequence.blocks = self._pool.open(prefix, needed, self._room(sequence), owner)
-            if sequence.blocks is None:
-                return
-            del self._waiting[0]
-            sequence.num_computed = len(prefix) * self._pool.block_tokens
-            self.prefix_hit_tokens += sequence.num_computed
-            if sequence.cached_tokens is None:
-                sequence.cached_tokens = sequence.num_computed
-            insort(self._running, sequence, key=attrgetter("rank"))
+            if not self._open(sequence):
+                victim = self._running[-1] if self._running else None
+                if victim is None or victim.request.priority >= sequence.request.priority:
+                    return
+                plan.pop(victim.handle, None)
+                self._preempt(victim)
+                continue
             num_tokens = min(sequence.remaining, self._left(plan, limit))
             plan[sequence.handle] = Scheduled(sequence, num_tokens, num_tokens == sequence.remaining)
+
+    def _open(self, sequence: Sequence) -> bool:
+        """Move the first waiting sequence to running, if there is a slot and there are blocks for the whole of it."""
+        if len(self._running) >= self._max_running:
+            return False
+        owner = sequence.request.cache_owner
+        prefix = self._pool.cached_prefix(sequence.tokens, owner)
+        needed = self._pool.blocks_for(len(sequence.tokens))
+        spare = self._watermark_blocks if self._running else 0
+        if needed - len(prefix) + spare > self._pool.num_free:
+            return False
+        sequence.blocks = self._pool.open(prefix, needed, self._room(sequence), owner)
+        if sequence.blocks is None:
+            return False
+        del self._waiting[0]
+        sequence.num_computed = len(prefix) * self._pool.block_tokens
+        self.prefix_hit_tokens += sequence.num_computed
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = sequence.num_computed
+        insort(self._running, sequence, key=attrgetter("rank"))
+        return True
 
     def _left(self, plan: dict[int, Scheduled], limit: int) -> int:
         """Tokens that may still join the plan: of the budget, and of what prompts may have of it."""

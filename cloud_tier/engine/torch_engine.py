@@ -262,7 +262,15 @@ class TorchEngine:
         def on_ready(info: EngineInfo) -> None:
             self._info = info
             self._state = EngineState.READY
-            log.info("engine ready", weights=self.config.weights, load_s=round(info.load_s, 2), devices=info.devices)
+            log.info(
+                "engine ready",
+                weights=self.config.weights,
+                load_s=round(info.load_s, 2),
+                devices=info.devices,
+                dtype=self.config.dtype,
+                max_running=self.config.max_running,
+                kv_cache_tokens=self.config.kv_cache_tokens,
+            )
             if not started.done():
                 started.set_result(None)
 

@@ -1,4 +1,4 @@
-"""The machine this process runs on: how many cores it may keep busy, and its heaps, Python's and the C library's."""
+"""The machine this process runs on: cores and memory it may use, what its CPU is good at, and the C library's heap."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ctypes
 import functools
 import os
 from pathlib import Path
+
+import psutil
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
@@ -17,6 +19,25 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return max(1, min(cores, int(quota_us) // int(period_us)))
     except (OSError, ValueError):  # no cgroup v2, or `max`: no quota
         return cores
+
+
+def usable_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the memory that this process may still take: what the system has left, and its container (cgroup v2)."""
+    left = int(psutil.virtual_memory().available)
+    try:
+        limit, used = ((cgroup / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
+        return max(0, min(left, int(limit) - int(used)))
+    except (OSError, ValueError):  # no cgroup v2, or `max`: no limit
+        return left
+
+
+def computes_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Tell whether the CPU multiplies bfloat16 itself (AVX512-BF16, AMX, or Arm's bf16); False where none can tell."""
+    try:
+        words = set(cpuinfo.read_text(encoding="utf-8", errors="replace").split())
+    except OSError:
+        return False
+    return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
 @functools.cache

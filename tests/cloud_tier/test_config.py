@@ -185,7 +185,7 @@ def _line_up(tmp_path: Path, *entries: ModelConfig):
 
 def test_a_directory_is_served_under_its_name(tmp_path: Path) -> None:
     folder = toy_model_directory(tmp_path / "Toy-Model")
-    (place,) = _line_up(tmp_path, ModelConfig(path=str(folder)))
+    (place,) = _line_up(tmp_path, ModelConfig(path=str(folder), dtype="float32"))
     assert (place.info.variant, place.info.family, place.info.rung) == ("Toy-Model", "Toy-Model", 0)
     assert place.info.context_tokens == 512
     assert (place.engine.weights, place.engine.dtype, place.engine.device) == (str(folder), "float32", "cpu")
@@ -227,7 +227,11 @@ def test_a_line_up_that_cannot_be_says_why(tmp_path: Path, entries, error: type[
         _line_up(tmp_path, *models)
 
 
-def test_the_automatic_device_is_asked_for_once_and_sets_the_dtype(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("multiplies", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_the_automatic_device_is_asked_for_once_and_sets_the_dtype(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, multiplies: bool, dtype: str
+) -> None:
+    monkeypatch.setattr(lineup, "computes_bfloat16", lambda: multiplies)
     folder = str(toy_model_directory(tmp_path / "toy"))
     asked = []
 
@@ -241,7 +245,7 @@ def test_the_automatic_device_is_asked_for_once_and_sets_the_dtype(tmp_path: Pat
     assert [(p.engine.device, p.engine.dtype) for p in places] == [
         ("cuda", "bfloat16"),
         ("cuda", "bfloat16"),
-        ("cpu", "float32"),
+        ("cpu", dtype),
     ]
     assert asked == [False]
 
@@ -256,6 +260,30 @@ def test_threads_share_the_cores_but_one(tmp_path: Path, monkeypatch: pytest.Mon
     for cores, threads in ((1, 1), (2, 1), (13, 3), (999, 16)):
         monkeypatch.setattr(lineup, "usable_cores", lambda cores=cores: cores)
         assert [place.engine.threads for place in _line_up(tmp_path, *entries)] == [threads, threads, 5]
+
+
+def test_all_cores_compute_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(toy_model_directory(tmp_path / "toy"))
+    monkeypatch.setattr(lineup, "usable_cores", lambda: 8)
+    places = _line_up(tmp_path, ModelConfig(path=folder, tensor_parallel=2), ModelConfig(path=folder, threads=3))
+    assert [(place.engine.threads, place.engine.prompt_threads) for place in places] == [(2, 2), (3, 3)]
+    (alone,) = _line_up(tmp_path, ModelConfig(path=folder))
+    assert (alone.engine.threads, alone.engine.prompt_threads) == (7, 8)
+
+
+def test_a_cache_that_nobody_sized_fits_the_memory_that_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(toy_model_directory(tmp_path / "toy"))
+    sizes = []
+    for left in (2**50, 2**20, 0):
+        monkeypatch.setattr(lineup, "usable_memory_bytes", lambda left=left: left)
+        (place,) = _line_up(tmp_path, ModelConfig(path=folder, device="cpu", dtype="float32"))
+        sizes.append(place.engine.kv_cache_tokens)
+    assert sizes[0] == 32 * 2048
+    assert sizes[0] >= sizes[1] >= sizes[2] == 4096
+    (given,) = _line_up(tmp_path, ModelConfig(path=folder, kv_cache_tokens=640, max_running=7))
+    assert (given.engine.kv_cache_tokens, given.engine.max_running) == (640, 7)
 
 
 @pytest.mark.process
