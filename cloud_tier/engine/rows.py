@@ -88,7 +88,7 @@ class RowAttention:
 
     Args:
         heads: number of query heads and of KV heads on this rank.
-        rows: sequences that may be in a step.
+        rows: sequences that hold blocks at once, and one for steps that belong to none.
     """
 
     def __init__(self, cache: KvCache, heads: tuple[int, int], block_tokens: int, rows: int) -> None:
@@ -184,13 +184,7 @@ class RowAttention:
         row = self._rows.get(handle)
         if row is None:
             taken = {other.index for other in self._rows.values()}
-            index = next((index for index in range(self._num_rows) if index not in taken), None)
-            if index is None:  # a sequence that is not in this step gives its own up: it can be filled again
-                oldest = next(iter(self._rows))
-                index = self._rows.pop(oldest).index
-            row = self._rows[handle] = _Row(index, 0)
-        else:
-            self._rows[handle] = self._rows.pop(handle)  # the last to be given up
+            row = self._rows[handle] = _Row(min(set(range(self._num_rows)) - taken), 0)
         if row.length != before:
             done = 0
             for start, end in runs:

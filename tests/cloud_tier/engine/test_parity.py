@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from cloud_tier.engine import rows
+from router.base.errors import ConfigError
 from router.values.request import SamplingParams
 from tests.support import engine_models
 from tests.support.engine_models import Bench, prompt, small
@@ -130,3 +132,36 @@ def test_bfloat16_is_close(llama: Path, budget: int) -> None:
         bench.add(0, prompt(60), 1)
         bench.run()
     assert torch.nn.functional.cosine_similarity(exact.logits[0], rounded.logits[0]).item() > 0.999
+
+
+@pytest.mark.parametrize("call_tokens", [1, 300, 10**6], ids=["alone", "as shipped", "together"])
+@pytest.mark.parametrize("first_width", [8, 256])
+def test_how_rows_are_batched_does_not_change_an_answer(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, call_tokens: int, first_width: int
+) -> None:
+    lengths = [3, 150, 9, 64, 5]
+    expected = {handle: _alone(llama, prompt(length, handle), 20) for handle, length in enumerate(lengths)}
+    monkeypatch.setattr(rows, "_CALL_TOKENS", call_tokens)
+    monkeypatch.setattr(rows, "_FIRST_WIDTH", first_width)
+    bench = Bench(small(llama, token_budget=64))
+    for handle, length in enumerate(lengths):
+        bench.add(handle, prompt(length, handle), 20)
+        bench.step()
+    assert bench.run() == expected
+    bench.add(9, prompt(3), 20)  # the grid is narrow again
+    assert bench.run()[9] == expected[0]
+
+
+@pytest.mark.parametrize("name", engine_models.ARCHITECTURES)
+def test_int8_is_close(name: str, folder: Path) -> None:
+    weights = engine_models.save(name, folder)
+    exact, rounded = (Bench(small(weights, dtype=dtype, token_budget=64)) for dtype in ("float32", "int8"))
+    for bench in (exact, rounded):
+        bench.add(0, prompt(60), 1)
+        bench.run()
+    assert torch.nn.functional.cosine_similarity(exact.logits[0], rounded.logits[0]).item() > 0.995
+
+
+def test_int8_on_a_gpu_is_refused(llama: Path) -> None:
+    with pytest.raises(ConfigError, match="int8.*CPU.*bfloat16"):
+        small(llama, dtype="int8", device="cuda")

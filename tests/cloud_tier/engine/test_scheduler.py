@@ -224,3 +224,62 @@ def test_random_lives_end_with_every_block_free_and_every_answer_right(seed: int
     load = echo.core.load()
     assert load.kv_blocks_free == load.kv_blocks_total
     assert (load.queued_prefill_tokens, load.pending_decode_tokens) == (0, 0)
+
+
+def test_a_waiting_request_of_higher_priority_takes_the_slot_of_a_running_lower_one() -> None:
+    echo = Echo(max_running=2)
+    echo.add(1, 4, 12, arrival_s=1.0)
+    echo.add(2, 4, 12, arrival_s=2.0)
+    echo.step()
+    echo.step()
+    echo.add(3, 4, 4, arrival_s=3.0, priority=1)
+    echo.step()
+    assert {segment.handle for segment in echo.steps[-1]} == {1, 3}, "the later of the two lower ones went"
+    echo.run()
+    assert echo.core.load().preemptions == 1
+    assert list(echo.ended) == [3, 1, 2]
+    assert echo.answers == {
+        handle: [(handle + n) % VOCAB for n in range(1, length + 1)] for handle, length in ((1, 12), (2, 12), (3, 4))
+    }
+
+
+def test_a_waiting_request_of_higher_priority_takes_the_blocks_of_running_lower_ones() -> None:
+    echo = Echo(kv_cache_tokens=32, max_running=4)
+    for handle in (1, 2):
+        echo.add(handle, 12, 2, arrival_s=float(handle))
+    echo.step()
+    echo.add(3, 24, 2, arrival_s=3.0, priority=5)
+    echo.run()
+    assert list(echo.ended)[0] == 3
+    assert len(echo.ended) == 3
+
+
+def test_equals_never_displace_each_other() -> None:
+    echo = Echo(max_running=1)
+    for handle in range(4):
+        echo.add(handle, 4, 8, arrival_s=float(-handle))
+        echo.step()
+    echo.run()
+    assert echo.core.load().preemptions == 0
+
+
+@pytest.mark.slow
+def test_ten_thousand_random_steps_lose_no_block() -> None:
+    chance = random.Random(4)
+    echo = Echo(kv_cache_tokens=256, max_running=6, token_budget=24)
+    alive: dict[int, int] = {}
+    for step in range(10_000):
+        for handle in [handle for handle in alive if handle in echo.ended]:
+            del alive[handle]
+        if not alive or (len(alive) < 12 and chance.random() < 0.4):
+            alive[step] = chance.randint(1, 40)
+            echo.add(step, alive[step], chance.randint(1, 30), arrival_s=float(step), priority=chance.randint(-1, 2))
+        if chance.random() < 0.05:
+            echo.core.abort(gone := chance.choice(list(alive)))
+            del alive[gone]
+        if echo.core.busy:
+            echo.step()
+            echo.steps = echo.steps[-1:]
+    assert echo.core.load().preemptions > 100
+    echo.run()
+    assert echo.core.pool.num_free == echo.core.pool.num_blocks
