@@ -12,7 +12,7 @@ TORCH  := torch>=2.11,<2.14
 export OVERSPILL_MODELS ?= $(CURDIR)/.overspill/models
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-fast check bench bench-routing bench-decision models clean broker
+.PHONY: demo test test-fast check bench bench-routing bench-decision bench-engine models clean broker
 
 demo: $(STAMPS)/run broker models
 	$(BIN)/python -m examples.demo $(if $(KEEP),--keep)
@@ -40,6 +40,11 @@ bench-routing: $(STAMPS)/dev
 # What a decision costs, and what 10,000 waiting requests do to the event loop.
 bench-decision: $(STAMPS)/dev
 	$(BIN)/python -m benchmarks router_decision long_queue
+
+# The embedded engine beside vLLM's CPU build and llama.cpp's server, each from an environment of its own:
+# OVERSPILL_BENCH_VLLM_PYTHON and OVERSPILL_BENCH_LLAMA_PYTHON name their interpreters; QUICK=1 for one short round.
+bench-engine: $(STAMPS)/dev models
+	$(BIN)/python -m benchmarks.engine $(if $(QUICK),--quick --rounds 1,--json benchmarks/results/engine.json) $(ARGS)
 
 models: $(STAMPS)/run
 	@$(BIN)/overspill models pull smollm2-135m --prepare

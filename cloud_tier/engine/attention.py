@@ -46,8 +46,8 @@ class KvCache:
 
     def store(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write (tokens, KV heads, head_dim) at the slots (tokens,)."""
-        self.keys[layer].index_copy_(1, slots, keys.transpose(0, 1).to(self.keys.dtype))
-        self.values[layer].index_copy_(1, slots, values.transpose(0, 1).to(self.keys.dtype))
+        self.keys[layer].index_copy_(1, slots, keys.transpose(0, 1))
+        self.values[layer].index_copy_(1, slots, values.transpose(0, 1))
 
     def zero(self, start: int, end: int) -> None:
         """Overwrite the slots `[start, end)` of every layer."""
@@ -72,14 +72,12 @@ class Attention(Protocol):
         """
         ...
 
-    def attend(
-        self, layer: int, plan: Any, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
+    def attend(self, layer: int, plan: Any, queries: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Store the step's keys and values and attend over everything before them.
 
         Args:
             queries: (tokens, query heads, head_dim), rotary embedding applied.
-            keys, values: (tokens, KV heads, head_dim).
+            new: (tokens, 2 · KV heads, head_dim), keys and then values.
 
         Returns:
             (tokens, query heads · head_dim).
@@ -163,14 +161,12 @@ class PagedAttention:
         singles = self._plan_singles(rows, single_runs) if rows else None
         return PagedPlan(chunks, singles, torch.tensor(slots, device=self._device))
 
-    def attend(
-        self, layer: int, plan: PagedPlan, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
+    def attend(self, layer: int, plan: PagedPlan, queries: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """See `Attention.attend`."""
         cache = self.cache
-        cache.store(layer, plan.slots, keys, values)
+        cache.store(layer, plan.slots, *new.chunk(2, dim=1))
         cached = cache.keys[layer], cache.values[layer]
-        out = torch.empty_like(queries)
+        out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         for chunk in plan.chunks:
             out[chunk.start : chunk.end] = self._attend_chunk(chunk, queries[chunk.start : chunk.end], *cached)
         singles = plan.singles
@@ -207,7 +203,9 @@ class PagedAttention:
     ) -> torch.Tensor:
         count = queries.shape[0]
         kv_heads, group, head_dim = self._num_kv_heads, self._group, self._head_dim
-        folded = queries.view(count, kv_heads, group, head_dim).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, head_dim)
+        folded = (
+            queries.reshape(count, kv_heads, group, head_dim).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, head_dim)
+        )
         keys, values = _joined(keys, chunk.runs), _joined(values, chunk.runs)
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=chunk.mask)
         return out.view(kv_heads, group, count, head_dim).permute(2, 0, 1, 3).reshape(count, -1, head_dim)

@@ -17,14 +17,12 @@ from cloud_tier.engine.rotate import hadamard, hadamard_block
 from router.base.errors import ConfigError
 
 _LARGEST = 127.0
+_SMALLEST = 1e-12  # a token whose inputs are all smaller is taken for 0
 _MIDDLE = 128  # oneDNN's fast kernels take unsigned inputs: zero is stored as this
 
 
 class Product(Protocol):
     """A linear layer: (tokens, in) → (tokens, out)."""
-
-    @property
-    def bias(self) -> torch.Tensor | None: ...
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
@@ -41,13 +39,27 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class Normed:
+    """RMSNorm with a gain (in,), and a linear layer behind it."""
+
+    gain: torch.Tensor
+    eps: float
+    linear: Linear
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(F.rms_norm(x, x.shape[-1:], self.gain, self.eps))
+
+
+@dataclass(frozen=True, slots=True)
 class Int8Linear:
     """W8A8. Takes and returns float32.
 
     Attributes:
         packed: int8 weight in the layout of this CPU's kernels.
-        scales: float32 (out,), one for each output channel.
+        scales: float32 (out,), one for each output channel, times the step of an input whose largest number is 1.
         zeros: int64 (out,), the zero points: all 0.
+        eps: the input passes RMSNorm first, with this epsilon and no gain: which changes nothing but its scale. None
+            for no norm.
         turn: float32 (block, block), applied to each block of the input first; None leaves it as it is.
     """
 
@@ -55,14 +67,23 @@ class Int8Linear:
     scales: torch.Tensor
     zeros: torch.Tensor
     bias: torch.Tensor | None
+    eps: float | None
     turn: torch.Tensor | None
     offset: torch.Tensor
 
     @classmethod
-    def pack(cls, weight: torch.Tensor, bias: torch.Tensor | None = None, *, turned: bool = False) -> Int8Linear:
+    def pack(
+        cls,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        eps: float | None = None,
+        turned: bool = False,
+    ) -> Int8Linear:
         """Round a float32 weight (out, in).
 
         Args:
+            eps: see `Int8Linear`.
             turned: spread large inputs over Hadamard blocks before they are rounded.
 
         Raises:
@@ -82,17 +103,19 @@ class Int8Linear:
             ) from error
         zeros = torch.zeros(len(scales), dtype=torch.int64)
         # Half a step more than the zero point: the conversion to integers cuts off, it does not round.
-        return cls(packed, scales, zeros, bias, turn, torch.tensor(_MIDDLE + 0.5))
+        return cls(packed, scales / _LARGEST, zeros, bias, eps, turn, torch.tensor(_MIDDLE + 0.5))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.turn is not None:
             x = _turned(x, self.turn)
-        largest = x.abs().amax(dim=-1, keepdim=True).clamp_min_(1e-12)
+        largest = x.abs().amax(dim=-1, keepdim=True).clamp_min_(_SMALLEST)
         rounded = torch.addcmul(self.offset, x, _LARGEST / largest).to(torch.uint8)
         product: torch.Tensor = _qlinear(
             rounded, 1.0, _MIDDLE, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
-        product.mul_(largest.mul_(1 / _LARGEST))
+        if self.eps is not None:
+            largest *= (x * x).mean(dim=-1, keepdim=True).add_(self.eps).rsqrt_()
+        product *= largest
         return product if self.bias is None else product.add_(self.bias)
 
 

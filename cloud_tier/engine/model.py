@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -14,10 +15,10 @@ import torch
 import torch.nn.functional as F
 
 from cloud_tier.engine.attention import Attention, KvCache, PagedAttention
-from cloud_tier.engine.linear import Int8Linear, Linear, Product
+from cloud_tier.engine.linear import Int8Linear, Linear, Normed, Product
 from cloud_tier.engine.messages import Segment
 from cloud_tier.engine.parallel import Group
-from cloud_tier.engine.rope import rope_tables, rotate
+from cloud_tier.engine.rope import rope_tables, rotate_
 from cloud_tier.engine.rotate import Rotation
 from cloud_tier.engine.rows import RowAttention
 from cloud_tier.engine.sharding import Shard, Span, shard, split
@@ -32,14 +33,12 @@ _PROMPT_STEP_TOKENS = 64  # fewer in a step, and threads wait longer for each ot
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer's share. `qkv` is query, key, value rows stacked; `gate_up` likewise."""
+    """One layer's share. `qkv` is query, key, value rows stacked, behind their norm; `gate_up` likewise."""
 
-    input_norm: torch.Tensor
     qkv: Product
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     o: Product
-    post_norm: torch.Tensor
     gate_up: Product
     down: Product
 
@@ -88,7 +87,7 @@ class Model:
         plain = _Loader(weights, self._shard, self._dtype, self._device)
         loader = _Int8Loader(plain, config.hidden_size) if int8 else plain
         self._embedding = loader.embedding
-        self._norm, self._head = loader.head()
+        self._head = loader.head()
         self._layers = [loader.layer(index) for index in range(config.num_layers)]
         cos, sin = rope_tables(rope_inverse_frequencies(config), context_tokens)
         self._cos, self._sin = (table.to(self._device, self._dtype) for table in (cos, sin))
@@ -127,8 +126,8 @@ class Model:
         cos, sin = self._cos[positions], self._sin[positions]
         x = self._embed(ids)
         for index, layer in enumerate(self._layers):
-            x += self._attend(index, layer, plan, F.rms_norm(x, x.shape[-1:], layer.input_norm, self._eps), (cos, sin))
-            x += self._feed_forward(layer, F.rms_norm(x, x.shape[-1:], layer.post_norm, self._eps))
+            x += self._attend(index, layer, plan, x, (cos, sin))
+            x += self._feed_forward(layer, x)
         self.attention.finish(plan)
         logits = self._logits(x, segments)
         return Computed(logits, self._finite(x, logits, segments) if self.group.rank == 0 else [])
@@ -136,7 +135,7 @@ class Model:
     @property
     def device(self) -> torch.device:
         """Where the weights lie, and what is computed from them."""
-        return self._norm.device
+        return self._embedding.device
 
     def _set_threads(self, tokens: int) -> None:
         wanted = self._threads[tokens >= _PROMPT_STEP_TOKENS]
@@ -167,19 +166,12 @@ class Model:
     ) -> torch.Tensor:
         heads, kv_heads = self._shard.query_heads.size, self._shard.kv_heads.size
         qkv = layer.qkv(x).view(x.shape[0], heads + 2 * kv_heads, self.config.head_dim)
+        turned = qkv[:, : heads + kv_heads]
         if layer.q_norm is not None and layer.k_norm is not None:
-            dim = qkv.shape[-1:]
-            turned = torch.cat(
-                [
-                    F.rms_norm(qkv[:, :heads], dim, layer.q_norm, self._eps),
-                    F.rms_norm(qkv[:, heads : heads + kv_heads], dim, layer.k_norm, self._eps),
-                ],
-                dim=1,
-            )
-        else:
-            turned = qkv[:, : heads + kv_heads]
-        turned = rotate(turned, *tables)
-        out = self.attention.attend(index, plan, turned[:, :heads], turned[:, heads:], qkv[:, heads + kv_heads :])
+            for part, gain in ((turned[:, :heads], layer.q_norm), (turned[:, heads:], layer.k_norm)):
+                part.copy_(F.rms_norm(part, part.shape[-1:], gain, self._eps))
+        rotate_(turned, *tables)
+        out = self.attention.attend(index, plan, qkv[:, :heads], qkv[:, heads:])
         return self.group.sum(layer.o(out))
 
     def _feed_forward(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
@@ -195,8 +187,7 @@ class Model:
                 last.append(row - 1)
         if not last:
             return None
-        drawn = F.rms_norm(x[last], x.shape[-1:], self._norm, self._eps)
-        logits = self._head(drawn).float()
+        logits = self._head(x[last]).float()
         return self.group.gather_last(logits, self._vocab_widths, self._shard.vocab_width)
 
     def _finite(self, x: torch.Tensor, logits: torch.Tensor | None, segments: Sequence[Segment]) -> list[bool]:
@@ -227,14 +218,15 @@ class _Loader:
         self._dtype = dtype
         self._device = device
 
-    @property
+    @cached_property
     def embedding(self) -> torch.Tensor:
         return self._rows("model.embed_tokens.weight", self._part.vocab)
 
-    def head(self) -> tuple[torch.Tensor, Product]:
-        """The gain of the last norm, and the matrix behind it."""
-        name = "model.embed_tokens.weight" if self._config.tie_embeddings else "lm_head.weight"
-        return self._whole("model.norm.weight"), Linear(self._rows(name, self._part.vocab))
+    def head(self) -> Product:
+        """The last norm and the matrix behind it."""
+        if self._config.tie_embeddings:
+            return self._normed("model.norm.weight", Linear(self.embedding))
+        return self._normed("model.norm.weight", Linear(self._rows("lm_head.weight", self._part.vocab)))
 
     def layer(self, index: int) -> _Layer:
         prefix = f"model.layers.{index}."
@@ -243,23 +235,22 @@ class _Loader:
         queries, keys = part.query_heads.times(config.head_dim), part.kv_heads.times(config.head_dim)
         spans = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
         qkv = torch.cat([self._rows(f"{attention}{name}.weight", span) for name, span in spans.items()])
+        names = ("gate_proj", "up_proj")
+        gate_up = torch.cat([self._rows(f"{feed_forward}{name}.weight", part.intermediate) for name in names])
         bias = None
         if config.attention_bias:
             bias = torch.cat([self._rows(f"{attention}{name}.bias", span) for name, span in spans.items()])
         return _Layer(
-            input_norm=self._whole(prefix + "input_layernorm.weight"),
-            qkv=Linear(qkv, bias),
+            qkv=self._normed(prefix + "input_layernorm.weight", Linear(qkv, bias)),
             q_norm=self._whole(attention + "q_norm.weight") if config.qk_norm else None,
             k_norm=self._whole(attention + "k_norm.weight") if config.qk_norm else None,
             o=Linear(self._columns(attention + "o_proj.weight", queries)),
-            post_norm=self._whole(prefix + "post_attention_layernorm.weight"),
-            gate_up=Linear(
-                torch.cat(
-                    [self._rows(f"{feed_forward}{name}.weight", part.intermediate) for name in ("gate_proj", "up_proj")]
-                )
-            ),
+            gate_up=self._normed(prefix + "post_attention_layernorm.weight", Linear(gate_up)),
             down=Linear(self._columns(feed_forward + "down_proj.weight", part.intermediate)),
         )
+
+    def _normed(self, gain: str, linear: Linear) -> Normed:
+        return Normed(self._whole(gain), self._config.rms_norm_eps, linear)
 
     def _whole(self, name: str) -> torch.Tensor:
         return self._place(self._weights.tensor(name))
@@ -285,28 +276,22 @@ class _Int8Loader:
     def embedding(self) -> torch.Tensor:
         return self._rotation.rows(self._loader.embedding)
 
-    def head(self) -> tuple[torch.Tensor, Product]:
-        norm, head = self._loader.head()
-        return torch.ones_like(norm), self._behind(norm, head)
+    def head(self) -> Product:
+        return self._behind(self._loader.head())
 
     def layer(self, index: int) -> _Layer:
         layer = self._loader.layer(index)
-        ones = torch.ones_like(layer.input_norm)
+        o, down = (cast("Linear", product).weight for product in (layer.o, layer.down))
         return replace(
             layer,
-            input_norm=ones,
-            qkv=self._behind(layer.input_norm, layer.qkv),
-            o=Int8Linear.pack(self._rotation.columns(_weight(layer.o))),
-            post_norm=ones,
-            gate_up=self._behind(layer.post_norm, layer.gate_up),
-            down=Int8Linear.pack(self._rotation.columns(_weight(layer.down)), turned=True),
+            qkv=self._behind(layer.qkv),
+            o=Int8Linear.pack(self._rotation.columns(o)),
+            gate_up=self._behind(layer.gate_up),
+            down=Int8Linear.pack(self._rotation.columns(down), turned=True),
         )
 
-    def _behind(self, gain: torch.Tensor, product: Product) -> Product:
+    def _behind(self, product: Product) -> Product:
         """A matrix behind a norm, whose gain it takes in, and whose input is turned."""
-        return Int8Linear.pack(self._rotation.rows(_weight(product) * gain), product.bias)
-
-
-def _weight(product: Product) -> torch.Tensor:
-    """The matrix of what a `_Loader` read."""
-    return cast("Linear", product).weight
+        normed = cast("Normed", product)
+        weight = self._rotation.rows(normed.linear.weight * normed.gain)
+        return Int8Linear.pack(weight, normed.linear.bias, eps=normed.eps)

@@ -8,7 +8,7 @@ import torch
 
 
 def rope_tables(inverse_frequencies: npt.NDArray[np.float64], positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosines and sines, float32 (positions, 1, head_dim).
+    """Return cosines and sines, float32 (positions, 1, head_dim); the first half of the sines is negated.
 
     Args:
         inverse_frequencies: (head_dim / 2,), radians a position, scaling applied. Rounded to float32 before they are
@@ -16,11 +16,12 @@ def rope_tables(inverse_frequencies: npt.NDArray[np.float64], positions: int) ->
     """
     frequency = torch.from_numpy(inverse_frequencies).float()
     angle = torch.outer(torch.arange(positions).float(), frequency)
-    both = torch.cat([angle, angle], dim=-1).unsqueeze(1)
-    return both.cos(), both.sin()
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([cos, cos], dim=-1).unsqueeze(1), torch.cat([-sin, sin], dim=-1).unsqueeze(1)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate (tokens, heads, head_dim) by the tables' rows of its positions, (tokens, 1, head_dim)."""
+def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotate (tokens, heads, head_dim) in place by the tables' rows of its positions, (tokens, 1, head_dim)."""
     low, high = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-high, low], dim=-1) * sin
+    swapped = torch.cat([high, low], dim=-1)
+    x.mul_(cos).addcmul_(swapped, sin)

@@ -71,13 +71,15 @@ class RowPlan:
     """What all layers of one step share.
 
     Attributes:
-        targets: (tokens · KV heads,), where the new keys go in a layer of the grid.
+        alone: the step is one batch, its grid rows in the order of the step and none between them.
+        targets: (tokens · 2 · KV heads,), where the new keys and values go in a layer of the grid.
         slots: (tokens,), where they go in the paged cache.
         lengths: the positions filled after the step, of every row in it.
     """
 
     chunks: list[_Chunk]
     batches: list[_Batch]
+    alone: bool
     targets: torch.Tensor
     slots: torch.Tensor
     lengths: list[tuple[_Row, int]]
@@ -101,7 +103,7 @@ class RowAttention:
         self._num_rows = rows
         self._rows: dict[int, _Row] = {}
         self._width = _FIRST_WIDTH
-        self._keys, self._values = self._grid(), self._grid()
+        self._grid = self._empty_grid()
 
     def plan(self, segments: Sequence[Segment], released: Sequence[int] = ()) -> RowPlan:
         """See `Attention.plan`."""
@@ -126,41 +128,38 @@ class RowAttention:
             else:
                 mask = torch.full((count, length), -torch.inf).triu_(before + 1)
                 chunks.append(_Chunk(token, token + count, row.index, length, mask))
-            places.append(row.index * self._num_kv_heads * self._width + torch.arange(before, length))
+            places.append(row.index * 2 * self._num_kv_heads * self._width + torch.arange(before, length))
             token += count
-        heads = torch.arange(self._num_kv_heads) * self._width
+        heads = torch.arange(2 * self._num_kv_heads) * self._width
         targets = (torch.cat(places).unsqueeze(1) + heads).flatten()
-        return RowPlan(chunks, self._batches(singles), targets, torch.tensor(slots), lengths)
+        batches = self._batches(singles)
+        alone = not chunks and len(batches) == 1 and batches[0].outputs.equal(batches[0].places)
+        return RowPlan(chunks, batches, alone, targets, torch.tensor(slots), lengths)
 
-    def attend(
-        self, layer: int, plan: RowPlan, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
+    def attend(self, layer: int, plan: RowPlan, queries: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """See `Attention.attend`."""
-        for grid, new in ((self._keys, keys), (self._values, values)):
-            new = new.reshape(-1, self._head_dim)  # noqa: PLW2901 (the same numbers, as the grid takes them)
-            grid[layer].view(-1, self._head_dim).index_copy_(0, plan.targets, new.to(self._dtype))
+        self._grid[layer].view(-1, self._head_dim).index_copy_(
+            0, plan.targets, new.to(self._dtype).reshape(-1, self._head_dim)
+        )
         count = queries.shape[0]
         folded = queries.view(count, self._num_kv_heads, self._group, self._head_dim)
-        out = torch.empty_like(folded)
+        if plan.alone:
+            return self._attend_batch(layer, plan.batches[0], folded).to(queries.dtype).reshape(count, -1)
+        out = torch.empty(folded.shape, dtype=queries.dtype)
         for chunk in plan.chunks:
             out[chunk.start : chunk.end] = self._attend_chunk(layer, chunk, folded[chunk.start : chunk.end])
         for batch in plan.batches:
-            attended = F.scaled_dot_product_attention(
-                folded[batch.tokens].to(self._dtype),
-                self._keys[layer, batch.low : batch.high, :, : batch.length],
-                self._values[layer, batch.low : batch.high, :, : batch.length],
-                attn_mask=batch.mask,
-            )
+            attended = self._attend_batch(layer, batch, folded[batch.tokens])
             out[batch.outputs] = attended[batch.places].to(out.dtype)
         return out.view(count, -1)
 
     def finish(self, plan: RowPlan) -> None:
         """Write the step's keys and values back to the pages, for prefixes to be shared."""
-        layers = self._keys.shape[0]
-        for grid, pages in ((self._keys, self.cache.keys), (self._values, self.cache.values)):
-            new = grid.view(layers, -1, self._head_dim)[:, plan.targets]
-            new = new.view(layers, -1, self._num_kv_heads, self._head_dim).transpose(1, 2)
-            pages.index_copy_(2, plan.slots, new)
+        layers = self._grid.shape[0]
+        new = self._grid.view(layers, -1, self._head_dim)[:, plan.targets]
+        new = new.view(layers, -1, 2 * self._num_kv_heads, self._head_dim).transpose(1, 2)
+        for pages, part in zip((self.cache.keys, self.cache.values), new.chunk(2, dim=1), strict=True):
+            pages.index_copy_(2, plan.slots, part)
         for row, length in plan.lengths:
             row.length = length
 
@@ -170,12 +169,20 @@ class RowAttention:
             self.cache.zero(block * self._block_tokens, (block + 1) * self._block_tokens)
         if blocks:
             self._rows.clear()
-            self._keys, self._values = self._grid(), self._grid()
+            self._grid = self._empty_grid()
+
+    def _attend_batch(self, layer: int, batch: _Batch, queries: torch.Tensor) -> torch.Tensor:
+        """(grid rows, KV heads, group, head_dim) over the grid rows of the batch."""
+        heads = self._num_kv_heads
+        seen = self._grid[layer, batch.low : batch.high, :, : batch.length]
+        return F.scaled_dot_product_attention(
+            queries.to(self._dtype), seen[:, :heads], seen[:, heads:], attn_mask=batch.mask
+        )
 
     def _attend_chunk(self, layer: int, chunk: _Chunk, queries: torch.Tensor) -> torch.Tensor:
         """(tokens, KV heads, group, head_dim) over one row, in float32: in 16 bits fused attention is slower here."""
-        seen = (grid[layer, chunk.row, :, : chunk.length].float().unsqueeze(1) for grid in (self._keys, self._values))
-        keys, values = (one.expand(-1, self._group, -1, -1) for one in seen)
+        seen = self._grid[layer, chunk.row, :, : chunk.length].float().unsqueeze(1)
+        keys, values = seen.expand(-1, self._group, -1, -1).chunk(2)
         attended = F.scaled_dot_product_attention(queries.permute(1, 2, 0, 3).float(), keys, values, chunk.mask)
         return attended.permute(2, 0, 1, 3)
 
@@ -192,8 +199,9 @@ class RowAttention:
                 if end <= start:
                     break
                 filled = slice(done, done + end - start)
-                self._keys[:, row.index, :, filled] = self.cache.keys[:, :, start:end]
-                self._values[:, row.index, :, filled] = self.cache.values[:, :, start:end]
+                heads = self._num_kv_heads
+                self._grid[:, row.index, :heads, filled] = self.cache.keys[:, :, start:end]
+                self._grid[:, row.index, heads:, filled] = self.cache.values[:, :, start:end]
                 done += end - start
             row.length = before
         return row
@@ -227,9 +235,9 @@ class RowAttention:
         mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, -torch.inf)
         return _Batch(low, high, longest, tokens, places, outputs, mask[:, None, None])
 
-    def _grid(self) -> torch.Tensor:
-        """(layers, rows, KV heads, width, head_dim); the system commits the memory as it is first used."""
-        shape = (self.cache.keys.shape[0], self._num_rows, self._num_kv_heads, self._width, self._head_dim)
+    def _empty_grid(self) -> torch.Tensor:
+        """(layers, rows, key heads and value heads, width, head_dim); the system commits memory as it is first used."""
+        shape = (self.cache.keys.shape[0], self._num_rows, 2 * self._num_kv_heads, self._width, self._head_dim)
         return lazy_zeros(shape, self._dtype, self.cache.keys.device)
 
     def _fit(self, length: int) -> None:
@@ -242,9 +250,7 @@ class RowAttention:
             return
         while width > _FIRST_WIDTH and 4 * longest <= width:
             width //= 2
-        old = self._keys, self._values
-        self._width = width
-        self._keys, self._values = self._grid(), self._grid()
-        for grid, before in zip((self._keys, self._values), old, strict=True):
-            for row in self._rows.values():
-                grid[:, row.index, :, : row.length] = before[:, row.index, :, : row.length]
+        before, self._width = self._grid, width
+        self._grid = self._empty_grid()
+        for row in self._rows.values():
+            self._grid[:, row.index, :, : row.length] = before[:, row.index, :, : row.length]

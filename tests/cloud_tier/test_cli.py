@@ -28,7 +28,7 @@ def test_check_says_what_would_be_served(tmp_path: Path) -> None:
     folder = toy_model_directory(tmp_path / "toy")
     key = "s3cret-s3cret-s3cret"
     done = _overspill(
-        "check", "--model", str(folder), "--tensor-parallel", "2", "--device", "cpu", "--dtype", "float32", "--host", "0.0.0.0",  # noqa: S104
+        "check", "--model", str(folder), "--tp", "2", "--device", "cpu", "--dtype", "float32", "--host", "0.0.0.0",  # noqa: S104
         env={"OVERSPILL_CLOUD_API_KEYS": key},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -78,7 +78,7 @@ def _spoil_own(bench: Bench, handle: int) -> None:
     assert sequence.blocks is not None
     block, place = divmod(sequence.num_computed - 1, 16)
     attention.cache.keys[0, :, sequence.blocks.ids[block] * 16 + place] = NAN
-    attention._keys[0, attention._rows[handle].index, :, sequence.num_computed - 1] = NAN
+    attention._grid[0, attention._rows[handle].index, :3, sequence.num_computed - 1] = NAN
 
 
 def test_poison_in_mid_answer_ends_that_answer_and_its_blocks_are_zeroed(llama: Path) -> None:

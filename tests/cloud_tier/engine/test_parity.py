@@ -163,5 +163,5 @@ def test_int8_is_close(name: str, folder: Path) -> None:
 
 
 def test_int8_on_a_gpu_is_refused(llama: Path) -> None:
-    with pytest.raises(ConfigError, match="int8.*CPU.*bfloat16"):
+    with pytest.raises(ConfigError, match=r"int8.*CPU.*bfloat16"):
         small(llama, dtype="int8", device="cuda")

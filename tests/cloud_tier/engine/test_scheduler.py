@@ -250,7 +250,7 @@ def test_a_waiting_request_of_higher_priority_takes_the_blocks_of_running_lower_
     echo.step()
     echo.add(3, 24, 2, arrival_s=3.0, priority=5)
     echo.run()
-    assert list(echo.ended)[0] == 3
+    assert next(iter(echo.ended)) == 3
     assert len(echo.ended) == 3
 
 
