@@ -4,8 +4,8 @@
 
 SmolLM2-135M in the engine's own process. Callers come and go at random: prompts of 8 to 1,200 tokens, some of which
 begin alike, answers of 1 to 200, some given up in their middle, of three priorities, so that sequences are preempted.
-The memory of the process is read every five seconds; the first quarter of the time, in which caches fill, does not count.
-Fails if the memory leaves ±5 % of its median, if a request fails, or if a KV block is not free at the end.
+The memory of the process is read every five seconds; the first quarter of the time, in which caches fill, does not
+count. Fails if the memory leaves ±5 % of its median, if a request fails, or if a KV block is not free at the end.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             a CPU by the memory that is left, see `lineup`.
         gpus: which GPUs the ranks take, e.g. `["2", "3"]`, one for each rank, as in CUDA_VISIBLE_DEVICES; empty lets
             `cloud_tier.gpus` choose by free memory, so that engines share a GPU only when all are taken.
-        max_context_tokens, prefix_caching, step_timeout_s, start_timeout_s: as in
+        draft_tokens, max_context_tokens, prefix_caching, step_timeout_s, start_timeout_s: as in
             `cloud_tier.engine.protocol.EngineConfig`.
     """
 
@@ -94,6 +94,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     kv_cache_tokens: Positive | None = None
     max_context_tokens: Positive | None = None
     threads: Positive | None = None
+    draft_tokens: Annotated[int, msgspec.Meta(ge=0, le=32)] = 0
     prefix_caching: bool = True
     step_timeout_s: Seconds = 60.0
     start_timeout_s: Seconds = 300.0

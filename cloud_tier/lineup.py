@@ -205,6 +205,7 @@ def _engine(entry: ModelConfig, source: Path, layers: tuple[int, ...] | None, gp
         max_context_tokens=entry.max_context_tokens,
         threads=entry.threads or room.threads,
         prompt_threads=entry.threads or room.prompt_threads,
+        draft_tokens=entry.draft_tokens,
         prefix_caching=entry.prefix_caching,
         step_timeout_s=entry.step_timeout_s,
         start_timeout_s=entry.start_timeout_s,

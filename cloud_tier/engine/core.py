@@ -14,6 +14,7 @@ from cloud_tier.engine.protocol import EngineConfig, EngineLoad, EngineRequest
 from cloud_tier.engine.sampler import SamplerState, sample
 from cloud_tier.engine.scheduler import Scheduled, Scheduler
 from cloud_tier.engine.sequence import Sequence
+from cloud_tier.engine.speculation import Speculation
 from router.base.clock import Clock
 from router.base.errors import in_words
 
@@ -65,6 +66,7 @@ class EngineCore:
         self._sequences: dict[int, Sequence] = {}
         self._device = torch.device("cuda", 0) if config.device == "cuda" else torch.device("cpu")
         self._pace = Pace()
+        self._speculation = Speculation()
         self._failed = 0
         self._untold: list[Tokens] = []
 
@@ -105,6 +107,7 @@ class EngineCore:
         if not plan:
             return brought
         prompt_tokens = sum(entry.num_tokens for entry in plan if entry.num_tokens > 1)
+        plan = self._scheduler.with_drafts(plan, self._config.draft_tokens, self._speculation)
         try:
             brought += self._run(plan)
         except EngineBroken:
@@ -112,7 +115,10 @@ class EngineCore:
         except Exception as error:
             log.warning("step failed; its requests run alone", requests=len(plan), error=in_words(error), exc_info=True)
             brought += [tokens for entry in plan for tokens in self._run_alone(entry)]
-        self._pace.observe(self._clock.now_s() - started_s, prompt_tokens)
+        took_s = self._clock.now_s() - started_s
+        self._pace.observe(took_s, prompt_tokens)
+        if not prompt_tokens:
+            self._speculation.note_step(sum(1 + len(entry.draft) for entry in plan), took_s)
         return brought
 
     def probe(self) -> None:
@@ -148,6 +154,8 @@ class EngineCore:
             prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
             failed=self._failed,
             kv_block_tokens=self.pool.block_tokens,
+            drafted_tokens=self._speculation.drafted,
+            accepted_tokens=self._speculation.accepted,
         )
 
     def check(self) -> None:
@@ -159,24 +167,41 @@ class EngineCore:
         computed = self._forward([_segment(entry) for entry in plan])
         if not any(computed.finite):
             self.probe()
-        drawing = [
-            entry.sequence for entry, finite in zip(plan, computed.finite, strict=True) if entry.draws and finite
-        ]
-        tokens: dict[int, int] = {}
-        if computed.logits is not None and drawing:
-            drawn_of = [finite for entry, finite in zip(plan, computed.finite, strict=True) if entry.draws]
-            logits = computed.logits if all(drawn_of) else computed.logits[torch.tensor(drawn_of)]
-            drawn = sample(logits, [sequence.sampler for sequence in drawing])
-            tokens = {sequence.handle: token for sequence, token in zip(drawing, drawn, strict=True)}
+        finite = dict(zip((entry.sequence.handle for entry in plan), computed.finite, strict=True))
+        drawn = self._draw(computed, [entry for entry in plan if entry.draws], finite)
         brought: list[Tokens] = []
-        for entry, finite in zip(plan, computed.finite, strict=True):
-            if not finite:
+        for entry in plan:
+            handle = entry.sequence.handle
+            if not finite[handle]:
                 brought.append(self._fail(entry.sequence, "it computed what is not a number", spoiled=True))
-                continue
-            self._scheduler.computed(entry)
-            if entry.draws:
-                brought.append(self._take(entry.sequence, tokens[entry.sequence.handle]))
+            elif entry.draws:
+                brought.append(self._take(entry, drawn[handle]))
+            else:
+                self._scheduler.computed(entry)
         return brought
+
+    def _draw(self, computed: Computed, entries: list[Scheduled], finite: dict[int, bool]) -> dict[int, list[int]]:
+        """Draw the next tokens of each sequence whose numbers are some: one, and one behind each draft that holds."""
+        first, starts = 0, {}
+        for entry in entries:
+            if finite[entry.sequence.handle]:
+                starts[entry.sequence.handle] = first
+            first += 1 + len(entry.draft)
+        entries = [entry for entry in entries if entry.sequence.handle in starts]
+        if computed.logits is None or not entries:
+            return {}
+        drafted = {entry.sequence.handle: entry.draft for entry in entries if entry.draft}
+        likeliest = computed.logits.argmax(dim=-1).tolist() if drafted else []  # before `sample` overwrites logits
+        rows = list(starts.values())
+        logits = computed.logits if len(rows) == first else computed.logits[torch.tensor(rows)]
+        tokens = sample(logits, [entry.sequence.sampler for entry in entries])
+        drawn = {entry.sequence.handle: [token] for entry, token in zip(entries, tokens, strict=True)}
+        for handle, draft in drafted.items():
+            for place, token in enumerate(draft):
+                if drawn[handle][-1] != token:
+                    break
+                drawn[handle].append(likeliest[starts[handle] + place + 1])
+        return drawn
 
     def _run_alone(self, entry: Scheduled) -> list[Tokens]:
         """Run one sequence of a failed step; if it fails again, and the engine itself does not, it is to blame."""
@@ -211,11 +236,19 @@ class EngineCore:
             return self._config.token_budget
         return max(self._config.kv_block_tokens, int(rate * self._config.step_target_s))
 
-    def _take(self, sequence: Sequence, token: int) -> Tokens:
-        """Append a drawn token to its sequence and let go of the sequence if that was its last."""
-        length = len(sequence.tokens)
+    def _take(self, entry: Scheduled, drawn: list[int]) -> Tokens:
+        """Append drawn tokens to their sequence and let go of the sequence if one of them was its last."""
+        sequence, length = entry.sequence, len(entry.sequence.tokens)
         cached_tokens = sequence.cached_tokens if length == len(sequence.request.prompt_ids) else None
-        finish_reason = sequence.append(token)
+        finish_reason = None
+        for token in drawn:
+            finish_reason = sequence.append(token)
+            if finish_reason is not None:
+                break
+        if entry.draft:
+            self._speculation.note_drafts(len(entry.draft), len(drawn) - 1)
+        # The newest token has not been computed; the one that ended the answer need not be part of it.
+        self._scheduler.computed(entry, min(len(drawn) - 1, max(0, len(sequence.tokens) - length - 1)))
         if finish_reason is not None:
             del self._sequences[sequence.handle]
             self._scheduler.remove(sequence)
@@ -251,5 +284,5 @@ def _segment(entry: Scheduled) -> Segment:
     sequence = entry.sequence
     start = sequence.num_computed
     runs = list(sequence.blocks.runs) if sequence.blocks is not None else []
-    tokens = sequence.tokens[start : start + entry.num_tokens]
-    return Segment(start, tokens, runs, entry.draws, sequence.handle)
+    tokens = [*sequence.tokens[start : start + entry.num_tokens], *entry.draft]
+    return Segment(start, tokens, runs, entry.draws, sequence.handle, len(entry.draft))

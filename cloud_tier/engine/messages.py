@@ -105,6 +105,8 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
         runs: all blocks of the sequence up to the last position, as (first block, number of blocks).
         draws: whether the logits after the last token are needed.
         handle: of the sequence, by which a CPU remembers where its keys lie side by side.
+        drafted: how many of the last tokens are drafts: the logits after each of them, and after the token before
+            them, are needed.
     """
 
     start: int
@@ -112,6 +114,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     runs: list[tuple[int, int]]
     draws: bool
     handle: int = -1
+    drafted: int = 0
 
 
 class Compute(msgspec.Struct, frozen=True, tag="compute"):

@@ -38,6 +38,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         threads: torch threads a rank. More than one pays only where cores are idle.
         prompt_threads: the same in steps with so much of a prompt that all cores are worth their barriers; None takes
             `threads`.
+        draft_tokens: most tokens drafted for a greedy sequence out of what it said before, in steps where that pays; 0
+            is off. Answers are the same either way.
         prefix_caching: keep the KV blocks of finished sequences until their room is needed.
         step_timeout_s: the engine is killed and restarted when it has work and reports nothing for so long.
         start_timeout_s: bound on loading the weights.
@@ -57,6 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     max_context_tokens: Positive | None = None
     threads: Positive = 1
     prompt_threads: Positive | None = None
+    draft_tokens: Annotated[int, msgspec.Meta(ge=0, le=32)] = 0
     prefix_caching: bool = True
     step_timeout_s: Seconds = 60.0
     start_timeout_s: Seconds = 300.0
@@ -137,6 +140,7 @@ class EngineLoad:
         step_s: smoothed duration of one step, in seconds; 0 before the first.
         preemptions, prefix_hit_tokens: counted since the engine process started.
         failed: requests that failed alone since then.
+        drafted_tokens, accepted_tokens: drafted since then, and how many of them were right.
     """
 
     running: int = 0
@@ -150,6 +154,8 @@ class EngineLoad:
     prefix_hit_tokens: int = 0
     failed: int = 0
     kv_block_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def kv_free_tokens(self) -> int | None:

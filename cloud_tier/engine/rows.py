@@ -192,6 +192,7 @@ class RowAttention:
         if row is None:
             taken = {other.index for other in self._rows.values()}
             row = self._rows[handle] = _Row(min(set(range(self._num_rows)) - taken), 0)
+        row.length = min(row.length, before)  # drafts that were refused lie behind
         if row.length != before:
             done = 0
             for start, end in runs:

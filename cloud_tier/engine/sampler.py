@@ -54,6 +54,11 @@ class SamplerState:
             state.counts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
         return state
 
+    @property
+    def follows_logits(self) -> bool:
+        """Whether the next token is simply the likeliest, whatever came before."""
+        return self.params.temperature == 0 and self.seen is None and self.counts is None
+
     def uniform(self) -> float:
         """Return the number in [0, 1) of the next token: the same one until that token is noted."""
         if self._number is None:

@@ -9,11 +9,12 @@ waits, the sequence of the lowest priority that arrived last gives its own up an
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from cloud_tier.engine.kv_blocks import BlockPool
 from cloud_tier.engine.sequence import Sequence
+from cloud_tier.engine.speculation import Speculation
 
 _GROWTH_TOKENS = 512  # room reserved softly behind a sequence, so that its keys stay in few runs
 _WATERMARK = 0.01  # share of the blocks an admission leaves free for running sequences to grow
@@ -21,11 +22,17 @@ _WATERMARK = 0.01  # share of the blocks an admission leaves free for running se
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A sequence and how many of its next tokens the step computes. `draws`: the step reaches its last token."""
+    """A sequence and how many of its next tokens the step computes.
+
+    Attributes:
+        draws: the step reaches its last token.
+        draft: tokens computed behind that one, in case they are right.
+    """
 
     sequence: Sequence
     num_tokens: int
     draws: bool
+    draft: tuple[int, ...] = ()
 
 
 class Scheduler:
@@ -95,10 +102,37 @@ class Scheduler:
             self._admit(plan, limit)
         return list(plan.values())
 
-    def computed(self, entry: Scheduled) -> None:
-        """Note that the step of a plan has run: its keys and values lie in the cache, its full blocks may be shared."""
+    def with_drafts(self, plan: list[Scheduled], most: int, speculation: Speculation) -> list[Scheduled]:
+        """Return the plan with drafts for its greedy sequences, if all of it decodes and the drafts are worth it."""
+        if most == 0 or any(entry.num_tokens > 1 for entry in plan):
+            return plan
+        left = self._token_budget - len(plan)
+        drafts: dict[int, tuple[int, ...]] = {}
+        for entry in plan:
+            sequence = entry.sequence
+            if sequence.sampler.follows_logits and left > 0:
+                room = min(most, left, sequence.tokens_to_generate - 1)
+                drafts[sequence.handle] = draft = tuple(sequence.ngrams.draft(sequence.tokens, max(room, 0)))
+                left -= len(draft)
+        total = sum(map(len, drafts.values()))
+        if total == 0 or not speculation.worth(len(plan), total):
+            return plan
+        return [replace(entry, draft=self._held(entry, drafts.get(entry.sequence.handle, ()))) for entry in plan]
+
+    def _held(self, entry: Scheduled, draft: tuple[int, ...]) -> tuple[int, ...]:
+        """The draft, if there are free blocks for it: it preempts nobody."""
+        blocks, wanted = entry.sequence.blocks, entry.sequence.num_computed + 1 + len(draft)
+        fits = blocks is not None and self._pool.grow(blocks, self._pool.blocks_for(wanted), 0)
+        return draft if fits else ()
+
+    def computed(self, entry: Scheduled, accepted: int = 0) -> None:
+        """Note that the step of a plan has run: its keys and values lie in the cache, its full blocks may be shared.
+
+        Args:
+            accepted: drafted tokens that were right, and are part of the sequence by now.
+        """
         sequence = entry.sequence
-        sequence.num_computed += entry.num_tokens
+        sequence.num_computed += entry.num_tokens + accepted
         if sequence.blocks is not None:
             self._pool.register(sequence.blocks, sequence.tokens, sequence.num_computed)
 

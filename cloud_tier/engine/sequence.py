@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cloud_tier.engine.speculation import NgramIndex
 from router.values.request import FinishReason
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Sequence:
         blocks: the block table, None while the sequence waits.
         last_length: `len(tokens)` at which the sequence ends with `LENGTH`.
         preempted: it was running and lost its blocks; it goes to the head of its priority class.
+        ngrams: where to find drafts.
         cached_tokens: tokens of the prompt that were found in the prefix cache, None before it was first admitted.
     """
 
@@ -31,6 +33,7 @@ class Sequence:
         "cached_tokens",
         "handle",
         "last_length",
+        "ngrams",
         "num_computed",
         "preempted",
         "request",
@@ -48,6 +51,7 @@ class Sequence:
         self.preempted = False
         self.cached_tokens: int | None = None
         self.sampler = sampler
+        self.ngrams = NgramIndex()
 
     @property
     def remaining(self) -> int:

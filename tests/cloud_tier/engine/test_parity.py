@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cloud_tier.engine import rows
+from cloud_tier.engine.speculation import NgramIndex, Speculation
 from router.base.errors import ConfigError
 from router.values.request import SamplingParams
 from tests.support import engine_models
@@ -165,3 +166,48 @@ def test_int8_is_close(name: str, folder: Path) -> None:
 def test_int8_on_a_gpu_is_refused(llama: Path) -> None:
     with pytest.raises(ConfigError, match=r"int8.*CPU.*bfloat16"):
         small(llama, dtype="int8", device="cuda")
+
+
+def _draft_from(answers: list[list[int]], monkeypatch: pytest.MonkeyPatch, *, wrong_every: int) -> None:
+    """Have drafts taken from the sequences that will come, with a wrong token now and then."""
+
+    def draft(_: NgramIndex, tokens: list[int], most: int) -> list[int]:
+        whole = next((one for one in answers if one[: len(tokens)] == tokens), [])
+        places = range(len(tokens), min(len(tokens) + most, len(whole)))
+        return [(whole[place] + (place % wrong_every == 0)) % engine_models.VOCAB for place in places]
+
+    monkeypatch.setattr(NgramIndex, "draft", draft)
+    monkeypatch.setattr(Speculation, "worth", lambda *_: True)
+
+
+@pytest.mark.parametrize("gathered", [False, True], ids=["rows", "gathered"])
+@pytest.mark.parametrize("wrong_every", [1, 3, 1000])
+def test_drafts_do_not_change_an_answer(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, wrong_every: int, gathered: bool
+) -> None:
+    prompts = [prompt(30, 1), prompt(40, 2), prompt(18, 3)]
+    sampled = {"sampling": SamplingParams(temperature=0.9, seed=5)}
+    expected = {handle: _alone(llama, tokens, 60) for handle, tokens in enumerate(prompts)}
+    expected[3] = _alone(llama, prompt(20), 60, **sampled)
+    _draft_from([prompts[handle] + expected[handle] for handle in range(3)], monkeypatch, wrong_every=wrong_every)
+    bench = Bench(small(llama, token_budget=64, draft_tokens=4), gathered=gathered)
+    for handle, tokens in enumerate(prompts):
+        bench.add(handle, tokens, 60)
+    bench.add(3, prompt(20), 60, **sampled)
+    assert bench.run() == expected
+    load = bench.core.load()
+    assert load.drafted_tokens > 100
+    assert (load.accepted_tokens > 0) == (wrong_every > 1)
+
+
+def test_a_prefix_hit_on_what_drafts_computed_equals_the_plain_run(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = _alone(llama, prompt(27, 1), 60)
+    _draft_from([prompt(27, 1) + answer], monkeypatch, wrong_every=3)
+    bench = Bench(small(llama, token_budget=64, draft_tokens=4))
+    bench.add(0, prompt(27, 1), 60)
+    assert bench.run()[0] == answer
+    bench.add(1, [*prompt(27, 1), *answer[:50]], 9)
+    assert bench.run()[1] == answer[50:59]
+    assert bench.core.load().prefix_hit_tokens >= 64

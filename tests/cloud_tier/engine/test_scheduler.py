@@ -29,6 +29,7 @@ class Echo:
         self._config = config = EngineConfig(weights="none", **values)
         self.steps: list[list[Segment]] = []
         self.seconds_a_token = 0.0
+        self.seconds_a_step = 0.0
         self._clock = clock or VirtualClock()
         self.core = EngineCore(
             config, self._compute, vocab_size=VOCAB, context_tokens=config.kv_cache_tokens, clock=self._clock
@@ -68,8 +69,9 @@ class Echo:
         segments = step.segments
         finite = [True] * len(segments)
         self.steps.append(segments)
-        self._clock.pass_s(self.seconds_a_token * sum(len(segment.tokens) for segment in segments))
-        last = [segment.tokens[-1] for segment in segments if segment.draws]
+        tokens = sum(len(segment.tokens) for segment in segments)
+        self._clock.pass_s(self.seconds_a_step + self.seconds_a_token * tokens)
+        last = [token for s in segments if s.draws for token in s.tokens[-1 - s.drafted :]]
         if not last:
             return Computed(None, finite)
         logits = torch.zeros(len(last), VOCAB)
@@ -254,6 +256,49 @@ def test_a_waiting_request_of_higher_priority_takes_the_blocks_of_running_lower_
     assert len(echo.ended) == 3
 
 
+@pytest.mark.parametrize("finished_by", ["length", "eos"])
+def test_drafts_save_steps_and_change_no_answer(finished_by: str) -> None:
+    eos = {"eos_ids": frozenset({20})} if finished_by == "eos" else {}
+    answers, steps = [], []
+    for draft_tokens in (0, 4):
+        echo = Echo(kv_cache_tokens=512, max_running=3, draft_tokens=draft_tokens)
+        echo.seconds_a_step = 1.0
+        for handle, length in ((1, 90), (2, 61), (3, 7)):
+            # A prompt that counts up to 8 twice over: what follows 8 has been seen, what follows 31 has not yet.
+            ids = (*range(handle, 9), *range(9))
+            request = EngineRequest(f"r{handle}", ids, SamplingParams(temperature=0), length, **eos)
+            echo.answers[handle] = []
+            echo.core.add(handle, request)
+        echo.run()
+        answers.append((echo.answers, echo.ended))
+        steps.append(len(echo.steps))
+        load = echo.core.load()
+        assert (load.accepted_tokens > 0) == (draft_tokens > 0 and finished_by == "length")
+    assert answers[0] == answers[1]
+    if finished_by == "length":
+        assert steps[1] < steps[0] / 2
+
+
+def test_drafts_end_by_themselves_where_every_token_costs_as_much_as_the_first() -> None:
+    echo = Echo(kv_cache_tokens=2048, max_running=2, draft_tokens=4)
+    echo.seconds_a_token = 1.0
+    echo.add(1, 4, 1500)
+    echo.run()
+    assert 0 < echo.core.load().drafted_tokens < 100
+
+
+def test_drafts_are_for_greedy_requests_alone_and_preempt_nobody() -> None:
+    echo = Echo(kv_cache_tokens=64, max_running=4, draft_tokens=8)
+    echo.seconds_a_step = 1.0
+    echo.add(1, 4, 40, sampling=SamplingParams(temperature=0.5, top_k=1))
+    echo.run()
+    assert echo.core.load().drafted_tokens == 0
+    echo.add(2, 4, 59)
+    echo.run()
+    assert echo.core.load().preemptions == 0
+    assert echo.core.load().drafted_tokens > 0
+
+
 def test_equals_never_displace_each_other() -> None:
     echo = Echo(max_running=1)
     for handle in range(4):
@@ -266,7 +311,7 @@ def test_equals_never_displace_each_other() -> None:
 @pytest.mark.slow
 def test_ten_thousand_random_steps_lose_no_block() -> None:
     chance = random.Random(4)
-    echo = Echo(kv_cache_tokens=256, max_running=6, token_budget=24)
+    echo = Echo(kv_cache_tokens=256, max_running=6, token_budget=24, draft_tokens=3)
     alive: dict[int, int] = {}
     for step in range(10_000):
         for handle in [handle for handle in alive if handle in echo.ended]:
