@@ -54,6 +54,8 @@ class Row:
     Attributes:
         tokens_per_s: of all answers together, prompts included in the time.
         ttft_p50_s, ttft_p99_s: over the requests of a round.
+        cpu_ms_a_token: CPU time of the server's processes for each token of an answer, prompts included: what other work
+            on the machine changes least.
     """
 
     server: str
@@ -62,14 +64,16 @@ class Row:
     tokens_per_s: float
     ttft_p50_s: float
     ttft_p99_s: float
+    cpu_ms_a_token: float
 
 
 @dataclass(frozen=True)
 class Round:
-    """One server's turn: tokens of answers a second, and the time to the first token of every request."""
+    """One server's turn: tokens of answers a second, the time to each first token, CPU time of a token."""
 
     tokens_per_s: float
     ttfts_s: list[float]
+    cpu_ms_a_token: float
 
 
 class Prompts:
@@ -127,10 +131,11 @@ async def turn(server: Server, prompts: Sequence[str], callers: int, answer_toke
             while left:
                 answers.append(await ask(session, server, left.pop(), answer_tokens))
 
-        began_s = time.perf_counter()
+        began_s, cpu_s = time.perf_counter(), server.cpu_s()
         await asyncio.gather(*(caller() for _ in range(callers)))
-        took_s = time.perf_counter() - began_s
-    return Round(sum(tokens for tokens, _ in answers) / took_s, [first_s for _, first_s in answers])
+        took_s, cpu_s = time.perf_counter() - began_s, server.cpu_s() - cpu_s
+    tokens = sum(number for number, _ in answers)
+    return Round(tokens / took_s, [first_s for _, first_s in answers], 1e3 * cpu_s / tokens)
 
 
 async def measure(chosen: list[Server], rounds: int, *, quick: bool) -> list[Row]:
@@ -157,7 +162,8 @@ async def measure(chosen: list[Server], rounds: int, *, quick: bool) -> list[Row
                     seen[server.name, callers, prompt_tokens].append(took)
                     print(
                         f"round {number}: {server.name}, {callers} x {prompt_tokens} tokens: {took.tokens_per_s:.1f} "
-                        f"tok/s, first token {statistics.median(took.ttfts_s):.2f} s",
+                        f"tok/s, first token {statistics.median(took.ttfts_s):.2f} s, "
+                        f"{took.cpu_ms_a_token:.1f} ms of CPU a token",
                         flush=True,
                     )
     return [
@@ -168,6 +174,7 @@ async def measure(chosen: list[Server], rounds: int, *, quick: bool) -> list[Row
             round(statistics.median(one.tokens_per_s for one in turns), 1),
             round(statistics.median(statistics.median(one.ttfts_s) for one in turns), 3),
             round(statistics.median(sorted(one.ttfts_s)[int(0.99 * len(one.ttfts_s))] for one in turns), 3),
+            round(statistics.median(one.cpu_ms_a_token for one in turns), 2),
         )
         for (name, callers, prompt_tokens), turns in seen.items()
     ]

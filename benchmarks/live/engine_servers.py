@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from benchmarks.live.other_formats import write_hf_directory, write_q8_0
 from examples.demo.processes import Child, free_port, overspill
 from models.store.store import ModelStore
@@ -46,6 +48,12 @@ class Server:
 
     def resume(self) -> None:
         os.killpg(self.child.pid, signal.SIGCONT)
+
+    def cpu_s(self) -> float:
+        """Return the CPU time that it and its children have taken so far."""
+        first = psutil.Process(self.child.pid)
+        times = [process.cpu_times() for process in (first, *first.children(recursive=True))]
+        return sum(time.user + time.system for time in times)
 
 
 @dataclass(frozen=True)
