@@ -54,8 +54,8 @@ class Row:
     Attributes:
         tokens_per_s: of all answers together, prompts included in the time.
         ttft_p50_s, ttft_p99_s: over the requests of a round.
-        cpu_ms_a_token: CPU time of the server's processes for each token of an answer, prompts included: what other work
-            on the machine changes least.
+        cpu_ms_a_token: CPU time of the server's processes for each token of an answer, prompts included: other work on
+            the machine changes that the least.
     """
 
     server: str
