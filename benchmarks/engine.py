@@ -147,7 +147,7 @@ async def measure(chosen: list[Server], rounds: int, *, quick: bool) -> list[Row
         for server in chosen:
             server.child.start()
             stack.push_async_callback(server.child.stop)
-            stack.callback(server.resume)
+            stack.callback(server.resume)  # before it is stopped: who is paused cannot end
             await server.child.wait_ready(server.health, START_S)
             await turn(server, [prompts.next(PROMPT_TOKENS) for _ in range(4)], 2, 8)  # warm
             server.pause()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Mapping
@@ -47,7 +48,8 @@ class Server:
         os.killpg(self.child.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.killpg(self.child.pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself; whoever asks it next says so
+            os.killpg(self.child.pid, signal.SIGCONT)
 
     def cpu_s(self) -> float:
         """Return the CPU time that it and its children have taken so far."""
