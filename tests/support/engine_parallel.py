@@ -63,5 +63,5 @@ def lives(prompt: list[int], others: list[int]) -> list[list[Segment]]:
         token = (7 * step + 3) % 300
         steps.append([Segment(len(prompt) + step, [token], blocks, draws=True)])
         if step == 16:
-            steps[-1].append(Segment(0, others, [(9, 1), (7, 2)], draws=True))
+            steps[-1].append(Segment(0, others, [(9, 1), (7, 2)], draws=True, handle=1))
     return steps

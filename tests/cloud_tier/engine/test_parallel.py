@@ -27,6 +27,14 @@ def test_logits_equal_one_rank(name: str, ranks: int, mesh: bool, tmp_path: Path
     assert (on_ranks(config, steps, tmp_path, mesh=mesh) - on_one(config, steps)).abs().max() <= 1e-4
 
 
+@pytest.mark.process
+def test_int8_on_two_ranks_is_close_to_float32_on_one(tmp_path: Path) -> None:
+    weights = engine_models.save("qwen2", tmp_path)
+    steps = lives(prompt(40), prompt(20, 1))
+    found = on_ranks(small(weights, tensor_parallel=2, dtype="int8"), steps, tmp_path, mesh=True)
+    assert torch.nn.functional.cosine_similarity(found, on_one(small(weights), steps), dim=-1).min() > 0.98
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_mesh_sums_and_gathers_like_one(ranks: int, dtype: torch.dtype) -> None:
