@@ -41,7 +41,9 @@ class _Toys:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineSpec:
     monkeypatch.setattr(EngineSpec, "prompts", lambda _: _Toys())
     folder, catalogue = engine_models.save("llama", tmp_path), load_catalogue()
-    (found,) = line_up([ModelConfig(path=str(folder), device="cpu")], catalogue, ModelStore(tmp_path / "s", catalogue))
+    (found,) = line_up(
+        [ModelConfig(path=str(folder), device="cpu", dtype="float32")], catalogue, ModelStore(tmp_path / "s", catalogue)
+    )
     return found
 
 

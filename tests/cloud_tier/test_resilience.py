@@ -33,12 +33,14 @@ drain_s = 30
 [[models]]
 variant = "{BEST}"
 device = "cpu"
+dtype = "float32"
 tensor_parallel = 2
 max_running = 2
 kv_cache_tokens = 4096
 [[models]]
 variant = "{SMALL}"
 device = "cpu"
+dtype = "float32"
 max_running = 2
 kv_cache_tokens = 4096
 """
@@ -50,6 +52,7 @@ drain_s = 30
 [[models]]
 variant = "{SMALL}"
 device = "cpu"
+dtype = "float32"
 kv_cache_tokens = 2048
 """
 
@@ -342,7 +345,7 @@ async def test_sigterm_finishes_the_stream_ends_every_process_and_exits_0(tmp_pa
 
 def test_a_killed_parent_leaves_no_engine_behind(tmp_path: Path, models_root: Path) -> None:
     toy = toy_model_directory(tmp_path / "toy")
-    config = f'[server]\nport = 0\n[[models]]\npath = "{toy}"\ndevice = "cpu"\ntensor_parallel = 2\n'
+    config = f'[server]\nport = 0\n[[models]]\npath = "{toy}"\ndevice = "cpu"\ndtype = "float32"\ntensor_parallel = 2\n'
     (tmp_path / "toy.toml").write_text(config)
     running = Tier(tmp_path / "toy.toml", models_root)
     try:

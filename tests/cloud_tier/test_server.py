@@ -43,7 +43,15 @@ def _plan(
 ) -> Plan:
     names = ("toy-best", "toy-small")
     entries = tuple(
-        ModelConfig(path=str(toy), name=names[rung], family="toy", rung=rung, quality=1.0 - rung / 10, device="cpu")
+        ModelConfig(
+            path=str(toy),
+            name=names[rung],
+            family="toy",
+            rung=rung,
+            quality=1.0 - rung / 10,
+            device="cpu",
+            dtype="float32",
+        )
         for rung in range(engines)
     )
     config = CloudConfig(
