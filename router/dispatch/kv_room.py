@@ -7,21 +7,36 @@ there, what ends makes room, and it goes first. One request at a time for each r
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Generic, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from router.dispatch.queue import QueueEntry
-    from router.values.choice import Choice
+from router.values.choice import Choice
+from router.values.request import InferenceRequest
 
 KEPT_AFTER_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Waiting(Protocol):
+    """An entry of the tier's queue."""
+
+    entered_s: float
+    bound: asyncio.Future[Any]
+
+    @property
+    def request(self) -> InferenceRequest:
+        """What waits."""
+        ...
+
+
+EntryT = TypeVar("EntryT", bound=Waiting)
+
+
+@dataclass(frozen=True)
+class Kept(Generic[EntryT]):
     """So many tokens of a replica's KV cache are kept for a request."""
 
-    entry: QueueEntry
+    entry: EntryT
     tokens: int
 
     def from_others(self, priority: int) -> int:
@@ -29,17 +44,17 @@ class Kept:
         return self.tokens if self.entry.request.objective.priority >= priority else 0
 
 
-class KvRoom:
+class KvRoom(Generic[EntryT]):
     """Who has waited for room, by replica id."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, Kept[EntryT]] = {}
 
-    def kept_for(self, replica_id: str) -> Kept | None:
+    def kept_for(self, replica_id: str) -> Kept[EntryT] | None:
         kept = self._kept.get(replica_id)
         return None if kept is None or kept.entry.bound.done() else kept
 
-    def waits(self, entry: QueueEntry, choice: Choice, tokens: int, now_s: float) -> None:
+    def waits(self, entry: EntryT, choice: Choice, tokens: int, now_s: float) -> None:
         """A request waits by this decision; it needs so many tokens of room where it goes.
 
         What is kept for one that found room stays so until it is bound.
@@ -52,7 +67,7 @@ class KvRoom:
         if name is not None and now_s - entry.entered_s >= KEPT_AFTER_S and self.kept_for(name) is None:
             self._kept[name] = Kept(entry, tokens)
 
-    def left(self, entry: QueueEntry, *, but: str | None = None) -> None:
+    def left(self, entry: EntryT, *, but: str | None = None) -> None:
         """A request waits no longer, or for nothing `but` that replica."""
         if self._kept:
             self._kept = {name: kept for name, kept in self._kept.items() if kept.entry is not entry or name == but}

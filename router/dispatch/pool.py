@@ -12,7 +12,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -144,7 +144,7 @@ class Pool:
         self.locality = Locality.ANY
         self.upstream: Callable[[], Unreached | None] = _nothing
         self.unreached: Unreached | None = None
-        self.kv = KvRoom()
+        self.kv: KvRoom[Any] = KvRoom()
         self._clock = clock
         self._queue = queue
         self._devices: dict[str, list[str]] = {}
