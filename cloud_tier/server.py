@@ -103,18 +103,18 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
             entry does not fit its model.
         ModelNotFound, ArtifactError: a model is unknown, or its weights are not here; names the command to run.
     """
-    if not config.models and not config.backends:
-        raise ConfigError(
-            "no model to serve: name one with --model (for example: --model smollm2-135m) or in [[models]], "
-            "or a server that has some in [[backends]]",
-            param="models",
-        )
     for entry in config.backends:
         secret(entry.api_key, f"backends.{entry.name}.api_key", environ)
     keys = read_keys(config.auth, environ)
     require_keys(config.server, config.auth, keys)
     describe(config.decisions)
     describe_traces(config.telemetry)
+    if not config.models and not config.backends:
+        raise ConfigError(
+            "no model to serve: name one with --model (for example: --model smollm2-135m) or in [[models]], "
+            "or a server that has some in [[backends]]",
+            param="models",
+        )
     folder = config.server.models_dir
     catalogue = load_catalogue()
     store = ModelStore(Path(folder).expanduser() if folder else default_root(), catalogue)

@@ -30,7 +30,7 @@ from router.upstream.server import PolledServer, ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
 from router.upstream.source import SourceHooks
 from router.upstream.speed import measure_speed
-from router.upstream.stream import TransferSample, UpstreamRequest
+from router.upstream.stream import UpstreamRequest
 from router.upstream.triton_load import TritonLoad, read_triton_load
 from router.values.replica import Place, ReplicaInfo, SpeedPrior
 from router.values.request import Feature, InferenceRequest
@@ -131,11 +131,6 @@ class KServeServer(PolledServer):
             local=not info.remote,
             codec=codec,
         )
-
-    def learn(self, transfer: TransferSample) -> None:
-        """Learn about the link: its connections only, as the head of an answer comes with its first token here."""
-        if transfer.connect_s > 0:
-            self.link.observe_connect(transfer.connect_s)
 
     async def _probe(self) -> None:
         trace = HandshakeTrace(self.clock)

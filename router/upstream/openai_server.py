@@ -346,7 +346,7 @@ class OpenAIServer(PolledServer):
                 for name in names
             ]
         )
-        self._report(LoadReport(loads), at_s)
+        self._report(LoadReport(loads), at_s, counts_ours=load.running is not None)
 
 
 def _read_cards(body: bytes) -> list[_Card]:

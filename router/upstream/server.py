@@ -182,12 +182,9 @@ class PolledServer(abc.ABC):
         )
 
     def learn(self, transfer: TransferSample) -> None:
-        now_s = self.clock.now_s()
-        self.link.observe_transfer(transfer.sent_bytes, transfer.transfer_s - self.link.snapshot().rtt_s)
+        """Learn about the link, of its connections alone: others may send a head with the first token only."""
         if transfer.connect_s > 0:
             self.link.observe_connect(transfer.connect_s)
-        if transfer.load is not None:
-            self._report(transfer.load, now_s)
 
     def doubt(self) -> None:
         self._wake.set()
@@ -312,9 +309,9 @@ class PolledServer(abc.ABC):
         log.info("upstream rungs", endpoint=self.endpoint, variants=[info.variant for info in infos])
         self._hooks.on_change()
 
-    def _report(self, report: wire_load.LoadReport, at_s: float) -> None:
+    def _report(self, report: wire_load.LoadReport, at_s: float, *, counts_ours: bool = True) -> None:
         for replica in self._replicas:
-            replica.report(report, at_s)
+            replica.report(report, at_s, counts_ours=counts_ours)
 
     def _reached(self, *, ready: bool, why: str = "", back_in_s: float = 0.0) -> None:
         if not self.condition.reachable:

@@ -13,7 +13,7 @@ from router.upstream.handshake import HandshakeTrace
 from router.upstream.openai import UpstreamError, retry_after_s
 from router.upstream.rungs import read_rungs
 from router.upstream.server import PolledServer
-from router.upstream.stream import UpstreamRequest
+from router.upstream.stream import TransferSample, UpstreamRequest
 from router.values.credits import Want
 from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest
@@ -46,6 +46,13 @@ class UpstreamTier(PolledServer):
             rtt_s=self.link.snapshot().rtt_s,
             instance=self.instance if self.credits.limited else None,
         )
+
+    def learn(self, transfer: TransferSample) -> None:
+        """Learn about link and load: it sends its head at once, and tells how long it took to."""
+        super().learn(transfer)
+        self.link.observe_transfer(transfer.sent_bytes, transfer.transfer_s - self.link.snapshot().rtt_s)
+        if transfer.load is not None:
+            self._report(transfer.load, self.clock.now_s())
 
     async def _probe(self) -> None:
         """Read readiness and load, and the rungs when they are not known or may have changed."""
