@@ -127,6 +127,7 @@ def test_a_summary_counts_what_was_kept_by_quality() -> None:
     assert (got["cloud_tokens_per_kept"], got["served_by"]) == (15.0, {"large": 1, "small": 2})
 
 
+@pytest.mark.process  # matplotlib may look for fonts with one
 def test_the_picture_is_drawn_of_whatever_was_measured(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     row = {**block_row("hybrid", 0, [seen(ask(), variant="large")], {"large": 1.0}), "cloud_tokens": 3}

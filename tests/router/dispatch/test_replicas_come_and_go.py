@@ -14,7 +14,7 @@ from router.dispatch import pool
 from router.dispatch.dispatcher import Dispatcher
 from router.values.replica import ReplicaSnapshot
 from router.values.request import InferenceRequest, TokenChunk
-from router.values.settings import RouterSettings
+from router.values.settings import HedgeSettings, RouterSettings
 from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import FakeReplica, answer, info, request
 
@@ -44,9 +44,9 @@ class Changing:
         self.clock = VirtualClock()
         self.made: list[Draining] = []
         self.there: list[Draining] = []
-        self.dispatcher = Dispatcher(
-            [], RouterSettings(max_queue=1_000, max_wait_ms=3_600_000.0), clock=self.clock, seed=0
-        )
+        unhedged = HedgeSettings(enabled=False)  # a second copy of a late one is meant, and tested elsewhere
+        settings = RouterSettings(max_queue=1_000, max_wait_ms=3_600_000.0, hedge=unhedged)
+        self.dispatcher = Dispatcher([], settings, clock=self.clock, seed=0)
         self.asked: list[asyncio.Future[str]] = []
 
     @property

@@ -84,6 +84,7 @@ def test_json_to_stdout_is_nothing_but_json() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.process  # matplotlib may look for fonts with one
 def test_plots_and_a_page_that_needs_no_other_file(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     simulate("two_tiers", *SMALL, "--load", "0.5,2", "--bound", "--out", str(out))
