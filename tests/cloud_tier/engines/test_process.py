@@ -41,7 +41,8 @@ def alive(pid: int) -> bool:
 
 
 async def test_what_it_writes_is_told_line_by_line_without_colours() -> None:
-    code = r"import sys; print('\x1b[32mone\x1b[0m\rtwo', flush=True); print('three', file=sys.stderr); print('x' * 200000, end='')"
+    code = r"import sys; print('\x1b[32mone\x1b[0m\rtwo', flush=True); print('three', file=sys.stderr)"
+    code += "; print('x' * 200000, end='')"
     async with running(code) as (process, lines):
         assert await process.ended() == "exit status 0"
         await process.end()
