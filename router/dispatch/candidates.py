@@ -132,9 +132,7 @@ def _candidates(
             state = view.state = latency.state(view.snapshot, view.link, view.mine, view.siblings, now_s)
         ahead, slots, occupied = ahead_of(name, priority), view.slots or 1, view.occupied
         room_tokens = view.kv_room
-        kv_short = room_tokens is not None and _is_short(
-            room_tokens, name, needed + request.prompt_slack, pending, pool
-        )
+        kv_short = room_tokens is not None and _is_short(room_tokens, name, needed, pending, pool)
         candidates.append(
             Candidate(
                 info,

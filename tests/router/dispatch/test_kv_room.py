@@ -151,3 +151,10 @@ def test_everybody_is_served_and_no_cache_overflows(asks: list[tuple[int, float,
             assert all(replica.open == 0 for replica in here.replicas)
 
     asyncio.run(play())
+
+
+async def test_the_doubt_about_an_estimated_length_counts_once() -> None:
+    """Four prompts of 4,000 tokens fit, also where as many as 1,500 of each may be a mistake of the estimate."""
+    async with line(FOUR_LONG) as here:
+        await played(here, *(here.ask(f"long-{n}", LONG, prompt_slack=1500) for n in range(4)))
+        assert here.replicas[0].most == 4
