@@ -24,7 +24,8 @@ from pathlib import Path
 from router.base.clock import MonotonicClock
 from router.base.timers import Alarms
 from router.dispatch.binding import Binder
-from router.dispatch.candidates import PendingRequest, assess
+from router.dispatch.candidates import assess
+from router.dispatch.pending import PendingRequest
 from router.dispatch.telemetry import Telemetry
 from router.policy.registry import POLICIES, load_policy
 from router.signals.affinity import Affinity

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import zlib
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -22,15 +21,19 @@ import structlog
 from router.base.clock import Clock
 from router.base.errors import DeadlineLost, Evicted, OverspillError, PromiseLost, Shed, Unavailable
 from router.base.timers import Alarm, Alarms
-from router.dispatch.candidates import PendingRequest, assess, demand_on, expected_tokens, explain_none, kv_tokens
+from router.dispatch.candidates import assess, demand_on
 from router.dispatch.give_up import give_up_lost
 from router.dispatch.hedge import HedgeBudget, device_seconds
+from router.dispatch.imagining import Imagining
 from router.dispatch.lost import LostPromises
+from router.dispatch.pending import PendingRequest
 from router.dispatch.pool import Pool, Unreached
 from router.dispatch.queue import Key, QueueEntry, RequestQueue
 from router.dispatch.record import DecisionRecord
+from router.dispatch.refusals import Refusals, spread
+from router.dispatch.rejections import explain_none
 from router.dispatch.telemetry import Telemetry
-from router.policy.promise import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, backlog_s
+from router.policy.promise import backlog_s
 from router.policy.registry import load_policy
 from router.signals.in_flight import Attempt
 from router.signals.signals import Signals
@@ -38,7 +41,6 @@ from router.values.choice import Choice, Hopeless
 from router.values.replica import Replica, ReplicaInfo
 from router.values.request import Locality
 from router.values.settings import RouterSettings
-from router.values.situation import Situation
 
 log = structlog.get_logger("router")
 
@@ -52,8 +54,6 @@ _DUE_A_TURN = 64
 _LOOKS_A_SLOT = 6
 _LIKELY = 0.5  # promise kept, from which on somebody may go first for their age
 _RETRY_AFTER_S = 1.0  # where nothing better is known
-# Refusals for want of capacity count as waiting requests for so long, in the measure of overload.
-_REFUSALS_COUNT_S = 2.0
 
 
 class Binder:
@@ -79,10 +79,10 @@ class Binder:
         self._telemetry = telemetry
         self._policy = load_policy(settings.policy)
         self.pool.locality = self._policy.locality
-        self._refused_at_s: deque[float] = deque()
+        self._refusals = Refusals()
         self._scheduled = False
         self._freed: dict[str, None] = {}
-        self._unimagined: deque[Situation] = deque()
+        self._imagining = Imagining(self._policy, signals.what_if)
         self._again: deque[QueueEntry] = deque()
         self._lost = LostPromises()
         self._looks = 0
@@ -92,7 +92,7 @@ class Binder:
         self._due_at_s = math.inf
 
     def reconfigure(self, settings: RouterSettings) -> None:
-        self._policy = load_policy(settings.policy)
+        self._policy = self._imagining.policy = load_policy(settings.policy)
         self._settings = self.pool.settings = settings
         self.pool.locality = self._policy.locality
         self.reconsider()
@@ -208,7 +208,7 @@ class Binder:
 
     def _newcomer(self, entry: QueueEntry) -> None:
         """Decide a newcomer; where somebody who waits stands before it, it waits behind them."""
-        self._imagine()
+        self._imagining.now()
         self.pool.begin_moment()
         choice = self._decide(entry)
         if choice is None:
@@ -307,7 +307,7 @@ class Binder:
 
     def _wait(self, entry: QueueEntry, choice: Choice) -> None:
         """Let an entry wait as its decision says."""
-        self.pool.kv.waits(entry, choice, kv_tokens(entry.pending, self._settings), self._clock.now_s())
+        self.pool.kv.waits(entry, choice, entry.pending.kv_tokens(self._settings), self._clock.now_s())
         if entry.promised is None and not choice.starts:
             entry.promised = choice
             entry.wait_factor = self._signals.latency.wait_factor(choice.candidate.info)
@@ -347,36 +347,24 @@ class Binder:
             return None
         if not (entry.offered or entry.continuing):
             entry.offered = True
-            self._unimagined.append(situation)
-            asyncio.get_running_loop().call_soon(self._imagine)  # its own decision does not wait for it
+            self._imagining.soon(situation)
         choice = self._policy.decide(situation)
         if isinstance(choice, Hopeless):
             kind = DeadlineLost if choice.deadline_lost else PromiseLost
             if not choice.deadline_lost:
-                self._refused_at_s.append(pool.now_s)
+                self._refusals.add(pool.now_s)
             self._lost.add(entry.request)
             message = f"the promise cannot be kept: {choice.why}"
-            self._refuse(entry, kind(message, retry_after_s=_spread(choice.retry_after_s, record.request_id)))
+            self._refuse(entry, kind(message, retry_after_s=spread(choice.retry_after_s, record.request_id)))
             return None
         if self._lost.hold_for(entry.request):
             kind = PromiseLost if entry.request.objective.deadline_s is None else DeadlineLost
             message = "the promise cannot be kept: one of a higher priority that asked for the same was turned away"
-            self._refuse(entry, kind(message, retry_after_s=_spread(backlog_s(situation), record.request_id)))
+            self._refuse(entry, kind(message, retry_after_s=spread(backlog_s(situation), record.request_id)))
             return None
         entry.choice = record.choice = choice
         record.promise(choice, situation.waited_s)
         return choice
-
-    def _imagine(self) -> None:
-        """Let newcomers into the imagined tiers too, before the next one is decided."""
-        while self._unimagined:
-            situation = self._unimagined.popleft()
-            try:
-                ask = self._policy.ask(situation)
-                if ask is not None:
-                    self._signals.what_if.arrived(situation.now_s, ask)
-            except Exception:  # what is imagined concerns no request
-                log.exception("imagining crashed")
 
     def _refuse(self, entry: QueueEntry, error: OverspillError) -> None:
         """Turn an entry away; it leaves the queue at once."""
@@ -463,7 +451,7 @@ class Binder:
             kind = Shed if entry is newcomer else Evicted
             waiting = len(self.queue) - 1
             retry_after_s = self._backlog_s(entry)
-            self._refused_at_s.append(self._clock.now_s())
+            self._refusals.add(self._clock.now_s())
             self._refuse(entry, kind(f"the queue is full: {waiting} requests wait", retry_after_s=retry_after_s))
 
     def _give_up(self, entry: QueueEntry) -> None:
@@ -499,14 +487,11 @@ class Binder:
                 wait_s = backlog_s(situation)
         except Exception:  # an estimate: the refusal it goes with must reach its caller in any case
             log.exception("estimate of the backlog crashed", request_id=entry.record.request_id)
-        return _spread(wait_s, entry.record.request_id)
+        return spread(wait_s, entry.record.request_id)
 
     def _update_ladder(self) -> None:
-        ladder, refused = self._signals.ladder, self._refused_at_s
-        since_s = self._clock.now_s() - _REFUSALS_COUNT_S
-        while refused and refused[0] < since_s:
-            refused.popleft()
-        if ladder.update(len(self.queue) + len(refused), self._settings):
+        ladder = self._signals.ladder
+        if ladder.update(len(self.queue) + self._refusals.lately(self._clock.now_s()), self._settings):
             log.warning("overload", overloaded=ladder.overloaded, waiting=len(self.queue))
         if ladder.overloaded:
             self._recheck_later()  # refusals expire by time alone, without any event
@@ -547,19 +532,8 @@ def _nothing() -> None:
 
 def _expected_tokens(pending: PendingRequest, choice: Choice) -> int:
     """Expected length of the rest of the answer under the cap of the choice."""
-    expected, cap = expected_tokens(pending, choice.candidate.info), choice.max_tokens
+    expected, cap = pending.expected_tokens(choice.candidate.info.context_tokens), choice.max_tokens
     return expected if cap is None else max(1, min(expected, cap - pending.request.continuation_tokens))
-
-
-def _spread(retry_after_s: float, request_id: str) -> float:
-    """Return the time stretched by 0 to 25 % by request id, so that a refused burst comes back spread out."""
-    return _bounded(retry_after_s * (1 + zlib.crc32(request_id.encode()) / 2**34))
-
-
-def _bounded(retry_after_s: float) -> float:
-    if not math.isfinite(retry_after_s):
-        return MAX_RETRY_AFTER_S
-    return min(max(retry_after_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
 
 def _internal_error(request_id: str) -> OverspillError:

@@ -17,9 +17,9 @@ from router.base.errors import (
 )
 from router.dispatch.attempt_run import AttemptRun, Surroundings
 from router.dispatch.blame import Verdict, outcome_of, verdict
-from router.dispatch.candidates import PendingRequest
 from router.dispatch.feedback import Feedback
 from router.dispatch.hedge import HedgedRun
+from router.dispatch.pending import PendingRequest
 from router.dispatch.record import DecisionRecord
 from router.signals.in_flight import Attempt
 from router.signals.length import LengthWatch

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from router.dispatch.candidates import PendingRequest
+from router.dispatch.pending import PendingRequest
 from router.dispatch.record import DecisionRecord
 from router.signals.in_flight import Attempt
 from router.values.choice import Choice

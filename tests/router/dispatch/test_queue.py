@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.base.errors import Unavailable
-from router.dispatch.candidates import PendingRequest
+from router.dispatch.pending import PendingRequest
 from router.dispatch.queue import QueueEntry, RequestQueue
 from router.dispatch.record import DecisionRecord
 from router.signals.length import LengthWatch

@@ -1,0 +1,150 @@
+"""Why a replica may not serve a request, and what the caller is told where none may."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.base.errors import (
+    ContextTooLong,
+    InvalidRequest,
+    ModelNotFound,
+    OverspillError,
+    ReplicasFailed,
+    Unavailable,
+)
+from router.dispatch.pending import PendingRequest
+from router.dispatch.pool import Pool, ReplicaView
+from router.dispatch.record import Rejection
+from router.values.replica import ReplicaInfo, SpeedPrior
+from router.values.request import ChatPrompt, InferenceRequest, Locality
+
+_RETRY_AFTER_S = 1.0
+NEVER = {"other-model", "locality", "lacks", "canary"}
+"""Rejections of replicas that the request may never be served by."""
+
+
+def reject(pending: PendingRequest, view: ReplicaView, pool: Pool) -> Rejection | None:
+    """Say why a replica is no candidate: the request's own bounds first, then the replica's state."""
+    info, request = view.info, pending.request
+    if pool.locality is not Locality.ANY or request.objective.locality is not Locality.ANY:
+        out_of_bounds = _out_of_bounds(request, info, pool)
+        if out_of_bounds:
+            return Rejection(info, "locality", out_of_bounds)
+    if pending.needed_tokens(pool.settings) > info.context_tokens:
+        return Rejection(info, "context", too_long(pending, info))
+    if info.quality < request.objective.min_quality:
+        return Rejection(info, "quality", f"quality {info.quality:g}, asked for {request.objective.min_quality:g}")
+    lacking = info.lacks & pending.needs if info.lacks else ()
+    if lacking:
+        named = ", ".join(sorted(feature.value for feature in lacking))
+        return Rejection(info, "lacks", f"its server does not do what the request needs: {named}")
+    return _reject_now(pending, view)
+
+
+def _reject_now(pending: PendingRequest, view: ReplicaView) -> Rejection | None:
+    info, health, snapshot = view.info, view.health, view.snapshot
+    if info.replica_id in pending.failed:
+        return Rejection(info, "already-failed", "failed for this request", temporary=True)
+    if not snapshot.available:
+        why = snapshot.why or "not available"
+        return Rejection(info, "unhealthy", why, temporary=True, again_s=snapshot.back_in_s)
+    if health.code and health.against(pending.request.objective.priority):
+        return Rejection(info, health.code, health.text, temporary=True, waits=health.waits, again_s=health.again_s)
+    return None
+
+
+def unreached(pending: PendingRequest, pool: Pool) -> list[Rejection]:
+    """Return a temporary rejection for an upstream that was never reached, where locality allows it."""
+    upstream = pool.unreached
+    if upstream is None or Locality.LOCAL_ONLY in {pool.locality, pending.request.objective.locality}:
+        return []
+    info = ReplicaInfo(
+        replica_id=f"upstream {upstream.endpoint}",
+        endpoint=upstream.endpoint,
+        tier="cloud",
+        remote=True,
+        family=pending.request.model,
+        variant="unknown",
+        rung=0,
+        quality=0.0,
+        context_tokens=0,
+        prior=SpeedPrior(0.0, 0.0),
+    )
+    return [Rejection(info, "unhealthy", upstream.text, temporary=True)]
+
+
+def _out_of_bounds(request: InferenceRequest, info: ReplicaInfo, pool: Pool) -> str:
+    """Say why a replica lies outside of what the policy or the caller allows; empty if it does not."""
+    if not _within(pool.locality, info):
+        return f"{_side(info)}, the policy `{pool.settings.policy}` keeps to {pool.locality.value}"
+    asked = request.objective.locality
+    return "" if _within(asked, info) else f"{_side(info)}, x-overspill-locality asks for {asked.value}"
+
+
+def _within(locality: Locality, info: ReplicaInfo) -> bool:
+    if locality is Locality.LOCAL_ONLY:
+        return not info.remote
+    return locality is not Locality.CLOUD_ONLY or info.tier == "cloud"
+
+
+def _side(info: ReplicaInfo) -> str:
+    return "remote" if info.remote else "local"
+
+
+def too_long(pending: PendingRequest, info: ReplicaInfo) -> str:
+    answer = f" + answer {pending.left_tokens}" if pending.left_tokens is not None else ""
+    return f"prompt {_length(pending.request)}{answer} tokens, window {info.context_tokens}"
+
+
+def other_side(request: InferenceRequest, pool: Pool) -> str:
+    canary = pool.canary_of(request)
+    if canary is None:
+        return ""
+    if canary.why:
+        return f"canary {canary.name} stepped back: {canary.why}"
+    return (
+        f"drawn for the {canary.side} deployment of canary {canary.name}, which has {canary.weight:.3g} of the requests"
+    )
+
+
+def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> OverspillError:
+    """Return the error for a request that every replica was rejected for; a temporary reason comes first."""
+    request = pending.request
+    of_model = [r for r in rejections if r.code != "other-model"]
+    if not of_model:
+        known = {r.info.family for r in rejections} | {r.info.variant for r in rejections}
+        return ModelNotFound.of(request.model, known)
+    temporary = [r for r in of_model if r.temporary]
+    if temporary:
+        reasons = "; ".join(f"{r.info.replica_id}: {r.text}" for r in temporary)
+        again_s = min((r.again_s for r in temporary if r.again_s > 0), default=_RETRY_AFTER_S)
+        # A replica that failed for this request may serve others: the refusal speaks for this request only.
+        kind = ReplicasFailed if any(r.code == "already-failed" for r in temporary) else Unavailable
+        return kind(f"no replica can take the request now ({reasons})", retry_after_s=again_s)
+    too_long = [r.info for r in of_model if r.code == "context"]
+    if too_long:
+        largest = max(too_long, key=lambda info: info.context_tokens)
+        return ContextTooLong(
+            f"the prompt has {_length(request)} tokens; the largest window that may serve it is "
+            f"{largest.context_tokens} tokens ({largest.replica_id}), prompt and answer together. Shorten the prompt",
+            param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
+        )
+    if any(r.code == "quality" for r in of_model):
+        best = max(r.info.quality for r in of_model if r.code == "quality")
+        return InvalidRequest(
+            f"x-overspill-min-quality {request.objective.min_quality:g} is above the best rung that may serve "
+            f"{request.model!r}, which has {best:g}",
+            param="x-overspill-min-quality",
+        )
+    reasons = "; ".join(f"{r.info.replica_id}: {r.text}" for r in of_model)
+    if {"lacks"} <= {r.code for r in of_model} <= {"lacks", "locality"}:
+        return InvalidRequest(f"no replica of {request.model!r} can serve this request ({reasons})")
+    return Unavailable(
+        f"locality leaves no replica that may serve {request.model!r} at present ({reasons})",
+        retry_after_s=_RETRY_AFTER_S,
+    )
+
+
+def _length(request: InferenceRequest) -> str:
+    estimated = "at least about " if request.prompt_slack else ""
+    return f"{estimated}{request.least_prompt_tokens}"
