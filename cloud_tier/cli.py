@@ -24,7 +24,7 @@ from router.upstream.look import backend_lines
 if TYPE_CHECKING:
     from cloud_tier.engine_check import EngineReport
     from cloud_tier.engines.settings import CloudBackend
-    from cloud_tier.server import Plan
+    from cloud_tier.plan import Plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The cloud tier.")
 
@@ -79,11 +79,12 @@ def serve(
     import uvloop  # noqa: PLC0415 - `overspill cloud --help` stays quick
 
     from cloud_tier import server  # noqa: PLC0415
+    from cloud_tier.plan import make_plan  # noqa: PLC0415
     from router.base import logs  # noqa: PLC0415
 
     settings = _settings(config, model, (host, port), (tensor_parallel, device, dtype, engine))
     logs.configure(settings.server.log_level, settings.server.log_format)
-    plan = server.make_plan(settings)
+    plan = make_plan(settings)
     spare_what_was_imported()
     uvloop.run(server.serve(plan))
 
@@ -103,9 +104,9 @@ def check(
 ) -> None:
     """Check configuration, keys, weights and GPUs. Exit status 2 names what is wrong."""
     settings = _settings(config, model, (host, port), (tensor_parallel, device, dtype, None))
-    from cloud_tier import server  # noqa: PLC0415 - as above
+    from cloud_tier.plan import make_plan  # noqa: PLC0415 - as above
 
-    plan = server.make_plan(settings)
+    plan = make_plan(settings)
     if not as_json:
         _describe(plan)
     reports = asyncio.run(_run_engines(plan, quiet=as_json)) if engine else []

@@ -22,7 +22,8 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingContext
 
 from cloud_tier.config import CloudConfig, load
-from cloud_tier.server import CloudTier, make_plan
+from cloud_tier.plan import make_plan
+from cloud_tier.server import CloudTier
 from router.base import logs
 from router.base.errors import Unavailable
 

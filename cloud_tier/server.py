@@ -10,44 +10,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import enum
-import importlib.util
-import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from pathlib import Path
 
 import structlog
 from fastapi import FastAPI
 from prometheus_client import ProcessCollector
 
-from cloud_tier.backends import plan_servers
-from cloud_tier.config import CloudConfig, LimitsConfig, read_keys, require_keys
+from cloud_tier.config import LimitsConfig
 from cloud_tier.engine.protocol import EngineConfig
-from cloud_tier.engines.command import ServerSpec
 from cloud_tier.engines.settings import CloudBackend
 from cloud_tier.engines.vllm import VllmServer
 from cloud_tier.gpu_watch import GpuMetrics, GpuWatch
-from cloud_tier.lineup import EngineSpec, line_up
 from cloud_tier.metrics import EngineMetrics, kv_usage, watch_scaling
+from cloud_tier.plan import Plan
 from cloud_tier.prompts import TierPrompts
 from cloud_tier.replicas import EngineReplica, SupervisedEngine
 from cloud_tier.scaling.watch import ScaleWatch
-from models.catalogue.families import Catalogue, load_catalogue
 from models.catalogue.places import places_in
-from models.store.store import ModelStore, default_root
-from models.store.templates import templates_in
 from models.text.chat import PromptEncoder
 from router.base import systemd
 from router.base.clock import Clock, MonotonicClock
-from router.base.credentials import secret
-from router.base.errors import ConfigError, ReplicaError
-from router.base.extras import install
+from router.base.errors import ReplicaError
 from router.base.garbage import collect_while_few_wait
 from router.base.timers import end
-from router.decisions.settings import describe
 from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.pool import Unreached
@@ -55,18 +43,15 @@ from router.dispatch.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, GatewayLimits, create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.listener import Listener, allow_open_files, bind
-from router.tracing.otlp import describe as describe_traces
 from router.tracing.otlp import open_traces
-from router.upstream.source import SourceHooks
+from router.upstream.foreign import Surroundings
 from router.upstream.sources import Sources, backend_sources
 from router.values.replica import ReplicaInfo
-from router.values.template import Renderers, no_renderers
 
 log = structlog.get_logger("cloud_tier")
 
 _LAST_WORDS_S = 2.0  # after the engines ended: for error events to reach their callers
 _POLL_S = 0.02
-_ENGINE_NEEDS = ("torch", "gguf")
 
 EngineFactory = Callable[[EngineConfig, Clock], SupervisedEngine]
 
@@ -77,65 +62,6 @@ class Phase(enum.Enum):
     STARTING = "starting"
     SERVING = "serving"
     DRAINING = "draining"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
-    """Everything `serve` needs, checked: nothing in it can be wrong any more but the machine.
-
-    Attributes:
-        servers: vLLM servers that the tier starts itself; each stands among the backends of `config` too.
-    """
-
-    config: CloudConfig
-    specs: tuple[EngineSpec, ...]
-    catalogue: Catalogue
-    api_keys: Mapping[str, int] = dataclasses.field(repr=False)
-    renderers: Renderers = no_renderers
-    servers: tuple[ServerSpec, ...] = ()
-
-
-def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> Plan:
-    """Check a configuration against this machine: keys, models, weights. Reads files; starts nothing.
-
-    Raises:
-        ConfigError: a library is missing, the tier would be open to the network, decisions cannot be written, or an
-            entry does not fit its model.
-        ModelNotFound, ArtifactError: a model is unknown, or its weights are not here; names the command to run.
-    """
-    for entry in config.backends:
-        secret(entry.api_key, f"backends.{entry.name}.api_key", environ)
-    keys = read_keys(config.auth, environ)
-    require_keys(config.server, config.auth, keys)
-    describe(config.decisions)
-    describe_traces(config.telemetry)
-    if not config.models and not config.backends:
-        raise ConfigError(
-            "no model to serve: name one with --model (for example: --model smollm2-135m) or in [[models]], "
-            "or a server that has some in [[backends]]",
-            param="models",
-        )
-    folder = config.server.models_dir
-    catalogue = load_catalogue()
-    store = ModelStore(Path(folder).expanduser() if folder else default_root(), catalogue)
-    servers = plan_servers(config, catalogue, store)
-    if servers.config.models:
-        _require_engine()
-    specs = line_up(servers.config.models, catalogue, store, servers.engine_gpus)
-    return Plan(servers.config, specs, catalogue, keys, templates_in(catalogue, store), servers.specs)
-
-
-def _require_engine() -> None:
-    """Look for what engines import in processes of their own, where a missing library is told as an engine that died.
-
-    Raises:
-        ConfigError: names the extra and how to install it.
-    """
-    missing = [name for name in _ENGINE_NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"the cloud tier needs the extra `cloud`: {', '.join(missing)} cannot be imported; run: {install('cloud')}"
-        )
 
 
 def torch_engine(config: EngineConfig, clock: Clock) -> SupervisedEngine:
@@ -185,22 +111,14 @@ class CloudTier:
             decisions=self._decisions,
             traces=self._traces,
         )
-        hooks = SourceHooks(
-            on_change=self._publish,
-            probe_succeeded=self._dispatcher.probe_succeeded,
-            probe_failed=self._dispatcher.probe_failed,
-            misses_to_be_lost=lambda: plan.config.router.breaker.failures,
-            want=self._dispatcher.admission.want,
-        )
-        places = places_in(plan.catalogue)
+        hooks = self._dispatcher.source_hooks(self._publish)
+        surroundings = Surroundings(self._clock, hooks, places_in(plan.catalogue), plan.renderers, tier="cloud")
 
         def start(entry: CloudBackend) -> VllmServer | None:
             spec = next((spec for spec in plan.servers if spec.backend is entry), None)
-            return None if spec is None else VllmServer(spec, places, self._clock, hooks)
+            return None if spec is None else VllmServer(spec, surroundings)
 
-        backends = backend_sources(
-            plan.config.backends, places, self._clock, hooks, renderers=plan.renderers, start=start
-        )
+        backends = backend_sources(plan.config.backends, surroundings, start=start)
         self._sources = Sources(backends)
         self.scale = ScaleWatch(self._dispatcher, plan.config.scaling, self._clock, self._publish)
         watch_scaling(self.scale, self._telemetry)

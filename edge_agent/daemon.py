@@ -47,6 +47,7 @@ from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.listener import Listener, allow_open_files, bind
 from router.signals.link import Link, LinkPrior
 from router.tracing.otlp import open_traces
+from router.upstream.foreign import Surroundings
 from router.upstream.server import ServerOptions
 from router.upstream.source import ReplicaSource, SourceHooks
 from router.upstream.sources import Sources, backend_sources
@@ -290,17 +291,9 @@ class EdgeAgent:
         Raises:
             ConfigError: a URL, a key or a TLS file is wrong.
         """
-        hooks = SourceHooks(
-            on_change=self._publish,
-            probe_succeeded=self.dispatcher.probe_succeeded,
-            probe_failed=self.dispatcher.probe_failed,
-            misses_to_be_lost=lambda: self.config.router.breaker.failures,
-            want=self.dispatcher.admission.want,
-        )
-        places = places_in(self.shelf.catalogue)
-        renderers = templates_in(self.shelf.catalogue, self.shelf.store)
-        backends = backend_sources(self.config.backends, places, self.clock, hooks, renderers=renderers)
-        sources: list[ReplicaSource] = [*backends]
+        hooks = self.dispatcher.source_hooks(self._publish)
+        places, renderers = places_in(self.shelf.catalogue), templates_in(self.shelf.catalogue, self.shelf.store)
+        sources = backend_sources(self.config.backends, Surroundings(self.clock, hooks, places, renderers))
         return [self._upstream_tier(hooks), *sources] if self.config.upstream.url else sources
 
     def _upstream_tier(self, hooks: SourceHooks) -> UpstreamTier:

@@ -17,13 +17,11 @@ import structlog
 
 from cloud_tier.engines.command import ServerSpec, command_of, environment_of, window_of
 from cloud_tier.engines.process import ServerProcess
-from router.base.clock import Clock
 from router.base.errors import ReplicaUnreachable, in_words
 from router.base.timers import end
-from router.signals.link import Link
-from router.upstream.openai_server import OpenAIServer, Places
+from router.upstream.foreign import Surroundings
+from router.upstream.openai_server import OpenAIServer
 from router.upstream.server import ServerOptions
-from router.upstream.source import SourceHooks
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import InferenceRequest, TokenChunk
 from router.values.status import ReplicaFacts
@@ -83,13 +81,14 @@ class VllmServer:
         pid: of the server, and of its process group; None while none runs.
     """
 
-    def __init__(self, spec: ServerSpec, places: Places, clock: Clock, hooks: SourceHooks) -> None:
+    def __init__(self, spec: ServerSpec, surroundings: Surroundings) -> None:
         self.restarts = 0
         self._spec = spec
         self._name = spec.backend.name + ("-prefill" if spec.backend.role == "prefill" else "")
-        self._clock = clock
-        self._hooks = hooks
-        self._make = _maker(spec, self._name, places, clock, dataclasses.replace(hooks, on_change=self._changed))
+        self._clock = clock = surroundings.clock
+        self._hooks = hooks = surroundings.hooks
+        heard = dataclasses.replace(hooks, on_change=self._changed)
+        self._make = _maker(spec, self._name, dataclasses.replace(surroundings, hooks=heard))
         self._server: OpenAIServer | None = None
         self._known: Sequence[ReplicaInfo] = [self._expected("http://127.0.0.1:9", {})]
         self._awaited: list[AwaitedReplica] = []
@@ -264,7 +263,7 @@ class VllmServer:
         tell("vllm", backend=self._name, line=found["text"], where=found["where"], process=found["who"])
 
 
-def _maker(spec: ServerSpec, name: str, places: Places, clock: Clock, hooks: SourceHooks) -> MakeServer:
+def _maker(spec: ServerSpec, name: str, surroundings: Surroundings) -> MakeServer:
     """Return what makes the client of the server at an address: on this machine, and known to be vLLM."""
     backend = spec.backend
     served = msgspec.structs.replace(
@@ -280,10 +279,7 @@ def _maker(spec: ServerSpec, name: str, places: Places, clock: Clock, hooks: Sou
             poll_interval_s=backend.poll_interval_s,
             connect_timeout_s=backend.connect_timeout_s,
         )
-        link = Link(url, clock=clock)
-        return OpenAIServer(
-            url, name, served, places, link=link, clock=clock, options=options, hooks=hooks, own_tier="cloud"
-        )
+        return OpenAIServer(url, name, served, surroundings, options)
 
     return make
 

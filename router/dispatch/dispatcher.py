@@ -10,10 +10,10 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, final
+from typing import final
 
 import structlog
 
@@ -30,6 +30,7 @@ from router.dispatch.decision_value import decision_of
 from router.dispatch.feedback import Feedback
 from router.dispatch.hedge import LEAST_WAIT_S, HedgeBudget, device_seconds
 from router.dispatch.journey import Journey
+from router.dispatch.opened import OpenedAnswer
 from router.dispatch.pool import MANY, Unreached
 from router.dispatch.record import DecisionLog, DecisionRecord
 from router.dispatch.self_test import SelfTests
@@ -45,9 +46,10 @@ from router.signals.latency import LatencyModel
 from router.signals.length import LengthModel
 from router.signals.signals import Signals
 from router.tracing.sink import TraceSink
+from router.upstream.source import SourceHooks
 from router.values.answer import Answer
 from router.values.replica import Replica, ReplicaSnapshot
-from router.values.request import InferenceRequest, Locality, Outcome, TokenChunk
+from router.values.request import InferenceRequest, Locality, Outcome
 from router.values.settings import RouterSettings
 from router.values.status import RouterStatus
 
@@ -157,7 +159,7 @@ class Dispatcher:
         if journey.route is None:
             await chunks.aclose()
             raise ReplicaBroken("the replica ended without an answer")
-        journey.answer = Answer(journey.route, _Opened(first, chunks), lambda: journey.ready)
+        journey.answer = Answer(journey.route, OpenedAnswer(first, chunks), lambda: journey.ready)
         return journey.answer
 
     def _family(self, model: str) -> str:
@@ -220,6 +222,16 @@ class Dispatcher:
         """Ask `upstream` at each decision for what is configured and was never reached: it might serve anything."""
         self._binder.pool.upstream = upstream
         self._binder.wake()
+
+    def source_hooks(self, on_change: Callable[[], None]) -> SourceHooks:
+        """Return whom a source of replicas tells what it finds out: this router, and `on_change` of new replicas."""
+        return SourceHooks(
+            on_change=on_change,
+            probe_succeeded=self.probe_succeeded,
+            probe_failed=self.probe_failed,
+            want=self.admission.want,
+            misses_to_be_lost=lambda: self.settings.breaker.failures,
+        )
 
     def tell_of_waiting(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever a request has to wait: it may be for a credit of the tier above."""
@@ -386,28 +398,6 @@ class Dispatcher:
         self._board.watch(telemetry)
         telemetry.watch_canaries(self._signals.canaries)
         self.admission.watch(telemetry)
-
-
-class _Opened(AsyncGenerator[TokenChunk, None]):
-    """An answer whose first chunk is there. Closing it ends the work, also when nobody ever read from it."""
-
-    def __init__(self, first: TokenChunk, rest: AsyncGenerator[TokenChunk, None]) -> None:
-        self._first: TokenChunk | None = first
-        self._rest = rest
-
-    async def asend(self, value: None) -> TokenChunk:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        return await self._rest.asend(value)
-
-    async def athrow(self, typ: Any, val: Any = None, tb: Any = None) -> TokenChunk:  # noqa: ARG002 - the ABC's own
-        self._first = None
-        return await self._rest.athrow(typ if val is None else val)
-
-    async def aclose(self) -> None:
-        self._first = None
-        await self._rest.aclose()
 
 
 def _unheard(_: object) -> None:

@@ -7,8 +7,7 @@ take, return and run at once. A model that is being loaded is unavailable until 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Annotated, final
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -17,32 +16,25 @@ import httpx
 import msgspec
 import structlog
 
-from router.base.clock import Clock
 from router.base.errors import OverspillError
-from router.base.timers import end, within
-from router.signals.link import Link
+from router.upstream.foreign import ForeignServer, Served, Surroundings
 from router.upstream.handshake import HandshakeTrace
 from router.upstream.kserve_codec import KServeCodec
 from router.upstream.kserve_model import Metadata, TextModel, TritonConfig, text_model
-from router.upstream.openai_server import Places
 from router.upstream.replica import Condition, UpstreamReplica
-from router.upstream.server import PolledServer, ServerOptions
+from router.upstream.server import ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
-from router.upstream.source import SourceHooks
-from router.upstream.speed import measure_speed
 from router.upstream.stream import UpstreamRequest
 from router.upstream.triton_load import TritonLoad, read_triton_load
-from router.values.replica import Place, ReplicaInfo, SpeedPrior
+from router.values.replica import ReplicaInfo
 from router.values.request import Feature, InferenceRequest
-from router.values.template import Render, Renderers
+from router.values.status import ReplicaFacts
+from router.values.template import Render
 from router.wire.load import LoadReport, VariantLoad
 
 log = structlog.get_logger("router.gateway")
 
-_ASSUMED = SpeedPrior(500.0, 30.0, source="assumed: neither configured nor measured")
-_ASSUMED_CONTEXT_TOKENS = 4096
 _ASSUMED_SLOTS = 64
-_WARM_UP_S = 120.0
 _METRICS_S = 0.5  # no more of a poll's time: a port that drops packets is not there
 _FIRST_LOADING_S = 10.0  # a model takes to load, where none was seen to
 _LEAST_LOADING_S = 1.0
@@ -68,41 +60,19 @@ _index_decoder = msgspec.json.Decoder(Annotated[list[_Listed], msgspec.Meta(max_
 
 
 @final
-class KServeServer(PolledServer):
-    """One server of a `[[backends]]` entry of kind `kserve`.
-
-    Args:
-        name: of its replicas: the backend's, with the address where there are several.
-        places: asked where the server's models stand.
-        renderers: asked what makes text of conversations for them; a model without takes completions alone.
-    """
+class KServeServer(ForeignServer):
+    """One server of kind `kserve`; see `ForeignServer`. A model whose chat template is not known takes completions."""
 
     def __init__(
-        self,
-        url: str,
-        name: str,
-        settings: BackendSettings,
-        places: Places,
-        renderers: Renderers,
-        *,
-        link: Link,
-        clock: Clock,
-        options: ServerOptions,
-        hooks: SourceHooks,
+        self, url: str, name: str, settings: BackendSettings, surroundings: Surroundings, options: ServerOptions
     ) -> None:
-        super().__init__(url, link=link, clock=clock, options=options, hooks=hooks, name=name)
-        self._settings = settings
-        self._places = places
-        self._renderers = renderers
+        super().__init__(url, name, settings, surroundings, options)
         self._triton = False
         self._indexes = True
         self._exports = False
         self._metrics_url = _metrics_url(self.endpoint, settings.kserve.metrics_url)
         self._ready: frozenset[str] = frozenset()
         self._codecs: dict[str, KServeCodec] = {}
-        self._slots: dict[str, int] = {}
-        self._speeds: dict[str, SpeedPrior] = {}
-        self._measuring: asyncio.Task[None] | None = None
         self._loading_since_s: dict[str, float] = {}
         self._loading_took_s: dict[str, float] = {}
         self._told_of: set[str] = set()
@@ -116,7 +86,6 @@ class KServeServer(PolledServer):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await end(*filter(None, [self._measuring]))
         await super().__aexit__(kind, error, trace)
         await self._metrics_client.aclose()
 
@@ -135,7 +104,7 @@ class KServeServer(PolledServer):
     async def _probe(self) -> None:
         trace = HandshakeTrace(self.clock)
         began_s = self.clock.now_s()
-        reply = await self._probe_client.get("/v2/health/ready", extensions={"trace": trace})
+        reply = await self._get("/v2/health/ready", trace)
         ended_s = self.clock.now_s()
         self.link.observe_rtt(trace.handshake_s if trace.handshake_s is not None else ended_s - began_s)
         if reply.status_code in {401, 403}:
@@ -162,7 +131,7 @@ class KServeServer(PolledServer):
         """
         wanted = [model.served for model in self._settings.models]
         if self._indexes:
-            reply = await self._probe_client.post("/v2/repository/index", json={})
+            reply = await self._ask("POST", "/v2/repository/index", json={})
             if reply.status_code == 200:
                 found: dict[str, _Listed] = {}
                 for entry in _index_decoder.decode(reply.content):
@@ -179,7 +148,7 @@ class KServeServer(PolledServer):
         return {name: await self._state(name) for name in wanted} if ready else {n: _Listed(n, "") for n in wanted}
 
     async def _state(self, name: str) -> _Listed:
-        reply = await self._probe_client.get(f"/v2/models/{quote(name, safe='')}/ready")
+        reply = await self._get(f"/v2/models/{quote(name, safe='')}/ready")
         return _Listed(name, _READY if reply.status_code == 200 else "UNAVAILABLE")
 
     def _mark(self, states: Mapping[str, _Listed]) -> None:
@@ -218,10 +187,11 @@ class KServeServer(PolledServer):
     # ── what they take and return ───────────────────────────────────────────────────────────────────────────────────
 
     async def _discover(self, states: Mapping[str, _Listed], ready: frozenset[str]) -> None:
-        reply = await self._probe_client.get("/v2")
+        reply = await self._get("/v2")
         told = msgspec.json.decode(reply.content, type=_Server) if reply.status_code == 200 else _Server()
         self._triton = told.name.lower() == "triton"
         self._exports = self._triton and bool(self._metrics_url)
+        self.facts = ReplicaFacts(kind="triton" if self._triton else "kserve")
         known = {model.served: model for model in self._settings.models}
         found = {codec.model.name: codec for codec in self._codecs.values()}  # one that is being loaded stays known
         infos = [replica.info for replica in self._replicas if self._served(replica) in states.keys() - ready]
@@ -229,15 +199,12 @@ class KServeServer(PolledServer):
             model = known.get(name) or BackendModel(served=name)
             text = await self._ask_about(name)
             if text is not None:
-                infos.append(await self._info(text, model, found.get(name)))
+                infos.append(await self._text_info(text, model, found.get(name)))
             elif name not in self._told_of:
                 self._told_of.add(name)
                 log.info("no text model", backend=self.name, model=name, wants=_tensors(self._settings))
-        slow = [info for info in infos if self._settings.warm_up and info.variant not in self._speeds]
-        if slow and self._measuring is None:
-            self._measuring = asyncio.create_task(self._measure(infos, slow), name=f"warm up {self.name}")
-        elif not slow and (infos or self._replicas or not self._awaited(states)):
-            self._take(infos)
+        if infos or self._replicas or not self._awaited(states):
+            self._publish(infos)
 
     def _awaited(self, states: Mapping[str, _Listed]) -> list[str]:
         """Return the models that are not ready and shall be: those that are configured, and those being loaded."""
@@ -249,7 +216,7 @@ class KServeServer(PolledServer):
 
     async def _ask_about(self, name: str) -> TextModel | None:
         """Return what a model takes and returns; None if that is no text, or nothing that can be read."""
-        reply = await self._probe_client.get(f"/v2/models/{quote(name, safe='')}")
+        reply = await self._get(f"/v2/models/{quote(name, safe='')}")
         if reply.status_code != 200:  # unloaded since it was listed
             return None
         try:
@@ -264,66 +231,27 @@ class KServeServer(PolledServer):
         return text_model(name, metadata, config, self._settings.kserve, streams=streams)
 
     async def _config(self, name: str) -> TritonConfig:
-        reply = await self._probe_client.get(f"/v2/models/{quote(name, safe='')}/config")
+        reply = await self._get(f"/v2/models/{quote(name, safe='')}/config")
         return msgspec.json.decode(reply.content, type=TritonConfig) if reply.status_code == 200 else TritonConfig()
 
-    async def _info(self, text: TextModel, model: BackendModel, known: KServeCodec | None) -> ReplicaInfo:
-        settings = self._settings
-        variant = model.variant or text.name
-        place = self._places(variant) or self._places(text.name) or Place(variant)
-        window = model.context_tokens or text.context_tokens
-        if window is None:
-            window = _ASSUMED_CONTEXT_TOKENS
-            if known is None:
-                log.warning("window unknown", backend=self.name, model=text.name, assumed_tokens=window)
+    async def _text_info(self, text: TextModel, model: BackendModel, known: KServeCodec | None) -> ReplicaInfo:
+        variant, place = self._place_of(text.name, model)
         render = known.render if known is not None else await self._template(place.family, model)
         self._codecs[variant] = KServeCodec(text, render, triton=self._triton)
-        self._slots[variant] = model.slots or text.slots or _ASSUMED_SLOTS
-        if model.prefill_tokens_per_s and model.decode_tokens_per_s:
-            self._speeds.setdefault(
-                variant, SpeedPrior(model.prefill_tokens_per_s, model.decode_tokens_per_s, source="configured")
-            )
         chat = {Feature.CHAT, Feature.CONTINUED_CHAT} if render is None else set()
-        return ReplicaInfo(
-            replica_id=f"{self.name}/{variant}",
-            endpoint=self.endpoint,
-            tier="edge" if settings.local else "cloud",
-            remote=not settings.local,
-            family=model.family or place.family,
-            variant=variant,
-            rung=place.rung if model.rung is None else model.rung,
-            quality=place.quality if model.quality is None else model.quality,
-            context_tokens=window,
-            prior=self._speeds.get(variant, _ASSUMED),
-            device=settings.device or f"{self.endpoint}/{text.name}",
-            backend=settings.name,
-            lacks=text.lacks | chat,
-        )
+        slots, device = text.slots or _ASSUMED_SLOTS, f"{self.endpoint}/{text.name}"
+        return self._describe(Served(text.name, text.context_tokens, slots, text.lacks | chat, device), model)
 
     async def _template(self, family: str, model: BackendModel) -> Render | None:
         try:
-            return await asyncio.to_thread(self._renderers, family, model.chat_template)
+            return await asyncio.to_thread(self._surroundings.renderers, family, model.chat_template)
         except OverspillError as error:
             log.warning("chat template unusable", backend=self.name, model=model.served, why=error.message)
             return None
 
-    async def _measure(self, infos: Sequence[ReplicaInfo], slow: Sequence[ReplicaInfo]) -> None:
-        """Measure the speed of models one after the other, and then let the router know all of them."""
-        for info in slow:
-            try:
-                speed = await within(_WARM_UP_S, measure_speed(UpstreamReplica(info, self), self.clock))
-            except (OverspillError, asyncio.TimeoutError) as error:
-                why = str(error) or f"it took more than {_WARM_UP_S:g} s"
-                log.warning("warm-up failed", backend=self.name, model=info.variant, why=why)
-                speed = _ASSUMED
-            except Exception:  # the task boundary: without a speed it would never serve
-                log.exception("warm-up crashed", backend=self.name, model=info.variant)
-                speed = _ASSUMED
-            self._speeds[info.variant] = speed
-        self._measuring = None
+    def _has_measured(self) -> None:
         if self.condition.reachable:
             self._reached(ready=True)
-        self._take([dataclasses.replace(info, prior=self._speeds[info.variant]) for info in infos])
 
     # ── what it has to do ───────────────────────────────────────────────────────────────────────────────────────────
 

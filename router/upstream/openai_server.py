@@ -1,55 +1,39 @@
 """A server that speaks OpenAI's API, whoever made it: vLLM, SGLang, TGI, llama.cpp, Ollama, a hosted API.
 
-Asked once what it is and what it serves, and at every poll how it is and what it has to do. What it does not say is
-configured, measured or, last, assumed; each figure says which.
+Asked once what it is and what it serves, and at every poll how it is and what it has to do.
 """
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Mapping
 from typing import Annotated, Any, final
 
 import httpx
 import msgspec
 import structlog
 
-from router.base.clock import Clock
-from router.base.errors import OverspillError, in_words
-from router.base.timers import end, within
-from router.signals.link import Link
+from router.base.errors import in_words
 from router.upstream.dialect import DIALECTS, PLAIN, dialect_of
 from router.upstream.exported import ExportedLoad, read_load
+from router.upstream.foreign import ForeignServer, Served, Surroundings
 from router.upstream.handshake import HandshakeTrace
 from router.upstream.openai import retry_after_s
-from router.upstream.replica import UpstreamReplica
 from router.upstream.seen_slots import SeenSlots
-from router.upstream.server import PolledServer, ProbeReply, ServerOptions
+from router.upstream.server import ProbeReply, ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
-from router.upstream.source import SourceHooks
-from router.upstream.speed import measure_speed
 from router.upstream.stream import UpstreamRequest
-from router.values.replica import Place, ReplicaInfo, SpeedPrior
+from router.values.replica import ReplicaInfo, SpeedPrior
 from router.values.request import InferenceRequest
 from router.values.status import ReplicaFacts
 from router.wire.load import LoadReport, VariantLoad
 
 log = structlog.get_logger("router.gateway")
 
-_ASSUMED = SpeedPrior(500.0, 30.0, source="assumed: neither configured nor measured")
-_ASSUMED_CONTEXT_TOKENS = 4096
 _OLLAMA_CONTEXT_TOKENS = 4096  # what it runs a model with that says nothing else
 _MOST_UNNAMED = 32  # models that are all taken where none is named
-_WARM_UP_S = 120.0  # measuring may take so long; a server may load its model meanwhile
 _LOADING_S = 5.0  # until it is ready, where nothing is known
 _READY_PATHS = {"vllm": "/health", "sglang": "/health", "llama.cpp": "/health", "ollama": "/api/version"}
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-
-
-Places = Callable[[str], Place | None]
-"""From a model's name, as its server or the configuration says it, to its place; None if it is unknown."""
 
 
 class _Card(msgspec.Struct):
@@ -100,65 +84,27 @@ class _Running(msgspec.Struct):
     models: list[_Loaded] = []
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Served:
-    """A model of the server: its name there, and what the server says of it."""
-
-    name: str
-    context_tokens: int | None = None
-    slots: int | None = None
-
-
 @final
-class OpenAIServer(PolledServer):
-    """One server of a `[[backends]]` entry of kind `openai`.
-
-    Args:
-        name: of its replicas: the backend's, with the address where there are several.
-        places: asked where the server's models stand.
-        own_tier: where this tier runs, and so a `local` server's models.
-    """
+class OpenAIServer(ForeignServer):
+    """One server of kind `openai`; see `ForeignServer`."""
 
     def __init__(
-        self,
-        url: str,
-        name: str,
-        settings: BackendSettings,
-        places: Places,
-        *,
-        link: Link,
-        clock: Clock,
-        options: ServerOptions,
-        hooks: SourceHooks,
-        own_tier: str = "edge",
+        self, url: str, name: str, settings: BackendSettings, surroundings: Surroundings, options: ServerOptions
     ) -> None:
-        super().__init__(url, link=link, clock=clock, options=options, hooks=hooks, name=name)
-        self._settings = settings
-        self._places = places
-        self._own_tier = own_tier
+        super().__init__(url, name, settings, surroundings, options)
         self._dialect = PLAIN if settings.server == "auto" else DIALECTS[settings.server]
         self._known = settings.server != "auto"
-        self._served_as: dict[str, str] = {}
-        self._slots: dict[str, int] = {}
-        self._speeds: dict[str, SpeedPrior] = {}
-        self._measuring: asyncio.Task[None] | None = None
         self._loading_since_s: float | None = None
         self._loading_took_s = _LOADING_S
         self._missing: list[str] = []
         self._exports = True
         self._seen = SeenSlots()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await end(*filter(None, [self._measuring]))
-        await super().__aexit__(kind, error, trace)
-
     def expect(self, served: str, context_tokens: int, speeds: Mapping[str, SpeedPrior]) -> ReplicaInfo:
         """Return what a model will be, before the server has told of it; speeds known from before are not measured."""
         self._speeds.update(speeds)
         model = next((model for model in self._settings.models if model.served == served), BackendModel(served=served))
-        return self._info(_Served(served, context_tokens), model)
+        return self._describe(self._served(served, context_tokens), model)
 
     def call(self, request: InferenceRequest, info: ReplicaInfo) -> UpstreamRequest:
         return UpstreamRequest(
@@ -221,29 +167,25 @@ class OpenAIServer(PolledServer):
         for card in cards:
             if not wanted or card.id in wanted:
                 served = await self._ask_about(card)
-                infos.append(self._info(served, wanted.get(card.id) or BackendModel(served=card.id)))
+                infos.append(self._describe(served, wanted.get(card.id) or BackendModel(served=card.id)))
         missing = sorted(wanted.keys() - {card.id for card in cards})
         if missing and missing != self._missing:
             has = ", ".join(card.id for card in cards) or "nothing"
             log.warning("backend lacks models", backend=self.name, missing=missing, has=has)
         self._missing = missing
-        slow = [info for info in infos if self._settings.warm_up and info.variant not in self._speeds]
-        if slow and self._measuring is None:
-            self._measuring = asyncio.create_task(self._measure(infos, slow), name=f"warm up {self.name}")
-        elif not slow:
-            self._take(infos)
+        self._publish(infos)
 
-    async def _ask_about(self, card: _Card) -> _Served:
+    async def _ask_about(self, card: _Card) -> Served:
         """Return the window and slots of a model, as far as its server says them."""
         told = _tokens(card.max_model_len)
         if self._dialect.name == "llama.cpp":
             reply = await self._get("/props")
             props = msgspec.json.decode(reply.content, type=_Props) if reply.status_code == 200 else _Props()
             window = props.default_generation_settings.n_ctx if props.default_generation_settings else None
-            return _Served(card.id, window or told, props.total_slots)
+            return self._served(card.id, window or told, props.total_slots)
         if self._dialect.name == "ollama":
-            return _Served(card.id, await self._ollama_window(card.id))
-        return _Served(card.id, told)
+            return self._served(card.id, await self._ollama_window(card.id))
+        return self._served(card.id, told)
 
     async def _ollama_window(self, name: str) -> int:
         """Return the window that Ollama runs a model with: it cuts longer prompts off without a word.
@@ -261,55 +203,8 @@ class OpenAIServer(PolledServer):
         most = min(filter(None, lengths), default=_OLLAMA_CONTEXT_TOKENS)
         return min(show.num_ctx or _OLLAMA_CONTEXT_TOKENS, most)
 
-    def _info(self, served: _Served, model: BackendModel) -> ReplicaInfo:
-        settings = self._settings
-        variant = model.variant or _short(served.name)
-        place = self._places(variant) or self._places(served.name) or Place(variant)
-        window = model.context_tokens or served.context_tokens
-        if window is None:
-            window = _ASSUMED_CONTEXT_TOKENS
-            if variant not in self._served_as:
-                log.warning("window unknown", backend=self.name, model=served.name, assumed_tokens=window)
-        self._served_as[variant] = served.name
-        slots = model.slots or served.slots
-        if slots is not None:
-            self._slots[variant] = slots
-        if model.prefill_tokens_per_s and model.decode_tokens_per_s:
-            self._speeds.setdefault(
-                variant, SpeedPrior(model.prefill_tokens_per_s, model.decode_tokens_per_s, source="configured")
-            )
-        return ReplicaInfo(
-            replica_id=f"{self.name}/{variant}",
-            endpoint=self.endpoint,
-            tier=self._own_tier if settings.local else "cloud",
-            remote=not settings.local,
-            family=model.family or place.family,
-            variant=variant,
-            rung=place.rung if model.rung is None else model.rung,
-            quality=place.quality if model.quality is None else model.quality,
-            context_tokens=window,
-            prior=self._speeds.get(variant, _ASSUMED),
-            device=settings.device or self.endpoint,
-            backend=settings.name,
-            lacks=self._dialect.lacks,
-            version=settings.version,
-        )
-
-    async def _measure(self, infos: Sequence[ReplicaInfo], slow: Sequence[ReplicaInfo]) -> None:
-        """Measure the speed of models one after the other, and then let the router know all of them."""
-        for info in slow:
-            try:
-                speed = await within(_WARM_UP_S, measure_speed(UpstreamReplica(info, self), self.clock))
-            except (OverspillError, asyncio.TimeoutError) as error:
-                why = str(error) or f"it took more than {_WARM_UP_S:g} s"
-                log.warning("warm-up failed", backend=self.name, model=info.variant, why=why)
-                speed = _ASSUMED
-            except Exception:  # the task boundary: without a speed it would never serve
-                log.exception("warm-up crashed", backend=self.name, model=info.variant)
-                speed = _ASSUMED
-            self._speeds[info.variant] = speed
-        self._measuring = None
-        self._take([dataclasses.replace(info, prior=self._speeds[info.variant]) for info in infos])
+    def _served(self, name: str, context_tokens: int | None, slots: int | None = None) -> Served:
+        return Served(name, context_tokens, slots, self._dialect.lacks)
 
     # ── what it has to do ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -365,11 +260,6 @@ def _card(raw: msgspec.Raw) -> _Card | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         log.debug("model card unreadable", why=str(error))
         return None
-
-
-def _short(served: str) -> str:
-    """Return a model's name: llama.cpp calls one by the path of its file, which is nobody's business."""
-    return served.replace("\\", "/").rpartition("/")[2] if served.endswith(".gguf") else served
 
 
 def _tokens(told: Any) -> int | None:

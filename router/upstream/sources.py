@@ -5,24 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar, final
 
-from router.base.clock import Clock
 from router.base.credentials import secret
 from router.signals.link import Link
 from router.upstream.backend import Backend
 from router.upstream.disaggregated import Disaggregated
+from router.upstream.foreign import Surroundings
 from router.upstream.kserve_server import KServeServer
-from router.upstream.openai_server import OpenAIServer, Places
+from router.upstream.openai_server import OpenAIServer
 from router.upstream.server import PolledServer, ServerOptions
 from router.upstream.settings import BackendSettings
-from router.upstream.source import ReplicaSource, SourceHooks
+from router.upstream.source import ReplicaSource
 from router.upstream.tier import UpstreamTier
 from router.values.replica import Replica
-from router.values.template import Renderers, no_renderers
 
 Entry = TypeVar("Entry", bound=BackendSettings)
 
@@ -69,31 +67,25 @@ class Sources:
 
 def backend_sources(
     backends: Sequence[Entry],
-    places: Places,
-    clock: Clock,
-    hooks: SourceHooks,
+    surroundings: Surroundings,
     *,
-    renderers: Renderers = no_renderers,
     environ: Mapping[str, str] = os.environ,
     start: Callable[[Entry], ReplicaSource | None] = lambda _: None,
 ) -> list[ReplicaSource]:
     """Make the source of every `[[backends]]` entry; two halves of one name, prefill and decode, become one.
 
     Args:
-        places: asked where the servers' models stand.
-        renderers: asked for the chat templates of models whose servers take text alone.
         start: makes the source of an entry whose server this tier starts itself, None for any other.
 
     Raises:
         ConfigError: a key is not set, or a TLS file is wrong.
     """
-    known = _Known(places, renderers)
-    found: list[ReplicaSource] = []
+    clock, found = surroundings.clock, list[ReplicaSource]()
     halves: dict[str, tuple[Entry, ReplicaSource]] = {}
     for entry in backends:
         source = start(entry)
         if source is None:
-            source = Backend(entry, _maker(entry, known, clock, hooks, environ), clock, hooks.on_change)
+            source = Backend(entry, _maker(entry, surroundings, environ), clock, surroundings.hooks.on_change)
         if not entry.role:
             found.append(source)
         elif entry.name not in halves:
@@ -104,16 +96,8 @@ def backend_sources(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What this tier knows of models that others serve."""
-
-    places: Places
-    renderers: Renderers
-
-
 def _maker(
-    entry: BackendSettings, known: _Known, clock: Clock, hooks: SourceHooks, environ: Mapping[str, str]
+    entry: BackendSettings, surroundings: Surroundings, environ: Mapping[str, str]
 ) -> Callable[[str, str], PolledServer]:
     options = ServerOptions(
         api_key=secret(entry.api_key, f"backends.{entry.name}.api_key", environ) or None,
@@ -123,16 +107,13 @@ def _maker(
         client_key=_path(entry.client_key),
         connect_timeout_s=entry.connect_timeout_s,
     )
+    clock, hooks = surroundings.clock, surroundings.hooks
 
     def make(url: str, name: str) -> PolledServer:
-        link = Link(url, clock=clock)
         if entry.kind == "overspill":
-            return UpstreamTier(url, link=link, clock=clock, options=options, hooks=hooks, name=name)
-        if entry.kind == "openai":
-            return OpenAIServer(url, name, entry, known.places, link=link, clock=clock, options=options, hooks=hooks)
-        return KServeServer(
-            url, name, entry, known.places, known.renderers, link=link, clock=clock, options=options, hooks=hooks
-        )
+            return UpstreamTier(url, link=Link(url, clock=clock), clock=clock, options=options, hooks=hooks, name=name)
+        kind = OpenAIServer if entry.kind == "openai" else KServeServer
+        return kind(url, name, entry, surroundings, options)
 
     return make
 

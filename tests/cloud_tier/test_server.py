@@ -16,7 +16,8 @@ import pytest
 
 from cloud_tier.config import CloudConfig, LimitsConfig, ModelConfig, ServerConfig
 from cloud_tier.lineup import line_up
-from cloud_tier.server import CloudTier, Phase, Plan, make_plan
+from cloud_tier.plan import Plan, make_plan
+from cloud_tier.server import CloudTier, Phase
 from models.catalogue.families import load_catalogue
 from models.store.store import ModelStore
 from router.base.errors import ConfigError

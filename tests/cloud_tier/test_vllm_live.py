@@ -21,6 +21,7 @@ from cloud_tier.engines.vllm import VllmServer
 from router.base.clock import MonotonicClock
 from router.base.errors import ReplicaBroken
 from router.upstream.disaggregated import Disaggregated, DisaggregatedReplica
+from router.upstream.foreign import Surroundings
 from router.upstream.settings import BackendModel
 from router.upstream.source import ReplicaSource, SourceHooks
 from router.values.replica import Replica
@@ -60,7 +61,7 @@ def spec(
 
 
 def server(of: ServerSpec) -> VllmServer:
-    return VllmServer(of, lambda _: None, MonotonicClock(), SourceHooks())
+    return VllmServer(of, Surroundings(MonotonicClock(), SourceHooks(), lambda _: None, tier="cloud"))
 
 
 async def ready(source: ReplicaSource) -> Replica:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cloud_tier.cli import _settings
-from cloud_tier.server import Phase, Plan, make_plan
+from cloud_tier.plan import Plan, make_plan
+from cloud_tier.server import Phase
 from tests.cloud_tier.engines.test_process import alive
 from tests.cloud_tier.test_server import Running
 from tests.support.fake_engine import FakeEngine

@@ -15,7 +15,8 @@ import cloud_tier.server
 from cloud_tier.config import CloudConfig, ModelConfig, ServerConfig
 from cloud_tier.gpu_watch import GpuWatch
 from cloud_tier.lineup import line_up
-from cloud_tier.server import CloudTier, Phase, Plan
+from cloud_tier.plan import Plan
+from cloud_tier.server import CloudTier, Phase
 from edge_agent.daemon import EdgeAgent
 from models.catalogue.families import load_catalogue
 from models.store.store import ModelStore

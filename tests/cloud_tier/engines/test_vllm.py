@@ -19,6 +19,7 @@ from cloud_tier.engines.settings import CloudBackend, VllmSettings
 from cloud_tier.engines.vllm import VllmServer
 from router.base.clock import MonotonicClock
 from router.base.errors import ReplicaBroken, ReplicaUnreachable
+from router.upstream.foreign import Surroundings
 from router.upstream.settings import BackendModel
 from router.upstream.source import SourceHooks
 from router.values.replica import Place
@@ -79,7 +80,9 @@ async def rig(tmp_path: Path, *does: str, warm_up: bool = False, **changes: Any)
         misses_to_be_lost=lambda: 1,
     )
     clock = MonotonicClock()
-    found.server = VllmServer(ServerSpec(backend, settings), lambda name: Place("tiny", 1, 0.5), clock, hooks)
+    found.server = VllmServer(
+        ServerSpec(backend, settings), Surroundings(clock, hooks, lambda name: Place("tiny", 1, 0.5), tier="cloud")
+    )
     async with found.server:
         yield found
 

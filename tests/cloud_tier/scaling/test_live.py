@@ -13,8 +13,9 @@ import pytest
 
 from cloud_tier.config import CloudConfig, ModelConfig, ServerConfig
 from cloud_tier.lineup import line_up
+from cloud_tier.plan import Plan
 from cloud_tier.scaling.settings import ScalingSettings
-from cloud_tier.server import CloudTier, Phase, Plan
+from cloud_tier.server import CloudTier, Phase
 from models.catalogue.families import load_catalogue
 from models.store.store import ModelStore
 from router.gateway.listener import bind

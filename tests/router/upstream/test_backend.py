@@ -14,6 +14,7 @@ from router.base.clock import MonotonicClock
 from router.base.errors import ConfigError, ReplicaBroken
 from router.dispatch.dispatcher import Dispatcher
 from router.upstream.backend import Backend
+from router.upstream.foreign import Surroundings
 from router.upstream.settings import BackendSettings
 from router.upstream.source import SourceHooks
 from router.upstream.sources import Sources, backend_sources
@@ -32,7 +33,7 @@ class Tier:
     def __init__(self, *entries: BackendSettings) -> None:
         self.dispatcher = Dispatcher([], RouterSettings(), clock=CLOCK)
         hooks = SourceHooks(self._publish, self.dispatcher.probe_succeeded, self.dispatcher.probe_failed)
-        self.backends: list[Backend] = backend_sources(entries, lambda _: None, CLOCK, hooks, environ={})
+        self.backends: list[Backend] = backend_sources(entries, Surroundings(CLOCK, hooks, lambda _: None), environ={})
         self.sources = Sources(self.backends)
 
     def _publish(self) -> None:
@@ -174,5 +175,7 @@ async def test_losing_all_ends_every_stream() -> None:
 async def test_a_key_is_read_from_the_environment_and_a_missing_one_is_an_error() -> None:
     keyed = entry(urls=("http://a:1",), api_key="env:SOME_KEY")
     with pytest.raises(ConfigError, match=r"backends\.b\.api_key.*SOME_KEY"):
-        backend_sources([keyed], lambda _: None, CLOCK, SourceHooks(), environ={})
-    assert backend_sources([keyed], lambda _: None, CLOCK, SourceHooks(), environ={"SOME_KEY": "0123456789abcdef"})
+        backend_sources([keyed], Surroundings(CLOCK, SourceHooks(), lambda _: None), environ={})
+    assert backend_sources(
+        [keyed], Surroundings(CLOCK, SourceHooks(), lambda _: None), environ={"SOME_KEY": "0123456789abcdef"}
+    )

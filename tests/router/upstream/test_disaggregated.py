@@ -13,8 +13,8 @@ import pytest
 
 from router.base.clock import MonotonicClock
 from router.base.errors import InvalidRequest
-from router.signals.link import Link
 from router.upstream.disaggregated import Disaggregated, DisaggregatedReplica, TransferCost, weigh
+from router.upstream.foreign import Surroundings
 from router.upstream.openai_server import OpenAIServer
 from router.upstream.server import ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
@@ -67,11 +67,8 @@ async def server(fake: FakeVllm, name: str, prefill_tokens_per_s: float) -> Asyn
         model = BackendModel(served="tiny", prefill_tokens_per_s=prefill_tokens_per_s, decode_tokens_per_s=50.0)
         settings = BackendSettings(name=name, urls=(url,), server="vllm", models=(model,), poll_interval_s=0.05)
         clock = MonotonicClock()
-        options = ServerOptions(poll_interval_s=0.05)
-        link = Link(url, clock=clock)
-        yield OpenAIServer(
-            url, name, settings, lambda _: None, link=link, clock=clock, options=options, hooks=SourceHooks()
-        )
+        surroundings = Surroundings(clock, SourceHooks(), lambda _: None)
+        yield OpenAIServer(url, name, settings, surroundings, ServerOptions(poll_interval_s=0.05))
 
 
 @dataclass

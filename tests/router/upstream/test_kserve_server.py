@@ -14,6 +14,7 @@ import structlog
 from router.base.clock import MonotonicClock
 from router.base.errors import OverspillError, ReplicaBroken, ReplicaFailed
 from router.upstream.backend import Backend
+from router.upstream.foreign import Surroundings
 from router.upstream.replica import UpstreamReplica
 from router.upstream.settings import BackendSettings
 from router.upstream.source import SourceHooks
@@ -57,7 +58,9 @@ def entry(server: TritonLike, **given: Any) -> BackendSettings:
 async def backend(
     server: TritonLike, places: Callable[[str], Place | None] = lambda _: None, renderers=no_renderers, **given: Any
 ) -> AsyncIterator[Backend]:
-    (source,) = backend_sources([entry(server, **given)], places, CLOCK, SourceHooks(), renderers=renderers, environ={})
+    (source,) = backend_sources(
+        [entry(server, **given)], Surroundings(CLOCK, SourceHooks(), places, renderers), environ={}
+    )
     async with source:
         yield source
 
@@ -100,6 +103,19 @@ async def test_text_models_become_replicas_and_others_do_not() -> None:
     assert (info.tier, info.remote, info.backend) == ("cloud", True, "triton")
     assert {Feature.CHAT, Feature.CONTINUED_CHAT, Feature.PROMPT_IDS, Feature.SEED} <= info.lacks
     assert Feature.COMPLETIONS not in info.lacks
+
+
+async def test_what_is_configured_of_a_server_is_true_of_its_replicas() -> None:
+    """A canary goes by the version, `cloud-only` by the tier, an operator by the kind."""
+    async with TritonLike(text=Model()) as server:
+        settings = entry(server, version="24.08", local=True)
+        (source,) = backend_sources(
+            [settings], Surroundings(CLOCK, SourceHooks(), lambda _: None, tier="cloud"), environ={}
+        )
+        async with source:
+            replica = await replica_of(source)
+            assert (replica.info.version, replica.info.tier, replica.info.remote) == ("24.08", "cloud", False)
+            assert replica.facts().kind == "triton"
 
 
 async def test_a_stream_comes_word_by_word() -> None:
@@ -191,7 +207,7 @@ async def test_our_own_gateway_is_such_a_server_too() -> None:
     with serving(gateway_deps()) as tier:
         fields = {"name": "ours", "kind": "kserve", "urls": [tier.url], "poll_interval_s": 0.03, "warm_up": False}
         settings = msgspec.convert({**fields, "models": [{"served": "tiny-int8"}]}, BackendSettings)
-        (source,) = backend_sources([settings], lambda _: None, CLOCK, SourceHooks(), environ={})
+        (source,) = backend_sources([settings], Surroundings(CLOCK, SourceHooks(), lambda _: None), environ={})
         async with source:
             replica = await replica_of(source, "tiny-int8")
             chat, ids = {Feature.CHAT, Feature.CONTINUED_CHAT}, {Feature.PROMPT_IDS, Feature.CONTINUED_IDS}

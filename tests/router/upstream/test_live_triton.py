@@ -16,6 +16,7 @@ from examples.demo.processes import Child, overspill
 from router.base.clock import MonotonicClock
 from router.base.errors import ReplicaBroken, ReplicaFailed
 from router.upstream.backend import Backend
+from router.upstream.foreign import Surroundings
 from router.upstream.replica import UpstreamReplica
 from router.upstream.settings import BackendSettings
 from router.upstream.source import SourceHooks
@@ -116,7 +117,7 @@ async def backend(server: TritonServer) -> AsyncIterator[Backend]:
         "kserve": {"metrics_url": server.metrics_url},
     }
     settings = msgspec.convert(fields, BackendSettings)
-    (source,) = backend_sources([settings], lambda _: None, CLOCK, SourceHooks(), environ={})
+    (source,) = backend_sources([settings], Surroundings(CLOCK, SourceHooks(), lambda _: None), environ={})
     async with source:
         yield source
 

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from router.base.clock import MonotonicClock
 from router.base.errors import InvalidRequest, ReplicaFailed
-from router.signals.link import Link
+from router.upstream.foreign import Surroundings
 from router.upstream.openai_server import OpenAIServer
 from router.upstream.server import ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
@@ -45,10 +45,8 @@ async def behind(
 ) -> AsyncIterator[OpenAIServer]:
     """The client of a server, that has not yet found anything."""
     entry = BackendSettings(**{"name": "b", "urls": (at.url,), "warm_up": False, **settings})
-    link = Link(at.url, clock=CLOCK)
-    hooks = hooks or SourceHooks()
-    made = OpenAIServer(at.url, "b", entry, PLACES, link=link, clock=CLOCK, options=options, hooks=hooks)
-    async with made:
+    surroundings = Surroundings(CLOCK, hooks or SourceHooks(), PLACES)
+    async with OpenAIServer(at.url, "b", entry, surroundings, options) as made:
         yield made
 
 

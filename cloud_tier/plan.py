@@ -1,0 +1,84 @@
+"""From a configuration to everything that a tier needs, checked against this machine before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from cloud_tier.backends import plan_servers
+from cloud_tier.config import CloudConfig, read_keys, require_keys
+from cloud_tier.engines.command import ServerSpec
+from cloud_tier.lineup import EngineSpec, line_up
+from models.catalogue.families import Catalogue, load_catalogue
+from models.store.store import ModelStore, default_root
+from models.store.templates import templates_in
+from router.base.credentials import secret
+from router.base.errors import ConfigError
+from router.base.extras import install
+from router.decisions.settings import describe
+from router.tracing.otlp import describe as describe_traces
+from router.values.template import Renderers, no_renderers
+
+_ENGINE_NEEDS = ("torch", "gguf")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything `serve` needs, checked: nothing in it can be wrong any more but the machine.
+
+    Attributes:
+        servers: vLLM servers that the tier starts itself; each stands among the backends of `config` too.
+    """
+
+    config: CloudConfig
+    specs: tuple[EngineSpec, ...]
+    catalogue: Catalogue
+    api_keys: Mapping[str, int] = dataclasses.field(repr=False)
+    renderers: Renderers = no_renderers
+    servers: tuple[ServerSpec, ...] = ()
+
+
+def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> Plan:
+    """Check a configuration against this machine: keys, models, weights. Reads files; starts nothing.
+
+    Raises:
+        ConfigError: a library is missing, the tier would be open to the network, decisions cannot be written, or an
+            entry does not fit its model.
+        ModelNotFound, ArtifactError: a model is unknown, or its weights are not here; names the command to run.
+    """
+    for entry in config.backends:
+        secret(entry.api_key, f"backends.{entry.name}.api_key", environ)
+    keys = read_keys(config.auth, environ)
+    require_keys(config.server, config.auth, keys)
+    describe(config.decisions)
+    describe_traces(config.telemetry)
+    if not config.models and not config.backends:
+        raise ConfigError(
+            "no model to serve: name one with --model (for example: --model smollm2-135m) or in [[models]], "
+            "or a server that has some in [[backends]]",
+            param="models",
+        )
+    folder = config.server.models_dir
+    catalogue = load_catalogue()
+    store = ModelStore(Path(folder).expanduser() if folder else default_root(), catalogue)
+    servers = plan_servers(config, catalogue, store)
+    if servers.config.models:
+        _require_engine()
+    specs = line_up(servers.config.models, catalogue, store, servers.engine_gpus)
+    return Plan(servers.config, specs, catalogue, keys, templates_in(catalogue, store), servers.specs)
+
+
+def _require_engine() -> None:
+    """Look for what engines import in processes of their own, where a missing library is told as an engine that died.
+
+    Raises:
+        ConfigError: names the extra and how to install it.
+    """
+    missing = [name for name in _ENGINE_NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the cloud tier needs the extra `cloud`: {', '.join(missing)} cannot be imported; run: {install('cloud')}"
+        )
