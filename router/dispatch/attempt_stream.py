@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -34,6 +35,20 @@ class Addressed(Protocol):
     def info(self) -> ReplicaInfo:
         """The replica's description."""
         ...
+
+
+@dataclass(slots=True)
+class Unaccounted:
+    """Something sent to a replica that nobody counts as load: a request of this tier's own."""
+
+    replica: Replica
+
+    def opens(self) -> None:
+        """Nobody counts it."""
+
+    @property
+    def info(self) -> ReplicaInfo:
+        return self.replica.info
 
 
 class Elapsed(Exception):

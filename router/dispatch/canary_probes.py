@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 import structlog
@@ -17,29 +16,15 @@ import structlog
 from router.base.clock import Clock
 from router.base.errors import OverspillError
 from router.base.timers import Alarm, Alarms, end
-from router.dispatch.attempt_stream import AttemptStream, Elapsed
+from router.dispatch.attempt_stream import AttemptStream, Elapsed, Unaccounted
 from router.signals.canary import Canaries, Canary, Side
-from router.values.replica import Replica, ReplicaInfo
+from router.values.replica import Replica
 from router.values.request import ChatPrompt, InferenceRequest, Message, Objective, SamplingParams
 from router.values.settings import QualityProbe
 
 log = structlog.get_logger("router")
 
 _LIMIT_S = 60.0
-
-
-@dataclass(slots=True)
-class _Sent:
-    """What a stream wants to know of what it reads."""
-
-    replica: Replica
-
-    def opens(self) -> None:
-        """Nobody counts it as load."""
-
-    @property
-    def info(self) -> ReplicaInfo:
-        return self.replica.info
 
 
 class CanaryProbes:
@@ -142,7 +127,7 @@ class CanaryProbes:
         text: list[str] = []
         due_s = self._clock.now_s() + _LIMIT_S
         try:
-            async with AttemptStream(_Sent(replica), request, self._clock, self._alarms) as stream:
+            async with AttemptStream(Unaccounted(replica), request, self._clock, self._alarms) as stream:
                 while True:
                     chunk = await stream.next(due_s)
                     text.append(chunk.text)

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from router.dispatch.pending import PendingRequest
-from router.dispatch.pool import MANY, Pool, ReplicaView
+from router.dispatch.pool import MANY, Pool
 from router.dispatch.record import Rejection
 from router.dispatch.rejections import NEVER, other_side, reject, too_long, unreached
 from router.dispatch.served import Served, Sides, other_model
+from router.dispatch.view import ReplicaView
 from router.signals.affinity import Affinity
 from router.values.prediction import Demand
 from router.values.replica import ReplicaInfo

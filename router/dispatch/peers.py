@@ -8,8 +8,11 @@ wait does so for all of them, in one line.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+from router.values.replica import ReplicaInfo
 
 CHOICES = 2
 _TRIES = 8
@@ -98,3 +101,60 @@ class Peers:
                 if name not in tried and name not in without:
                     tried.add(name)
                     yield name
+
+
+class PeerGroups:
+    """All replicas of a tier, each among its peers; empty where they are few.
+
+    Attributes:
+        chance: that draws are made with.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self.chance = random.Random(seed)  # noqa: S311 - spreads load, keeps no secret
+        self._of: dict[str, Peers] = {}
+
+    def group(self, infos: Iterable[ReplicaInfo], apart: Callable[[ReplicaInfo], tuple[object, ...]]) -> None:
+        """Find the peers anew.
+
+        Args:
+            apart: what else tells replicas apart.
+        """
+        self._of = {}
+        groups: dict[tuple[object, ...], Peers] = {}
+        for info in infos:
+            told = (info.family, info.variant, info.remote, info.tier, info.quality, info.context_tokens, info.lacks)
+            kind = (*told, *apart(info))
+            if kind not in groups:
+                groups[kind] = Peers(f"any of {info.variant} #{len(groups) + 1}")
+            self._of[info.replica_id] = groups[kind]
+            groups[kind].add(info.replica_id)
+
+    def of(self, name: str) -> Peers | None:
+        return self._of.get(name)
+
+    def number(self, name: str) -> int:
+        """Count a replica and its peers."""
+        peers = self._of.get(name)
+        return 1 if peers is None else len(peers)
+
+    def kinds(self, names: Iterable[str]) -> tuple[Peers, ...]:
+        """Return the groups that replicas are of, each once."""
+        return tuple(dict.fromkeys([self._of[name] for name in names]))
+
+    def seen(self, name: str, *, usable: bool, room: bool) -> None:
+        """See `Peers.seen`."""
+        self._of[name].seen(name, usable=usable, room=room)
+
+    def line(self, name: str) -> str:
+        """Return the name of the line in which requests wait for a replica: its own, or that of all its peers."""
+        peers = self._of.get(name)
+        return name if peers is None else peers.line
+
+    def lines(self, waits_for: Mapping[str, float]) -> Mapping[str, float]:
+        """Return the lines of replicas that somebody waits for, with the highest rank in each."""
+        ranks: dict[str, float] = {}
+        for name, rank in waits_for.items():
+            line = self.line(name)
+            ranks[line] = max(rank, ranks.get(line, -math.inf))
+        return ranks

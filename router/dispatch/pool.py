@@ -8,7 +8,6 @@ of each kind (`router.dispatch.peers`), and only those are read.
 from __future__ import annotations
 
 import math
-import random
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,17 +18,14 @@ import structlog
 
 from router.base.clock import Clock
 from router.dispatch.kv_room import KvRoom
-from router.dispatch.peers import CHOICES, Peers
+from router.dispatch.peers import CHOICES, PeerGroups
 from router.dispatch.record import Rejection, ReplicaLoad
 from router.dispatch.served import Part, Served, Sides, other_model
+from router.dispatch.view import ReplicaView, relate
 from router.signals.canary import CanaryState
-from router.signals.health import Health
-from router.signals.occupancy import occupied_slots, sibling_load
-from router.signals.replica_state import ReplicaState
+from router.signals.occupancy import occupied_slots
 from router.signals.signals import Signals
-from router.values.link import LinkSnapshot
-from router.values.prediction import InFlightLoad, SiblingLoad
-from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot
+from router.values.replica import Replica, ReplicaSnapshot
 from router.values.request import InferenceRequest, Locality
 from router.values.settings import RouterSettings
 from router.values.situation import Situation
@@ -59,45 +55,6 @@ class Unreached:
     @property
     def text(self) -> str:
         return f"not reached yet, so what it serves is not known; {self.why}"
-
-
-class ReplicaView(msgspec.Struct, gc=False):
-    """One replica as it stands now, shared by the decisions of one moment.
-
-    Attributes:
-        mine: what this tier has sent there.
-        own: its sequences.
-        load: for the decision record.
-        blocked: it is not available, or its health speaks against some requests.
-        metered: bytes on its link cost money.
-        as_sibling: its load as the other rungs of its device meet it, None where it has no sequences.
-        siblings: the other rungs of its device that have sequences.
-        occupied, slots: of its device.
-        room: a slot is free, its own and its device's.
-        kv_room: tokens for which its KV cache has room; None where it does not tell, or none would be made by waiting.
-        favoured, peak_latency_s: as in `Candidate`.
-        state: what predictions on it have in common, None before the first.
-    """
-
-    replica: Replica
-    info: ReplicaInfo
-    snapshot: ReplicaSnapshot
-    link: LinkSnapshot | None
-    health: Health
-    mine: InFlightLoad
-    own: int
-    load: ReplicaLoad
-    blocked: bool
-    metered: bool
-    as_sibling: SiblingLoad | None = None
-    siblings: tuple[SiblingLoad, ...] = ()
-    occupied: int = 0
-    slots: int = 0
-    room: bool = False
-    kv_room: int | None = None
-    favoured: bool = True
-    peak_latency_s: float = 0.0
-    state: ReplicaState | None = None
 
 
 class Waiting(Protocol):
@@ -155,9 +112,7 @@ class Pool:
         self._served: dict[str, Served] = {}
         self._unreadable: set[str] = set()
         self._favoured = -1
-        self._chance = random.Random(seed)  # noqa: S311 - spreads load, keeps no secret
-        self._peers: dict[tuple[object, ...], Peers] = {}
-        self._peers_of: dict[str, Peers] = {}
+        self._peers = PeerGroups(seed)
         self._epoch = 0
         self._read_in: dict[str, int] = {}  # the epoch in which a device was read last
         self._turns: list[str] = []
@@ -180,50 +135,22 @@ class Pool:
         self.changed()
 
     def _find_peers(self) -> None:
-        self._peers, self._peers_of = {}, {}
-        if self.many:
-            for name, replica in self.replicas.items():
-                self._join(name, replica.info)
-
-    def _join(self, name: str, info: ReplicaInfo) -> None:
-        sides = [canary.side_at(info) for canary in self.signals.canaries]
-        kind = (
-            info.family,
-            info.variant,
-            info.remote,
-            info.tier,
-            info.quality,
-            info.context_tokens,
-            info.lacks,
-            *sides,
-        )
-        peers = self._peers.get(kind)
-        if peers is None:
-            peers = self._peers[kind] = Peers(f"any of {info.variant} #{len(self._peers) + 1}")
-        self._peers_of[name] = peers
-        peers.add(name)
+        """Group the replicas of a tier that has many, those of each deployment of a canary for themselves."""
+        canaries = list(self.signals.canaries)
+        infos = [replica.info for replica in self.replicas.values()] if self.many else []
+        self._peers.group(infos, lambda info: tuple([canary.side_at(info) for canary in canaries]))
 
     def line(self, replica_id: str) -> str:
         """Return the name of the line in which requests wait for a replica: its own, or that of all its peers."""
-        peers = self._peers_of.get(replica_id)
-        return replica_id if peers is None else peers.line
+        return self._peers.line(replica_id)
 
     def lines(self, waits_for: Mapping[str, float]) -> Mapping[str, float]:
         """Return the lines that a request stands in who waits for replicas, with its highest rank in each."""
-        if not self.many:
-            return waits_for
-        ranks: dict[str, float] = {}
-        for name, rank in waits_for.items():
-            line = self.line(name)
-            ranks[line] = max(rank, ranks.get(line, -math.inf))
-        return ranks
+        return self._peers.lines(waits_for) if self.many else waits_for
 
     def ahead(self, replica_id: str, priority: int) -> int:
         """Count who goes first at a replica, of that priority or a higher one: its part, where peers share a line."""
-        peers = self._peers_of.get(replica_id)
-        if peers is None:
-            return self._queue.ahead(replica_id, priority)
-        return self._queue.ahead(peers.line, priority) // len(peers)
+        return self._queue.ahead(self.line(replica_id), priority) // self._peers.number(replica_id)
 
     def to_look_at(self, part: Part, request: InferenceRequest, without: Collection[str]) -> Sequence[str]:
         """Return which of the replicas that may serve a request a decision looks at, read as they are now.
@@ -240,18 +167,18 @@ class Pool:
         found: dict[str, None] = {}
         for peers in part.kinds:
             usable = 0
-            for name in peers.draw(self._chance, without):
+            for name in peers.draw(self._peers.chance, without):
                 view = self._see(name)
                 found[name] = None
                 usable += not view.blocked
                 if usable >= CHOICES:
                     break
-        found.update(dict.fromkeys(name for name in without if self._peers_of.get(name) in part.kinds))
+        found.update(dict.fromkeys(name for name in without if self._peers.of(name) in part.kinds))
         session = request.objective.session
         known = [self.signals.affinity.holder(request)]
         known.append(None if session is None else self.session_replica.get(session))
         for holder in known:
-            if holder is not None and holder not in found and self._peers_of.get(holder) in part.kinds:
+            if holder is not None and holder not in found and self._peers.of(holder) in part.kinds:
                 self._see(holder)
                 found[holder] = None
         return list(found)
@@ -376,11 +303,11 @@ class Pool:
             fresh = self._read(name) or fresh
             views[name].peak_latency_s = peaks.of(name)
         if fresh:
-            _relate([views[name] for name in names])
+            relate([views[name] for name in names])
         if self.many:
             for name in names:
                 view = views[name]
-                self._peers_of[name].seen(name, usable=not view.blocked, room=view.room)
+                self._peers.seen(name, usable=not view.blocked, room=view.room)
         return fresh
 
     def remember_session(self, session: str | None, replica_id: str) -> None:
@@ -397,7 +324,7 @@ class Pool:
     def _part(self, names: Sequence[str]) -> Part:
         if len(names) <= MANY:
             return Part(tuple(names))
-        return Part(tuple(names), tuple(dict.fromkeys([self._peers_of[name] for name in names])))
+        return Part(tuple(names), self._peers.kinds(names))
 
     def redraw(self) -> None:
         """Canaries have changed: who serves which request is found anew."""
@@ -448,29 +375,6 @@ class Pool:
                 of_side,
             )
         return found
-
-
-def _relate(views: Sequence[ReplicaView]) -> None:
-    """Say how the views of one device stand to one another."""
-    busy: list[SiblingLoad] = []
-    if len(views) > 1:
-        for view in views:
-            if view.own and view.as_sibling is None:
-                view.as_sibling = sibling_load(view.snapshot, view.mine)
-            if view.as_sibling is not None:
-                busy.append(view.as_sibling)
-    for view in views:
-        siblings = tuple([load for load in busy if load is not view.as_sibling]) if busy else ()
-        if siblings != view.siblings:
-            view.siblings, view.state = siblings, None
-        snapshot, occupied = view.snapshot, view.own
-        slots = own_slots = snapshot.slots
-        for sibling in siblings:
-            occupied += sibling.occupied
-            slots = max(slots, sibling.slots)
-        view.occupied, view.slots = occupied, slots
-        credits_left = snapshot.credits  # they count what waits there, and what others send
-        view.room = view.own < own_slots and occupied < slots if credits_left is None else credits_left > 0
 
 
 def _nothing() -> None:

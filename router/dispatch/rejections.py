@@ -13,8 +13,9 @@ from router.base.errors import (
     Unavailable,
 )
 from router.dispatch.pending import PendingRequest
-from router.dispatch.pool import Pool, ReplicaView
+from router.dispatch.pool import Pool
 from router.dispatch.record import Rejection
+from router.dispatch.view import ReplicaView
 from router.values.replica import ReplicaInfo, SpeedPrior
 from router.values.request import ChatPrompt, InferenceRequest, Locality
 

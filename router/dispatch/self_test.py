@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 
 import structlog
@@ -16,10 +15,10 @@ import structlog
 from router.base.clock import Clock
 from router.base.errors import InvalidRequest, OverspillError, Refused
 from router.base.timers import Alarms, end
-from router.dispatch.attempt_stream import AttemptStream, Elapsed
+from router.dispatch.attempt_stream import AttemptStream, Elapsed, Unaccounted
 from router.dispatch.telemetry import Telemetry
 from router.signals.breaker import Breaker
-from router.values.replica import Replica, ReplicaInfo
+from router.values.replica import Replica
 from router.values.request import (
     ChatPrompt,
     InferenceRequest,
@@ -36,20 +35,6 @@ log = structlog.get_logger("router")
 _WORD = "Hello"
 _PROMPT_TOKENS = 16  # with the template around it, at most
 _LEAST_S = 2.0  # a busy replica may let one word wait that long
-
-
-@dataclass(slots=True)
-class _Sent:
-    """What a stream wants to know of what it reads."""
-
-    replica: Replica
-
-    def opens(self) -> None:
-        """Nobody counts it as load."""
-
-    @property
-    def info(self) -> ReplicaInfo:
-        return self.replica.info
 
 
 class SelfTests:
@@ -116,7 +101,7 @@ class SelfTests:
         due_s = self._clock.now_s() + limit_s
         name = replica.info.replica_id
         try:
-            async with AttemptStream(_Sent(replica), request, self._clock, self._alarms) as stream:
+            async with AttemptStream(Unaccounted(replica), request, self._clock, self._alarms) as stream:
                 while True:
                     chunk = await stream.next(due_s)
                     if chunk.tokens or chunk.text or chunk.finish_reason is not None:

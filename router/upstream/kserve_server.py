@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from router.base.errors import OverspillError
+from router.upstream.call import UpstreamRequest
 from router.upstream.foreign import ForeignServer, Served, Surroundings
 from router.upstream.handshake import HandshakeTrace
 from router.upstream.kserve_codec import KServeCodec
@@ -24,7 +25,6 @@ from router.upstream.kserve_model import Metadata, TextModel, TritonConfig, text
 from router.upstream.replica import Condition, UpstreamReplica
 from router.upstream.server import ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
-from router.upstream.stream import UpstreamRequest
 from router.upstream.triton_load import TritonLoad, read_triton_load
 from router.values.replica import ReplicaInfo
 from router.values.request import Feature, InferenceRequest

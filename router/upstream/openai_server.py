@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from router.base.errors import in_words
+from router.upstream.call import UpstreamRequest
 from router.upstream.dialect import DIALECTS, PLAIN, dialect_of
 from router.upstream.exported import ExportedLoad, read_load
 from router.upstream.foreign import ForeignServer, Served, Surroundings
@@ -21,7 +22,6 @@ from router.upstream.openai import retry_after_s
 from router.upstream.seen_slots import SeenSlots
 from router.upstream.server import ProbeReply, ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
-from router.upstream.stream import UpstreamRequest
 from router.values.replica import ReplicaInfo, SpeedPrior
 from router.values.request import InferenceRequest
 from router.values.status import ReplicaFacts

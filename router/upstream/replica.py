@@ -11,7 +11,8 @@ from router.base.clock import Clock
 from router.base.errors import Refused, ReplicaUnreachable
 from router.signals.credit_account import CreditAccount
 from router.upstream import openai as openai_client
-from router.upstream.stream import LostNews, TransferSample, UpstreamRequest, fetch_whole, open_stream
+from router.upstream.call import UpstreamRequest
+from router.upstream.stream import LostNews, TransferSample, fetch_whole, open_stream
 from router.upstream.transport import StreamingClient
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot

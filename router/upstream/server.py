@@ -22,11 +22,12 @@ from router.base.errors import ConfigError, in_words
 from router.base.timers import end, within
 from router.base.tls import client_context
 from router.signals.credit_account import CreditAccount
+from router.upstream.call import UpstreamRequest
 from router.upstream.handshake import HandshakeTrace
 from router.upstream.polling import PollSchedule
 from router.upstream.replica import Condition, UpstreamReplica
 from router.upstream.source import SourceHooks
-from router.upstream.stream import LostNews, TransferSample, UpstreamRequest
+from router.upstream.stream import LostNews, TransferSample
 from router.upstream.transport import PoolOptions, StreamingClient
 from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest

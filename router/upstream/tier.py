@@ -9,11 +9,12 @@ import httpx
 import msgspec
 import structlog
 
+from router.upstream.call import UpstreamRequest
 from router.upstream.handshake import HandshakeTrace
 from router.upstream.openai import UpstreamError, retry_after_s
 from router.upstream.rungs import read_rungs
 from router.upstream.server import PolledServer
-from router.upstream.stream import TransferSample, UpstreamRequest
+from router.upstream.stream import TransferSample
 from router.values.credits import Want
 from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest

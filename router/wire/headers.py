@@ -16,6 +16,7 @@ from dataclasses import replace
 from router.base.errors import InvalidRequest
 from router.values.answer import Route
 from router.values.request import Locality, Objective
+from router.values.trace import TRACEPARENT, TRACESTATE
 from router.wire.names import (
     ATTEMPTS_LEFT,
     CACHE_SALT,
@@ -96,7 +97,7 @@ MAX_TOKENS = "x-overspill-max-tokens"
 
 REPLY_NAMES = (TIER, MODEL, RUNG, REASON, DEGRADED, PREDICTED_TTFT, MAX_TOKENS)
 
-TRACE_NAMES = ("traceparent", "tracestate")
+TRACE_NAMES = (TRACEPARENT, TRACESTATE)
 
 CONFLICT = "\n"
 """Stands between the values of a header that was sent more than once with different ones."""
@@ -214,7 +215,7 @@ def passed_on(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         InvalidRequest: the request went through more than `MAX_HOPS` tiers: some tier is its own upstream.
     """
     kept = []
-    if _TRACEPARENT.fullmatch(headers.get("traceparent", "")):  # a `tracestate` that is malformed goes alone
+    if _TRACEPARENT.fullmatch(headers.get(TRACEPARENT, "")):  # a `tracestate` that is malformed goes alone
         kept = [(name, headers[name]) for name in TRACE_NAMES if _TRACE_VALUE.fullmatch(headers.get(name, ""))]
     hops = headers.get(HOPS)
     if hops is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.base.errors import DeadlineLost
-from router.upstream.stream import remaining
+from router.upstream.call import remaining
 from router.values.request import FinishReason, InferenceRequest, Objective
 from tests.support.router_fakes import FakeReplica, World, answer, info, request, world
 

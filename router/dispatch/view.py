@@ -1,0 +1,77 @@
+"""One replica as the decisions of one moment see it, and how those of one device stand to one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from router.dispatch.record import ReplicaLoad
+from router.signals.health import Health
+from router.signals.occupancy import sibling_load
+from router.signals.replica_state import ReplicaState
+from router.values.link import LinkSnapshot
+from router.values.prediction import InFlightLoad, SiblingLoad
+from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot
+
+
+class ReplicaView(msgspec.Struct, gc=False):
+    """One replica as it stands now, shared by the decisions of one moment.
+
+    Attributes:
+        mine: what this tier has sent there.
+        own: its sequences.
+        load: for the decision record.
+        blocked: it is not available, or its health speaks against some requests.
+        metered: bytes on its link cost money.
+        as_sibling: its load as the other rungs of its device meet it, None where it has no sequences.
+        siblings: the other rungs of its device that have sequences.
+        occupied, slots: of its device.
+        room: a slot is free, its own and its device's.
+        kv_room: tokens for which its KV cache has room; None where it does not tell, or none would be made by waiting.
+        favoured, peak_latency_s: as in `Candidate`.
+        state: what predictions on it have in common, None before the first.
+    """
+
+    replica: Replica
+    info: ReplicaInfo
+    snapshot: ReplicaSnapshot
+    link: LinkSnapshot | None
+    health: Health
+    mine: InFlightLoad
+    own: int
+    load: ReplicaLoad
+    blocked: bool
+    metered: bool
+    as_sibling: SiblingLoad | None = None
+    siblings: tuple[SiblingLoad, ...] = ()
+    occupied: int = 0
+    slots: int = 0
+    room: bool = False
+    kv_room: int | None = None
+    favoured: bool = True
+    peak_latency_s: float = 0.0
+    state: ReplicaState | None = None
+
+
+def relate(views: Sequence[ReplicaView]) -> None:
+    """Say how the views of one device stand to one another."""
+    busy: list[SiblingLoad] = []
+    if len(views) > 1:
+        for view in views:
+            if view.own and view.as_sibling is None:
+                view.as_sibling = sibling_load(view.snapshot, view.mine)
+            if view.as_sibling is not None:
+                busy.append(view.as_sibling)
+    for view in views:
+        siblings = tuple([load for load in busy if load is not view.as_sibling]) if busy else ()
+        if siblings != view.siblings:
+            view.siblings, view.state = siblings, None
+        snapshot, occupied = view.snapshot, view.own
+        slots = own_slots = snapshot.slots
+        for sibling in siblings:
+            occupied += sibling.occupied
+            slots = max(slots, sibling.slots)
+        view.occupied, view.slots = occupied, slots
+        credits_left = snapshot.credits  # they count what waits there, and what others send
+        view.room = view.own < own_slots and occupied < slots if credits_left is None else credits_left > 0
