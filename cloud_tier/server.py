@@ -38,7 +38,6 @@ from router.base.garbage import collect_while_few_wait
 from router.base.timers import end
 from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.pool import Unreached
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, GatewayLimits, create_app
 from router.gateway.connection import ConnectionLimits
@@ -203,13 +202,9 @@ class CloudTier:
         if self._phase is not Phase.STARTING:
             self._dispatcher.set_replicas(self.scale.stand_in([*self._replicas, *self._sources.replicas]))
 
-    def _unreached(self) -> Unreached | None:
-        unreached = self._sources.unreached
-        return Unreached(*unreached) if unreached is not None else None
-
     def _begin_serving(self) -> None:
         self._phase = Phase.SERVING
-        self._dispatcher.expect(self._unreached)
+        self._dispatcher.expect(lambda: self._sources.unreached)
         self._dispatcher.tell_of_waiting(self._sources.wanted)
         self._publish()
 
@@ -312,7 +307,7 @@ class CloudTier:
         if self.scale.stands_in:
             return True, ""
         if not snapshots:
-            return False, ": ".join(self._sources.unreached or ("no model is served",))
+            return False, "; ".join(f"{s.who}: {s.why}" for s in self._sources.unreached) or "no model is served"
         return False, "; ".join(dict.fromkeys(snapshot.why for snapshot in snapshots))
 
     def _back_in_s(self) -> float:

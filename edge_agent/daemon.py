@@ -39,7 +39,6 @@ from router.base.garbage import collect_while_few_wait
 from router.base.timers import end, within
 from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.pool import Unreached
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import create_app
 from router.gateway.connection import ConnectionLimits
@@ -154,7 +153,7 @@ class EdgeAgent:
             if sink is not None:
                 await stack.enter_async_context(sink)
         await stack.enter_async_context(self.dispatcher)
-        self.dispatcher.expect(self._unreached)
+        self.dispatcher.expect(lambda: self._sources.unreached)
         self.dispatcher.tell_of_waiting(self._sources.wanted)
         await stack.enter_async_context(self._sources)
         self._listener = Listener(create_app(self._gateway_deps()), _CONNECTIONS, self.telemetry.registry)
@@ -276,10 +275,6 @@ class EdgeAgent:
             if replica.codec is not None
             for name in (replica.info.variant, replica.info.family)
         }
-
-    def _unreached(self) -> Unreached | None:
-        unreached = self._sources.unreached
-        return Unreached(*unreached) if unreached is not None else None
 
     def infos(self) -> list[ReplicaInfo]:
         """Describe every replica, local ones first."""

@@ -104,8 +104,12 @@ class VllmServer:
         self._await()
 
     @property
-    def endpoint(self) -> str:
+    def who(self) -> str:
         return f"vllm {self._name}"
+
+    @property
+    def local(self) -> bool:
+        return True
 
     @property
     def replicas(self) -> Sequence[Replica]:
@@ -128,7 +132,7 @@ class VllmServer:
 
     async def __aenter__(self) -> VllmServer:
         self._start_at_s = self._clock.now_s()
-        self._supervisor = asyncio.create_task(self._supervise(), name=self.endpoint)
+        self._supervisor = asyncio.create_task(self._supervise(), name=self.who)
         self._hooks.on_change()
         return self
 
@@ -173,8 +177,8 @@ class VllmServer:
         try:
             await process.start()
             self.pid = process.pid
-            ended = asyncio.create_task(process.ended(), name=f"{self.endpoint} ends")
-            watching = asyncio.create_task(self._serve(f"http://127.0.0.1:{port}", key), name=f"{self.endpoint} serves")
+            ended = asyncio.create_task(process.ended(), name=f"{self.who} ends")
+            watching = asyncio.create_task(self._serve(f"http://127.0.0.1:{port}", key), name=f"{self.who} serves")
             try:
                 await asyncio.wait({ended, watching}, return_when=asyncio.FIRST_COMPLETED)
                 why = ended.result() if ended.done() else watching.result()

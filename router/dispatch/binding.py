@@ -27,7 +27,7 @@ from router.dispatch.hedge import HedgeBudget, device_seconds
 from router.dispatch.imagining import Imagining
 from router.dispatch.lost import LostPromises
 from router.dispatch.pending import PendingRequest
-from router.dispatch.pool import Pool, Unreached
+from router.dispatch.pool import Pool
 from router.dispatch.queue import Key, QueueEntry, RequestQueue
 from router.dispatch.record import DecisionRecord
 from router.dispatch.refusals import Refusals, spread
@@ -38,7 +38,7 @@ from router.policy.registry import load_policy
 from router.signals.in_flight import Attempt
 from router.signals.signals import Signals
 from router.values.choice import Choice, Hopeless
-from router.values.replica import Replica, ReplicaInfo
+from router.values.replica import Replica, ReplicaInfo, Unreached
 from router.values.request import Locality
 from router.values.settings import RouterSettings
 
@@ -197,9 +197,9 @@ class Binder:
         situation, rejections = assess(pending, self.pool.look())
         return situation is not None or any(r.waits for r in rejections)
 
-    def unreached(self, locality: Locality) -> Unreached | None:
-        """Return the upstream of which nothing is known yet, if the policy and `locality` let a request go there."""
-        return None if Locality.LOCAL_ONLY in {self._policy.locality, locality} else self.pool.upstream()
+    def unreached(self, locality: Locality) -> list[Unreached]:
+        """Return the sources of which nothing is known yet, as far as the policy and `locality` let a request there."""
+        return [source for source in self.pool.sources() if source.within(locality, self._policy.locality)]
 
     def refuse_all(self, error: OverspillError) -> None:
         """Refuse every waiting request with `error`."""

@@ -24,7 +24,7 @@ def assess(pending: PendingRequest, pool: Pool) -> tuple[Situation | None, tuple
     """Filter and predict. The situation is None when every replica was rejected."""
     request = pending.request
     served = pool.served(request.model)
-    rejections = unreached(pending, pool) if pool.unreached is not None else []
+    rejections = unreached(pending, pool) if pool.unreached else []
     if served is None:
         rejections += [other_model(view.info, request.model) for view in pool.views.values()]
         return None, tuple(rejections)

@@ -31,7 +31,7 @@ from router.dispatch.feedback import Feedback
 from router.dispatch.hedge import LEAST_WAIT_S, HedgeBudget, device_seconds
 from router.dispatch.journey import Journey
 from router.dispatch.opened import OpenedAnswer
-from router.dispatch.pool import MANY, Unreached
+from router.dispatch.pool import MANY
 from router.dispatch.record import DecisionLog, DecisionRecord
 from router.dispatch.self_test import SelfTests
 from router.dispatch.stages import stages_of
@@ -48,7 +48,7 @@ from router.signals.signals import Signals
 from router.tracing.sink import TraceSink
 from router.upstream.source import SourceHooks
 from router.values.answer import Answer
-from router.values.replica import Replica, ReplicaSnapshot
+from router.values.replica import Replica, ReplicaSnapshot, Unreached
 from router.values.request import InferenceRequest, Locality, Outcome
 from router.values.settings import RouterSettings
 from router.values.status import RouterStatus
@@ -218,9 +218,9 @@ class Dispatcher:
         infos = [replica.info for replica in self._binder.pool.replicas.values()]
         return {info.family for info in infos} | {info.variant for info in infos}
 
-    def expect(self, upstream: Callable[[], Unreached | None]) -> None:
-        """Ask `upstream` at each decision for what is configured and was never reached: it might serve anything."""
-        self._binder.pool.upstream = upstream
+    def expect(self, unreached: Callable[[], Sequence[Unreached]]) -> None:
+        """Ask `unreached` at each decision for what is configured and was never reached: it might serve anything."""
+        self._binder.pool.sources = unreached
         self._binder.wake()
 
     def source_hooks(self, on_change: Callable[[], None]) -> SourceHooks:
@@ -244,9 +244,8 @@ class Dispatcher:
         self._came, self._went = came, ended
 
     def unreached(self, locality: Locality) -> str:
-        """Name the upstream of which nothing is known yet, and why; empty where no request of `locality` may go."""
-        upstream = self._binder.unreached(locality)
-        return f"upstream {upstream.endpoint}: {upstream.text}" if upstream is not None else ""
+        """Name the sources of which nothing is known yet, and why; empty where no request of `locality` may go."""
+        return "; ".join(f"{source.who}: {source.text}" for source in self._binder.unreached(locality))
 
     def load(self) -> list[ReplicaSnapshot]:
         """Return a snapshot of every replica; what waits in this tier's own queue is `waiting`."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -25,7 +24,7 @@ from router.dispatch.view import ReplicaView, relate
 from router.signals.canary import CanaryState
 from router.signals.occupancy import occupied_slots
 from router.signals.signals import Signals
-from router.values.replica import Replica, ReplicaSnapshot
+from router.values.replica import Replica, ReplicaSnapshot, Unreached
 from router.values.request import InferenceRequest, Locality
 from router.values.settings import RouterSettings
 from router.values.situation import Situation
@@ -39,22 +38,6 @@ MANY = 64
 _MOMENT_S = 0.001
 _READ_IN_TURN = 4  # devices read at each moment of a tier of many replicas, whoever is asked
 _SESSIONS_KEPT = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Unreached:
-    """A configured upstream that was never reached: what it serves is not known yet.
-
-    Attributes:
-        why: what the last attempt met.
-    """
-
-    endpoint: str
-    why: str
-
-    @property
-    def text(self) -> str:
-        return f"not reached yet, so what it serves is not known; {self.why}"
 
 
 class Waiting(Protocol):
@@ -82,7 +65,7 @@ class Pool:
         locality: what the tier's policy allows at all.
         kv: for whom room in KV caches is kept.
         many: decisions look at a few of each kind of replica.
-        upstream: asked at each look for what is configured and was never reached; unreached: its last answer.
+        sources: asked at each look for those that were never reached; unreached: their last answer.
     """
 
     def __init__(
@@ -99,8 +82,8 @@ class Pool:
         self.waiting = 0
         self.moment = 0
         self.locality = Locality.ANY
-        self.upstream: Callable[[], Unreached | None] = _nothing
-        self.unreached: Unreached | None = None
+        self.sources: Callable[[], Sequence[Unreached]] = tuple
+        self.unreached: Sequence[Unreached] = ()
         self.kv: KvRoom[Any] = KvRoom()
         self._clock = clock
         self._queue = queue
@@ -215,7 +198,7 @@ class Pool:
         self.moment += 1
         self.now_s = now_s = self._clock.now_s()
         self.waiting = len(self._queue)
-        self.unreached = self.upstream()
+        self.unreached = self.sources()
         devices: Iterable[str] = self._stale
         if self._all_stale:
             devices, self._all_read_s = self._begin_epoch(), now_s
@@ -375,7 +358,3 @@ class Pool:
                 of_side,
             )
         return found
-
-
-def _nothing() -> None:
-    """There is no upstream that was not reached."""

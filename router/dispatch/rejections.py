@@ -16,7 +16,7 @@ from router.dispatch.pending import PendingRequest
 from router.dispatch.pool import Pool
 from router.dispatch.record import Rejection
 from router.dispatch.view import ReplicaView
-from router.values.replica import ReplicaInfo, SpeedPrior
+from router.values.replica import ReplicaInfo, SpeedPrior, Unreached
 from router.values.request import ChatPrompt, InferenceRequest, Locality
 
 _RETRY_AFTER_S = 1.0
@@ -55,23 +55,27 @@ def _reject_now(pending: PendingRequest, view: ReplicaView) -> Rejection | None:
 
 
 def unreached(pending: PendingRequest, pool: Pool) -> list[Rejection]:
-    """Return a temporary rejection for an upstream that was never reached, where locality allows it."""
-    upstream = pool.unreached
-    if upstream is None or Locality.LOCAL_ONLY in {pool.locality, pending.request.objective.locality}:
-        return []
+    """Return a temporary rejection for each source that was never reached, where locality allows it."""
+    asked = pending.request.objective.locality
+    return [
+        _unreached(source, pending.request.model) for source in pool.unreached if source.within(asked, pool.locality)
+    ]
+
+
+def _unreached(source: Unreached, model: str) -> Rejection:
     info = ReplicaInfo(
-        replica_id=f"upstream {upstream.endpoint}",
-        endpoint=upstream.endpoint,
+        replica_id=source.who,
+        endpoint=source.who,
         tier="cloud",
-        remote=True,
-        family=pending.request.model,
+        remote=source.remote,
+        family=model,
         variant="unknown",
         rung=0,
         quality=0.0,
         context_tokens=0,
         prior=SpeedPrior(0.0, 0.0),
     )
-    return [Rejection(info, "unhealthy", upstream.text, temporary=True)]
+    return Rejection(info, "unhealthy", source.text, temporary=True)
 
 
 def _out_of_bounds(request: InferenceRequest, info: ReplicaInfo, pool: Pool) -> str:

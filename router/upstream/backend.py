@@ -52,8 +52,12 @@ class Backend:
         self._told_fault = ""
 
     @property
-    def endpoint(self) -> str:
+    def who(self) -> str:
         return f"backend {self._settings.name}"
+
+    @property
+    def local(self) -> bool:
+        return self._settings.local
 
     @property
     def replicas(self) -> list[Replica]:
@@ -70,7 +74,7 @@ class Backend:
     async def __aenter__(self) -> Backend:
         await self._look()
         if not self._settings.urls:
-            self._watcher = asyncio.create_task(self._watch(), name=self.endpoint)
+            self._watcher = asyncio.create_task(self._watch(), name=self.who)
         return self
 
     async def __aexit__(

@@ -233,8 +233,12 @@ class Disaggregated:
         self._joined: dict[int, tuple[Replica, DisaggregatedReplica]] = {}
 
     @property
-    def endpoint(self) -> str:
-        return self._pools[1].endpoint
+    def who(self) -> str:
+        return self._pools[1].who
+
+    @property
+    def local(self) -> bool:
+        return self._pools[1].local
 
     @property
     def replicas(self) -> Sequence[Replica]:

@@ -54,8 +54,13 @@ class ReplicaSource(Protocol):
     """
 
     @property
-    def endpoint(self) -> str:
-        """What to call it in messages; the `endpoint` of its replicas where it is a single server."""
+    def who(self) -> str:
+        """What to call it in messages."""
+        ...
+
+    @property
+    def local(self) -> bool:
+        """Whether its servers run on this very device."""
         ...
 
     @property
@@ -76,7 +81,7 @@ class ReplicaSource(Protocol):
         """End every stream from it, which then fails with `why`: the tier ends."""
         ...
 
-    async def __aenter__(self) -> ReplicaSource:
+    async def __aenter__(self) -> object:
         """Begin to look for replicas."""
         ...
 

@@ -20,7 +20,7 @@ from router.upstream.server import PolledServer, ServerOptions
 from router.upstream.settings import BackendSettings
 from router.upstream.source import ReplicaSource
 from router.upstream.tier import UpstreamTier
-from router.values.replica import Replica
+from router.values.replica import Replica, Unreached
 
 Entry = TypeVar("Entry", bound=BackendSettings)
 
@@ -42,9 +42,9 @@ class Sources:
         return [replica for source in self._sources for replica in source.replicas]
 
     @property
-    def unreached(self) -> tuple[str, str] | None:
-        """The first source of which nothing is known yet, and why; None if there is none."""
-        return next(((source.endpoint, source.unreached) for source in self._sources if source.unreached), None)
+    def unreached(self) -> list[Unreached]:
+        """The sources of which nothing is known yet."""
+        return [Unreached(s.who, s.unreached, remote=not s.local) for s in self._sources if s.unreached]
 
     async def __aenter__(self) -> Sources:
         for source in self._sources:

@@ -55,6 +55,10 @@ class UpstreamTier(PolledServer):
         if transfer.load is not None:
             self._report(transfer.load, self.clock.now_s())
 
+    @property
+    def local(self) -> bool:
+        return False
+
     async def _probe(self) -> None:
         """Read readiness and load, and the rungs when they are not known or may have changed."""
         trace = HandshakeTrace(self.clock)

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from router.values.link import LinkSnapshot
-from router.values.request import Feature, InferenceRequest, TokenChunk
+from router.values.request import Feature, InferenceRequest, Locality, TokenChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,29 @@ class Place:
     family: str
     rung: int = 0
     quality: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Unreached:
+    """A configured source of replicas that was never reached: what it serves is not known yet.
+
+    Attributes:
+        who: what to call it in messages.
+        why: what the last attempt met.
+        remote: not on this very device, so `local-only` excludes it.
+    """
+
+    who: str
+    why: str
+    remote: bool = True
+
+    @property
+    def text(self) -> str:
+        return f"not reached yet, so what it serves is not known; {self.why}"
+
+    def within(self, *localities: Locality) -> bool:
+        """Whether each of the localities lets a request go there."""
+        return not self.remote or Locality.LOCAL_ONLY not in localities
 
 
 @dataclass(frozen=True, slots=True)

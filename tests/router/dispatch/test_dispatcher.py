@@ -18,8 +18,8 @@ from router.base.errors import (
     Shed,
     Unavailable,
 )
-from router.dispatch.pool import Unreached
-from router.values.request import FinishReason, Origin
+from router.values.replica import Unreached
+from router.values.request import FinishReason, Locality, Origin
 from router.values.settings import RouterSettings
 from tests.support.router_fakes import FAMILY, UPSTREAM, answer, info, request, world
 
@@ -213,7 +213,7 @@ async def test_an_unknown_model_is_named():
 )
 async def test_nothing_is_final_while_an_upstream_was_never_reached(wish: dict):
     async with world(remote=False) as w:
-        w.dispatcher.expect(lambda: Unreached(UPSTREAM, "unreachable: ConnectError"))
+        w.dispatcher.expect(lambda: [Unreached(f"upstream {UPSTREAM}", "unreachable: ConnectError")])
         ask = request(w.clock, **wish)
         with pytest.raises(Unavailable, match=f"upstream {UPSTREAM}: not reached yet.*ConnectError") as raised:
             await w.clock.run(w.read(ask))
@@ -222,7 +222,7 @@ async def test_nothing_is_final_while_an_upstream_was_never_reached(wish: dict):
         assert "ConnectError" in record["error"]
         why = {row["replica"]: row["why"] for row in record["candidates"]}
         assert "ConnectError" in why[f"upstream {UPSTREAM}"]
-        w.dispatcher.expect(lambda: None)
+        w.dispatcher.expect(list)
         with pytest.raises(OverspillError) as final:
             await w.clock.run(w.read(request(w.clock, **wish)))
         assert "ConnectError" not in final.value.message
@@ -230,7 +230,7 @@ async def test_nothing_is_final_while_an_upstream_was_never_reached(wish: dict):
 
 async def test_what_must_stay_here_is_final_whatever_the_upstream_may_serve():
     async with world(remote=False) as w:
-        w.dispatcher.expect(lambda: Unreached(UPSTREAM, "unreachable: ConnectError"))
+        w.dispatcher.expect(lambda: [Unreached(f"upstream {UPSTREAM}", "unreachable: ConnectError")])
         with pytest.raises(ContextTooLong):
             await w.clock.run(w.read(request(w.clock, prompt_tokens=3000, locality="local-only")))
         with pytest.raises(ModelNotFound):
@@ -240,6 +240,15 @@ async def test_what_must_stay_here_is_final_whatever_the_upstream_may_serve():
             await w.clock.run(w.read(request(w.clock, prompt_tokens=3000)))
         route, _ = await w.clock.run(w.read(request(w.clock, max_tokens=8)))
         assert route.tier == "edge"
+
+
+async def test_what_must_stay_here_waits_for_a_server_on_this_device_that_was_never_reached():
+    async with world(remote=False) as w:
+        w.dispatcher.expect(lambda: [Unreached("backend llama", "HTTP 503: loading model", remote=False)])
+        for wish in ({"prompt_tokens": 3000}, {"model": "unheard-of"}):
+            with pytest.raises(Unavailable, match=r"backend llama: not reached yet.*loading model"):
+                await w.clock.run(w.read(request(w.clock, **wish, locality="local-only")))
+        assert "loading model" in w.dispatcher.unreached(Locality.LOCAL_ONLY)
 
 
 async def test_unreachable_before_the_first_token_goes_elsewhere():

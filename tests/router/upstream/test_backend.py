@@ -18,6 +18,7 @@ from router.upstream.foreign import Surroundings
 from router.upstream.settings import BackendSettings
 from router.upstream.source import SourceHooks
 from router.upstream.sources import Sources, backend_sources
+from router.values.replica import Unreached
 from router.values.request import FinishReason
 from router.values.settings import RouterSettings
 from tests.router.upstream.test_openai_server import ask
@@ -121,10 +122,10 @@ async def test_an_empty_file_is_waited_for_and_said(tmp_path: Path) -> None:
     listed.write_text("# none yet\n")
     async with servers(1) as (server,), tier(entry(file=str(listed))) as here:
         assert here.backends[0].unreached == "it lists no server"
-        assert here.sources.unreached == ("backend b", "it lists no server")
+        assert here.sources.unreached == [Unreached("backend b", "it lists no server")]
         listed.write_text(server.url)
         await until(lambda: here.ids)
-        assert here.sources.unreached is None
+        assert here.sources.unreached == []
 
 
 async def test_a_headless_service_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
