@@ -22,7 +22,8 @@ from tests.support.live_servers import LiveServer, live_python
 from tests.support.ports import unused_port
 
 PACE_S = 0.05
-LOADING_S = 2.0
+# Longer than a probe waits: an HTTP thread of Triton that loads a model leaves its other connections unanswered.
+LOADING_S = 6.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Triton's Python backend keeps it, under a name of ours
 
 _FIND = """
