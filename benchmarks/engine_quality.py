@@ -58,7 +58,7 @@ def perplexity(source: Path, dtype: str, chunks: Sequence[list[int]]) -> float:
         max_running=1,
         token_budget=longest + 1,
         kv_cache_tokens=blocks * BLOCK_TOKENS,
-        threads=usable_cores(),
+        threads=(usable_cores(),),
     )
     model = Model(open_weights(source), config, Group(), longest)
     loss, tokens = 0.0, 0

@@ -119,7 +119,7 @@ def _gap(engine: EngineConfig, prompts: Sequence[list[int]], answers: Sequence[l
         dtype="float32",
         tensor_parallel=1,
         gpus=(),
-        threads=usable_cores(),
+        threads=(usable_cores(),),
         kv_cache_tokens=max(2, blocks) * engine.kv_block_tokens,
         max_context_tokens=None,
     )

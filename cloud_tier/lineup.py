@@ -107,20 +107,22 @@ class _Room:
     """What each rank may have of this machine's CPU.
 
     Attributes:
-        threads: the cores but one, shared: the tier itself, and whoever calls it from here, need that one.
-        prompt_threads: all cores, shared: a prompt is computed in pieces so large that nobody waits for the threads.
+        threads: to choose among: its share of the cores, the same with a core left to the tier and whoever calls it,
+            and powers of two below.
+        many_ranks: threads where ranks wait for each other: the share of all cores but one.
         kv_bytes: for keys and values.
     """
 
-    threads: int
-    prompt_threads: int
+    threads: tuple[int, ...]
+    many_ranks: int
     kv_bytes: int
 
     @classmethod
     def of(cls, entries: Sequence[ModelConfig]) -> _Room:
         ranks, cores = max(1, sum(entry.tensor_parallel for entry in entries)), usable_cores()
-        threads, prompt_threads = (max(1, min(_MAX_THREADS, number // ranks)) for number in (cores - 1, cores))
-        return cls(threads, prompt_threads, int(_KV_SHARE * usable_memory_bytes() / ranks))
+        few, most = (max(1, min(_MAX_THREADS, number // ranks)) for number in (cores - 1, cores))
+        halves = [1 << power for power in range(few.bit_length()) if 1 << power < few]
+        return cls(tuple(sorted({*halves, few, most})), few, int(_KV_SHARE * usable_memory_bytes() / ranks))
 
 
 def _spec(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, gpus: int, room: _Room) -> EngineSpec:
@@ -203,14 +205,19 @@ def _engine(entry: ModelConfig, source: Path, layers: tuple[int, ...] | None, gp
         token_budget=entry.token_budget or max(_TOKEN_BUDGET, 2 * rows),
         kv_cache_tokens=cache_tokens,
         max_context_tokens=entry.max_context_tokens,
-        threads=entry.threads or room.threads,
-        prompt_threads=entry.threads or room.prompt_threads,
+        threads=_threads(entry, room),
         draft_tokens=entry.draft_tokens,
         prefix_caching=entry.prefix_caching,
         step_timeout_s=entry.step_timeout_s,
         start_timeout_s=entry.start_timeout_s,
         gpus=entry.gpus,
     )
+
+
+def _threads(entry: ModelConfig, room: _Room) -> tuple[int, ...]:
+    if entry.threads is not None:
+        return (entry.threads,)
+    return room.threads if entry.tensor_parallel == 1 else (room.many_ranks,)
 
 
 def _cpu_kv_tokens(source: Path, layers: tuple[int, ...] | None, dtype: str, place: tuple[int, _Room]) -> int:

@@ -7,6 +7,7 @@ in int32 and scaled back in float32.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from cloud_tier.engine.rotate import hadamard, hadamard_block
 from router.base.errors import ConfigError
 
 _LARGEST = 127.0
+_TOP = torch.tensor(_LARGEST)  # a Python number is made into a tensor at each use
 _SMALLEST = 1e-12  # a token whose inputs are all smaller is taken for 0
 _MIDDLE = 128  # oneDNN's fast kernels take unsigned inputs: zero is stored as this
 
@@ -58,8 +60,8 @@ class Int8Linear:
         packed: int8 weight in the layout of this CPU's kernels.
         scales: float32 (out,), one for each output channel, times the step of an input whose largest number is 1.
         zeros: int64 (out,), the zero points: all 0.
-        eps: the input passes RMSNorm first, with this epsilon and no gain: which changes nothing but its scale. None
-            for no norm.
+        floor: the input passes RMSNorm first, without a gain, which changes nothing but its scale: float32 (),
+            sqrt(in · eps) of that norm, and `scales` are sqrt(in) times as large. None for no norm.
         turn: float32 (block, block), applied to each block of the input first; None leaves it as it is.
     """
 
@@ -67,9 +69,8 @@ class Int8Linear:
     scales: torch.Tensor
     zeros: torch.Tensor
     bias: torch.Tensor | None
-    eps: float | None
+    floor: torch.Tensor | None
     turn: torch.Tensor | None
-    offset: torch.Tensor
 
     @classmethod
     def pack(
@@ -83,7 +84,7 @@ class Int8Linear:
         """Round a float32 weight (out, in).
 
         Args:
-            eps: see `Int8Linear`.
+            eps: of an RMSNorm before it, see `Int8Linear`; None for no norm.
             turned: spread large inputs over Hadamard blocks before they are rounded.
 
         Raises:
@@ -102,19 +103,23 @@ class Int8Linear:
                 param="models.dtype",
             ) from error
         zeros = torch.zeros(len(scales), dtype=torch.int64)
-        # Half a step more than the zero point: the conversion to integers cuts off, it does not round.
-        return cls(packed, scales / _LARGEST, zeros, bias, eps, turn, torch.tensor(_MIDDLE + 0.5))
+        width = weight.shape[1]
+        floor = None if eps is None else torch.tensor(math.sqrt(width * eps))
+        unit = _LARGEST if eps is None else _LARGEST / math.sqrt(width)
+        return cls(packed, scales / unit, zeros, bias, floor, turn)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.turn is not None:
             x = _turned(x, self.turn)
         largest = x.abs().amax(dim=-1, keepdim=True).clamp_min_(_SMALLEST)
-        rounded = torch.addcmul(self.offset, x, _LARGEST / largest).to(torch.uint8)
+        # Conversion to int8 is four times as fast as to uint8; turning the sign bit over adds the zero point.
+        rounded = (x * (_TOP / largest)).round_().to(torch.int8).view(torch.uint8).bitwise_xor_(_MIDDLE)
         product: torch.Tensor = _qlinear(
             rounded, 1.0, _MIDDLE, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
-        if self.eps is not None:
-            largest *= (x * x).mean(dim=-1, keepdim=True).add_(self.eps).rsqrt_()
+        if self.floor is not None:
+            # 1 / sqrt(mean(x²) + eps) is sqrt(in) / hypot(|x|, sqrt(in · eps)).
+            largest /= torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
         product *= largest
         return product if self.bias is None else product.add_(self.bias)
 

@@ -5,6 +5,7 @@ All tokens of a step, of all its sequences, go through every matrix product toge
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,13 +23,12 @@ from cloud_tier.engine.rope import rope_tables, rotate_
 from cloud_tier.engine.rotate import Rotation
 from cloud_tier.engine.rows import RowAttention
 from cloud_tier.engine.sharding import Shard, Span, shard, split
+from cloud_tier.engine.threads import Threads
 from models.formats.weights import rope_inverse_frequencies
 
 if TYPE_CHECKING:
     from cloud_tier.engine.protocol import EngineConfig
     from models.formats.weights import ModelConfig, Weights
-
-_PROMPT_STEP_TOKENS = 64  # fewer in a step, and threads wait longer for each other than they compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Model:
         int8 = engine.dtype == "int8"
         self._dtype = torch.float32 if int8 else getattr(torch, engine.dtype)
         self._device = torch.device("cuda", group.rank) if engine.device == "cuda" else torch.device("cpu")
-        self._threads = engine.threads, engine.prompt_threads or engine.threads
+        self._threads = Threads(engine.threads)
         config = self.config
         self._shard = shard(
             group.rank,
@@ -116,8 +116,23 @@ class Model:
             zero_blocks: KV blocks to overwrite first.
             released: handles of sequences that lost their blocks since the last step.
         """
+        if self._device.type != "cpu":
+            return self._forward(segments, zero_blocks, released)
+        tokens, began_s = sum(len(segment.tokens) for segment in segments), time.perf_counter()
+        wanted = self._threads.choose(tokens)
+        if wanted != torch.get_num_threads():
+            torch.set_num_threads(wanted)
+        computed = self._forward(segments, zero_blocks, released)
+        self._threads.note(tokens, time.perf_counter() - began_s)
+        return computed
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie, and what is computed from them."""
+        return self._embedding.device
+
+    def _forward(self, segments: Sequence[Segment], zero_blocks: Sequence[int], released: Sequence[int]) -> Computed:
         self.attention.zero_blocks(zero_blocks)
-        self._set_threads(sum(len(segment.tokens) for segment in segments))
         device = self._device
         ids = torch.tensor([token for segment in segments for token in segment.tokens], device=device)
         positions = torch.tensor(
@@ -132,16 +147,6 @@ class Model:
         self.attention.finish(plan)
         logits = self._logits(x, segments)
         return Computed(logits, self._finite(x, logits, segments) if self.group.rank == 0 else [])
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights lie, and what is computed from them."""
-        return self._embedding.device
-
-    def _set_threads(self, tokens: int) -> None:
-        wanted = self._threads[tokens >= _PROMPT_STEP_TOKENS]
-        if wanted != torch.get_num_threads() and self._device.type == "cpu":
-            torch.set_num_threads(wanted)
 
     @property
     def _eps(self) -> float:

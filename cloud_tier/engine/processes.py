@@ -26,6 +26,7 @@ import cloud_tier
 from cloud_tier.engine.messages import LENGTH, MESH_LIMIT_BYTES, Setup, ToParent, frame
 from cloud_tier.engine.protocol import EngineConfig
 
+_SPINS = "10000"
 _SOURCE_ROOT = Path(cloud_tier.__file__).resolve().parents[1]
 _MESH_BUFFER_BYTES = 4 * MESH_LIMIT_BYTES  # the kernel counts its bookkeeping in, and cuts this to its own limit
 
@@ -116,9 +117,10 @@ class RankProcesses:
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(_SOURCE_ROOT), *filter(None, [environment.get("PYTHONPATH", "")])]
         )
-        environment["OMP_NUM_THREADS"] = str(self._config.threads)
-        # Threads that wait for each other leave their core to the neighbours, the tier's own event loop among them.
-        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        environment["OMP_NUM_THREADS"] = str(self._config.threads[-1])
+        # Threads look for each other for some hundred microseconds, then leave their core to the neighbours, the
+        # tier's own event loop among them: one that slept at once took longer to wake than most products take.
+        environment.setdefault("GOMP_SPINCOUNT", _SPINS)
         if self._config.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._config.gpus)
         options = [f"--{role}-fd={end.fileno()}" for role, end in sockets]

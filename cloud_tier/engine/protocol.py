@@ -35,9 +35,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             some decode, prompts are computed in chunks that fit this time at the measured speed.
         kv_block_tokens, kv_cache_tokens: size of a KV block, and of the cache, in tokens.
         max_context_tokens: window for prompt and answer together; None takes the model's, and the cache bounds both.
-        threads: torch threads a rank. More than one pays only where cores are idle.
-        prompt_threads: the same in steps with so much of a prompt that all cores are worth their barriers; None takes
-            `threads`.
+        threads: torch threads a rank: one number, or several in ascending order, of which the fastest is found while
+            it runs (see `threads.Threads`).
         draft_tokens: most tokens drafted for a greedy sequence out of what it said before, in steps where that pays; 0
             is off. Answers are the same either way.
         prefix_caching: keep the KV blocks of finished sequences until their room is needed.
@@ -57,8 +56,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     kv_block_tokens: Positive = 16
     kv_cache_tokens: Positive = 16384
     max_context_tokens: Positive | None = None
-    threads: Positive = 1
-    prompt_threads: Positive | None = None
+    threads: Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)] = (1,)
     draft_tokens: Annotated[int, msgspec.Meta(ge=0, le=32)] = 0
     prefix_caching: bool = True
     step_timeout_s: Seconds = 60.0

@@ -180,7 +180,7 @@ def load(setup: Setup, mesh_fds: list[int] | None = None) -> tuple[Model, int]:
     from models.formats.weights import open_weights  # noqa: PLC0415
 
     config = setup.config
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads[0])
     if config.device == "cuda":
         _need_gpus(torch.cuda.device_count(), config)
         torch.cuda.set_device(setup.rank)

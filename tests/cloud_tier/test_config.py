@@ -252,25 +252,25 @@ def test_the_automatic_device_is_asked_for_once_and_sets_the_dtype(
     assert asked == [False]
 
 
-def test_threads_share_the_cores_but_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = str(toy_model_directory(tmp_path / "toy"))
     entries = [
         ModelConfig(path=folder, tensor_parallel=2),
         ModelConfig(path=folder),
         ModelConfig(path=folder, threads=5),
     ]
-    for cores, threads in ((1, 1), (2, 1), (13, 3), (999, 16)):
+    shares = ((1, (1,), (1,)), (2, (1,), (1,)), (13, (3,), (1, 2, 3)), (999, (16,), (1, 2, 4, 8, 16)))
+    for cores, of_ranks, alone in shares:
         monkeypatch.setattr(lineup, "usable_cores", lambda cores=cores: cores)
-        assert [place.engine.threads for place in _line_up(tmp_path, *entries)] == [threads, threads, 5]
+        assert [place.engine.threads for place in _line_up(tmp_path, *entries)] == [of_ranks, alone, (5,)]
 
 
-def test_all_cores_compute_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = str(toy_model_directory(tmp_path / "toy"))
-    monkeypatch.setattr(lineup, "usable_cores", lambda: 8)
-    places = _line_up(tmp_path, ModelConfig(path=folder, tensor_parallel=2), ModelConfig(path=folder, threads=3))
-    assert [(place.engine.threads, place.engine.prompt_threads) for place in places] == [(2, 2), (3, 3)]
-    (alone,) = _line_up(tmp_path, ModelConfig(path=folder))
-    assert (alone.engine.threads, alone.engine.prompt_threads) == (7, 8)
+def test_an_engine_alone_may_find_out_how_many_cores_are_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = ModelConfig(path=str(toy_model_directory(tmp_path / "toy")))
+    for cores, threads in ((1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 5, 6)), (8, (1, 2, 4, 7, 8))):
+        monkeypatch.setattr(lineup, "usable_cores", lambda cores=cores: cores)
+        (alone,) = _line_up(tmp_path, entry)
+        assert alone.engine.threads == threads
 
 
 def test_a_cache_that_nobody_sized_fits_the_memory_that_is_left(
