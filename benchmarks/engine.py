@@ -182,13 +182,13 @@ async def measure(chosen: list[Server], rounds: int, *, quick: bool) -> list[Row
 
 def table(rows: list[Row]) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, title=f"{FAMILY}: medians over rounds", title_justify="left")
-    shown.add_column("server")
+    shown.add_column("server", no_wrap=True)
     columns = [(callers, PROMPT_TOKENS) for callers in CALLERS]
     for callers, _ in columns:
-        shown.add_column(f"tok/s, c = {callers}", justify="right")
+        shown.add_column(f"tok/s\nc = {callers}", justify="right")
     for callers, _ in columns:
-        shown.add_column(f"TTFT s, c = {callers}", justify="right")
-    shown.add_column(f"TTFT s, {LONG_PROMPT_TOKENS} tokens", justify="right")
+        shown.add_column(f"TTFT s\nc = {callers}", justify="right")
+    shown.add_column(f"TTFT s\n{LONG_PROMPT_TOKENS} long", justify="right")
     by_place = {(row.server, row.concurrency, row.prompt_tokens): row for row in rows}
     for name in dict.fromkeys(row.server for row in rows):
         found = [by_place[name, callers, tokens] for callers, tokens in columns]

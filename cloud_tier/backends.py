@@ -25,7 +25,7 @@ log = structlog.get_logger("cloud_tier")
 
 _DEFAULTS = ModelConfig(variant="any")
 # How much is computed at once is vLLM's own choice, from the memory that it finds.
-_TORCH_ONLY = ("max_running", "token_budget", "kv_cache_tokens", "threads")
+_TORCH_ONLY = ("max_running", "token_budget", "kv_cache_tokens", "threads", "draft")
 _MAX_NAME_CHARS = 56
 _START_TIMEOUT_S = 1800.0  # the default of `[[models]]` is the embedded engine's, which compiles nothing
 

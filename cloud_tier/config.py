@@ -75,7 +75,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             a CPU by the memory that is left, see `lineup`.
         gpus: which GPUs the ranks take, e.g. `["2", "3"]`, one for each rank, as in CUDA_VISIBLE_DEVICES; empty lets
             `cloud_tier.gpus` choose by free memory, so that engines share a GPU only when all are taken.
-        draft_tokens, max_context_tokens, prefix_caching, step_timeout_s, start_timeout_s: as in
+        draft: a model that drafts for this one: a variant, or a Hugging Face directory, with the same vocabulary. It
+            takes memory and time of its own; None drafts out of what was said before.
+        draft_tokens: as in `cloud_tier.engine.protocol.EngineConfig`; None is 4 with a `draft`, else 0.
+        max_context_tokens, prefix_caching, step_timeout_s, start_timeout_s: as in
             `cloud_tier.engine.protocol.EngineConfig`.
     """
 
@@ -94,7 +97,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     kv_cache_tokens: Positive | None = None
     max_context_tokens: Positive | None = None
     threads: Positive | None = None
-    draft_tokens: Annotated[int, msgspec.Meta(ge=0, le=32)] = 0
+    draft: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    draft_tokens: Annotated[int, msgspec.Meta(ge=0, le=32)] | None = None
     prefix_caching: bool = True
     step_timeout_s: Seconds = 60.0
     start_timeout_s: Seconds = 300.0

@@ -13,6 +13,7 @@ from cloud_tier.config import ModelConfig
 from cloud_tier.engine.protocol import EngineConfig
 from cloud_tier.gpus import GPU_WORKING_BYTES, GpuFinder, Wanted, assign_gpus, find_gpus
 from models.catalogue.families import Catalogue, Family, Variant, family_of_directory
+from models.formats.config import ModelConfig as Shape
 from models.formats.weights import open_weights
 from models.store.store import ModelStore
 from models.text.chat import PromptEncoder
@@ -20,6 +21,7 @@ from router.base.errors import ConfigError, ModelNotFound
 from router.base.host import computes_bfloat16, usable_cores, usable_memory_bytes
 from router.values.replica import ReplicaInfo, SpeedPrior
 
+_DRAFT_TOKENS = 4  # where a model drafts and nobody says how many
 _MAX_THREADS = 16  # further ones bring little to one matrix and cost at every barrier
 # Rough figures of a server core and a data-centre GPU, for an engine nobody has measured: bytes/s and FLOP/s.
 _BANDWIDTH = {"cpu": 15e9, "cuda": 800e9}
@@ -88,18 +90,37 @@ def _wanted(spec: EngineSpec, entry: ModelConfig) -> Wanted:
     engine = spec.engine
     if engine.device == "cpu":
         return Wanted(entry.label, 0, 0, entry.gpus)
-    weights = open_weights(spec.source)
-    model = (weights if engine.layers is None else weights.keep_layers(engine.layers)).config
-    dtype_bytes = _DTYPE_BYTES[engine.dtype]
+    models = [Source(spec.source, engine.layers).model]
+    if engine.draft_weights is not None:
+        models.append(Source(Path(engine.draft_weights), engine.draft_layers).model)
+    total_bytes = sum(_numbers(model, engine.kv_cache_tokens) for model in models) * _DTYPE_BYTES[engine.dtype]
+    return Wanted(
+        entry.label, engine.tensor_parallel, total_bytes // engine.tensor_parallel + GPU_WORKING_BYTES, entry.gpus
+    )
+
+
+def _numbers(model: Shape, cached_tokens: int) -> int:
+    """Count the weights of a model, and the keys and values of so many tokens."""
     per_layer = model.hidden_size * (
         2 * model.num_heads * model.head_dim + 2 * model.num_kv_heads * model.head_dim + 3 * model.intermediate_size
     )
     embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
-    cached = 2 * model.num_layers * model.num_kv_heads * model.head_dim * engine.kv_cache_tokens
-    total_bytes = (model.num_layers * per_layer + embeddings + cached) * dtype_bytes
-    return Wanted(
-        entry.label, engine.tensor_parallel, total_bytes // engine.tensor_parallel + GPU_WORKING_BYTES, entry.gpus
-    )
+    cached = 2 * model.num_layers * model.num_kv_heads * model.head_dim * cached_tokens
+    return model.num_layers * per_layer + embeddings + cached
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """Weights, and which of their layers to keep; None keeps all."""
+
+    path: Path
+    layers: tuple[int, ...] | None = None
+
+    @property
+    def model(self) -> Shape:
+        """The sizes of what is kept."""
+        weights = open_weights(self.path)
+        return (weights if self.layers is None else weights.keep_layers(self.layers)).config
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,7 +159,8 @@ def _spec(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, gpus: int
         name, family_name = variant.name, family.name
         rung, quality = variant.rung, variant.quality
     _check_split(entry, source)
-    engine = _engine(entry, source, layers, gpus, room)
+    kept = Source(source, layers)
+    engine = _engine(entry, kept, _draft(entry, kept, catalogue, store), gpus, room)
     info = ReplicaInfo(
         replica_id=f"engine/{name}",
         endpoint=f"engine/{name}",
@@ -187,17 +209,42 @@ def find_variant(name: str, catalogue: Catalogue) -> tuple[Variant, Family]:
     return variant, family
 
 
-def _engine(entry: ModelConfig, source: Path, layers: tuple[int, ...] | None, gpus: int, room: _Room) -> EngineConfig:
+def _draft(entry: ModelConfig, of: Source, catalogue: Catalogue, store: ModelStore) -> Source | None:
+    """Find the model that drafts for another.
+
+    Raises:
+        ModelNotFound, ConfigError: there is no such model, or its vocabulary is of another size.
+    """
+    if entry.draft is None:
+        return None
+    directory = Path(entry.draft).expanduser()
+    if directory.is_dir():
+        found = Source(directory.resolve())
+    else:
+        variant, family = find_variant(entry.draft, catalogue)
+        found = Source(store.source_path(family.name), variant.layers)
+    own, drafts = of.model.vocab_size, found.model.vocab_size
+    if own != drafts:
+        raise ConfigError(
+            f"draft = {entry.draft!r} has a vocabulary of {drafts} tokens and {entry.label} one of {own}: name a "
+            "smaller model of the same family",
+            param="models.draft",
+        )
+    return found
+
+
+def _engine(entry: ModelConfig, source: Source, draft: Source | None, gpus: int, room: _Room) -> EngineConfig:
     where = _device(entry, gpus)
     automatic = "bfloat16" if where == "cuda" or computes_bfloat16() else "float32"
     dtype = automatic if entry.dtype == "auto" else entry.dtype
     rows = entry.max_running or _ROWS[where]
     cache_tokens = entry.kv_cache_tokens
     if cache_tokens is None:
-        cache_tokens = _GPU_KV_TOKENS if where == "cuda" else _cpu_kv_tokens(source, layers, dtype, (rows, room))
+        models = [one.model for one in (source, draft) if one is not None]
+        cache_tokens = _GPU_KV_TOKENS if where == "cuda" else _cpu_kv_tokens(models, dtype, rows, room)
     return EngineConfig(
-        weights=str(source),
-        layers=layers,
+        weights=str(source.path),
+        layers=source.layers,
         dtype=dtype,  # type: ignore[arg-type]  # both are Literals
         device=where,
         tensor_parallel=entry.tensor_parallel,
@@ -206,7 +253,9 @@ def _engine(entry: ModelConfig, source: Path, layers: tuple[int, ...] | None, gp
         kv_cache_tokens=cache_tokens,
         max_context_tokens=entry.max_context_tokens,
         threads=_threads(entry, room),
-        draft_tokens=entry.draft_tokens,
+        draft_tokens=entry.draft_tokens if entry.draft_tokens is not None else _DRAFT_TOKENS if draft else 0,
+        draft_weights=str(draft.path) if draft else None,
+        draft_layers=draft.layers if draft else None,
         prefix_caching=entry.prefix_caching,
         step_timeout_s=entry.step_timeout_s,
         start_timeout_s=entry.start_timeout_s,
@@ -220,14 +269,16 @@ def _threads(entry: ModelConfig, room: _Room) -> tuple[int, ...]:
     return room.threads if entry.tensor_parallel == 1 else (room.many_ranks,)
 
 
-def _cpu_kv_tokens(source: Path, layers: tuple[int, ...] | None, dtype: str, place: tuple[int, _Room]) -> int:
-    """Return tokens of KV cache for so many rows within a rank's share of the memory: a window, if that may be."""
-    rows, room = place
-    model = open_weights(source).config
+def _cpu_kv_tokens(models: Sequence[Shape], dtype: str, rows: int, room: _Room) -> int:
+    """Return tokens of KV cache for so many rows within a rank's share of the memory: a window, if that may be.
+
+    Args:
+        models: the one that is served, and the one that drafts for it.
+    """
     # Twice: running sequences also lie in rows of their own. W8A8 keeps keys and values in two bytes.
     number_bytes = 4 if dtype == "float32" else 2
-    token_bytes = 2 * 2 * len(layers or range(model.num_layers)) * model.num_kv_heads * model.head_dim * number_bytes
-    wanted = max(rows * _ROW_TOKENS, model.max_context_tokens)
+    token_bytes = sum(2 * 2 * model.num_layers * model.num_kv_heads * model.head_dim * number_bytes for model in models)
+    wanted = max(rows * _ROW_TOKENS, models[0].max_context_tokens)
     return max(_LEAST_KV_TOKENS, min(wanted, room.kv_bytes // token_bytes))
 
 

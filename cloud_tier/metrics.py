@@ -40,6 +40,14 @@ class EngineMetrics(Collector):
             "Requests that failed alone, in an engine that went on, since its last start.",
             labels=["engine"],
         )
+        drafted = CounterMetricFamily(
+            "overspill_engine_drafted_tokens", "Tokens drafted since the engine's last start.", labels=["engine"]
+        )
+        accepted = CounterMetricFamily(
+            "overspill_engine_accepted_tokens",
+            "Drafted tokens that were right since the engine's last start.",
+            labels=["engine"],
+        )
         for replica in self._replicas:
             name = [replica.info.replica_id]
             load = replica.engine.load()
@@ -49,7 +57,9 @@ class EngineMetrics(Collector):
             preempted.add_metric(name, load.preemptions)
             hits.add_metric(name, load.prefix_hit_tokens)
             failed.add_metric(name, load.failed)
-        yield from (restarts, ready, step, preempted, hits, failed)
+            drafted.add_metric(name, load.drafted_tokens)
+            accepted.add_metric(name, load.accepted_tokens)
+        yield from (restarts, ready, step, preempted, hits, failed, drafted, accepted)
 
 
 def kv_usage(loads: Sequence[EngineLoad]) -> float | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 import torch
 
+from cloud_tier.engine.drafts import Drafts, ModelDrafts, NgramDrafts
 from cloud_tier.engine.kv_blocks import BlockPool
 from cloud_tier.engine.messages import Compute, Segment, Tokens
 from cloud_tier.engine.protocol import EngineConfig, EngineLoad, EngineRequest
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("cloud_tier.engine")
 
+_FAILED_DRAFTS = 3  # after which drafts come from what was said before
 _SMOOTHING = 0.2  # weight of the newest step in the smoothed figures
 
 
@@ -41,6 +43,7 @@ class EngineCore:
             `EngineBroken`.
         vocab_size: of those logits.
         context_tokens: window for prompt and answer together; must fit the cache.
+        draft: runs the forward pass of a smaller model that drafts; None drafts from what was said before.
 
     Attributes:
         pool: the KV blocks.
@@ -54,6 +57,7 @@ class EngineCore:
         vocab_size: int,
         context_tokens: int,
         clock: Clock,
+        draft: Callable[[Compute], Computed] | None = None,
     ) -> None:
         self._config = config
         self._compute = compute
@@ -67,7 +71,8 @@ class EngineCore:
         self._device = torch.device("cuda", 0) if config.device == "cuda" else torch.device("cpu")
         self._pace = Pace()
         self._speculation = Speculation()
-        self._failed = 0
+        self._drafts: Drafts = NgramDrafts() if draft is None else ModelDrafts(draft, config.token_budget)
+        self._failed = self._failed_drafts = 0
         self._untold: list[Tokens] = []
 
     @property
@@ -107,7 +112,8 @@ class EngineCore:
         if not plan:
             return brought
         prompt_tokens = sum(entry.num_tokens for entry in plan if entry.num_tokens > 1)
-        plan = self._scheduler.with_drafts(plan, self._config.draft_tokens, self._speculation)
+        plan = self._with_drafts(plan)
+        drafted_s = self._clock.now_s()
         try:
             brought += self._run(plan)
         except EngineBroken:
@@ -118,6 +124,7 @@ class EngineCore:
         took_s = self._clock.now_s() - started_s
         self._pace.observe(took_s, prompt_tokens)
         if not prompt_tokens:
+            took_s -= drafted_s - started_s
             self._speculation.note_step(sum(1 + len(entry.draft) for entry in plan), took_s)
         return brought
 
@@ -161,6 +168,24 @@ class EngineCore:
     def check(self) -> None:
         """Prove that no KV block is lost or held twice over (see `BlockPool.check`)."""
         self.pool.check([s.blocks for s in self._scheduler.running if s.blocks is not None])
+
+    def _with_drafts(self, plan: list[Scheduled]) -> list[Scheduled]:
+        began_s = self._clock.now_s()
+        try:
+            plan = self._scheduler.with_drafts(plan, self._config.draft_tokens, self._drafts, self._speculation)
+        except EngineBroken:
+            raise
+        except Exception as error:
+            self._failed_drafts += 1
+            ends = self._failed_drafts == _FAILED_DRAFTS
+            log.warning("drafting failed", ends=ends, error=in_words(error), exc_info=True)
+            if ends:
+                self._drafts = NgramDrafts()
+            return plan
+        drafted = sum(len(entry.draft) for entry in plan)
+        if drafted:
+            self._speculation.note_drafting(drafted, self._clock.now_s() - began_s)
+        return plan
 
     def _run(self, plan: list[Scheduled]) -> list[Tokens]:
         """Compute and draw, then keep what came of it: a step that raises has changed nothing."""
@@ -215,7 +240,9 @@ class EngineCore:
             return [self._fail(entry.sequence, in_words(error), spoiled=False)]
 
     def _forward(self, segments: list[Segment]) -> Computed:
-        computed = self._compute(Compute(segments, self.pool.to_zero, self._scheduler.take_released()))
+        released = self._scheduler.take_released()
+        self._drafts.released(released)
+        computed = self._compute(Compute(segments, self.pool.to_zero, released))
         if computed.logits is None and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # nothing is read back: the step has only been queued
         self.pool.zeroed()

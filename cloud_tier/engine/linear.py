@@ -41,12 +41,31 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """The same on a CPU in bfloat16, the weight once and for all in the layout of this CPU's kernels."""
+
+    packed: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return _packed_linear(x, self.packed, self.bias)
+
+
+def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear | PackedLinear:
+    """Return the product with a weight (out, in), packed where that is faster."""
+    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16:
+        packed = _pack(weight)
+        return Linear(weight, bias) if packed is None else PackedLinear(packed, bias)
+    return Linear(weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
 class Normed:
     """RMSNorm with a gain (in,), and a linear layer behind it."""
 
     gain: torch.Tensor
     eps: float
-    linear: Linear
+    linear: Linear | PackedLinear
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(F.rms_norm(x, x.shape[-1:], self.gain, self.eps))
@@ -127,6 +146,22 @@ class Int8Linear:
 def _turned(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     """Multiply each block of the last dimension, as wide as `turn`, by that matrix."""
     return (x.reshape(-1, len(turn)) @ turn).view(x.shape)
+
+
+def _pack(weight: torch.Tensor) -> torch.Tensor | None:
+    """Return a bfloat16 weight as oneDNN's kernels read it; None where this CPU or this build of torch has none."""
+    kernels = torch.ops.mkldnn  # what torch's own compiler calls
+    try:
+        supported = kernels._is_mkldnn_bf16_supported()  # noqa: SLF001
+        packed: torch.Tensor | None = kernels._reorder_linear_weight(weight, None) if supported else None  # noqa: SLF001
+    except (AttributeError, RuntimeError):
+        return None
+    return packed
+
+
+def _packed_linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")  # noqa: SLF001
+    return product
 
 
 def _qlinear(*arguments: Any) -> Any:

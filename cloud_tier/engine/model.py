@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from cloud_tier.engine.attention import Attention, KvCache, PagedAttention
-from cloud_tier.engine.linear import Int8Linear, Linear, Normed, Product
-from cloud_tier.engine.messages import Segment
+from cloud_tier.engine.linear import Int8Linear, Linear, Normed, PackedLinear, Product, linear
+from cloud_tier.engine.messages import Compute, Segment
 from cloud_tier.engine.parallel import Group
 from cloud_tier.engine.rope import rope_tables, rotate_
 from cloud_tier.engine.rotate import Rotation
@@ -126,6 +126,10 @@ class Model:
         self._threads.note(tokens, time.perf_counter() - began_s)
         return computed
 
+    def run(self, step: Compute) -> Computed:
+        """Run one step, as it is told."""
+        return self.forward(step.segments, step.zero_blocks, step.released)
+
     @property
     def device(self) -> torch.device:
         """Where the weights lie, and what is computed from them."""
@@ -231,8 +235,8 @@ class _Loader:
     def head(self) -> Product:
         """The last norm and the matrix behind it."""
         if self._config.tie_embeddings:
-            return self._normed("model.norm.weight", Linear(self.embedding))
-        return self._normed("model.norm.weight", Linear(self._rows("lm_head.weight", self._part.vocab)))
+            return self._normed("model.norm.weight", linear(self.embedding))
+        return self._normed("model.norm.weight", linear(self._rows("lm_head.weight", self._part.vocab)))
 
     def layer(self, index: int) -> _Layer:
         prefix = f"model.layers.{index}."
@@ -247,16 +251,16 @@ class _Loader:
         if config.attention_bias:
             bias = torch.cat([self._rows(f"{attention}{name}.bias", span) for name, span in spans.items()])
         return _Layer(
-            qkv=self._normed(prefix + "input_layernorm.weight", Linear(qkv, bias)),
+            qkv=self._normed(prefix + "input_layernorm.weight", linear(qkv, bias)),
             q_norm=self._whole(attention + "q_norm.weight") if config.qk_norm else None,
             k_norm=self._whole(attention + "k_norm.weight") if config.qk_norm else None,
-            o=Linear(self._columns(attention + "o_proj.weight", queries)),
-            gate_up=self._normed(prefix + "post_attention_layernorm.weight", Linear(gate_up)),
-            down=Linear(self._columns(feed_forward + "down_proj.weight", part.intermediate)),
+            o=linear(self._columns(attention + "o_proj.weight", queries)),
+            gate_up=self._normed(prefix + "post_attention_layernorm.weight", linear(gate_up)),
+            down=linear(self._columns(feed_forward + "down_proj.weight", part.intermediate)),
         )
 
-    def _normed(self, gain: str, linear: Linear) -> Normed:
-        return Normed(self._whole(gain), self._config.rms_norm_eps, linear)
+    def _normed(self, gain: str, product: Linear | PackedLinear) -> Normed:
+        return Normed(self._whole(gain), self._config.rms_norm_eps, product)
 
     def _whole(self, name: str) -> torch.Tensor:
         return self._place(self._weights.tensor(name))
@@ -299,5 +303,5 @@ class _Int8Loader:
     def _behind(self, product: Product) -> Product:
         """A matrix behind a norm, whose gain it takes in, and whose input is turned."""
         normed = cast("Normed", product)
-        weight = self._rotation.rows(normed.linear.weight * normed.gain)
-        return Int8Linear.pack(weight, normed.linear.bias, eps=normed.eps)
+        plain = cast("Linear", normed.linear)  # in float32
+        return Int8Linear.pack(self._rotation.rows(plain.weight * normed.gain), plain.bias, eps=normed.eps)

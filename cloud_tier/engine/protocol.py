@@ -37,8 +37,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         max_context_tokens: window for prompt and answer together; None takes the model's, and the cache bounds both.
         threads: torch threads a rank: one number, or several in ascending order, of which the fastest is found while
             it runs (see `threads.Threads`).
-        draft_tokens: most tokens drafted for a greedy sequence out of what it said before, in steps where that pays; 0
-            is off. Answers are the same either way.
+        draft_tokens: most tokens drafted for a greedy sequence, in steps where that pays; 0 is off. Answers are the
+            same either way.
+        draft_weights, draft_layers: of a smaller model of the same vocabulary that drafts, as `weights` and `layers`;
+            None drafts out of what a sequence said before.
         prefix_caching: keep the KV blocks of finished sequences until their room is needed.
         step_timeout_s: the engine is killed and restarted when it has work and reports nothing for so long.
         start_timeout_s: bound on loading the weights.
@@ -58,6 +60,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     max_context_tokens: Positive | None = None
     threads: Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)] = (1,)
     draft_tokens: Annotated[int, msgspec.Meta(ge=0, le=32)] = 0
+    draft_weights: str | None = None
+    draft_layers: tuple[int, ...] | None = None
     prefix_caching: bool = True
     step_timeout_s: Seconds = 60.0
     start_timeout_s: Seconds = 300.0
@@ -72,6 +76,12 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if self.dtype == "int8" and self.device != "cpu":
             raise ConfigError(
                 "dtype = 'int8' is for the CPU; on a GPU set dtype = 'bfloat16', or serve with vLLM", param="dtype"
+            )
+        if self.draft_weights is not None and self.tensor_parallel > 1:
+            raise ConfigError(
+                f"a model that drafts runs beside an engine of one rank, not of {self.tensor_parallel}; set "
+                "tensor_parallel = 1, or draft_tokens without `draft`",
+                param="draft",
             )
         if self.token_budget <= self.max_running:
             raise ConfigError(

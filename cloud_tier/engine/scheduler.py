@@ -12,6 +12,7 @@ from bisect import insort
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
+from cloud_tier.engine.drafts import Drafts
 from cloud_tier.engine.kv_blocks import BlockPool
 from cloud_tier.engine.sequence import Sequence
 from cloud_tier.engine.speculation import Speculation
@@ -102,28 +103,31 @@ class Scheduler:
             self._admit(plan, limit)
         return list(plan.values())
 
-    def with_drafts(self, plan: list[Scheduled], most: int, speculation: Speculation) -> list[Scheduled]:
+    def with_drafts(
+        self, plan: list[Scheduled], most: int, drafts: Drafts, speculation: Speculation
+    ) -> list[Scheduled]:
         """Return the plan with drafts for its greedy sequences, if all of it decodes and the drafts are worth it."""
         if most == 0 or any(entry.num_tokens > 1 for entry in plan):
             return plan
         left = self._token_budget - len(plan)
-        drafts: dict[int, tuple[int, ...]] = {}
+        rooms: dict[int, int] = {}
         for entry in plan:
             sequence = entry.sequence
-            if sequence.sampler.follows_logits and left > 0:
-                room = min(most, left, sequence.tokens_to_generate - 1)
-                drafts[sequence.handle] = draft = tuple(sequence.ngrams.draft(sequence.tokens, max(room, 0)))
-                left -= len(draft)
-        total = sum(map(len, drafts.values()))
+            allowed = min(most, left, sequence.tokens_to_generate - 1)
+            if sequence.sampler.follows_logits and allowed > 0:
+                rooms[sequence.handle] = room = drafts.room(sequence, allowed)
+                left -= room
+        total = sum(rooms.values())
         if total == 0 or not speculation.worth(len(plan), total):
             return plan
-        return [replace(entry, draft=self._held(entry, drafts.get(entry.sequence.handle, ()))) for entry in plan]
+        asked = [(entry.sequence, rooms.get(entry.sequence.handle, 0)) for entry in plan]
+        found = drafts.draft([(sequence, room) for sequence, room in asked if room and self._holds(sequence, room)])
+        return [replace(entry, draft=found.get(entry.sequence.handle, ())) for entry in plan]
 
-    def _held(self, entry: Scheduled, draft: tuple[int, ...]) -> tuple[int, ...]:
-        """The draft, if there are free blocks for it: it preempts nobody."""
-        blocks, wanted = entry.sequence.blocks, entry.sequence.num_computed + 1 + len(draft)
-        fits = blocks is not None and self._pool.grow(blocks, self._pool.blocks_for(wanted), 0)
-        return draft if fits else ()
+    def _holds(self, sequence: Sequence, drafted: int) -> bool:
+        """Whether there are free blocks for so many tokens behind the newest, which it then has: it preempts nobody."""
+        wanted = self._pool.blocks_for(sequence.num_computed + 1 + drafted)
+        return sequence.blocks is not None and self._pool.grow(sequence.blocks, wanted, 0)
 
     def computed(self, entry: Scheduled, accepted: int = 0) -> None:
         """Note that the step of a plan has run: its keys and values lie in the cache, its full blocks may be shared.

@@ -1,4 +1,4 @@
-"""Drafts out of what a sequence has said before, and whether checking them is worth it.
+"""What a sequence has said before as a draft, and whether drafting and checking are worth it.
 
 Answers repeat their prompts and themselves: the tokens that followed the last occurrence of a sequence's newest tokens
 are drafted, computed in one step behind the newest, and kept as far as greedy decoding chooses the same (prompt lookup,
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 _GRAM = 3  # tokens that must agree before what followed them is drafted
 _FORGET = 0.02  # weight of the newest step
+_DRAFTING = 0.1  # weight of the newest drafting
 _FIRST_RATE = 0.5
 _RETURN = 0.002  # how fast a rate that forbids drafting is forgotten, a step
 _MARGIN = 1.05
@@ -49,12 +50,14 @@ class Speculation:
         self.accepted = 0
         self._rate = _FIRST_RATE
         self._weight = 0.0
+        self._draft_s = 0.0
         self._tokens = self._duration_s = self._square = self._product = 0.0
 
     def worth(self, sequences: int, drafted: int) -> bool:
         """Tell whether a step of so many decoding sequences brings more tokens a second with so many drafted ones."""
         base_s, token_s = self._line()
-        plain_s, longer_s = base_s + token_s * sequences, base_s + token_s * (sequences + drafted)
+        plain_s = base_s + token_s * sequences
+        longer_s = plain_s + (token_s + self._draft_s) * drafted
         worth = (sequences + self._rate * drafted) * plain_s >= _MARGIN * sequences * longer_s
         if not worth:
             self._rate += _RETURN * (_FIRST_RATE - self._rate)
@@ -68,6 +71,11 @@ class Speculation:
         self._duration_s = keep * self._duration_s + _FORGET * duration_s
         self._square = keep * self._square + _FORGET * tokens * tokens
         self._product = keep * self._product + _FORGET * tokens * duration_s
+
+    def note_drafting(self, drafted: int, duration_s: float) -> None:
+        """Learn how long it took to draft so many tokens."""
+        took_s = duration_s / drafted
+        self._draft_s += _DRAFTING * (took_s - self._draft_s) if self._draft_s else took_s
 
     def note_drafts(self, drafted: int, accepted: int) -> None:
         """Learn how many of a sequence's drafted tokens were right."""

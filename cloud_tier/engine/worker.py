@@ -110,6 +110,7 @@ class _Rank:
     def __init__(self, setup: Setup, mesh_fds: list[int]) -> None:
         self._config = setup.config
         self._model, self._context_tokens = load(setup, mesh_fds)
+        self._draft = load_draft(self._config, self._model)
 
     @property
     def device(self) -> str:
@@ -129,7 +130,7 @@ class _Rank:
             try:
                 for peer in peers:
                     peer.send(step)
-                return model.forward(step.segments, step.zero_blocks, step.released)
+                return model.run(step)
             except Exception as error:
                 if not peers:
                     raise
@@ -142,6 +143,7 @@ class _Rank:
             vocab_size=model.config.vocab_size,
             context_tokens=self._context_tokens,
             clock=MonotonicClock(),
+            draft=None if self._draft is None else self._draft.run,
         )
         core.probe()
         parent.send(Ready(self._info()))
@@ -153,7 +155,7 @@ class _Rank:
     def follow(self, leader: Channel) -> None:
         """Any other rank: run what rank 0 runs."""
         while isinstance(message := leader.receive(), Compute):
-            self._model.forward(message.segments, message.zero_blocks, message.released)
+            self._model.run(message)
         self._model.group.leave()
 
     def _info(self) -> EngineInfo:
@@ -206,6 +208,19 @@ def load(setup: Setup, mesh_fds: list[int] | None = None) -> tuple[Model, int]:
             f"{cache_tokens} tokens of KV cache; lower kv_cache_tokens, raise tensor_parallel, or take other `gpus`",
             param="models.kv_cache_tokens",
         ) from error
+
+
+def load_draft(config: EngineConfig, model: Model) -> Model | None:
+    """Load the smaller model that drafts for `model`, with a KV cache of as many tokens; None if there is none."""
+    if config.draft_weights is None:
+        return None
+    from cloud_tier.engine.model import Model  # noqa: PLC0415 (imports torch)
+    from models.formats.weights import open_weights  # noqa: PLC0415
+
+    weights = open_weights(Path(config.draft_weights))
+    if config.draft_layers is not None:
+        weights = weights.keep_layers(config.draft_layers)
+    return Model(weights, config, model.group, model.context_tokens)
 
 
 def _need_gpus(found: int, config: EngineConfig) -> None:

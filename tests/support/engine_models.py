@@ -14,6 +14,7 @@ from cloud_tier.engine.messages import Compute
 from cloud_tier.engine.model import Computed, Model
 from cloud_tier.engine.parallel import Group
 from cloud_tier.engine.protocol import EngineConfig, EngineRequest
+from cloud_tier.engine.worker import load_draft
 from models.formats.weights import open_weights
 from router.base.clock import MonotonicClock
 from router.values.request import SamplingParams
@@ -86,7 +87,7 @@ def small(weights: Path, **options: Any) -> EngineConfig:
 
 
 class Bench:
-    """A core with its model in this process; keeps the logits of every step."""
+    """A core with its model, and the one that drafts, in this process; keeps the logits of every step."""
 
     def __init__(self, config: EngineConfig, *, gathered: bool = False) -> None:
         weights = open_weights(Path(config.weights))
@@ -97,6 +98,8 @@ class Bench:
         if gathered:  # the GPU's way
             heads = self.model.config.num_heads, self.model.config.num_kv_heads
             self.model.attention = PagedAttention(self.model.attention.cache, heads, config.kv_block_tokens)
+        self.draft = load_draft(config, self.model)
+        self.drafting: list[Compute] = []
         self.logits: list[torch.Tensor] = []
         self.core = EngineCore(
             config,
@@ -104,6 +107,7 @@ class Bench:
             vocab_size=weights.config.vocab_size,
             context_tokens=context_tokens,
             clock=MonotonicClock(),
+            draft=None if self.draft is None else self._compute_draft,
         )
         self.answers: dict[int, list[int]] = {}
         self.failures: dict[int, str] = {}
@@ -132,6 +136,11 @@ class Bench:
         while self.core.busy:
             self.step()
         return self.answers
+
+    def _compute_draft(self, step: Compute) -> Computed:
+        assert self.draft is not None
+        self.drafting.append(step)
+        return self.draft.forward(step.segments, released=step.released)
 
     def _compute(self, step: Compute) -> Computed:
         self.steps += 1

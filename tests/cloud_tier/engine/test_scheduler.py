@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloud_tier.engine.core import EngineCore
+from cloud_tier.engine.drafts import ModelDrafts
 from cloud_tier.engine.messages import Compute, Segment, Tokens
 from cloud_tier.engine.model import Computed
 from cloud_tier.engine.protocol import EngineConfig, EngineRequest
@@ -36,6 +37,15 @@ class Echo:
         )
         self.ended: dict[int, FinishReason] = {}
         self.answers: dict[int, list[int]] = {}
+
+    def draft_with(self, costs_s: float) -> None:
+        """Let a model draft that always says what the other will, and takes so long for each pass."""
+
+        def compute(step: Compute) -> Computed:
+            self._clock.pass_s(costs_s)
+            return self._said(step)
+
+        self.core._drafts = ModelDrafts(compute, self._config.token_budget)
 
     def add(self, handle: int, length: int, max_tokens: int = 8, **options: Any) -> None:
         self.answers[handle] = []
@@ -66,11 +76,14 @@ class Echo:
         return [len(segment.tokens) for segment in self.steps[-1]]
 
     def _compute(self, step: Compute) -> Computed:
+        self.steps.append(step.segments)
+        tokens = sum(len(segment.tokens) for segment in step.segments)
+        self._clock.pass_s(self.seconds_a_step + self.seconds_a_token * tokens)
+        return self._said(step)
+
+    def _said(self, step: Compute) -> Computed:
         segments = step.segments
         finite = [True] * len(segments)
-        self.steps.append(segments)
-        tokens = sum(len(segment.tokens) for segment in segments)
-        self._clock.pass_s(self.seconds_a_step + self.seconds_a_token * tokens)
         last = [token for s in segments if s.draws for token in s.tokens[-1 - s.drafted :]]
         if not last:
             return Computed(None, finite)
