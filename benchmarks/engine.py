@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 import aiohttp
@@ -32,6 +33,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.__main__ import commit, machine
 from benchmarks.live.engine_servers import FAMILY, Pythons, Server, servers
 from benchmarks.live.running import run
 from models.store.store import ModelStore
@@ -215,7 +217,14 @@ def main() -> None:
     rows = run(measure(chosen, wanted.rounds, quick=wanted.quick), LIMIT_S)
     Console().print(table(rows))
     if wanted.json:
-        told = {"model": FAMILY, "answer_tokens": ANSWER_TOKENS, "rounds": wanted.rounds}
+        told = {
+            "measured": datetime.now(timezone.utc).date().isoformat(),
+            "machine": machine(),
+            "commit": commit(),
+            "model": FAMILY,
+            "answer_tokens": ANSWER_TOKENS,
+            "rounds": wanted.rounds,
+        }
         wanted.json.write_text(json.dumps({**told, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 
 
