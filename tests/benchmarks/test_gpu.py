@@ -37,6 +37,7 @@ def test_random_weights_have_the_sizes_of_the_shape() -> None:
         assert weights.read(name).shape == sizes
 
 
+@pytest.mark.process
 def test_the_same_code_decodes_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads, out = torch.get_num_threads(), tmp_path / "gpu.json"
     options = ("--device", "cpu", "--shape", "tiny", "--context", "32", "--steps", "8", "--batches", "1", "3")
