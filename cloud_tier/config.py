@@ -71,8 +71,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         dtype: `auto` is bfloat16 on CUDA and on CPUs that multiply it themselves, else float32.
         threads: of a rank; None shares the cores that this process may use between all ranks, and lets an engine of
             one rank find out how many are idle (see `cloud_tier.engine.threads`).
-        max_running, token_budget, kv_cache_tokens: as in `cloud_tier.engine.protocol.EngineConfig`; None sizes them: on
-            a CPU by the memory that is left, see `lineup`.
+        max_running, token_budget, kv_cache_tokens: as in `cloud_tier.engine.protocol.EngineConfig`; None sizes them:
+            the cache by the memory that is left, see `lineup`.
         gpus: which GPUs the ranks take, e.g. `["2", "3"]`, one for each rank, as in CUDA_VISIBLE_DEVICES; empty lets
             `cloud_tier.gpus` choose by free memory, so that engines share a GPU only when all are taken.
         draft: a model that drafts for this one: a variant, or a Hugging Face directory, with the same vocabulary. It

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -123,6 +124,19 @@ def assign_gpus(wanted: Sequence[Wanted], gpus: Sequence[Gpu]) -> list[tuple[str
                 free_bytes[one] -= want.bytes_a_rank
         placed[number] = chosen
     return [placed[number] for number in range(len(wanted))]
+
+
+def spare_bytes(wanted: Sequence[Wanted], placed: Sequence[tuple[str, ...]], gpus: Sequence[Gpu]) -> list[int]:
+    """Return what each engine may take on every GPU of its own beside what it wanted: an equal part of what is left.
+
+    0 for an engine on the CPU, or on a GPU whose memory is not known.
+    """
+    left = {gpu.id: gpu.free_bytes for gpu in gpus}
+    engines = Counter(one for chosen in placed for one in chosen)
+    for want, chosen in zip(wanted, placed, strict=True):
+        for one in chosen:
+            left[one] = left.get(one, 0) - want.bytes_a_rank
+    return [min((max(0, left[one]) // engines[one] for one in chosen), default=0) for chosen in placed]
 
 
 def _no_room(want: Wanted, gpus: Sequence[Gpu], free_bytes: dict[str, int]) -> ConfigError:

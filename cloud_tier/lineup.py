@@ -11,7 +11,7 @@ import msgspec
 
 from cloud_tier.config import ModelConfig
 from cloud_tier.engine.protocol import EngineConfig
-from cloud_tier.gpus import GPU_WORKING_BYTES, GpuFinder, Wanted, assign_gpus, find_gpus
+from cloud_tier.gpus import GPU_WORKING_BYTES, GpuFinder, Wanted, assign_gpus, find_gpus, spare_bytes
 from models.catalogue.families import Catalogue, Family, Variant, family_of_directory
 from models.formats.config import ModelConfig as Shape
 from models.formats.weights import open_weights
@@ -29,7 +29,8 @@ _COMPUTE = {"cpu": 60e9, "cuda": 60e12}
 # An engine that nobody sized: sequences side by side, and tokens of KV cache for each on a CPU, where the cache and the
 # rows of running sequences may take a quarter of the memory that is left, all engines together.
 _ROWS = {"cpu": 32, "cuda": 16}
-_GPU_KV_TOKENS = 16_384
+_GPU_KV_TOKENS = 16_384  # at least; and this share of what is then left of a GPU, as far as all windows need it
+_GPU_KV_SHARE = 0.9
 _ROW_TOKENS = 2048
 _LEAST_KV_TOKENS = 4096
 _KV_SHARE = 0.25
@@ -78,22 +79,42 @@ def line_up(
     devices = {entry.device for entry in entries}
     found = gpus(expected="cuda" in devices) if devices != {"cpu"} else ()
     specs = [_spec(entry, catalogue, store, len(found), room) for entry in entries]
-    gpu_ids = assign_gpus([_wanted(spec, entry) for spec, entry in zip(specs, entries, strict=True)], found)
+    wanted = [_wanted(spec, entry) for spec, entry in zip(specs, entries, strict=True)]
+    gpu_ids = assign_gpus(wanted, found)
+    spare = spare_bytes(wanted, gpu_ids, found)
     specs = [
-        dataclasses.replace(spec, engine=msgspec.structs.replace(spec.engine, gpus=ids))
-        for spec, ids in zip(specs, gpu_ids, strict=True)
+        dataclasses.replace(spec, engine=_placed(spec.engine, entry, ids, left_bytes))
+        for spec, entry, ids, left_bytes in zip(specs, entries, gpu_ids, spare, strict=True)
     ]
     return tuple(_with_own_ids(specs))
+
+
+def _placed(engine: EngineConfig, entry: ModelConfig, gpus: tuple[str, ...], spare_a_rank: int) -> EngineConfig:
+    """Give an engine its GPUs, and a KV cache that nobody sized most of the memory that is left there."""
+    cache_tokens = engine.kv_cache_tokens
+    if entry.kv_cache_tokens is None and engine.device == "cuda":
+        models = _models(engine)
+        token_bytes = sum(_numbers(model, 1) - _numbers(model, 0) for model in models) * _DTYPE_BYTES[engine.dtype]
+        window = min(engine.max_context_tokens or models[0].max_context_tokens, models[0].max_context_tokens)
+        most = max(cache_tokens, engine.max_running * window)
+        cache_tokens = min(
+            most, cache_tokens + int(_GPU_KV_SHARE * spare_a_rank * engine.tensor_parallel / token_bytes)
+        )
+    return msgspec.structs.replace(engine, gpus=gpus, kv_cache_tokens=cache_tokens)
+
+
+def _models(engine: EngineConfig) -> list[Shape]:
+    """The sizes of the model, and of the one that drafts for it."""
+    sources = [(engine.weights, engine.layers), (engine.draft_weights, engine.draft_layers)]
+    return [Source(Path(path), layers).model for path, layers in sources if path is not None]
 
 
 def _wanted(spec: EngineSpec, entry: ModelConfig) -> Wanted:
     engine = spec.engine
     if engine.device == "cpu":
         return Wanted(entry.label, 0, 0, entry.gpus)
-    models = [Source(spec.source, engine.layers).model]
-    if engine.draft_weights is not None:
-        models.append(Source(Path(engine.draft_weights), engine.draft_layers).model)
-    total_bytes = sum(_numbers(model, engine.kv_cache_tokens) for model in models) * _DTYPE_BYTES[engine.dtype]
+    numbers = sum(_numbers(model, engine.kv_cache_tokens) for model in _models(engine))
+    total_bytes = numbers * _DTYPE_BYTES[engine.dtype]
     return Wanted(
         entry.label, engine.tensor_parallel, total_bytes // engine.tensor_parallel + GPU_WORKING_BYTES, entry.gpus
     )

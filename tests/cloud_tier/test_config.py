@@ -22,7 +22,7 @@ from cloud_tier.config import (
     require_keys,
 )
 from cloud_tier.engines.settings import CloudBackend, VllmSettings
-from cloud_tier.gpus import GPU_WORKING_BYTES, Gpu, Wanted, assign_gpus, find_gpus
+from cloud_tier.gpus import GPU_WORKING_BYTES, Gpu, Wanted, assign_gpus, find_gpus, spare_bytes
 from cloud_tier.lineup import line_up
 from models.catalogue.families import load_catalogue
 from models.formats.weights import open_weights
@@ -339,6 +339,24 @@ def test_two_models_on_two_gpus_do_not_share_the_first(tmp_path: Path) -> None:
     assert [place.engine.gpus for place in places] == [("0",), ("1",)]
 
 
+def test_a_cache_that_nobody_sized_takes_what_is_left_of_the_gpu(tmp_path: Path) -> None:
+    folder, catalogue = str(toy_model_directory(tmp_path / "toy")), load_catalogue()
+    store = ModelStore(tmp_path, catalogue)
+
+    def tokens(free_gib: float, *entries: ModelConfig) -> list[int]:
+        places = line_up(entries, catalogue, store, lambda **_: tuple(_gpus(free_gib)))
+        return [place.engine.kv_cache_tokens for place in places]
+
+    auto, sized = ModelConfig(path=folder, max_running=4096), ModelConfig(path=folder, kv_cache_tokens=4096)
+    (alone,) = tokens(1.05, auto)
+    assert alone > 16_384
+    shared = tokens(2.05, auto, sized)
+    assert shared[1] == 4096
+    assert 16_384 < shared[0] < alone  # half of what is left beside both
+    assert tokens(80, ModelConfig(path=folder)) == [16 * 1024]
+    assert tokens(80, auto) == [4096 * 512]  # all their windows
+
+
 @pytest.mark.parametrize(
     ("free", "wanted", "expected"),
     [
@@ -356,6 +374,12 @@ def test_engines_get_gpus_of_their_own_by_free_memory(
 ) -> None:
     asked = [Wanted(f"model {n}", ranks, gib * GIB, tuple(names)) for n, (ranks, gib, *names) in enumerate(wanted)]
     assert assign_gpus(asked, _gpus(*free)) == expected
+
+
+def test_what_is_left_of_gpus_is_shared_by_the_engines_there() -> None:
+    asked = [Wanted("a", 2, 10 * GIB), Wanted("b", 1, 20 * GIB), Wanted("c", 0, 0), Wanted("d", 1, GIB, ("GPU-9",))]
+    placed = [("0", "1"), ("1",), (), ("GPU-9",)]
+    assert spare_bytes(asked, placed, _gpus(80, 40)) == [5 * GIB, 5 * GIB, 0, 0]
 
 
 @pytest.mark.parametrize(
