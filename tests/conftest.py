@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing.util
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,6 +80,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Begun in the background of a shell, it ignores Ctrl-C, and so would every program that a test interrupts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.addaudithook(_audit)
     # The only way to a new process that raises no audit event.
     multiprocessing.util.spawnv_passfds = _watched(multiprocessing.util.spawnv_passfds)  # type: ignore[attr-defined]
