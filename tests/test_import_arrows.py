@@ -153,10 +153,10 @@ def test_imports_follow_the_arrows(module: str, path: Path) -> None:
 
 def test_a_file_in_the_wrong_room_is_found() -> None:
     """The test itself can fail: a policy that lay in `router.values`, a codec that lay in `router.base`."""
-    policy, codec = MODULES["router.policy.quality_in_objective"], MODULES["router.wire.openai"]
+    policy, codec = MODULES["router.policy.quality_in_objective"], MODULES["router.wire.openai.chat"]
     assert any("router.policy is not below router.values" in fault for fault in faults("router.values.policy", policy))
     assert any("router.values is not below router.base" in fault for fault in faults("router.base.openai", codec))
-    assert faults("router.policy.quality_in_objective", policy) == faults("router.wire.openai", codec) == []
+    assert faults("router.policy.quality_in_objective", policy) == faults("router.wire.openai.chat", codec) == []
     assert "lies in no room" in faults("router.helpers", codec)[0]
     assert "router does not look there" in faults("router.wire.x", MODULES["edge_agent.fleet.steering"])[0]
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import orjson
 
 from router.base.errors import InvalidRequest, OverspillError, Refused, Unauthenticated
-from router.wire import headers, openai_reply
+from router.wire import headers
+from router.wire.openai.errors import encode_error
 
 JSON = "application/json"
 
@@ -86,5 +87,5 @@ def render_error(error: OverspillError, dialect: Dialect) -> Reply:
     elif isinstance(error, (BodyTooLarge, BodyTimeout)):
         lines = [("connection", "close")]  # the rest of the body is not read
     kserve = dialect is Dialect.KSERVE
-    body = orjson.dumps({"error": error.message}) if kserve else openai_reply.encode_error(error)
+    body = orjson.dumps({"error": error.message}) if kserve else encode_error(error)
     return Reply(body=body, status=error.status, headers=lines)

@@ -41,7 +41,7 @@ from router.wire import credits as wire_credits
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
 from router.wire.names import refuse_query
-from router.wire.openai_reply import Usage
+from router.wire.openai.reply import Usage
 
 
 class Intake:

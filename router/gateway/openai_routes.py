@@ -17,9 +17,11 @@ from router.gateway.intake import Intake, collect
 from router.gateway.media import plain_body, require_json
 from router.gateway.sse import EventStream
 from router.values.request import ApiRequest, ChatPrompt
-from router.wire import openai, openai_reply
 from router.wire.body import decode_json
-from router.wire.openai_reply import EventEncoder, ReplyHead
+from router.wire.openai.chat import decode_chat
+from router.wire.openai.completion import decode_completion
+from router.wire.openai.models import encode_models, model_cards
+from router.wire.openai.reply import EventEncoder, ReplyHead, encode_body
 
 
 class _Embedding(msgspec.Struct, frozen=True):
@@ -55,10 +57,10 @@ class OpenAIRoutes:
         ]
 
     async def _chat(self, context: RequestContext) -> Reply | StreamReply:
-        return await self._generate(context, openai.decode_chat)
+        return await self._generate(context, decode_chat)
 
     async def _completions(self, context: RequestContext) -> Reply | StreamReply:
-        return await self._generate(context, openai.decode_completion)
+        return await self._generate(context, decode_completion)
 
     async def _generate(self, context: RequestContext, decode: Callable[[bytes], ApiRequest]) -> Reply | StreamReply:
         require_json(context)
@@ -79,7 +81,7 @@ class OpenAIRoutes:
             first = await events.first()
             return StreamReply(self._intake.reply_headers(context, answer), first, events)
         whole = await collect(answer.chunks, prompt_tokens)
-        body = openai_reply.encode_body(head, whole.text, whole.finish_reason, whole.usage)
+        body = encode_body(head, whole.text, whole.finish_reason, whole.usage)
         return Reply(body, headers=self._intake.reply_headers(context, answer))
 
     async def _embeddings(self, context: RequestContext) -> Reply:
@@ -89,7 +91,7 @@ class OpenAIRoutes:
         raise ModelNotFound(f"`model`: `{call.model[:80]}` is no embedding model; none is served here", param="model")
 
     async def _list_models(self, context: RequestContext) -> Reply:  # noqa: ARG002
-        return json_reply(openai_reply.encode_models(self._cards()))
+        return json_reply(encode_models(self._cards()))
 
     async def _show_model(self, context: RequestContext) -> Reply:
         wanted = context.params["model"]
@@ -100,4 +102,4 @@ class OpenAIRoutes:
         raise self._intake.not_served(context, wanted, [str(card["id"]) for card in cards])
 
     def _cards(self) -> list[dict[str, object]]:
-        return openai_reply.model_cards(self._deps.models(), self._created_s)
+        return model_cards(self._deps.models(), self._created_s)

@@ -10,7 +10,8 @@ from router.gateway.intake import unfinished
 from router.gateway.metrics import GatewayMetrics
 from router.values.answer import Answer
 from router.values.request import TokenChunk
-from router.wire.openai_reply import EventEncoder, Usage, encode_error_event
+from router.wire.openai.errors import encode_error_event
+from router.wire.openai.reply import EventEncoder, Usage
 
 log = structlog.get_logger("router.gateway")
 

@@ -22,7 +22,7 @@ from router.values.request import FinishReason, SamplingParams
 from router.wire.body import decode_json, shown
 from router.wire.headers import whole_number
 from router.wire.names import refuse_fields, refuse_names
-from router.wire.openai_reply import Usage
+from router.wire.openai.reply import Usage
 from router.wire.sampling import (
     COMPLETION_MAX_TOKENS,
     MaxTokens,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.base.errors import InvalidRequest
 from router.values.request import FinishReason, SamplingParams
 from router.wire.kserve import InferCall, decode_infer, encode_infer
-from router.wire.openai_reply import Usage
+from router.wire.openai.reply import Usage
 from router.wire.tensors import Tensor, element_count, from_bytes, from_json, to_bytes, to_json
 
 

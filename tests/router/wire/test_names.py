@@ -11,7 +11,8 @@ from router.base.errors import InvalidRequest
 from router.values.request import Locality, Objective
 from router.wire import headers, names
 from router.wire.kserve import decode_infer
-from router.wire.openai import decode_chat, decode_completion
+from router.wire.openai.chat import decode_chat
+from router.wire.openai.completion import decode_completion
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "m", "prompt": "hi"}

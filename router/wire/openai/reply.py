@@ -1,14 +1,11 @@
-"""Values → OpenAI replies: bodies, server-sent events, the model list, errors. Bytes throughout, through orjson."""
+"""Answers → bodies and server-sent events of chat and completions. Bytes throughout, through orjson."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import orjson
 
-from router.base.errors import OverspillError
-from router.values.replica import ReplicaInfo
 from router.values.request import FinishReason
 
 DONE = b"data: [DONE]\n\n"
@@ -118,84 +115,3 @@ class EventEncoder:
         elif self._include_usage:
             event += b',"usage":null'
         return event + b"}\n\n"
-
-
-def error_fields(error: OverspillError) -> dict[str, object]:
-    fields: dict[str, object] = {
-        "message": error.message,
-        "type": error.kind,
-        "param": error.param,
-        "code": error.code,
-    }
-    if error.attempts:
-        fields["attempts"] = error.attempts
-    return fields
-
-
-def encode_error(error: OverspillError) -> bytes:
-    return orjson.dumps({"error": error_fields(error)})
-
-
-def encode_error_event(error: OverspillError) -> bytes:
-    """The event that ends a stream which cannot go on. No end mark follows: the answer is not complete."""
-    return b"data: " + encode_error(error) + b"\n\n"
-
-
-def model_cards(replicas: Sequence[ReplicaInfo], created_s: int) -> list[dict[str, object]]:
-    """Describe families, then variants, best rung first. One card a name: of two replicas the nearer one is shown."""
-    ordered = sorted(replicas, key=lambda r: (r.family, r.rung, r.remote))
-    families: dict[str, list[ReplicaInfo]] = {}
-    for info in ordered:
-        families.setdefault(info.family, []).append(info)
-    cards = [_card(name, created_s, _family(rungs)) for name, rungs in families.items()]
-    seen = set(families)
-    for info in ordered:
-        if info.variant not in seen:
-            seen.add(info.variant)
-            cards.append(_card(info.variant, created_s, _variant(info)))
-    return cards
-
-
-def encode_models(cards: Iterable[dict[str, object]]) -> bytes:
-    return orjson.dumps({"object": "list", "data": list(cards)})
-
-
-def _card(name: str, created_s: int, overspill: dict[str, object]) -> dict[str, object]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": created_s,
-        "owned_by": "overspill",
-        "max_model_len": overspill["context_tokens"],
-        "overspill": overspill,
-    }
-
-
-def _family(rungs: list[ReplicaInfo]) -> dict[str, object]:
-    return {
-        "kind": "family",
-        "family": rungs[0].family,
-        "variants": list(dict.fromkeys(info.variant for info in rungs)),
-        "quality": max(info.quality for info in rungs),
-        "context_tokens": max(info.context_tokens for info in rungs),
-    }
-
-
-def _variant(info: ReplicaInfo) -> dict[str, object]:
-    return {
-        "kind": "variant",
-        "family": info.family,
-        "variant": info.variant,
-        "rung": info.rung,
-        "quality": info.quality,
-        "context_tokens": info.context_tokens,
-        "tier": info.tier,
-        "remote": info.remote,
-        "device": info.device_key,
-        "prior": {
-            "prefill_tokens_per_s": info.prior.prefill_tokens_per_s,
-            "decode_tokens_per_s": info.prior.decode_tokens_per_s,
-            "decode_batch_slope": info.prior.decode_batch_slope,
-            "source": info.prior.source,
-        },
-    }

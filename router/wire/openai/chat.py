@@ -1,0 +1,87 @@
+"""The body of /v1/chat/completions → `ApiRequest`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from router.base.errors import InvalidRequest
+from router.values.request import ApiRequest, ChatPrompt, Message
+from router.wire.body import decode_json
+from router.wire.names import refuse_fields
+from router.wire.openai.fields import UNSERVED, Fields, request_of
+from router.wire.openai.messages import RawMessage, message_of
+from router.wire.openai.unserved import Rule, only, refuse_unserved
+
+MAX_MESSAGES = 16_384
+"""More turns than windows have tokens; a body full of empty ones would keep the event loop busy for seconds."""
+
+
+class _Chat(Fields, frozen=True, kw_only=True):
+    messages: list[RawMessage]
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    top_logprobs: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+
+
+_UNSERVED: tuple[Rule, ...] = (
+    *UNSERVED,
+    ("top_logprobs", only(0), "log probabilities are not returned by this server: leave it out"),
+    ("tools", only([]), "tool calls are not offered by this server: leave it out"),
+    ("tool_choice", only("none", "auto"), "tool calls are not offered by this server: leave it out"),
+    ("functions", only([]), "function calls are not offered by this server: leave it out"),
+    ("function_call", only("none", "auto"), "function calls are not offered by this server: leave it out"),
+    ("modalities", only(["text"]), 'answers are plain text: leave it out or send ["text"]'),
+    ("audio", only(), "answers are plain text: leave it out"),
+    ("web_search_options", only(), "web search is not offered by this server: leave it out"),
+)
+_decoder = msgspec.json.Decoder(_Chat)
+
+
+def decode_chat(body: bytes) -> ApiRequest:
+    """Decode the body of /v1/chat/completions.
+
+    Raises:
+        InvalidRequest: naming the field at fault.
+    """
+    raw = decode_json(_decoder, body)
+    refuse_fields(body, _Chat.__struct_fields__)
+    refuse_unserved(raw, _UNSERVED)
+    if len(raw.messages) > MAX_MESSAGES:
+        raise InvalidRequest(f"`messages`: {len(raw.messages)}, at most {MAX_MESSAGES} are read", param="messages")
+    messages = [message_of(message, index) for index, message in enumerate(raw.messages)]
+    if not messages:
+        raise InvalidRequest("`messages` is empty: send at least one message", param="messages")
+    continuation = _take_continuation(raw, messages)
+    return request_of(raw, ChatPrompt(tuple(messages)), continuation, None)
+
+
+def _take_continuation(raw: _Chat, messages: list[Message]) -> str:
+    """Pop the assistant's beginning off `messages` if the request asks to continue it."""
+    if not raw.continue_final_message:
+        if raw.add_generation_prompt is False:
+            raise InvalidRequest(
+                "`add_generation_prompt`: false is served together with `continue_final_message`: true only",
+                param="add_generation_prompt",
+            )
+        return ""
+    if raw.add_generation_prompt is not False:
+        raise InvalidRequest(
+            "`continue_final_message`: true needs `add_generation_prompt`: false", param="continue_final_message"
+        )
+    at = f"messages[{len(messages) - 1}]"
+    if messages[-1].role != "assistant":
+        raise InvalidRequest(
+            f"`{at}.role`: `continue_final_message` needs a last message of role `assistant`", param=f"{at}.role"
+        )
+    if len(messages) == 1:
+        raise InvalidRequest("`messages`: nothing precedes the message to continue", param="messages")
+    return messages.pop().content

@@ -1,0 +1,69 @@
+"""What is served → OpenAI's list of models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import orjson
+
+from router.values.replica import ReplicaInfo
+
+
+def model_cards(replicas: Sequence[ReplicaInfo], created_s: int) -> list[dict[str, object]]:
+    """Describe families, then variants, best rung first. One card a name: of two replicas the nearer one is shown."""
+    ordered = sorted(replicas, key=lambda r: (r.family, r.rung, r.remote))
+    families: dict[str, list[ReplicaInfo]] = {}
+    for info in ordered:
+        families.setdefault(info.family, []).append(info)
+    cards = [_card(name, created_s, _family(rungs)) for name, rungs in families.items()]
+    seen = set(families)
+    for info in ordered:
+        if info.variant not in seen:
+            seen.add(info.variant)
+            cards.append(_card(info.variant, created_s, _variant(info)))
+    return cards
+
+
+def encode_models(cards: Iterable[dict[str, object]]) -> bytes:
+    return orjson.dumps({"object": "list", "data": list(cards)})
+
+
+def _card(name: str, created_s: int, overspill: dict[str, object]) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created_s,
+        "owned_by": "overspill",
+        "max_model_len": overspill["context_tokens"],
+        "overspill": overspill,
+    }
+
+
+def _family(rungs: list[ReplicaInfo]) -> dict[str, object]:
+    return {
+        "kind": "family",
+        "family": rungs[0].family,
+        "variants": list(dict.fromkeys(info.variant for info in rungs)),
+        "quality": max(info.quality for info in rungs),
+        "context_tokens": max(info.context_tokens for info in rungs),
+    }
+
+
+def _variant(info: ReplicaInfo) -> dict[str, object]:
+    return {
+        "kind": "variant",
+        "family": info.family,
+        "variant": info.variant,
+        "rung": info.rung,
+        "quality": info.quality,
+        "context_tokens": info.context_tokens,
+        "tier": info.tier,
+        "remote": info.remote,
+        "device": info.device_key,
+        "prior": {
+            "prefill_tokens_per_s": info.prior.prefill_tokens_per_s,
+            "decode_tokens_per_s": info.prior.decode_tokens_per_s,
+            "decode_batch_slope": info.prior.decode_batch_slope,
+            "source": info.prior.source,
+        },
+    }
