@@ -167,9 +167,9 @@ class EngineReplica:
         """
         window = self.info.context_tokens
         if prompt_tokens >= window:
-            raise ContextTooLong(
-                f"the prompt has {prompt_tokens} tokens and the window of {self._info.variant} {window}, "
-                "which leaves no room for an answer; shorten the prompt",
+            raise ContextTooLong.of(
+                window,
+                f"the prompt has {prompt_tokens} tokens, which leave no room for an answer of {self._info.variant}",
                 param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
             )
         room = window - prompt_tokens

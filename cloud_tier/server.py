@@ -35,6 +35,7 @@ from router.base import systemd
 from router.base.clock import Clock, MonotonicClock
 from router.base.errors import ReplicaError
 from router.base.garbage import collect_while_few_wait
+from router.base.loopback import is_loopback
 from router.base.timers import end
 from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
@@ -289,6 +290,8 @@ class CloudTier:
                 ),
                 kv_usage=lambda: kv_usage([replica.engine.load() for replica in self._replicas]),
                 gpus=lambda: self._gpus.readings,
+                cors=plan.config.cors,
+                local_pages=is_loopback(plan.config.server.host),
                 scale=self.scale.report,
             )
         )

@@ -36,6 +36,7 @@ from router.base import systemd
 from router.base.clock import MonotonicClock
 from router.base.credentials import secret
 from router.base.garbage import collect_while_few_wait
+from router.base.loopback import is_loopback
 from router.base.timers import end, within
 from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
@@ -323,6 +324,8 @@ class EdgeAgent:
             notices=lambda: self._fleet.notices if self._fleet is not None else (),
             limits=GatewayLimits(max_body_bytes=settings.max_body_bytes, max_requests=settings.max_requests),
             kv_usage=self._kv_usage,
+            cors=self.config.cors,
+            local_pages=is_loopback(settings.host),
         )
 
     def _kv_usage(self) -> float | None:

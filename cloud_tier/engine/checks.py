@@ -46,9 +46,9 @@ def checked_request(request: EngineRequest, info: EngineInfo) -> EngineRequest:
     if request.max_tokens < 1:
         raise InvalidRequest(f"max_tokens is {request.max_tokens}; ask for at least one token", param="max_tokens")
     if len(request.prompt_ids) >= info.context_tokens:
-        raise ContextTooLong(
-            f"the prompt has {len(request.prompt_ids)} tokens and the window {info.context_tokens}, "
-            "which leaves no room for an answer; shorten the prompt",
+        raise ContextTooLong.of(
+            info.context_tokens,
+            f"the prompt has {len(request.prompt_ids)} tokens, which leave no room for an answer",
             param="prompt",
         )
     if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= info.vocab_size:

@@ -259,9 +259,9 @@ class LocalReplica:
             raise InvalidRequest("prompt: must not be empty", param="prompt")
         window = self.info.context_tokens
         if len(ids) >= window:
-            raise ContextTooLong(
-                f"prompt: {len(ids)} tokens leave no room for an answer in the window of {window} tokens of "
-                f"{self.info.variant}; shorten the prompt",
+            raise ContextTooLong.of(
+                window,
+                f"the prompt has {len(ids)} tokens, which leave no room for an answer of {self.info.variant}",
                 param="messages" if isinstance(prompt, ChatPrompt) else "prompt",
             )
         return ids

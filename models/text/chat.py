@@ -141,9 +141,9 @@ class PromptEncoder:
         """
         if isinstance(prompt, TokenPrompt):
             if len(prompt.token_ids) > window_tokens:
-                raise ContextTooLong(
-                    f"a prompt of {len(prompt.token_ids)} tokens: the longest window of `{model}` here is "
-                    f"{window_tokens} tokens, prompt and answer together",
+                raise ContextTooLong.of(
+                    window_tokens,
+                    f"the prompt has {len(prompt.token_ids)} tokens, and no window of `{model}` here is larger",
                     param="prompt",
                 )
             return
@@ -154,9 +154,10 @@ class PromptEncoder:
         limit = _NORMALISED * window_tokens
         if turns <= window_tokens and (characters <= limit or characters <= limit * self._longest_token):
             return
-        what = f"{turns} messages" if turns > window_tokens else f"a prompt of {characters} characters"
-        raise ContextTooLong(
-            f"{what}: the longest window of `{model}` here is {window_tokens} tokens, prompt and answer together",
+        what = f"{turns} messages" if turns > window_tokens else f"{characters} characters"
+        raise ContextTooLong.of(
+            window_tokens,
+            f"the prompt has {what}, and no window of `{model}` here is larger",
             param="messages" if is_chat else "prompt",
         )
 

@@ -7,7 +7,8 @@ code. The message names the thing, the value seen and the remedy.
     ├── ConfigError                 a configuration file, variable or flag is wrong (never reaches HTTP)
     ├── InvalidRequest        400   the caller must change the request
     │   ├── ModelNotFound     404
-    │   └── ContextTooLong    400   the prompt fits no window of any candidate
+    │   ├── ContextTooLong    400   the prompt fits no window of any candidate
+    │   └── HeadersTooLarge   431   more request headers than are read
     ├── Unauthenticated       401
     ├── Refused                     healthy, but not now: always says when to come back
     │   ├── Shed              429   a quota or class queue is full
@@ -105,6 +106,28 @@ class ContextTooLong(InvalidRequest):
     """Prompt and requested answer fit the context window of no candidate."""
 
     code = "context_length_exceeded"
+
+    @classmethod
+    def of(cls, window_tokens: int, what: str, *, param: str | None = None) -> ContextTooLong:
+        """Return the error for a prompt that does not fit `window_tokens`.
+
+        It begins as OpenAI's own does: LiteLLM and others know a context overflow by these words alone.
+
+        Args:
+            what: how long the prompt is, and of whom the window is.
+        """
+        return cls(
+            f"This model's maximum context length is {window_tokens} tokens, prompt and answer together: {what}; "
+            "shorten the prompt",
+            param=param,
+        )
+
+
+class HeadersTooLarge(InvalidRequest):
+    """The request has more headers than are read."""
+
+    status = 431
+    code = "headers_too_large"
 
 
 class Unauthenticated(OverspillError):

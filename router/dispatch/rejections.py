@@ -129,9 +129,10 @@ def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> Ov
     too_long = [r.info for r in of_model if r.code == "context"]
     if too_long:
         largest = max(too_long, key=lambda info: info.context_tokens)
-        return ContextTooLong(
-            f"the prompt has {_length(request)} tokens; the largest window that may serve it is "
-            f"{largest.context_tokens} tokens ({largest.replica_id}), prompt and answer together. Shorten the prompt",
+        return ContextTooLong.of(
+            largest.context_tokens,
+            f"the prompt has {_length(request)} tokens, and no window that may serve it is larger than that of "
+            f"{largest.replica_id}",
             param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
         )
     if any(r.code == "quality" for r in of_model):

@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.base.errors import InvalidRequest, OverspillError
+from router.base.errors import ConfigError, InvalidRequest, OverspillError
 from router.gateway.auth import Authentication
 from router.gateway.deps import (
     Dispatch,
@@ -17,11 +17,15 @@ from router.gateway.deps import (
     Telemetry,
 )
 from router.gateway.errors import NoSuchPage, WrongMethod, dialect_of, render_error
+from router.gateway.http.cors import Origins
+from router.gateway.http.front import Front
 from router.gateway.intake import Intake
 from router.gateway.kserve_routes import KServeRoutes
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.openai_routes import OpenAIRoutes
 from router.gateway.ops_routes import OpsRoutes
+from router.gateway.reference.routes import ReferenceRoutes
+from router.wire.headers import REQUEST_ID, lower_case, reply_id
 
 __all__ = ["Dispatch", "GatewayDeps", "GatewayLimits", "PromptCounter", "Telemetry", "create_app"]
 
@@ -31,12 +35,23 @@ def create_app(deps: GatewayDeps) -> FastAPI:
 
     The routes are bare ASGI endpoints, because a hot path has no use for dependency injection and response models.
     One application takes one metrics registry: build it once.
+
+    Raises:
+        ConfigError: `cors.allow_origins` would let any web page use a tier without keys.
     """
+    if "*" in deps.cors.allow_origins and not deps.api_keys:
+        raise ConfigError(
+            "cors.allow_origins = `*` would let every web page that somebody visits use this tier, which has no API "
+            "keys: name the origins, or set API keys",
+            param="cors.allow_origins",
+        )
     app = FastAPI(title=f"Overspill {deps.tier}", docs_url=None, redoc_url=None, openapi_url=None)
     intake = Intake(deps, GatewayMetrics(deps.telemetry.registry))
-    for group in (OpenAIRoutes(intake), KServeRoutes(intake), OpsRoutes(intake)):
+    for group in (OpenAIRoutes(intake), KServeRoutes(intake), OpsRoutes(intake), ReferenceRoutes(intake, app.router)):
         app.router.routes.extend(group.routes())
+    app.router.redirect_slashes = False  # `Front` sees to them
     app.add_middleware(Authentication, api_keys=deps.api_keys, max_priority=deps.max_priority)
+    app.add_middleware(Front, origins=Origins(deps.cors, local_pages=deps.local_pages))
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _crash)
     return app
@@ -54,10 +69,12 @@ def _http_error(request: Request, error: Exception) -> Response:
     detail = str(getattr(error, "detail", "")) or f"{where}: HTTP {status}"
     found = known.get(status) or (InvalidRequest(detail) if status < 500 else OverspillError(detail))
     reply = render_error(found, dialect_of(request.url.path))
-    return Response(reply.body, status, headers={**extra, **dict(reply.headers)}, media_type=reply.media_type)
+    lines = {**extra, **dict(reply.headers), REQUEST_ID: reply_id(lower_case(request.scope["headers"]))}
+    return Response(reply.body, status, headers=lines, media_type=reply.media_type)
 
 
-def _crash(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the server logs it with its trace
+def _crash(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the server logs it
     """What no endpoint has caught. The caller is not told."""
     reply = render_error(OverspillError("internal error; the log has the details"), dialect_of(request.url.path))
-    return Response(reply.body, reply.status, headers=dict(reply.headers), media_type=reply.media_type)
+    lines = {**dict(reply.headers), REQUEST_ID: reply_id(lower_case(request.scope["headers"]))}
+    return Response(reply.body, reply.status, headers=lines, media_type=reply.media_type)

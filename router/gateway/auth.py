@@ -8,20 +8,26 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.base.errors import OverspillError, Unauthenticated
-from router.base.loopback import is_loopback
+from router.base.loopback import is_local_page, is_loopback
 from router.gateway.deps import Caller
-from router.gateway.errors import Misdirected, Reply, dialect_of, render_error
+from router.gateway.errors import Misdirected, dialect_of, render_error, send_reply
 from router.wire import headers as wire_headers
 
-OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
-"""Probes need no credentials; these pages tell nothing but health and load."""
+OPEN_PATHS = frozenset(
+    {
+        *("/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready"),
+        *("/docs", "/openapi.json"),
+    }
+)
+"""Probes need no credentials; these pages tell nothing but health, load and what every copy can be asked."""
 CALLER = "overspill.caller"
 """Of a scope: the `Caller` who was let in; absent on a page that is open to all."""
+PAGE_ALLOWED = "overspill.page_allowed"
+"""Of a scope: an operator lets pages of the origin that it names read answers (`router.gateway.http.cors`)."""
 ADMITTED = "overspill.admitted"
 """Of a scope of `router.gateway.listener`: called when a request was let in; its connection has proved itself then."""
 
@@ -62,7 +68,7 @@ class Authentication:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008, "reason": refusal.message[:100]})
             else:
-                await _send(render_error(refusal, dialect_of(scope["path"])), headers, send)
+                await send_reply(render_error(refusal, dialect_of(scope["path"])), headers, send)
             return
         if ADMITTED in scope:
             scope[ADMITTED]()
@@ -110,9 +116,11 @@ def _require_this_host(scope: Scope, headers: Mapping[str, str]) -> None:
                 "requests to localhost, 127.0.0.1 or [::1] only; use one of these, or set API keys",
                 param=name,
             )
+    if scope.get(PAGE_ALLOWED, False):
+        return
     origin = headers.get("origin")
     site = headers.get("sec-fetch-site", "")
-    if (origin is None and site.lower() == "cross-site") or (origin is not None and not _is_local_page(origin)):
+    if (origin is None and site.lower() == "cross-site") or (origin is not None and not is_local_page(origin)):
         raise Unauthenticated(
             "this tier has no API keys and therefore does not answer web pages of other hosts",
             param="sec-fetch-site" if origin is None else "origin",
@@ -142,13 +150,6 @@ def _names_this_host(host: str) -> bool:
     return is_loopback(name) or name.endswith(".localhost")
 
 
-def _is_local_page(origin: str) -> bool:
-    try:
-        return is_loopback(urlsplit(origin).hostname or "")
-    except ValueError:
-        return False
-
-
 def _on_this_host(scope: Scope) -> bool:
     """Whether the peer is on loopback, or has no address at all: it came through a Unix socket, or in this process."""
     client = scope.get("client")
@@ -159,13 +160,3 @@ def _on_this_host(scope: Scope) -> bool:
     except ValueError:  # a name, or what a proxy has put there: it may be anybody
         return False
     return is_loopback(str(address))
-
-
-async def _send(reply: Reply, headers: Mapping[str, str], send: Send) -> None:
-    given = headers.get(wire_headers.REQUEST_ID)
-    lines = [("content-type", reply.media_type), ("content-length", str(len(reply.body))), *reply.headers]
-    if given:
-        lines.append((wire_headers.REQUEST_ID, wire_headers.header_safe(given[:128])))
-    raw = [(name.encode(), value.encode("latin-1")) for name, value in lines]
-    await send({"type": "http.response.start", "status": reply.status, "headers": raw})
-    await send({"type": "http.response.body", "body": reply.body})

@@ -8,6 +8,7 @@ gateway's.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +16,14 @@ from typing import Any
 import httptools
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from router.gateway.auth import ADMITTED
 from router.gateway.connection_table import ConnectionTable
 
 _MAX_HEAD_BYTES = 64 * 1024
+_MAX_TARGET_BYTES = 16 * 1024
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _COME_BACK = b"retry-after: 1\r\nretry-after-ms: 1000\r\n"
 _LINGER_S = 2.0  # and at most this much is then read and dropped:
@@ -32,6 +34,8 @@ _REFUSALS = {
     b'"code":"invalid_request"}}',
     408: b'{"error":{"message":"the request head did not arrive in time","type":"invalid_request_error",'
     b'"param":null,"code":"request_timeout"}}',
+    414: b'{"error":{"message":"the path and query of the request are longer than 16384 bytes",'
+    b'"type":"invalid_request_error","param":null,"code":"uri_too_long"}}',
     431: b'{"error":{"message":"the request head is larger than 65536 bytes","type":"invalid_request_error",'
     b'"param":null,"code":"headers_too_large"}}',
     503: b'{"error":{"message":"too many connections are open","type":"unavailable_error","param":null,'
@@ -40,6 +44,7 @@ _REFUSALS = {
 _REASONS = {
     400: b"Bad Request",
     408: b"Request Timeout",
+    414: b"URI Too Long",
     431: b"Request Header Fields Too Large",
     503: b"Service Unavailable",
 }
@@ -143,10 +148,10 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.timeout_keep_alive = config.limits.keep_alive_s  # type: ignore[assignment]  # a float does
         self._head_timer: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
+        self._head_bytes = self._piece_bytes = 0
         self._in_head = True
         self._head_begun = False
-        self._head_is_new = False
+        self._heads_begun = 0
         self._unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
@@ -172,15 +177,19 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if self.transport.is_closing():
             return
-        self._head_is_new = False
+        self._heads_begun = 0
+        self._piece_bytes = len(data)
+        between_requests = not self._head_begun and (self.cycle is None or not self.cycle.more_body)
         self._unset_keepalive_if_required()
         self._feed(data)
         if not self._in_head or self.transport.is_closing():
             return
-        # A piece may hold the ends of other requests before this head begins: it counts from the next piece on.
-        self._head_bytes = 0 if self._head_is_new else self._head_bytes + len(data)
+        if self._heads_begun == 0:
+            self._head_bytes += len(data)
+        else:  # where a piece holds the ends of other requests before this head, it counts from the next piece on
+            self._head_bytes = len(data) if self._heads_begun == 1 and between_requests else 0
         if self._head_bytes > _MAX_HEAD_BYTES:
-            self._refuse(431)
+            self._refuse(self._too_large())
         elif self._head_timer is None:
             self._arm()
 
@@ -214,18 +223,32 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = self._head_begun = self._head_is_new = True
+        self._in_head = self._head_begun = True
+        self._heads_begun += 1
 
     def on_headers_complete(self) -> None:
         self._in_head = self._head_begun = False
         self._head_bytes = 0
         self._disarm()
+        if len(self.url) > _MAX_TARGET_BYTES or (self._piece_bytes > _MAX_HEAD_BYTES and self._is_large()):
+            self._refuse(self._too_large())
+            raise _HeadRefused  # so that the parser stops: what follows belongs to nobody
         if not self.url.startswith(b"/"):
             self._take_absolute_target()
         self.scope[ADMITTED] = self._admitted  # type: ignore[literal-required]
         self.config.table.busy(self)
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            _send_without_chunks(self.cycle)
         self.headers = []  # fields that follow a body go nowhere: they cannot add to a head that was judged already
+
+    def _is_large(self) -> bool:
+        """Whether a head is too large that came in one piece, perhaps with others and a body."""
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > _MAX_HEAD_BYTES
+
+    def _too_large(self) -> int:
+        """Say what is too large of a head: the target, or the fields that follow it."""
+        return 414 if len(self.url) > _MAX_TARGET_BYTES else 431
 
     def _take_absolute_target(self) -> None:
         """`GET http://host/path`: that host stands for the `host` header, as RFC 9112 has it."""
@@ -291,12 +314,37 @@ class GuardedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, headers: bytes = b"") -> None:
         if not self.transport.is_closing():
             body = _REFUSALS[status]
-            head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
-            self.transport.write(head % (status, _REASONS[status], len(body)) + headers + b"\r\n" + body)
+            head = (
+                b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
+                b"x-request-id: %s\r\n%s\r\n"
+            )
+            request_id = uuid.uuid4().hex.encode()
+            self.transport.write(head % (status, _REASONS[status], len(body), request_id, headers) + body)
             if status == 503:
                 self._lingering.close_now()  # too many are open as it is
             else:
                 self._lingering.linger()
+
+
+class _HeadRefused(Exception):
+    """Ends the parsing of a request that was refused for its head."""
+
+
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """Answer a client of HTTP/1.0, which knows no chunks: where no length is told, the connection's end is the body's.
+
+    uvicorn closes after every such answer; what it counts against the length that it was told is set for each piece.
+    """
+    send = cycle.send
+
+    async def send_plainly(message: Any) -> None:
+        if cycle.response_started:
+            cycle.expected_content_length = len(message.get("body", b""))
+        else:
+            cycle.chunked_encoding = False
+        await send(message)
+
+    cycle.send = send_plainly  # type: ignore[method-assign]
 
 
 class _RestOfMessage:

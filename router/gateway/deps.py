@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from router.base.clock import Clock
 from router.decisions.line import Decision
+from router.gateway.http.settings import CorsSettings
 from router.values.answer import Answer
 from router.values.credits import Asker, Grant, Want
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
@@ -162,6 +163,8 @@ class GatewayDeps:
         ready: whether new requests may come in, and if not, why (`starting`, `draining`).
         notices: what an operator should know although the tier is ready; told on `/health/ready`.
         back_in_s: seconds until a tier that is not ready should be, 0 where that is not known.
+        cors: which web pages of other origins may read answers.
+        local_pages: pages of this host may, as only this host reaches the tier.
         kv_usage: used share of the tier's KV cache in [0, 1], for the tier below; None if unknown.
         gpus: what its GPUs do, as read last.
         scale: how many replicas of a model, or of all, there should be, as `/v1/scale` tells it; returns None of a
@@ -179,6 +182,8 @@ class GatewayDeps:
     ready: Callable[[], tuple[bool, str]] = always_ready
     notices: Callable[[], Sequence[str]] = tuple
     limits: GatewayLimits = field(default_factory=GatewayLimits)
+    cors: CorsSettings = field(default_factory=CorsSettings)
+    local_pages: bool = True
     kv_usage: Callable[[], float | None] = kv_usage_unknown
     back_in_s: Callable[[], float] = back_unknown
     gpus: Callable[[], GpuReadings] = no_gpus

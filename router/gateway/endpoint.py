@@ -8,6 +8,7 @@ task waits for the client to go.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from router.gateway.auth import CALLER
 from router.gateway.bodies import BodyRoom, BodyShare, ClientGone, read_body
 from router.gateway.deps import NOBODY, Caller, GatewayDeps
 from router.gateway.errors import JSON, Dialect, Reply, dialect_of, render_error
+from router.gateway.http.compression import MIN_BYTES, packed, reads_gzip
 from router.gateway.metrics import GatewayMetrics
 from router.values.request import TokenChunk
 from router.wire import headers as wire_headers
@@ -137,13 +139,18 @@ class Endpoint:
 
     Args:
         admits: it takes inference requests; each gets its place before any of its body is read.
+        takes: what its body is decoded as, for the description of the API.
     """
 
-    def __init__(self, name: str, handler: Handler, gate: Gate, *, admits: bool = False) -> None:
+    def __init__(
+        self, name: str, handler: Handler, gate: Gate, *, admits: bool = False, takes: type | None = None
+    ) -> None:
+        self.takes = takes
+        self.admits = admits
+        self.summary = (inspect.getdoc(handler) or name).partition("\n")[0]
         self._name = name
         self._handler = handler
         self._gate = gate
-        self._admits = admits
         self._deps = gate.deps
         self._metrics = gate.metrics
 
@@ -159,11 +166,12 @@ class Endpoint:
         """Let the request in and read its body; a request that is refused here is answered here."""
         try:
             context.request_id = wire_headers.request_id(context.headers)
-            if self._admits:
+            if self.admits:
                 self._gate.admit(context)
             if context.method not in {"GET", "HEAD"}:
                 context.body = await read_body(receive, context.headers, self._deps, context.share)
         except OverspillError as error:
+            context.request_id = context.request_id or wire_headers.reply_id(context.headers)
             await self._send_reply(render_error(error, context.dialect), context, send)
             return False
         except ClientGone:
@@ -209,9 +217,15 @@ class Endpoint:
 
     async def _send_reply(self, reply: Reply, context: RequestContext, send: Send) -> None:
         self._metrics.responses.labels(self._name, reply.status).inc()
-        lines = [*reply.headers, *context.told, ("content-length", str(len(reply.body)))]
+        body, lines = reply.body, [*reply.headers, *context.told]
+        if len(body) >= MIN_BYTES:
+            lines.append(("vary", "accept-encoding"))
+            if reads_gzip(context.headers.get("accept-encoding", "")):
+                body = await packed(body)
+                lines.append(("content-encoding", "gzip"))
+        lines.append(("content-length", str(len(body))))
         await send(_head(reply.status, reply.media_type, lines, context.request_id))
-        await send({"type": "http.response.body", "body": b"" if context.method == "HEAD" else reply.body})
+        await send({"type": "http.response.body", "body": b"" if context.method == "HEAD" else body})
 
     async def _send_stream(self, reply: StreamReply, context: RequestContext, send: Send) -> None:
         self._metrics.responses.labels(self._name, 200).inc()

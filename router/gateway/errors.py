@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import orjson
+from starlette.types import Send
 
 from router.base.errors import InvalidRequest, OverspillError, Refused, Unauthenticated
 from router.wire import headers
 from router.wire.openai.errors import encode_error
 
 JSON = "application/json"
+NO_CONTENT = 204
 
 
 class BodyTooLarge(InvalidRequest):
@@ -89,3 +92,15 @@ def render_error(error: OverspillError, dialect: Dialect) -> Reply:
     kserve = dialect is Dialect.KSERVE
     body = orjson.dumps({"error": error.message}) if kserve else encode_error(error)
     return Reply(body=body, status=error.status, headers=lines)
+
+
+async def send_reply(reply: Reply, request_headers: Mapping[str, str], send: Send) -> None:
+    """Send what is answered before a request reaches its endpoint."""
+    lines = [*reply.headers, (headers.REQUEST_ID, headers.reply_id(request_headers))]
+    if reply.body:
+        lines += [("content-type", reply.media_type)]
+    if reply.status != NO_CONTENT:
+        lines += [("content-length", str(len(reply.body)))]
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in lines]
+    await send({"type": "http.response.start", "status": reply.status, "headers": raw})
+    await send({"type": "http.response.body", "body": reply.body})

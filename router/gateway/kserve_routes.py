@@ -31,7 +31,7 @@ class KServeRoutes:
             return Endpoint(name, handler, self._intake)
 
         show, ready = endpoint("v2 model", self._show_model), endpoint("v2 model ready", self._model_ready)
-        infer = Endpoint("v2 infer", self._infer, self._intake, admits=True)
+        infer = Endpoint("v2 infer", self._infer, self._intake, admits=True, takes=kserve.INFER_BODY)
         return [
             Route("/v2", endpoint("v2 server", self._server), methods=["GET"]),
             Route("/v2/health/live", endpoint("v2 live", self._live), methods=["GET"]),

@@ -18,8 +18,8 @@ from router.gateway.media import plain_body, require_json
 from router.gateway.sse import EventStream
 from router.values.request import ApiRequest, ChatPrompt
 from router.wire.body import decode_json
-from router.wire.openai.chat import decode_chat
-from router.wire.openai.completion import decode_completion
+from router.wire.openai.chat import CHAT_BODY, decode_chat
+from router.wire.openai.completion import COMPLETION_BODY, decode_completion
 from router.wire.openai.models import encode_models, model_cards
 from router.wire.openai.reply import EventEncoder, ReplyHead, encode_body
 
@@ -44,14 +44,15 @@ class OpenAIRoutes:
         self._created_s = int(time.time())
 
     def routes(self) -> list[BaseRoute]:
-        def page(path: str, name: str, handler: Any, *, post: bool = False) -> Route:
-            methods = ["POST"] if post else ["GET"]
-            return Route(path, Endpoint(name, handler, self._intake, admits=post), methods=methods)
+        def page(path: str, name: str, handler: Any, takes: type | None = None) -> Route:
+            methods = ["GET"] if takes is None else ["POST"]
+            admits = takes is not None
+            return Route(path, Endpoint(name, handler, self._intake, admits=admits, takes=takes), methods=methods)
 
         return [
-            page("/v1/chat/completions", "chat", self._chat, post=True),
-            page("/v1/completions", "completions", self._completions, post=True),
-            page("/v1/embeddings", "embeddings", self._embeddings, post=True),
+            page("/v1/chat/completions", "chat", self._chat, CHAT_BODY),
+            page("/v1/completions", "completions", self._completions, COMPLETION_BODY),
+            page("/v1/embeddings", "embeddings", self._embeddings, _Embedding),
             page("/v1/models", "models", self._list_models),
             page("/v1/models/{model:path}", "model", self._show_model),
         ]

@@ -1,12 +1,11 @@
-"""/health/live, /health/ready, /metrics, /v1/scale, /v1/status, /v1/decisions/{request_id}."""
+"""/health, /ping, /version, /metrics, /v1/scale, /v1/status, /v1/decisions/{request_id}."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import orjson
-from prometheus_client import generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import choose_encoder
 from starlette.routing import BaseRoute, Route
 
 from router.base.extras import installed
@@ -15,6 +14,8 @@ from router.gateway.errors import NoSuchPage, Reply, render_error
 from router.gateway.intake import Intake
 from router.values.status import TierStatus, encode
 from router.wire import load as wire_load
+
+_READINESS = ("/health/ready", "/health", "/ping")
 
 
 class OpsRoutes:
@@ -31,7 +32,9 @@ class OpsRoutes:
 
         return [
             Route("/health/live", endpoint("live", self._live), methods=["GET"]),
-            Route("/health/ready", endpoint("ready", self._ready), methods=["GET"]),
+            # The first is Overspill's own; the others are what clients of vLLM and of SageMaker look at.
+            *(Route(path, endpoint("ready", self._ready), methods=["GET"]) for path in _READINESS),
+            Route("/version", endpoint("version", self._show_version), methods=["GET"]),
             Route("/metrics", endpoint("metrics", self._show_metrics), methods=["GET"]),
             Route("/v1/status", endpoint("status", self._status), methods=["GET"]),
             Route("/v1/decisions/{request_id:path}", endpoint("decision", self._decision), methods=["GET"]),
@@ -56,8 +59,15 @@ class OpsRoutes:
         reply.headers.append(report)
         return reply
 
-    async def _show_metrics(self, context: RequestContext) -> Reply:  # noqa: ARG002
-        return Reply(generate_latest(self._deps.telemetry.registry), media_type=CONTENT_TYPE_LATEST)
+    async def _show_version(self, context: RequestContext) -> Reply:  # noqa: ARG002
+        return json_reply(orjson.dumps({"version": installed("overspill")}))
+
+    async def _show_metrics(self, context: RequestContext) -> Reply:
+        """The tier's figures for Prometheus, as OpenMetrics where that is asked for."""
+        encode_page, media_type = choose_encoder(context.headers.get("accept", ""))
+        reply = Reply(encode_page(self._deps.telemetry.registry), media_type=media_type)
+        reply.headers.append(("vary", "accept"))
+        return reply
 
     async def _status(self, context: RequestContext) -> Reply:  # noqa: ARG002
         deps = self._deps

@@ -81,6 +81,7 @@ __all__ = [
     "objective_headers",
     "parse_objective",
     "passed_on",
+    "reply_id",
     "request_id",
     "retry_headers",
     "route_headers",
@@ -152,6 +153,12 @@ def request_id(headers: Mapping[str, str]) -> str:
             f"`{REQUEST_ID}` must be 1 to 128 characters out of letters, digits and . _ : ~ / + = @ -", param=REQUEST_ID
         )
     return given
+
+
+def reply_id(headers: Mapping[str, str]) -> str:
+    """Return the id that a reply carries whose request got no further: the caller's own, if it is one."""
+    given = headers.get(REQUEST_ID, "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def parse_objective(headers: Mapping[str, str], default: Objective) -> Objective:

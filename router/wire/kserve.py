@@ -121,6 +121,7 @@ class InferCall:
 
 
 _decoder = msgspec.json.Decoder(_Infer)
+INFER_BODY = _Infer  # what the API's description shows
 
 
 def decode_infer(body: bytes, header_length: str | None) -> InferCall:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from router.base.errors import InvalidRequest
+from router.base.errors import HeadersTooLarge, InvalidRequest
 
 REQUEST_ID = "x-request-id"
 DEADLINE = "x-overspill-deadline-ms"
@@ -140,7 +140,7 @@ def refuse_headers(names: Mapping[str, str], served: Iterable[str]) -> None:
         InvalidRequest: naming the header, and the one that was meant.
     """
     if len(names) > MAX_FIELDS:
-        raise InvalidRequest(f"{len(names)} request headers, at most {MAX_FIELDS} are read")
+        raise HeadersTooLarge(f"{len(names)} request headers, at most {MAX_FIELDS} are read")
     for name, value in names.items():
         if name in served or not _suspicious(name if len(name) <= 2 * _MAX_NAME_CHARS else _ends(name)):
             continue

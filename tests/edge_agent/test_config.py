@@ -158,3 +158,12 @@ def test_private_copies_go_where_the_service_manager_says() -> None:
     assert settings.cache_path({"XDG_CACHE_HOME": "/x"}) == Path("/x/overspill/serving")
     assert settings.cache_path({}) == Path.home() / ".cache" / "overspill" / "serving"
     assert msgspec.structs.replace(settings, cache_dir="/own").cache_path({"CACHE_DIRECTORY": "/c"}) == Path("/own")
+
+
+def test_what_is_no_origin_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "edge.toml"
+    path.write_text('[cors]\nallow_origins = ["https://app.example/"]\n')
+    with pytest.raises(ConfigError, match=r"cors.*no origin"):
+        load_config(path)
+    path.write_text('[cors]\nallow_origins = ["https://app.example"]\n')
+    assert load_config(path).cors.allow_origins == ("https://app.example",)

@@ -44,6 +44,7 @@ _UNSERVED: tuple[Rule, ...] = (
     ("web_search_options", only(), "web search is not offered by this server: leave it out"),
 )
 _decoder = msgspec.json.Decoder(_Chat)
+CHAT_BODY = _Chat  # what the description of the API shows
 
 
 def decode_chat(body: bytes) -> ApiRequest:

@@ -31,6 +31,7 @@ _UNSERVED: tuple[Rule, ...] = (
 )
 
 _decoder = msgspec.json.Decoder(_Completion)
+COMPLETION_BODY = _Completion  # what the description of the API shows
 
 
 def decode_completion(body: bytes) -> ApiRequest:

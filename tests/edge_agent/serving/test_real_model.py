@@ -111,5 +111,5 @@ async def test_a_cancelled_answer_frees_its_slot(replica: LocalReplica) -> None:
 
 
 async def test_a_prompt_beyond_the_window_is_refused(replica: LocalReplica) -> None:
-    with pytest.raises(ContextTooLong, match="window of 2048 tokens"):
+    with pytest.raises(ContextTooLong, match="maximum context length is 2048 tokens"):
         await answer(replica, request("word " * 3000))
