@@ -109,12 +109,15 @@ class EngineReplica:
             yield TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH, prompt_tokens=len(ids))
             return
         tokenizer = self._prompts.tokenizer
-        text = TextStream(tokenizer, request.sampling.stop, prompt_tail=request.continuation)
+        sampling = dataclasses.replace(request.sampling, min_tokens=request.min_tokens_left)
+        text = TextStream(
+            tokenizer, sampling.stop, prompt_tail=request.continuation, unwatched_tokens=sampling.min_tokens
+        )
         stream = self.engine.generate(
             EngineRequest(
                 request_id=request.request_id,
                 prompt_ids=tuple(ids),
-                sampling=request.sampling,
+                sampling=sampling,
                 max_tokens=cap,
                 priority=request.objective.priority,
                 arrival_s=request.accepted_at_s,

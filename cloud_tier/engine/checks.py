@@ -11,6 +11,7 @@ from cloud_tier.engine.sharding import shard
 from models.formats.weights import open_weights
 from router.base.errors import ContextTooLong, InvalidRequest
 from router.values.request import SamplingParams
+from router.values.token_rules import check_token_rules
 
 _INT64 = range(-(2**63), 2**63)
 
@@ -57,6 +58,7 @@ def checked_request(request: EngineRequest, info: EngineInfo) -> EngineRequest:
             param="prompt",
         )
     _check_sampling(request.sampling)
+    check_token_rules(request.sampling, info.vocab_size, request.eos_ids)
     for name, number in (("priority", request.priority), ("seed", request.sampling.seed or 0)):
         if number not in _INT64:
             raise InvalidRequest(f"{name} = {number} does not fit 64 bits; choose a smaller number", param=name)
@@ -77,6 +79,7 @@ def _check_sampling(params: SamplingParams) -> None:
             0 < params.repetition_penalty < math.inf,
             "a number above 0 (1 is off)",
         ),
+        "min_p": (params.min_p, 0 <= params.min_p <= 1, "a number in [0, 1]"),
         "presence_penalty": (params.presence_penalty, math.isfinite(params.presence_penalty), "a finite number"),
         "frequency_penalty": (params.frequency_penalty, math.isfinite(params.frequency_penalty), "a finite number"),
     }

@@ -83,7 +83,9 @@ class EngineCore:
     def add(self, handle: int, request: EngineRequest) -> None:
         """Take a request that fits the window and the vocabulary; the next step tells if it could not be taken."""
         try:
-            sampler = SamplerState.create(request.sampling, request.prompt_ids, self._vocab_size, self._device)
+            sampler = SamplerState.create(
+                request.sampling, request.prompt_ids, self._vocab_size, self._device, request.ending_ids
+            )
         except Exception as error:
             log.exception("request failed before its first step", request_id=request.request_id)
             self.probe()

@@ -15,6 +15,7 @@ import msgspec
 
 from router.base.errors import ConfigError
 from router.values.request import FinishReason, SamplingParams
+from router.values.token_rules import ending_ids
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -118,12 +119,17 @@ class EngineRequest:
     eos_ids: frozenset[int] = frozenset()
     cache_owner: str = ""
 
+    @property
+    def ending_ids(self) -> frozenset[int]:
+        """All tokens that end the answer."""
+        return ending_ids(self.sampling, self.eos_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineChunk:
     """New tokens of one request: at least one, except in a last chunk, which carries the finish reason.
 
-    `STOP` means that a token of `eos_ids` was drawn (it is not in `token_ids`); `LENGTH`, that `max_tokens` or the
+    `STOP` means that a token of `ending_ids` was drawn (it is not in `token_ids`); `LENGTH`, that `max_tokens` or the
     context window was reached. Stop strings are the caller's: it closes the generator.
 
     Attributes:

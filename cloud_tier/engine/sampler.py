@@ -2,18 +2,19 @@
 
 A row depends on nothing but its own logits, parameters, history and random numbers: each request has a generator of
 its own and consumes exactly one uniform number a token, so its draws are the same in any company. Order, as in
-vLLM: repetition, frequency and presence penalties; temperature; top-k; top-p over what top-k left; draw by inverting
-the cumulative distribution.
+vLLM: rules for single tokens; repetition, frequency and presence penalties; temperature; min-p; top-k; top-p over what
+top-k left; draw by inverting the cumulative distribution.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from cloud_tier.engine.token_rules import TokenRules
 from router.values.request import SamplingParams
 
 _NUCLEUS_CANDIDATES = 512  # sorting a whole vocabulary costs milliseconds a row; few nuclei are wider than this
@@ -29,20 +30,29 @@ class SamplerState:
         generator: source of its uniform numbers (always on the CPU), None for greedy requests.
         seen: bool (vocab,), tokens of prompt and answer; None unless the repetition penalty is on.
         counts: float32 (vocab,), occurrences in the answer; None unless presence or frequency penalty is on.
+        rules: what the request wants of single tokens, None for nothing.
+        drawn: tokens of the answer so far.
     """
 
     params: SamplingParams
     generator: torch.Generator | None = None
     seen: torch.Tensor | None = field(default=None, repr=False)
     counts: torch.Tensor | None = field(default=None, repr=False)
+    rules: TokenRules | None = field(default=None, repr=False)
+    drawn: int = 0
     _number: float | None = None
 
     @classmethod
     def create(
-        cls, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int, device: torch.device
+        cls,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+        ending_ids: Iterable[int] = (),
     ) -> SamplerState:
-        """Prepare the state of a new request."""
-        state = cls(params)
+        """Prepare the state of a new request; `ending_ids` end its answer."""
+        state = cls(params, rules=TokenRules.of(params, ending_ids, device))
         if params.temperature > 0:
             state.generator = torch.Generator()
             # manual_seed takes 64 bits; any Python integer is a legal seed.
@@ -57,7 +67,8 @@ class SamplerState:
     @property
     def follows_logits(self) -> bool:
         """Whether the next token is simply the likeliest, whatever came before."""
-        return self.params.temperature == 0 and self.seen is None and self.counts is None
+        free = self.seen is None and self.counts is None and self.rules is None
+        return self.params.temperature == 0 and free
 
     def uniform(self) -> float:
         """Return the number in [0, 1) of the next token: the same one until that token is noted."""
@@ -68,6 +79,7 @@ class SamplerState:
     def note(self, token: int) -> None:
         """Take a drawn token into the history."""
         self._number = None
+        self.drawn += 1
         if self.seen is not None:
             self.seen[token] = True
         if self.counts is not None:
@@ -82,6 +94,9 @@ def sample(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int]:
         logits: float32 (rows, vocab); overwritten.
         states: one a row; their generators advance and their histories take the drawn tokens.
     """
+    for row, state in enumerate(states):
+        if state.rules is not None:
+            state.rules.apply(logits[row], state.drawn)
     _penalise(logits, states)
     drawn = logits.argmax(dim=-1)
     plain = [row for row, s in enumerate(states) if s.params.temperature > 0 and not _filters(s.params)]
@@ -93,7 +108,8 @@ def sample(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int]:
             index = torch.tensor(rows, device=logits.device)
             chosen = [states[row].params for row in rows]
             temperatures = logits.new_tensor([max(p.temperature, _COLDEST) for p in chosen]).unsqueeze(1)
-            drawn[index] = draw(logits[index] / temperatures, uniforms[index], chosen)
+            scaled = _without_unlikely(logits[index] / temperatures, chosen)
+            drawn[index] = draw(scaled, uniforms[index], chosen)
     tokens: list[int] = drawn.tolist()
     for state, token in zip(states, tokens, strict=True):
         state.note(token)
@@ -102,6 +118,14 @@ def sample(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int]:
 
 def _filters(params: SamplingParams) -> bool:
     return params.top_p < 1.0 or params.top_k > 0
+
+
+def _without_unlikely(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Mask what min-p leaves out of each row."""
+    if not any(p.min_p for p in params):
+        return scaled
+    least = scaled.new_tensor([p.min_p for p in params]).log().unsqueeze(1) + scaled.amax(dim=-1, keepdim=True)
+    return scaled.masked_fill(scaled < least, -torch.inf)
 
 
 def _penalise(logits: torch.Tensor, states: Sequence[SamplerState]) -> None:

@@ -25,12 +25,14 @@ class Sequence:
         last_length: `len(tokens)` at which the sequence ends with `LENGTH`.
         preempted: it was running and lost its blocks; it goes to the head of its priority class.
         ngrams: where to find drafts.
+        ending_ids: tokens that end the answer and are no part of it.
         cached_tokens: tokens of the prompt that were found in the prefix cache, None before it was first admitted.
     """
 
     __slots__ = (
         "blocks",
         "cached_tokens",
+        "ending_ids",
         "handle",
         "last_length",
         "ngrams",
@@ -51,6 +53,7 @@ class Sequence:
         self.preempted = False
         self.cached_tokens: int | None = None
         self.sampler = sampler
+        self.ending_ids = request.ending_ids
         self.ngrams = NgramIndex()
 
     @property
@@ -75,7 +78,7 @@ class Sequence:
 
     def append(self, token: int) -> FinishReason | None:
         """Take a drawn token; return why the sequence ends with it, if it does."""
-        if token in self.request.eos_ids and not self.request.sampling.ignore_eos:
+        if token in self.ending_ids:
             return FinishReason.STOP
         self.tokens.append(token)
         return FinishReason.LENGTH if len(self.tokens) >= self.last_length else None

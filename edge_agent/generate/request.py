@@ -35,14 +35,14 @@ class Generation:
 
     Attributes:
         inbox: chunks, or the error that ended them; read on the event loop.
-        eos_ids: tokens that end the answer; empty to ignore them.
+        ending_ids: tokens that end the answer and are no part of it.
         delivered: whether a token was handed out, so that an error is `ReplicaBroken`.
     """
 
     request_id: str
     sequence: Sequence
     text: TextStream
-    eos_ids: frozenset[int]
+    ending_ids: frozenset[int]
     inbox: asyncio.Queue[TokenChunk | OverspillError] = field(default_factory=asyncio.Queue)
     cancelled: bool = False
     delivered: bool = False

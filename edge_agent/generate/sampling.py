@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from edge_agent.generate.token_rules import TokenRules
 from router.values.request import GREEDY_BELOW, SamplingParams
 
 _NUCLEUS_GUESS = 512
@@ -16,17 +17,22 @@ _SEED_MASK = (1 << 64) - 1
 class Sampler:
     """The sampling state of one request.
 
-    Penalties first, then temperature, then top-k, then top-p, as in vLLM.
+    Rules for single tokens first, then penalties, temperature, min-p, top-k and top-p, as in vLLM.
 
     Args:
         prompt_ids: counted by the repetition penalty, and by no other.
+        rules: what the request wants of single tokens, None for nothing.
     """
 
-    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int) -> None:
+    def __init__(
+        self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int, rules: TokenRules | None = None
+    ) -> None:
         self._params = params
         self._vocab_size = vocab_size
         seed = None if params.seed is None else params.seed & _SEED_MASK
         self._random = np.random.Generator(np.random.PCG64(seed))
+        self._rules = rules
+        self._drawn = 0
         self._counts: dict[int, int] = {}
         self._seen: set[int] = set(prompt_ids) if params.repetition_penalty != 1.0 else set()
         self._penalised = (
@@ -46,10 +52,13 @@ class Sampler:
         if not finite.all():
             token = int(np.argmin(finite))
             raise ArithmeticError(f"logit of token {token} is {logits[token]}: the runtime computed no usable output")
+        if self._rules is not None:
+            logits = self._rules.applied(logits, self._drawn)
         if self._penalised:
             logits = self._with_penalties(logits)
         best = int(np.argmax(logits))
         token = best if self._params.temperature < GREEDY_BELOW else self._draw_random(logits)
+        self._drawn += 1
         if self._penalised:
             self._counts[token] = self._counts.get(token, 0) + 1
             self._seen.add(token)
@@ -74,6 +83,8 @@ class Sampler:
         params = self._params
         scaled = logits.astype(np.float64) / params.temperature
         weights = np.exp(scaled - scaled.max())
+        if params.min_p:
+            weights[weights < params.min_p] = 0.0  # the likeliest token's weight is 1
         top_k = params.top_k if 0 < params.top_k < weights.size else weights.size
         if params.top_p >= 1.0 and top_k == weights.size:
             return self._pick(np.arange(weights.size), weights)

@@ -161,7 +161,7 @@ class Steps:
         sequence.generated.append(token)
         self._counters.decode_tokens += 1
         reason: FinishReason | None = None
-        if token in generation.eos_ids:
+        if token in generation.ending_ids:
             reason, text = FinishReason.STOP, generation.text.finish()
         else:
             delta = generation.text.push([token])

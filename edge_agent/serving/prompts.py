@@ -43,8 +43,8 @@ class PromptCodec:
     def encode(self, prompt: Prompt, continuation: str = "") -> list[int]:
         return self.encoder.encode(prompt, continuation)
 
-    def text_stream(self, stop: Sequence[str], continuation: str) -> TextStream:
-        return TextStream(self.encoder.tokenizer, stop, prompt_tail=continuation)
+    def text_stream(self, stop: Sequence[str], continuation: str, unwatched_tokens: int = 0) -> TextStream:
+        return TextStream(self.encoder.tokenizer, stop, prompt_tail=continuation, unwatched_tokens=unwatched_tokens)
 
 
 class PromptCounters:

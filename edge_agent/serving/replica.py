@@ -11,6 +11,7 @@ from edge_agent.generate.batcher import BatchLimits, Sequence
 from edge_agent.generate.loop import GenerationLoop
 from edge_agent.generate.request import Generation
 from edge_agent.generate.sampling import Sampler
+from edge_agent.generate.token_rules import TokenRules
 from edge_agent.generate.turn import Turn
 from edge_agent.runtime.protocol import Runtime
 from edge_agent.serving.artifact_watch import ArtifactWatch
@@ -20,6 +21,7 @@ from router.base.extras import installed
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import IN_THREAD_CHARS, ChatPrompt, InferenceRequest, TokenChunk, size_chars
 from router.values.status import ReplicaFacts
+from router.values.token_rules import check_token_rules, ending_ids
 
 _RETRY_BOUNDS_S = (0.25, 60.0)
 _DISTRIBUTIONS = {"onnx": ("onnxruntime-gpu", "onnxruntime"), "tensorrt": ("tensorrt", "tensorrt_rtx")}
@@ -268,6 +270,9 @@ class LocalReplica:
 
     def _generation(self, request: InferenceRequest, prompt_ids: list[int]) -> Generation:
         sampling, codec = request.sampling, self._readable_codec()
+        check_token_rules(sampling, codec.vocab_size, codec.eos_ids)
+        ends = ending_ids(sampling, codec.eos_ids)
+        rules = TokenRules.of(sampling, ends, request.min_tokens_left)
         room = self.info.context_tokens - len(prompt_ids)
         wanted = room if sampling.max_tokens is None else max(1, sampling.max_tokens - request.continuation_tokens)
         return Generation(
@@ -275,13 +280,13 @@ class LocalReplica:
             sequence=Sequence(
                 prompt_ids=prompt_ids,
                 max_tokens=min(room, wanted),
-                sampler=Sampler(sampling, prompt_ids, codec.vocab_size),
+                sampler=Sampler(sampling, prompt_ids, codec.vocab_size, rules),
                 priority=request.objective.priority,
                 caller=request.cache_owner,
                 exact=sampling.repeatable,
             ),
-            text=codec.text_stream(sampling.stop, request.continuation),
-            eos_ids=frozenset() if sampling.ignore_eos else codec.eos_ids,
+            text=codec.text_stream(sampling.stop, request.continuation, request.min_tokens_left),
+            ending_ids=ends,
         )
 
 

@@ -203,12 +203,15 @@ class TextStream:
     beginning of a stop string, wait for what follows.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), prompt_tail: str = "") -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), prompt_tail: str = "", unwatched_tokens: int = 0
+    ) -> None:
         """Start a stream.
 
         Args:
             stop: generation ends before the first of these.
             prompt_tail: text of this answer that was emitted before (a continuation); a stop string may begin in it.
+            unwatched_tokens: no stop string is looked for in the text of so many ids.
 
         Raises:
             InvalidRequest: a stop string is empty.
@@ -220,8 +223,9 @@ class TextStream:
         self._watches = [_Watch(text) for text in stop]
         self._held = ""
         self._stopped = False
+        self._unwatched_tokens = unwatched_tokens
         longest = max(map(len, stop), default=0)
-        for character in prompt_tail[-longest:] if longest else "":
+        for character in prompt_tail[-longest:] if longest and not unwatched_tokens else "":
             for watch in self._watches:
                 watch.advance(character)
 
@@ -229,7 +233,14 @@ class TextStream:
         """Return the text that can be shown after these further ids; empty for ever once stopped."""
         if self._stopped:
             return TextDelta("", stopped=True)
-        return self._take(self._utf8.decode(b"".join(map(self._tokenizer.piece, token_ids))))
+        early = ""
+        if self._unwatched_tokens:
+            ids = list(token_ids)
+            free, token_ids = ids[: self._unwatched_tokens], ids[self._unwatched_tokens :]
+            self._unwatched_tokens -= len(free)
+            early = self._utf8.decode(b"".join(map(self._tokenizer.piece, free)))
+        delta = self._take(self._utf8.decode(b"".join(map(self._tokenizer.piece, token_ids))))
+        return TextDelta(early + delta.text, delta.stopped) if early else delta
 
     def finish(self) -> str:
         """Return what was still held back, at the end of a stream that met no stop string."""

@@ -62,6 +62,14 @@ _NEEDED = {
     "repetition_penalty": Feature.REPETITION_PENALTY,
     "ignore_eos": Feature.IGNORE_EOS,
     "seed": Feature.SEED,
+    "min_p": Feature.MIN_P,
+    "min_tokens": Feature.MIN_TOKENS,
+    "stop_token_ids": Feature.STOP_IDS,
+    "logit_bias": Feature.LOGIT_BIAS,
+    "allowed_token_ids": Feature.ALLOWED_IDS,
+    "bad_words": Feature.BAD_WORDS,
+    "logprobs": Feature.LOGPROBS,
+    "prompt_logprobs": Feature.PROMPT_LOGPROBS,
 }
 
 
@@ -69,8 +77,9 @@ def _same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
-_OPENAI = _same("top_p", "presence_penalty", "frequency_penalty", "seed")
-_EXTENDED = MappingProxyType(_OPENAI | _same("top_k", "repetition_penalty", "ignore_eos"))
+_OPENAI = _same("top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias")
+_SGLANG = _OPENAI | _same("top_k", "repetition_penalty", "ignore_eos", "min_p", "min_tokens", "stop_token_ids")
+_EXTENDED = MappingProxyType(_SGLANG | _same("allowed_token_ids"))
 
 OVERSPILL = Dialect(
     "overspill",
@@ -98,14 +107,16 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
             ),
             Dialect(
                 "sglang",
-                _EXTENDED,
+                MappingProxyType(_SGLANG),
                 prefills_chat="flagged",
                 running_usage=True,
                 neutral=MappingProxyType({**_ALL_TOKENS, "top_k": -1}),
             ),
             Dialect(
                 "llama.cpp",
-                MappingProxyType({**_OPENAI, **_same("top_k", "ignore_eos"), "repetition_penalty": "repeat_penalty"}),
+                MappingProxyType(
+                    {**_OPENAI, **_same("top_k", "ignore_eos", "min_p"), "repetition_penalty": "repeat_penalty"}
+                ),
                 prefills_chat="plain",
                 token_ids=True,
                 neutral=MappingProxyType({"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}),

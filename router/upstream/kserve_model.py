@@ -46,6 +46,17 @@ _NEEDED = {
     "repetition_penalty": {Feature.REPETITION_PENALTY},
     "ignore_eos": {Feature.IGNORE_EOS},
 }
+_NEVER = (
+    Feature.MIN_P,
+    Feature.MIN_TOKENS,
+    Feature.STOP_IDS,
+    Feature.LOGIT_BIAS,
+    Feature.ALLOWED_IDS,
+    Feature.BAD_WORDS,
+    Feature.LOGPROBS,
+    Feature.PROMPT_LOGPROBS,
+)
+"""What no request tells such a model."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -213,7 +224,7 @@ def _spelling(inputs: Mapping[str, TensorSpec]) -> dict[str, str]:
 
 
 def _lacks(spelling: Mapping[str, str]) -> frozenset[Feature]:
-    lacking = {Feature.PROMPT_IDS, Feature.CONTINUED_IDS}
+    lacking = {Feature.PROMPT_IDS, Feature.CONTINUED_IDS, *_NEVER}
     for name, features in _NEEDED.items():
         if name not in spelling:
             lacking |= features

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -139,7 +139,7 @@ def encode_request(
         "model": model,
         "stream": True,
         "stream_options": usage,
-        **_sampling(request.sampling, dialect),
+        **_sampling(request, dialect),
     }
     left = tokens_left(request)
     if isinstance(request.prompt, ChatPrompt):
@@ -170,16 +170,29 @@ def tokens_left(request: InferenceRequest) -> int | None:
     return None if limit is None else limit - request.continuation_tokens
 
 
-def _sampling(sampling: SamplingParams, dialect: Dialect) -> dict[str, object]:
+def _sampling(request: InferenceRequest, dialect: Dialect) -> dict[str, object]:
     """Say what differs from the defaults; servers then never see an extension that was not asked for."""
+    sampling = replace(request.sampling, min_tokens=request.min_tokens_left)
     found: dict[str, object] = {"temperature": sampling.temperature, **(dialect.neutral or {})}
     for name, spelled in dialect.spelling.items():
         value = getattr(sampling, name)
         if value != getattr(_DEFAULT, name):
-            found[spelled] = value
+            found[spelled] = _JSON_OF.get(name, _itself)(value)
     if sampling.stop:
         found["stop"] = list(sampling.stop)
     return found
+
+
+def _itself(value: object) -> object:
+    return value
+
+
+_JSON_OF: Mapping[str, Callable[[Any], object]] = {
+    "logit_bias": lambda biases: {str(token): bias for token, bias in biases},
+    "stop_token_ids": list,
+    "allowed_token_ids": list,
+    "bad_words": list,
+}
 
 
 class _Delta(msgspec.Struct):

@@ -39,6 +39,14 @@ class Feature(enum.Enum):
     REPETITION_PENALTY = "repetition_penalty"
     IGNORE_EOS = "ignore_eos"
     SEED = "seed"
+    MIN_P = "min_p"
+    MIN_TOKENS = "min_tokens"
+    STOP_IDS = "stop_token_ids"
+    LOGIT_BIAS = "logit_bias"
+    ALLOWED_IDS = "allowed_token_ids"
+    BAD_WORDS = "bad_words"
+    LOGPROBS = "logprobs"
+    PROMPT_LOGPROBS = "log probabilities of the prompt"
     CONTINUED_CHAT = "continuing a chat answer that broke off"
     CONTINUED_IDS = "continuing an answer to token ids that broke off"
 
@@ -141,10 +149,18 @@ class SamplingParams:
         top_p: nucleus mass in (0, 1].
         top_k: keep the k most likely tokens; 0 keeps all.
         seed: makes the draw reproducible on one replica and batch-independent.
-        stop: at most 4 strings; generation ends before the first that appears and does not emit it.
+        stop: generation ends before the first of these strings that appears and does not emit it.
         presence_penalty, frequency_penalty: OpenAI's, over generated tokens, in [-2, 2].
         repetition_penalty: CTRL's, over prompt and generated tokens; 1 is off.
         ignore_eos: keep generating past the end-of-turn token (load generators use it).
+        min_p: keep tokens at least this times as likely as the likeliest, in [0, 1]; 0 keeps all.
+        min_tokens: no end-of-turn token, stop token or stop string ends the answer before it has so many tokens.
+        stop_token_ids: any of these ends the answer too and is not emitted, whatever `ignore_eos` says.
+        logit_bias: (token id, what is added to its logit).
+        allowed_token_ids: only these may be drawn; empty allows all.
+        bad_words: words whose tokens are not drawn one after the other.
+        logprobs: how many alternatives are told beside the log probability of each token; None tells none at all.
+        prompt_logprobs: the log probabilities of the prompt's tokens are told too.
     """
 
     max_tokens: int | None = None
@@ -157,6 +173,33 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     ignore_eos: bool = False
+    min_p: float = 0.0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+
+    def needs(self) -> set[Feature]:
+        """What a replica has to do beyond drawing by temperature and top-p up to a stop string."""
+        asked = {
+            Feature.TOP_K: self.top_k,
+            Feature.PENALTIES: self.presence_penalty or self.frequency_penalty,
+            Feature.REPETITION_PENALTY: self.repetition_penalty != 1.0,
+            Feature.IGNORE_EOS: self.ignore_eos,
+            Feature.SEED: self.seed is not None,
+            Feature.MIN_P: self.min_p,
+            Feature.MIN_TOKENS: self.min_tokens,
+            Feature.STOP_IDS: self.stop_token_ids,
+            Feature.LOGIT_BIAS: self.logit_bias,
+            Feature.ALLOWED_IDS: self.allowed_token_ids,
+            Feature.BAD_WORDS: self.bad_words,
+            Feature.LOGPROBS: self.logprobs is not None,
+            Feature.PROMPT_LOGPROBS: self.prompt_logprobs,
+        }
+        return {feature for feature, wanted in asked.items() if wanted}
 
     @property
     def repeatable(self) -> bool:
@@ -263,29 +306,24 @@ class InferenceRequest:
 
     def needs(self) -> frozenset[Feature]:
         """What a replica has to do beyond plain text in and text out."""
-        prompt, sampling, needs = self.prompt, self.sampling, set()
+        prompt, needs = self.prompt, self.sampling.needs()
         if isinstance(prompt, ChatPrompt):
             needs.add(Feature.CONTINUED_CHAT if self.continuation else Feature.CHAT)
         elif isinstance(prompt, TokenPrompt):
             needs.add(Feature.CONTINUED_IDS if self.continuation else Feature.PROMPT_IDS)
         else:
             needs.add(Feature.COMPLETIONS)
-        if sampling.top_k:
-            needs.add(Feature.TOP_K)
-        if sampling.presence_penalty or sampling.frequency_penalty:
-            needs.add(Feature.PENALTIES)
-        if sampling.repetition_penalty != 1.0:
-            needs.add(Feature.REPETITION_PENALTY)
-        if sampling.ignore_eos:
-            needs.add(Feature.IGNORE_EOS)
-        if sampling.seed is not None:
-            needs.add(Feature.SEED)
         return frozenset(needs)
 
     def token_ids(self, encoder: object) -> list[int] | None:
         """Return prompt and continuation as `encoder` would encode them, None where that was not done yet."""
         encoded = self.encoded
         return None if encoded is None or encoded.encoder is not encoder or self.continuation else [*encoded.token_ids]
+
+    @property
+    def min_tokens_left(self) -> int:
+        """How many tokens the rest of the answer has at least."""
+        return max(0, self.sampling.min_tokens - self.continuation_tokens)
 
     @property
     def cache_owner(self) -> str:

@@ -12,6 +12,7 @@ from router.wire.body import decode_json
 from router.wire.names import refuse_fields
 from router.wire.openai.fields import UNSERVED, Fields, request_of
 from router.wire.openai.messages import RawMessage, message_of
+from router.wire.openai.sampling import sampling_of
 from router.wire.openai.unserved import Rule, only, refuse_unserved
 
 MAX_MESSAGES = 16_384
@@ -62,7 +63,7 @@ def decode_chat(body: bytes) -> ApiRequest:
     if not messages:
         raise InvalidRequest("`messages` is empty: send at least one message", param="messages")
     continuation = _take_continuation(raw, messages)
-    return request_of(raw, ChatPrompt(tuple(messages)), continuation, None)
+    return request_of(raw, ChatPrompt(tuple(messages)), continuation, sampling_of(raw, None))
 
 
 def _take_continuation(raw: _Chat, messages: list[Message]) -> str:

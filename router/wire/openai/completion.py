@@ -11,6 +11,7 @@ from router.values.request import ApiRequest, Prompt, TextPrompt, TokenPrompt
 from router.wire.body import decode_json
 from router.wire.names import refuse_fields
 from router.wire.openai.fields import UNSERVED, Fields, request_of
+from router.wire.openai.sampling import sampling_of
 from router.wire.openai.unserved import Rule, only, refuse_unserved
 from router.wire.sampling import COMPLETION_MAX_TOKENS
 
@@ -43,7 +44,8 @@ def decode_completion(body: bytes) -> ApiRequest:
     raw = decode_json(_decoder, body)
     refuse_fields(body, _Completion.__struct_fields__)
     refuse_unserved(raw, _UNSERVED)
-    return request_of(raw, _prompt(raw.prompt), raw.overspill_continuation or "", COMPLETION_MAX_TOKENS)
+    sampling = sampling_of(raw, COMPLETION_MAX_TOKENS)
+    return request_of(raw, _prompt(raw.prompt), raw.overspill_continuation or "", sampling)
 
 
 def _prompt(raw: str | list[int | str | list[int]]) -> Prompt:

@@ -6,33 +6,23 @@ field's path (`messages[1].content[0].text`). A known field that would change th
 (`locality`). Fields nobody knows are tolerated, as clients of OpenAI-compatible servers expect: SDKs send vendor extras
 to every base URL.
 
-Extensions: vLLM's `top_k`, `repetition_penalty`, `ignore_eos`, `continue_final_message`, `add_generation_prompt` and
-`stream_options.continuous_usage_stats`; `priority` (higher is better, as in `x-overspill-priority`); and
-`overspill_continuation`, text of a completion that was already emitted and is to be continued.
+Extensions: vLLM's `top_k`, `min_p`, `min_tokens`, `stop_token_ids`, `allowed_token_ids`, `repetition_penalty`,
+`ignore_eos`, `continue_final_message`, `add_generation_prompt` and `stream_options.continuous_usage_stats`; `priority`
+(higher is better, as in `x-overspill-priority`); and `overspill_continuation`, text of a completion that was already
+emitted and is to be continued.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
 from router.values.request import ApiRequest, Prompt, SamplingParams
+from router.wire.openai.sampling import SamplingFields
 from router.wire.openai.unserved import Rule, only
-from router.wire.sampling import (
-    MaxTokens,
-    Penalty,
-    RepetitionPenalty,
-    Seed,
-    Temperature,
-    TopK,
-    TopP,
-    stop_strings,
-)
-
-S = TypeVar("S")
 
 _Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
@@ -42,23 +32,12 @@ class _StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class Fields(msgspec.Struct, frozen=True, kw_only=True):
+class Fields(SamplingFields, frozen=True, kw_only=True):
     """The fields of both."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    max_tokens: MaxTokens | None = None
-    max_completion_tokens: MaxTokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    seed: Seed | None = None
-    stop: str | list[str] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    ignore_eos: bool | None = None
     user: str | None = None
     service_tier: str | None = None
     priority: _Int32 | None = None
@@ -67,13 +46,7 @@ class Fields(msgspec.Struct, frozen=True, kw_only=True):
     # Known, and served only at the value that changes nothing.
     n: Any = None
     logprobs: Any = None
-    logit_bias: Any = None
     response_format: Any = None
-    min_p: Any = None
-    min_tokens: Any = None
-    stop_token_ids: Any = None
-    bad_words: Any = None
-    allowed_token_ids: Any = None
     use_beam_search: Any = None
     guided_json: Any = None
     guided_regex: Any = None
@@ -85,13 +58,8 @@ class Fields(msgspec.Struct, frozen=True, kw_only=True):
 UNSERVED: tuple[Rule, ...] = (
     ("n", only(1), "one choice is generated per request: leave `n` out or set it to 1"),
     ("logprobs", only(False), "log probabilities are not returned by this server: leave it out"),
-    ("logit_bias", only({}), "token biases are not applied by this server: leave it out"),
     ("response_format", only({"type": "text"}), 'answers are plain text: leave it out or send {"type": "text"}'),
-    ("min_p", only(0, 0.0), "not applied by this server: use `top_p` or `top_k`"),
-    ("min_tokens", only(0), "not applied by this server: leave it out"),
-    ("stop_token_ids", only([]), "not applied by this server: use `stop`"),
     ("bad_words", only([]), "not applied by this server: leave it out"),
-    ("allowed_token_ids", only([]), "not applied by this server: leave it out"),
     ("use_beam_search", only(False), "beam search is not offered: leave it out"),
     *(
         (name, only(), "constrained decoding is not offered: leave it out")
@@ -100,7 +68,7 @@ UNSERVED: tuple[Rule, ...] = (
 )
 
 
-def request_of(raw: Fields, prompt: Prompt, continuation: str, default_max_tokens: int | None) -> ApiRequest:
+def request_of(raw: Fields, prompt: Prompt, continuation: str, sampling: SamplingParams) -> ApiRequest:
     """Return the request that a body with these fields asks.
 
     Raises:
@@ -109,18 +77,6 @@ def request_of(raw: Fields, prompt: Prompt, continuation: str, default_max_token
     options = raw.stream_options
     if options is not None and not raw.stream:
         raise InvalidRequest("`stream_options` is served together with `stream`: true only", param="stream_options")
-    sampling = SamplingParams(
-        max_tokens=raw.max_completion_tokens or raw.max_tokens or default_max_tokens,
-        temperature=_or(raw.temperature, 1.0),
-        top_p=_or(raw.top_p, 1.0),
-        top_k=max(0, _or(raw.top_k, 0)),
-        seed=raw.seed,
-        stop=stop_strings(raw.stop),
-        presence_penalty=_or(raw.presence_penalty, 0.0),
-        frequency_penalty=_or(raw.frequency_penalty, 0.0),
-        repetition_penalty=_or(raw.repetition_penalty, 1.0),
-        ignore_eos=bool(raw.ignore_eos),
-    )
     return ApiRequest(
         model=raw.model,
         prompt=prompt,
@@ -131,7 +87,3 @@ def request_of(raw: Fields, prompt: Prompt, continuation: str, default_max_token
         priority=raw.priority,
         continuation=continuation,
     )
-
-
-def _or(value: S | None, default: S) -> S:
-    return default if value is None else value

@@ -117,3 +117,30 @@ def test_presence_and_frequency_count_the_answer_alone() -> None:
     assert logits[0, 4] == -(0.5 + 2 * 0.25)
     assert logits[0, 5] == -(0.5 + 0.25)
     assert logits[0, 7] == 0
+
+
+@pytest.mark.parametrize("min_p", [0.02, 0.3])
+def test_min_p_keeps_what_transformers_keeps(min_p: float) -> None:
+    logits = _logits()
+    kept = generation.MinPLogitsWarper(min_p)(torch.zeros(1, 1), logits.clone())
+    allowed = set(kept[0].isfinite().nonzero().flatten().tolist())
+    for others in ({}, {"top_k": 500}, {"top_p": 0.9999}):
+        assert set(_draws(logits, 400, temperature=1.0, min_p=min_p, **others)) <= allowed
+
+
+def test_rules_for_single_tokens_touch_their_own_row_alone() -> None:
+    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]])
+
+    def state(ending: frozenset[int] = frozenset(), **params: Any) -> SamplerState:
+        return SamplerState.create(SamplingParams(temperature=0.0, **params), (), 4, CPU, ending)
+
+    states = [
+        state(),
+        state(logit_bias=((0, -100.0), (3, 2.5))),
+        state(allowed_token_ids=(3, 2)),
+        state(frozenset({0}), min_tokens=2),
+        state(allowed_token_ids=(2,), logit_bias=((0, 100.0),), repetition_penalty=2.0),
+    ]
+    drawn = [sample(logits.repeat(len(states), 1), states) for _ in range(3)]
+    assert list(zip(*drawn, strict=True)) == [(0, 0, 0), (3, 3, 3), (2, 2, 2), (1, 1, 0), (2, 2, 2)]
+    assert [one.follows_logits for one in states] == [True, False, False, False, False]

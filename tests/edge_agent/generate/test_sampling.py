@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_agent.generate.sampling import Sampler
+from edge_agent.generate.token_rules import TokenRules
 from router.values.request import SamplingParams
 
 RNG = np.random.default_rng(5)
@@ -96,3 +97,26 @@ def test_worthless_logits_are_an_error() -> None:
     for bad in (np.nan, np.inf):
         with pytest.raises(ArithmeticError, match="no usable output"):
             draws(np.array([0.0, bad], np.float32), 1, temperature=0.0)
+
+
+def test_min_p_keeps_what_is_likely_beside_the_likeliest() -> None:
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
+    assert set(draws(logits, 300, min_p=0.25)) == {0, 1, 2}
+    assert set(draws(logits, 300, min_p=0.25, top_k=2)) == {0, 1}
+    assert set(draws(logits, 300, min_p=0.25, top_p=0.4)) == {0}
+
+
+def test_rules_for_single_tokens() -> None:
+    logits = np.array([4, 3, 2, 1], np.float32)
+
+    def first(ending: frozenset[int] = frozenset(), **params: object) -> list[int]:
+        asked = SamplingParams(temperature=0.0, **params)
+        sampler = Sampler(asked, (), logits.size, TokenRules.of(asked, ending, asked.min_tokens))
+        return [sampler.draw(logits) for _ in range(3)]
+
+    assert first(logit_bias=((0, -100.0), (3, 2.5))) == [3, 3, 3]
+    assert first(allowed_token_ids=(3, 2)) == [2, 2, 2]
+    assert first(frozenset({0}), min_tokens=2) == [1, 1, 0]
+    assert first(allowed_token_ids=(2,), logit_bias=((0, 100.0),), repetition_penalty=2.0) == [2, 2, 2]
+    assert logits.tolist() == [4, 3, 2, 1]
+    assert TokenRules.of(SamplingParams(), {1}, 0) is None

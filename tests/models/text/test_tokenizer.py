@@ -106,6 +106,18 @@ def test_a_character_split_over_tokens_waits() -> None:
     assert stream.finish() == "�"
 
 
+@given(TEXTS.map(TOKENIZER.encode), STOPS, st.integers(0, 6), st.lists(st.integers(0, 99), max_size=12))
+def test_no_stop_string_is_looked_for_in_the_first_tokens(
+    ids: list[int], stops: tuple[str, ...], unwatched: int, cuts: list[int]
+) -> None:
+    stream = TextStream(TOKENIZER, stops, unwatched_tokens=unwatched)
+    shown = "".join(stream.push(piece).text for piece in split(ids, cuts)) + stream.finish()
+    text = TOKENIZER.decode(ids)
+    free = len(TOKENIZER.decode(ids[:unwatched]).rstrip("\ufffd"))
+    cut = first_stop(text[free:], stops)
+    assert shown == (text if cut is None else text[: free + cut])
+
+
 def test_special_tokens_are_not_text_and_added_ones_are() -> None:
     think = BACKEND.token_to_id("<think> x")
     assert think is not None

@@ -9,7 +9,18 @@ from router.upstream.kserve_model import Metadata, TextModel, TritonConfig, text
 from router.upstream.settings import KServeSettings
 from router.values.request import Feature
 
-ALWAYS_LACKING = {Feature.PROMPT_IDS, Feature.CONTINUED_IDS}
+ALWAYS_LACKING = {
+    Feature.PROMPT_IDS,
+    Feature.CONTINUED_IDS,
+    Feature.MIN_P,
+    Feature.MIN_TOKENS,
+    Feature.STOP_IDS,
+    Feature.LOGIT_BIAS,
+    Feature.ALLOWED_IDS,
+    Feature.BAD_WORDS,
+    Feature.LOGPROBS,
+    Feature.PROMPT_LOGPROBS,
+}
 
 
 def metadata(inputs: str, outputs: str = "text_output:BYTES") -> Metadata:

@@ -48,6 +48,11 @@ def test_every_parameter_is_taken() -> None:
         frequency_penalty=-2,
         repetition_penalty=1.2,
         ignore_eos=True,
+        min_p=0.1,
+        min_tokens=3,
+        stop_token_ids=[5, 6],
+        logit_bias={"7": -100, "8": 1.5},
+        allowed_token_ids=[7, 8],
         user="u",
         service_tier="auto",
         priority=-4,
@@ -58,7 +63,7 @@ def test_every_parameter_is_taken() -> None:
         tools=[],
         tool_choice="none",
         response_format={"type": "text"},
-        logit_bias={},
+        bad_words=[],
         modalities=["text"],
     )
     assert call.sampling == SamplingParams(
@@ -72,8 +77,15 @@ def test_every_parameter_is_taken() -> None:
         frequency_penalty=-2.0,
         repetition_penalty=1.2,
         ignore_eos=True,
+        min_p=0.1,
+        min_tokens=3,
+        stop_token_ids=(5, 6),
+        logit_bias=((7, -100.0), (8, 1.5)),
+        allowed_token_ids=(7, 8),
     )
     assert (call.stream, call.include_usage, call.running_usage, call.priority) == (True, True, True, -4)
+    many = [f"stop {number}" for number in range(32)]
+    assert chat(stop=many).sampling.stop == tuple(many)
 
 
 def test_null_is_absent() -> None:
@@ -150,7 +162,8 @@ WRONG_CHAT = [
     ({"stop": 3}, "stop"),
     ({"stop": ["a", 3]}, "stop[1]"),
     ({"stop": ["a", ""]}, "stop[1]"),
-    ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": ["a"] * 33}, "stop"),
+    ({"stop": ["a" * 4000, "b" * 97]}, "stop[1]"),
     ({"stop": ""}, "stop"),
     ({"presence_penalty": 3}, "presence_penalty"),
     ({"presence_penalty": "x"}, "presence_penalty"),
@@ -172,7 +185,12 @@ WRONG_CHAT = [
     ({"logprobs": True}, "logprobs"),
     ({"logprobs": "x"}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"logit_bias": [5]}, "logit_bias"),
+    ({"logit_bias": {"five": 1}}, "logit_bias.five"),
+    ({"logit_bias": {"-5": 1}}, "logit_bias.-5"),
+    ({"logit_bias": {str(2**31): 1}}, f"logit_bias.{2**31}"),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"response_format": "text"}, "response_format"),
     ({"tools": [{"type": "function"}]}, "tools"),
@@ -180,7 +198,13 @@ WRONG_CHAT = [
     ({"functions": [{}]}, "functions"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"audio": {}}, "audio"),
-    ({"min_p": 0.1}, "min_p"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 4, "max_tokens": 3}, "min_tokens"),
+    ({"stop_token_ids": [3, -1]}, "stop_token_ids[1]"),
+    ({"stop_token_ids": list(range(129))}, "stop_token_ids"),
+    ({"allowed_token_ids": [2**31]}, "allowed_token_ids[0]"),
+    ({"bad_words": ["x"]}, "bad_words"),
     ({"guided_json": {}}, "guided_json"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"continue_final_message": "x"}, "continue_final_message"),

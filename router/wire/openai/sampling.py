@@ -1,0 +1,99 @@
+"""How the next token is drawn, as the bodies of chat and of completions say it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from router.base.errors import InvalidRequest
+from router.values.request import SamplingParams
+from router.wire.sampling import (
+    MaxTokens,
+    MinTokens,
+    Penalty,
+    Probability,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    logit_biases,
+    stop_strings,
+    token_ids,
+)
+
+MAX_TOP_LOGPROBS = 20
+"""Alternatives told beside each token, OpenAI's bound."""
+_MAX_STOP_IDS = 128
+_MAX_ALLOWED_IDS = 131_072
+_MAX_BAD_WORDS = 64
+_MAX_WORD_CHARS = 256
+
+S = TypeVar("S")
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+
+
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of both; `logprobs` is a flag to one and a number to the other."""
+
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    seed: Seed | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: MinTokens | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: Any = None
+
+
+def sampling_of(
+    raw: SamplingFields, default_max_tokens: int | None, logprobs: int | None = None, *, prompt_logprobs: bool = False
+) -> SamplingParams:
+    """Return how a body with these fields wants tokens drawn.
+
+    Args:
+        logprobs: how many alternatives it wants told, None for no log probabilities.
+
+    Raises:
+        InvalidRequest: naming the field at fault.
+    """
+    max_tokens = raw.max_completion_tokens or raw.max_tokens or default_max_tokens
+    min_tokens = _or(raw.min_tokens, 0)
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"`min_tokens` = {min_tokens}: more than the {max_tokens} that the answer may have", param="min_tokens"
+        )
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=_or(raw.temperature, 1.0),
+        top_p=_or(raw.top_p, 1.0),
+        top_k=max(0, _or(raw.top_k, 0)),
+        seed=raw.seed,
+        stop=stop_strings(raw.stop),
+        presence_penalty=_or(raw.presence_penalty, 0.0),
+        frequency_penalty=_or(raw.frequency_penalty, 0.0),
+        repetition_penalty=_or(raw.repetition_penalty, 1.0),
+        ignore_eos=bool(raw.ignore_eos),
+        min_p=_or(raw.min_p, 0.0),
+        min_tokens=min_tokens,
+        stop_token_ids=token_ids(raw.stop_token_ids, "stop_token_ids", _MAX_STOP_IDS),
+        logit_bias=logit_biases(raw.logit_bias),
+        allowed_token_ids=token_ids(raw.allowed_token_ids, "allowed_token_ids", _MAX_ALLOWED_IDS),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _or(value: S | None, default: S) -> S:
+    return default if value is None else value
