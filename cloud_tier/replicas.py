@@ -128,13 +128,14 @@ class EngineReplica:
         async with contextlib.aclosing(stream):
             async for chunk in stream:
                 delta = text.push(chunk.token_ids)
-                tokens = len(chunk.token_ids)
+                tokens = delta.tokens
                 if delta.stopped:
                     await stream.aclose()  # before the caller reads on: the KV blocks are free at once
                     yield TokenChunk(delta.text, tokens, FinishReason.STOP, len(ids), cached_tokens=chunk.cached_tokens)
                     return
                 if chunk.finish_reason is not None:
                     text_left = delta.text + text.finish()
+                    tokens += chunk.finish_reason is FinishReason.STOP  # the token that ends it was generated too
                     yield TokenChunk(
                         text_left, tokens, chunk.finish_reason, len(ids), cached_tokens=chunk.cached_tokens
                     )

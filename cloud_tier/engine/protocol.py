@@ -129,8 +129,8 @@ class EngineRequest:
 class EngineChunk:
     """New tokens of one request: at least one, except in a last chunk, which carries the finish reason.
 
-    `STOP` means that a token of `ending_ids` was drawn (it is not in `token_ids`); `LENGTH`, that `max_tokens` or the
-    context window was reached. Stop strings are the caller's: it closes the generator.
+    `STOP` means that a token of `ending_ids` was drawn (it is not in `token_ids`, and counts); `LENGTH`, that
+    `max_tokens` or the context window was reached. Stop strings are the caller's: it closes the generator.
 
     Attributes:
         cached_tokens: set on the first chunk: tokens of the prompt that were found in the prefix cache.

@@ -189,9 +189,15 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text of a stream; `stopped` once a stop string completed, which is itself never part of the text."""
+    """New text of a stream; `stopped` once a stop string completed, which is itself never part of the text.
+
+    Attributes:
+        tokens: how many of the ids it stands for: those behind the one that completed a stop string are not part of
+            the answer.
+    """
 
     text: str
+    tokens: int
     stopped: bool = False
 
 
@@ -229,18 +235,19 @@ class TextStream:
             for watch in self._watches:
                 watch.advance(character)
 
-    def push(self, token_ids: Iterable[int]) -> TextDelta:
+    def push(self, token_ids: Sequence[int]) -> TextDelta:
         """Return the text that can be shown after these further ids; empty for ever once stopped."""
-        if self._stopped:
-            return TextDelta("", stopped=True)
-        early = ""
-        if self._unwatched_tokens:
-            ids = list(token_ids)
-            free, token_ids = ids[: self._unwatched_tokens], ids[self._unwatched_tokens :]
-            self._unwatched_tokens -= len(free)
-            early = self._utf8.decode(b"".join(map(self._tokenizer.piece, free)))
-        delta = self._take(self._utf8.decode(b"".join(map(self._tokenizer.piece, token_ids))))
-        return TextDelta(early + delta.text, delta.stopped) if early else delta
+        if not self._watches:
+            return TextDelta(self._utf8.decode(b"".join(map(self._tokenizer.piece, token_ids))), len(token_ids))
+        shown, taken = "", 0
+        for token_id in token_ids:  # one by one: which of them completes a stop string is what is counted up to
+            if self._stopped:
+                break
+            text = self._utf8.decode(self._tokenizer.piece(token_id))
+            free, self._unwatched_tokens = self._unwatched_tokens > 0, max(0, self._unwatched_tokens - 1)
+            shown += text if free else self._take(text)
+            taken += 1
+        return TextDelta(shown, taken, self._stopped)
 
     def finish(self) -> str:
         """Return what was still held back, at the end of a stream that met no stop string."""
@@ -248,23 +255,23 @@ class TextStream:
             return ""
         rest = self._take(self._utf8.decode(b"", final=True))
         held, self._held = self._held, ""
-        return rest.text if self._stopped else rest.text + held
+        return rest if self._stopped else rest + held
 
-    def _take(self, text: str) -> TextDelta:
+    def _take(self, text: str) -> str:
         before = len(self._held)
         self._held += text
         if not self._watches:
             held, self._held = self._held, ""
-            return TextDelta(held)
+            return held
         for position, character in enumerate(text, before + 1):
             matched = [len(watch.text) for watch in self._watches if watch.advance(character)]
             if matched:
                 self._stopped = True
-                return TextDelta(self._held[: max(position - max(matched), 0)], stopped=True)
+                return self._held[: max(position - max(matched), 0)]
         keep = min(max(watch.state for watch in self._watches), len(self._held))
         cut = len(self._held) - keep
         shown, self._held = self._held[:cut], self._held[cut:]
-        return TextDelta(shown)
+        return shown
 
 
 class _Watch:

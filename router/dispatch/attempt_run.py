@@ -181,6 +181,8 @@ class AttemptRun:
         self._finished = chunk.finish_reason or self._finished
         self._timeout_s = self._surroundings.settings.stall_timeout_ms / 1e3
         journey.take(self.attempt, chunk, self._origin)
+        if chunk.cached_tokens is not None and journey.counts_own_text:
+            return replace(chunk, cached_tokens=None)  # text of the answer may be part of what was found
         return chunk
 
     async def _read(self) -> TokenChunk:

@@ -68,7 +68,7 @@ async def test_streams_text_and_ends_with_a_reason_and_the_prompt_size() -> None
     replica, fake = await _replica()
     chunks = await _all(replica, _request(max_tokens=100, priority=3))
     assert _text(chunks) == fake.says
-    assert sum(chunk.tokens for chunk in chunks) == len(fake.says)
+    assert sum(chunk.tokens for chunk in chunks) == len(fake.says) + 1  # the token that ends the answer
     assert [chunk.finish_reason for chunk in chunks[-2:]] == [None, FinishReason.STOP]
     rendered = "<user>Where?</user><assistant>"
     assert chunks[-1].prompt_tokens == len(rendered)
@@ -114,10 +114,12 @@ async def test_a_stop_string_ends_the_answer_and_frees_the_engine_before_the_las
 @given(
     stop=st.sampled_from(["a", "is", "Paris.", "The capital of France is Paris.", "nowhere"]), size=st.integers(1, 9)
 )
-async def test_chunk_sizes_change_nothing_about_the_text(stop: str, size: int) -> None:
+async def test_chunk_sizes_change_nothing_about_the_text_and_its_tokens(stop: str, size: int) -> None:
     replica, fake = await _replica(chunk_tokens=size)
     chunks = await _all(replica, _request(max_tokens=100, stop=(stop,)))
     assert _text(chunks) == fake.says.split(stop)[0]
+    generated = fake.says.find(stop) + len(stop) if stop in fake.says else len(fake.says) + 1
+    assert sum(chunk.tokens for chunk in chunks) == generated  # one a character; none behind the stop string
     assert chunks[-1].finish_reason is FinishReason.STOP
     assert fake.open == 0
 

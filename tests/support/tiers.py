@@ -38,6 +38,7 @@ class Reciter:
         self.pause: asyncio.Event | None = None
         self.requests: list[InferenceRequest] = []
         self.cached_tokens: int | None = None
+        self.cached_told_late: int | None = None
 
     def snapshot(self) -> ReplicaSnapshot:
         return ReplicaSnapshot(self.info, available=self.available, slots=4, why="" if self.available else "off")
@@ -51,7 +52,7 @@ class Reciter:
             if index == 3 and self.pause is not None:
                 await self.pause.wait()
             yield TokenChunk(f"{' ' if index else ''}{word}")
-        yield TokenChunk("", 0, finish_reason=FinishReason.STOP)
+        yield TokenChunk("", 0, finish_reason=FinishReason.STOP, cached_tokens=self.cached_told_late)
 
 
 class Quiet(uvicorn.Server):

@@ -67,6 +67,16 @@ def test_a_stream_is_the_text_cut_at_the_first_stop(ids: list[int], stops: tuple
     assert not any(delta.text for delta in deltas[seen.count(False) + 1 :])
 
 
+@given(TEXTS.map(TOKENIZER.encode), STOPS, st.lists(st.integers(0, 99), max_size=12))
+def test_what_lies_behind_a_stop_string_is_no_part_of_the_answer(
+    ids: list[int], stops: tuple[str, ...], cuts: list[int]
+) -> None:
+    stream = TextStream(TOKENIZER, stops)
+    taken = sum(stream.push(piece).tokens for piece in split(ids, cuts))
+    cut = [first_stop(TOKENIZER.decode(ids[:count]), stops) is not None for count in range(len(ids) + 1)]
+    assert taken == (cut.index(True) if True in cut else len(ids))
+
+
 @given(TEXTS, STOPS)
 def test_nothing_is_held_back_without_reason(text: str, stops: tuple[str, ...]) -> None:
     stream = TextStream(TOKENIZER, stops)

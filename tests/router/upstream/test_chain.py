@@ -48,7 +48,7 @@ async def test_local_only_stays() -> None:
 
 async def test_an_answer_that_the_cloud_began_is_finished_on_the_edge() -> None:
     async with chain() as (edge, cloud, small, best), sdk(edge) as client:
-        small.available = False
+        small.available, small.cached_told_late = False, 5
         best.pause = asyncio.Event()
         stream = await client.chat.completions.create(**ASK, stream=True, stream_options={"include_usage": True})
         small.available = True
@@ -62,6 +62,8 @@ async def test_an_answer_that_the_cloud_began_is_finished_on_the_edge() -> None:
         best.pause.set()
     assert "".join(texts) == " ".join(WORDS), "nothing doubled, nothing lost"
     assert usage.completion_tokens == 10
+    assert usage.prompt_tokens == 2, "text of the answer is no part of the prompt"
+    assert usage.prompt_tokens_details is None, "nor is what a cache held of it"
     assert small.requests[0].continuation == "one two three"
 
 
