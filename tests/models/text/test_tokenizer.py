@@ -12,7 +12,7 @@ from pathlib import Path
 import gguf
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import decoders, pre_tokenizers
 
@@ -71,6 +71,7 @@ def test_a_stream_is_the_text_cut_at_the_first_stop(ids: list[int], stops: tuple
 def test_what_lies_behind_a_stop_string_is_no_part_of_the_answer(
     ids: list[int], stops: tuple[str, ...], cuts: list[int]
 ) -> None:
+    assume("\ufffd" not in "".join(stops))  # half a character is none yet, and no `decode` of a part can say so
     stream = TextStream(TOKENIZER, stops)
     taken = sum(stream.push(piece).tokens for piece in split(ids, cuts))
     cut = [first_stop(TOKENIZER.decode(ids[:count]), stops) is not None for count in range(len(ids) + 1)]
