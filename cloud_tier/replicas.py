@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from cloud_tier.answers import Told
 from cloud_tier.engine.protocol import Engine, EngineRequest
 from cloud_tier.warm_up import measure_speed
 from models.text.chat import PromptEncoder
@@ -125,22 +126,15 @@ class EngineReplica:
                 cache_owner=request.cache_owner,
             )
         )
+        told = Told(text, tokenizer, len(ids), logprobs=sampling.logprobs is not None)
         async with contextlib.aclosing(stream):
             async for chunk in stream:
-                delta = text.push(chunk.token_ids)
-                tokens = delta.tokens
-                if delta.stopped:
+                answered = told.chunk(chunk)
+                if answered.finish_reason is not None:
                     await stream.aclose()  # before the caller reads on: the KV blocks are free at once
-                    yield TokenChunk(delta.text, tokens, FinishReason.STOP, len(ids), cached_tokens=chunk.cached_tokens)
+                    yield answered
                     return
-                if chunk.finish_reason is not None:
-                    text_left = delta.text + text.finish()
-                    tokens += chunk.finish_reason is FinishReason.STOP  # the token that ends it was generated too
-                    yield TokenChunk(
-                        text_left, tokens, chunk.finish_reason, len(ids), cached_tokens=chunk.cached_tokens
-                    )
-                    return
-                yield TokenChunk(delta.text, tokens, cached_tokens=chunk.cached_tokens)
+                yield answered
         raise ReplicaBroken(f"the engine ended request {request.request_id!r} without a finish reason")
 
     async def warm_up(self, clock: Clock) -> None:

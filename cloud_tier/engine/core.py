@@ -10,6 +10,7 @@ import torch
 
 from cloud_tier.engine.drafts import Drafts, ModelDrafts, NgramDrafts
 from cloud_tier.engine.kv_blocks import BlockPool
+from cloud_tier.engine.logprobs import RowLogprobs, read_prompt
 from cloud_tier.engine.messages import Compute, Segment, Tokens
 from cloud_tier.engine.protocol import EngineConfig, EngineLoad, EngineRequest
 from cloud_tier.engine.sampler import SamplerState, sample
@@ -195,40 +196,55 @@ class EngineCore:
         if not any(computed.finite):
             self.probe()
         finite = dict(zip((entry.sequence.handle for entry in plan), computed.finite, strict=True))
-        drawn = self._draw(computed, [entry for entry in plan if entry.draws], finite)
+        drawn, logprobs = self._draw(computed, [entry for entry in plan if entry.rows], finite)
         brought: list[Tokens] = []
         for entry in plan:
             handle = entry.sequence.handle
             if not finite[handle]:
                 brought.append(self._fail(entry.sequence, "it computed what is not a number", spoiled=True))
             elif entry.draws:
-                brought.append(self._take(entry, drawn[handle]))
+                brought.append(self._take(entry, drawn[handle], logprobs))
             else:
                 self._scheduler.computed(entry)
         return brought
 
-    def _draw(self, computed: Computed, entries: list[Scheduled], finite: dict[int, bool]) -> dict[int, list[int]]:
-        """Draw the next tokens of each sequence whose numbers are some: one, and one behind each draft that holds."""
-        first, starts = 0, {}
+    def _draw(
+        self, computed: Computed, entries: list[Scheduled], finite: dict[int, bool]
+    ) -> tuple[dict[int, list[int]], RowLogprobs | None]:
+        """Draw the next tokens of each sequence whose numbers are some: one, and one behind each draft that holds.
+
+        Returns:
+            They, and what is to be told of them.
+        """
+        if computed.logits is None:
+            return {}, None
+        end, newest = 0, {}
         for entry in entries:
-            if finite[entry.sequence.handle]:
-                starts[entry.sequence.handle] = first
-            first += 1 + len(entry.draft)
-        entries = [entry for entry in entries if entry.sequence.handle in starts]
-        if computed.logits is None or not entries:
-            return {}
+            first, end = end, end + entry.rows
+            sequence = entry.sequence
+            if not finite[sequence.handle]:
+                continue
+            if entry.scored:
+                _read_prompt(computed.logits[first:end], sequence)
+            if entry.draws:
+                newest[sequence.handle] = end - 1 - len(entry.draft)
+        entries = [entry for entry in entries if entry.sequence.handle in newest]
+        if not entries:
+            return {}, None
         drafted = {entry.sequence.handle: entry.draft for entry in entries if entry.draft}
-        likeliest = computed.logits.argmax(dim=-1).tolist() if drafted else []  # before `sample` overwrites logits
-        rows = list(starts.values())
-        logits = computed.logits if len(rows) == first else computed.logits[torch.tensor(rows)]
+        # Before `sample` overwrites the logits:
+        logprobs = _row_logprobs(computed.logits, entries, newest)
+        likeliest: list[int] = computed.logits.argmax(dim=-1).tolist() if drafted else []
+        rows = list(newest.values())
+        logits = computed.logits if len(rows) == end else computed.logits[torch.tensor(rows)]
         tokens = sample(logits, [entry.sequence.sampler for entry in entries])
         drawn = {entry.sequence.handle: [token] for entry, token in zip(entries, tokens, strict=True)}
         for handle, draft in drafted.items():
             for place, token in enumerate(draft):
                 if drawn[handle][-1] != token:
                     break
-                drawn[handle].append(likeliest[starts[handle] + place + 1])
-        return drawn
+                drawn[handle].append(likeliest[newest[handle] + place + 1])
+        return drawn, logprobs
 
     def _run_alone(self, entry: Scheduled) -> list[Tokens]:
         """Run one sequence of a failed step; if it fails again, and the engine itself does not, it is to blame."""
@@ -265,7 +281,7 @@ class EngineCore:
             return self._config.token_budget
         return max(self._config.kv_block_tokens, int(rate * self._config.step_target_s))
 
-    def _take(self, entry: Scheduled, drawn: list[int]) -> Tokens:
+    def _take(self, entry: Scheduled, drawn: list[int], logprobs: RowLogprobs | None) -> Tokens:
         """Append drawn tokens to their sequence and let go of the sequence if one of them was its last."""
         sequence, length = entry.sequence, len(entry.sequence.tokens)
         cached_tokens = sequence.cached_tokens if length == len(sequence.request.prompt_ids) else None
@@ -281,7 +297,17 @@ class EngineCore:
         if finish_reason is not None:
             del self._sequences[sequence.handle]
             self._scheduler.remove(sequence)
-        return Tokens(sequence.handle, tuple(sequence.tokens[length:]), finish_reason, cached_tokens=cached_tokens)
+        tokens = tuple(sequence.tokens[length:])
+        told = () if logprobs is None or not tokens else logprobs.told(sequence.handle, tokens[0])
+        prompt_told, sequence.prompt_told = tuple(sequence.prompt_told), []
+        return Tokens(
+            sequence.handle,
+            tokens,
+            finish_reason,
+            cached_tokens=cached_tokens,
+            logprobs=told,
+            prompt_logprobs=prompt_told,
+        )
 
 
 class Pace:
@@ -314,4 +340,19 @@ def _segment(entry: Scheduled) -> Segment:
     start = sequence.num_computed
     runs = list(sequence.blocks.runs) if sequence.blocks is not None else []
     tokens = [*sequence.tokens[start : start + entry.num_tokens], *entry.draft]
-    return Segment(start, tokens, runs, entry.draws, sequence.handle, len(entry.draft))
+    return Segment(start, tokens, runs, entry.rows > 0, sequence.handle, max(0, entry.rows - 1))
+
+
+def _row_logprobs(logits: torch.Tensor, entries: list[Scheduled], rows: dict[int, int]) -> RowLogprobs | None:
+    wanted = {
+        entry.sequence.handle: (rows[entry.sequence.handle], top)
+        for entry in entries
+        if (top := entry.sequence.request.sampling.logprobs) is not None
+    }
+    return RowLogprobs(logits, wanted) if wanted else None
+
+
+def _read_prompt(logits: torch.Tensor, sequence: Sequence) -> None:
+    request = sequence.request
+    top = request.sampling.logprobs or 0
+    read_prompt(logits, sequence.num_computed, request.prompt_ids, sequence.prompt_told, top)

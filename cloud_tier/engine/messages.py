@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from cloud_tier.engine.protocol import EngineConfig, EngineInfo, EngineLoad, EngineRequest
+from router.values.logprobs import DrawnToken
 from router.values.request import FinishReason
 
 LENGTH = struct.Struct("<I")
@@ -75,6 +76,8 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         failure: why this request ended without an answer, while the engine goes on.
         cached_tokens: with its first token: tokens of the prompt that were found in the prefix cache.
+        logprobs: of `token_ids`, where they were asked for.
+        prompt_logprobs: of the prompt, with its first token, where they were asked for.
     """
 
     handle: int
@@ -82,6 +85,8 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     failure: str | None = None
     cached_tokens: int | None = None
+    logprobs: tuple[DrawnToken, ...] = ()
+    prompt_logprobs: tuple[DrawnToken, ...] = ()
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
@@ -105,8 +110,8 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
         runs: all blocks of the sequence up to the last position, as (first block, number of blocks).
         draws: whether the logits after the last token are needed.
         handle: of the sequence, by which a CPU remembers where its keys lie side by side.
-        drafted: how many of the last tokens are drafts: the logits after each of them, and after the token before
-            them, are needed.
+        earlier: how many tokens before the last have their logits needed too: where the last are drafts, or the
+            prompt is scored.
     """
 
     start: int
@@ -114,7 +119,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     runs: list[tuple[int, int]]
     draws: bool
     handle: int = -1
-    drafted: int = 0
+    earlier: int = 0
 
 
 class Compute(msgspec.Struct, frozen=True, tag="compute"):

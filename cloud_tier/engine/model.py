@@ -48,8 +48,8 @@ class Computed:
     """What one step brought.
 
     Attributes:
-        logits: float32 (rows, vocab): of each segment that draws, in their order, one for its last token and one for
-            each drafted token; None on ranks other than 0, or if none draws.
+        logits: float32 (rows, vocab): of each segment that draws, in their order, one for its last token and one
+            for each of `earlier`; None on ranks other than 0, or if none draws.
         finite: one for each segment: its hidden states and logits are all numbers. Empty on ranks other than 0.
     """
 
@@ -194,7 +194,7 @@ class Model:
         for segment in segments:
             row += len(segment.tokens)
             if segment.draws:
-                last += range(row - 1 - segment.drafted, row)
+                last += range(row - 1 - segment.earlier, row)
         if not last:
             return None
         logits = self._head(x[last]).float()
@@ -212,7 +212,7 @@ class Model:
         counts = [len(segment.tokens) for segment in segments]
         finite = [bool(part.all()) for part in torch.split(rows, counts)]
         if draws is not None:
-            drawing = [place for place, s in enumerate(segments) if s.draws for _ in range(1 + s.drafted)]
+            drawing = [place for place, s in enumerate(segments) if s.draws for _ in range(1 + s.earlier)]
             for place, is_finite in zip(drawing, draws.tolist(), strict=True):
                 finite[place] &= is_finite
         return finite

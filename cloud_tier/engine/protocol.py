@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Protocol
 import msgspec
 
 from router.base.errors import ConfigError
+from router.values.logprobs import DrawnToken
 from router.values.request import FinishReason, SamplingParams
 from router.values.token_rules import ending_ids
 
@@ -134,11 +135,14 @@ class EngineChunk:
 
     Attributes:
         cached_tokens: set on the first chunk: tokens of the prompt that were found in the prefix cache.
+        logprobs: of `token_ids`, where they were asked for; prompt_logprobs: of the prompt, on the first chunk.
     """
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     cached_tokens: int | None = None
+    logprobs: tuple[DrawnToken, ...] = ()
+    prompt_logprobs: tuple[DrawnToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,9 +66,9 @@ class SamplerState:
 
     @property
     def follows_logits(self) -> bool:
-        """Whether the next token is simply the likeliest, whatever came before."""
-        free = self.seen is None and self.counts is None and self.rules is None
-        return self.params.temperature == 0 and free
+        """Whether the next token is simply the likeliest, whatever came before, and nothing is told of it."""
+        params, free = self.params, self.seen is None and self.counts is None and self.rules is None
+        return params.temperature == 0 and params.logprobs is None and free
 
     def uniform(self) -> float:
         """Return the number in [0, 1) of the next token: the same one until that token is noted."""

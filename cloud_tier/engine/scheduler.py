@@ -18,6 +18,7 @@ from cloud_tier.engine.sequence import Sequence
 from cloud_tier.engine.speculation import Speculation
 
 _GROWTH_TOKENS = 512  # room reserved softly behind a sequence, so that its keys stay in few runs
+_SCORED_TOKENS = 64  # of one prompt in a step: the logits behind each are a vocabulary of floats
 _WATERMARK = 0.01  # share of the blocks an admission leaves free for running sequences to grow
 
 
@@ -28,12 +29,25 @@ class Scheduled:
     Attributes:
         draws: the step reaches its last token.
         draft: tokens computed behind that one, in case they are right.
+        scored: the logits behind all of them are wanted, and none is a draft.
     """
 
     sequence: Sequence
     num_tokens: int
     draws: bool
     draft: tuple[int, ...] = ()
+    scored: bool = False
+
+    @classmethod
+    def of(cls, sequence: Sequence, num_tokens: int) -> Scheduled:
+        return cls(sequence, num_tokens, num_tokens == sequence.remaining, scored=sequence.scored)
+
+    @property
+    def rows(self) -> int:
+        """Tokens whose logits are needed."""
+        if self.scored:
+            return self.num_tokens
+        return 1 + len(self.draft) if self.draws else 0
 
 
 class Scheduler:
@@ -96,9 +110,9 @@ class Scheduler:
         for sequence in decoding + prefilling:
             if sequence.blocks is None:  # preempted a moment ago
                 continue
-            num_tokens = min(sequence.remaining, self._left(plan, limit))
+            num_tokens = self._tokens_now(sequence, plan, limit)
             if num_tokens > 0 and self._make_room(sequence, num_tokens, plan):
-                plan[sequence.handle] = Scheduled(sequence, num_tokens, num_tokens == sequence.remaining)
+                plan[sequence.handle] = Scheduled.of(sequence, num_tokens)
         if self.preemptions == before:
             self._admit(plan, limit)
         return list(plan.values())
@@ -172,15 +186,15 @@ class Scheduler:
                 plan.pop(victim.handle, None)
                 self._preempt(victim)
                 continue
-            num_tokens = min(sequence.remaining, self._left(plan, limit))
-            plan[sequence.handle] = Scheduled(sequence, num_tokens, num_tokens == sequence.remaining)
+            plan[sequence.handle] = Scheduled.of(sequence, self._tokens_now(sequence, plan, limit))
 
     def _open(self, sequence: Sequence) -> bool:
         """Move the first waiting sequence to running, if there is a slot and there are blocks for the whole of it."""
         if len(self._running) >= self._max_running:
             return False
         owner = sequence.request.cache_owner
-        prefix = self._pool.cached_prefix(sequence.tokens, owner)
+        scored = sequence.request.sampling.prompt_logprobs  # of what was computed before, nobody knows the logits
+        prefix = [] if scored else self._pool.cached_prefix(sequence.tokens, owner)
         needed = self._pool.blocks_for(len(sequence.tokens))
         spare = self._watermark_blocks if self._running else 0
         if needed - len(prefix) + spare > self._pool.num_free:
@@ -195,6 +209,10 @@ class Scheduler:
             sequence.cached_tokens = sequence.num_computed
         insort(self._running, sequence, key=attrgetter("rank"))
         return True
+
+    def _tokens_now(self, sequence: Sequence, plan: dict[int, Scheduled], limit: int) -> int:
+        wanted = min(sequence.remaining, _SCORED_TOKENS) if sequence.scored else sequence.remaining
+        return min(wanted, self._left(plan, limit))
 
     def _left(self, plan: dict[int, Scheduled], limit: int) -> int:
         """Tokens that may still join the plan: of the budget, and of what prompts may have of it."""

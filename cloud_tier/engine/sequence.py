@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cloud_tier.engine.speculation import NgramIndex
+from router.values.logprobs import DrawnToken
 from router.values.request import FinishReason
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Sequence:
         last_length: `len(tokens)` at which the sequence ends with `LENGTH`.
         preempted: it was running and lost its blocks; it goes to the head of its priority class.
         ngrams: where to find drafts.
+        prompt_told: the log probabilities of the prompt's tokens so far, where they are asked for.
         ending_ids: tokens that end the answer and are no part of it.
         cached_tokens: tokens of the prompt that were found in the prefix cache, None before it was first admitted.
     """
@@ -38,6 +40,7 @@ class Sequence:
         "ngrams",
         "num_computed",
         "preempted",
+        "prompt_told",
         "request",
         "sampler",
         "tokens",
@@ -51,10 +54,16 @@ class Sequence:
         self.blocks: BlockTable | None = None
         self.last_length = min(context_tokens, len(self.tokens) + request.max_tokens)
         self.preempted = False
+        self.prompt_told: list[DrawnToken] = []
         self.cached_tokens: int | None = None
         self.sampler = sampler
         self.ending_ids = request.ending_ids
         self.ngrams = NgramIndex()
+
+    @property
+    def scored(self) -> bool:
+        """Whether the logits behind the next tokens are wanted because they belong to the prompt."""
+        return self.request.sampling.prompt_logprobs and len(self.tokens) == len(self.request.prompt_ids)
 
     @property
     def remaining(self) -> int:

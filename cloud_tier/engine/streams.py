@@ -9,6 +9,7 @@ from collections.abc import Callable
 from cloud_tier.engine.messages import Step, Tokens
 from cloud_tier.engine.protocol import EngineChunk, EngineLoad, EngineRequest
 from router.base.errors import OverspillError, ReplicaBroken, ReplicaUnreachable, RequestFailed
+from router.values.logprobs import DrawnToken
 from router.values.request import FinishReason
 
 
@@ -26,6 +27,8 @@ class Stream:
         self.finished = False
         self._tokens: list[int] = []
         self._cached_tokens: int | None = None
+        self._logprobs: list[DrawnToken] = []
+        self._prompt_logprobs: tuple[DrawnToken, ...] = ()
         self._finish_reason: FinishReason | None = None
         self._failure: Callable[[], OverspillError] | None = None
         self._news = asyncio.Event()
@@ -34,6 +37,8 @@ class Stream:
         """Take what a step brought."""
         self.started = True
         self._tokens += brought.token_ids
+        self._logprobs += brought.logprobs
+        self._prompt_logprobs += brought.prompt_logprobs
         if brought.cached_tokens is not None:
             self._cached_tokens = brought.cached_tokens
         self._finish_reason = brought.finish_reason
@@ -68,8 +73,16 @@ class Stream:
         self._news.clear()
         if self._failure is not None and not self._tokens and self._finish_reason is None:
             raise self._failure()
-        chunk = EngineChunk(tuple(self._tokens), self._finish_reason, self._cached_tokens)
+        chunk = EngineChunk(
+            tuple(self._tokens),
+            self._finish_reason,
+            self._cached_tokens,
+            tuple(self._logprobs),
+            self._prompt_logprobs,
+        )
         self._tokens.clear()
+        self._logprobs.clear()
+        self._prompt_logprobs = ()
         self._cached_tokens = None
         if self._failure is not None:
             self._news.set()

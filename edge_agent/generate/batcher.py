@@ -31,6 +31,8 @@ class Sequence:
         max_tokens: the answer's cap, already cut to the window.
         caller: whose request it is.
         exact: its answer must not depend on what was kept of earlier ones.
+        scored: the logits behind every token of its prompt are wanted: nothing of it comes from a cache.
+        scored_tokens: of how many the runtime tells them in one step.
         handle: the runtime's handle, None while waiting.
         cached_tokens: ids of the prompt that were in the KV cache when it was admitted.
         fed: ids in the KV cache.
@@ -43,6 +45,8 @@ class Sequence:
     priority: int = 0
     caller: str = ""
     exact: bool = False
+    scored: bool = False
+    scored_tokens: int = 1
     handle: int | None = None
     cached_tokens: int = 0
     fed: int = 0
@@ -59,7 +63,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """Feed the next `token_ids` of a prompt; `last` asks for logits."""
+    """Feed the next `token_ids` of a prompt; `last` asks for logits, and a scored one for those of every token."""
 
     sequence: Sequence
     token_ids: list[int]
@@ -108,7 +112,10 @@ class Batcher:
         """Return what to compute now; the caller reports back with `fed`."""
         if self._prefilling and (not self._decoding or self._decode_credit <= 0):
             sequence = self._prefilling[0]
-            end = min(sequence.fed + self.limits.prefill_chunk_tokens, len(sequence.prompt_ids))
+            most = self.limits.prefill_chunk_tokens
+            if sequence.scored:  # the first token alone: see `Runtime.open`
+                most = min(most, sequence.scored_tokens) if sequence.fed else 1
+            end = min(sequence.fed + most, len(sequence.prompt_ids))
             return PrefillStep(sequence, sequence.prompt_ids[sequence.fed : end], end == len(sequence.prompt_ids))
         if self._decoding:
             return DecodeStep(tuple(self._decoding))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from edge_agent.generate.batcher import Sequence
+from edge_agent.generate.logprobs import Logprobs
 from router.base.errors import OverspillError
 from router.values.request import TokenChunk
 
@@ -36,6 +37,7 @@ class Generation:
     Attributes:
         inbox: chunks, or the error that ended them; read on the event loop.
         ending_ids: tokens that end the answer and are no part of it.
+        logprobs: what it wants told of its tokens, None for nothing.
         delivered: whether a token was handed out, so that an error is `ReplicaBroken`.
     """
 
@@ -43,6 +45,7 @@ class Generation:
     sequence: Sequence
     text: TextStream
     ending_ids: frozenset[int]
+    logprobs: Logprobs | None = None
     inbox: asyncio.Queue[TokenChunk | OverspillError] = field(default_factory=asyncio.Queue)
     cancelled: bool = False
     delivered: bool = False

@@ -99,8 +99,11 @@ class Steps:
 
     def _open(self, sequence: Sequence, runtime: Runtime) -> None:
         try:
-            opened = runtime.open(sequence.prompt_ids, sequence.caller, exact=sequence.exact)
+            opened = runtime.open(
+                sequence.prompt_ids, sequence.caller, exact=sequence.exact, from_scratch=sequence.scored
+            )
             sequence.handle, sequence.fed = opened
+            sequence.scored_tokens = runtime.facts.scored_tokens
         except Exception as error:
             log.exception("sequence not opened", model=self._name)
             self._fail_alone(self._by_sequence[id(sequence)], f"no slot: {in_words(error)}", runtime)
@@ -143,6 +146,10 @@ class Steps:
         else:
             self._counters.prefill_tokens += len(step.token_ids)
             drawing = (step.sequence,) if step.last else ()
+            wanted = self._by_sequence[id(step.sequence)].logprobs
+            if step.sequence.scored and wanted is not None:
+                wanted.read(step.sequence.prompt_ids, logits)
+                logits = logits[-1:]
         for index, sequence in enumerate(drawing):
             generation = self._by_sequence[id(sequence)]
             try:
@@ -161,19 +168,26 @@ class Steps:
         sequence.generated.append(token)
         self._counters.decode_tokens += 1
         reason: FinishReason | None = None
+        wanted, cut = generation.logprobs, False
         if token in generation.ending_ids:
             reason, text = FinishReason.STOP, generation.text.finish()
         else:
+            if wanted is not None:
+                wanted.draw(logits[index], token)
             delta = generation.text.push([token])
             text = delta.text
-            if delta.stopped:
+            cut = delta.stopped
+            if cut:
                 reason = FinishReason.STOP
             elif not sequence.decode_tokens_left:
                 reason = FinishReason.LENGTH
                 text += generation.text.finish()
         prompt_tokens = len(sequence.prompt_ids) if reason is not None else None
         cached_tokens = None if generation.delivered else sequence.cached_tokens
-        self.results.append((generation, TokenChunk(text, 1, reason, prompt_tokens, cached_tokens=cached_tokens)))
+        chunk = TokenChunk(text, 1, reason, prompt_tokens, cached_tokens=cached_tokens)
+        if wanted is not None:
+            chunk = wanted.onto(chunk, first=not generation.delivered, cut=cut)
+        self.results.append((generation, chunk))
         generation.delivered = True
         return reason is not None
 
@@ -204,7 +218,8 @@ class Steps:
 
 def _inputs(step: PrefillStep | DecodeStep) -> list[StepInput]:
     if isinstance(step, PrefillStep):
-        return [StepInput(_handle(step.sequence), step.token_ids, step.last)]
+        scored = step.sequence.scored
+        return [StepInput(_handle(step.sequence), step.token_ids, step.last or scored, every=scored)]
     return [StepInput(_handle(item), [item.generated[-1]]) for item in step.sequences]
 
 

@@ -25,6 +25,8 @@ class Manifest(msgspec.Struct, frozen=True):
 
     Attributes:
         prefix_token_ids: ids whose keys and values prefix.npz holds, empty if there is no such file.
+        settled_layer: from this layer on any other first token has the keys and values of the one in prefix.npz; None
+            where that is not so, or was not looked at.
         files: every other file of the directory, by name.
     """
 
@@ -43,18 +45,23 @@ class Manifest(msgspec.Struct, frozen=True):
     bos_token_id: int | None = None
     prepend_bos: bool = False
     prefix_token_ids: tuple[int, ...] = ()
+    settled_layer: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Keys and values of the first ids of every prompt.
+    """What the usual first ids of a prompt leave behind.
 
     Attributes:
         kv: float32 (2·layers, 1, kv_heads, len(token_ids), head_dim); even entries are keys, odd ones values.
+        logits: float32 (vocab,) behind the last of them; None in an artifact of an older recipe.
+        settled_layer: see `Manifest`.
     """
 
     token_ids: tuple[int, ...]
     kv: npt.NDArray[np.float32]
+    logits: npt.NDArray[np.float32] | None = None
+    settled_layer: int | None = None
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -104,6 +111,7 @@ def read_prefix(directory: Path, manifest: Manifest) -> Prefix | None:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             keys, values = arrays["k"], arrays["v"]
+            logits = arrays.get("logits")
     except (OSError, KeyError, ValueError) as error:
         raise ArtifactError(f"cannot read {path}: {error}; {_remedy(directory)}") from error
     for array in (keys, values):
@@ -111,8 +119,13 @@ def read_prefix(directory: Path, manifest: Manifest) -> Prefix | None:
             raise ArtifactError(
                 f"{path}: expected finite float32 {expected}, found {array.dtype} {array.shape}; {_remedy(directory)}"
             )
+    if logits is not None and (logits.shape != (manifest.vocab_size,) or logits.dtype != np.float32):
+        raise ArtifactError(
+            f"{path}: `logits` do not fit the vocabulary of {manifest.vocab_size}; {_remedy(directory)}"
+        )
+    settled = manifest.settled_layer if logits is not None and len(manifest.prefix_token_ids) == 1 else None
     kv = np.stack([keys, values], axis=1).reshape(2 * expected[0], 1, *expected[1:])
-    return Prefix(manifest.prefix_token_ids, np.ascontiguousarray(kv))
+    return Prefix(manifest.prefix_token_ids, np.ascontiguousarray(kv), logits, settled)
 
 
 def _remedy(directory: Path) -> str:

@@ -34,6 +34,7 @@ class Executor(Protocol):
     Attributes:
         min_past_tokens: shortest past it accepts; 1 where a tensor must not be empty.
         owns_memory: tensors must come from `empty`, not from anywhere.
+        scored_tokens: most positions of one row whose logits it tells at once.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Executor(Protocol):
     fallbacks: tuple[str, ...]
     min_past_tokens: int
     owns_memory: bool
+    scored_tokens: int
 
     def empty(self, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
         """Return a zeroed, contiguous tensor."""
@@ -124,25 +126,59 @@ class PackedRuntime:
             providers=executor.providers,
             fallbacks=(*request.missed, *executor.fallbacks),
             notes=request.notes,
+            scored_tokens=executor.scored_tokens,
         )
 
     @property
     def kv_bytes(self) -> int:
         return (sum(self._pack.lengths) + self._pack.parked_tokens) * self.facts.kv_bytes_per_token
 
-    def open(self, token_ids: Sequence[int], caller: str = "", *, exact: bool = False) -> tuple[int, int]:
+    def open(
+        self, token_ids: Sequence[int], caller: str = "", *, exact: bool = False, from_scratch: bool = False
+    ) -> tuple[int, int]:
         opened = _Open(self._next_sequence, caller)
-        found = self._kept.longest(caller, token_ids, self._chunk_tokens if exact else None)
+        found = None
+        if not from_scratch:
+            found = self._kept.longest(caller, token_ids, self._chunk_tokens if exact else None)
         if found is not None:
             kept, tokens = found
             self._go_on(kept, tokens)
             opened.ids += token_ids[:tokens]
             opened.first_chunk, opened.exact_tokens = kept.first_chunk, min(kept.exact_tokens, tokens)
         else:
-            self._begin(opened, token_ids)
+            self._begin(opened, [] if from_scratch else token_ids)
         self._next_sequence += 1
         self._open.append(opened)
+        if not opened.ids and len(token_ids) > 1 and self._settles and not from_scratch:
+            self._feed_first(opened, token_ids[0])
         return opened.sequence, len(opened.ids)
+
+    @property
+    def _settles(self) -> bool:
+        return self._prefix is not None and self._prefix.settled_layer is not None
+
+    def _feed_first(self, opened: _Open, token_id: int) -> None:
+        """Compute the first token alone, so that what no INT8 scale holds can be put right before others look at it."""
+        try:
+            self.forward([StepInput(opened.sequence, [token_id], want_logits=False)])
+        except Exception:
+            self.close_sequence(opened.sequence)
+            raise
+        opened.first_chunk = opened.exact_tokens = 1
+
+    def _settle(self, step: _Step, lengths: npt.NDArray[np.int64]) -> None:
+        """Put what is known of a first token in the place of what the step has computed of it."""
+        prefix = self._prefix
+        if prefix is None or len(prefix.token_ids) != 1:
+            return
+        for offset in np.flatnonzero(lengths == 0):
+            own = step.ids[offset, 0] == prefix.token_ids[0]
+            if not own and prefix.settled_layer is None:
+                continue
+            known = 0 if own else 2 * (prefix.settled_layer or 0)
+            step.new[known:, offset] = prefix.kv[known:, 0]
+            if prefix.logits is not None:
+                step.logits[offset, 0] = prefix.logits
 
     def _go_on(self, kept: KeptCache, tokens: int) -> None:
         """Add a row that begins with what was kept; that stays where it holds more, unless it is the next to go."""
@@ -176,7 +212,8 @@ class PackedRuntime:
             raise ValueError("every input of a batch must feed the same number of ids, at least one")
         rows = self._gather(batch)
         first = min(rows)
-        step = self._step(first, len(rows), tokens)
+        every = batch[0].every and tokens > 1
+        step = self._step(first, len(rows), tokens, every=every)
         lengths = np.array(self._pack.lengths[first : first + len(rows)])
         for item, row in zip(batch, rows, strict=True):
             step.ids[row - first] = item.token_ids
@@ -184,6 +221,8 @@ class PackedRuntime:
         past = step.key[4]
         step.bias[:, 0, :, :past] = np.where(np.arange(past) < lengths[:, None], np.float32(0), _MASKED)[:, None]
         step.run()
+        if tokens == 1:
+            self._settle(step, lengths)
         unsound = self._pack.append(first, step.new)
         wanted = [row - first for item, row in zip(batch, rows, strict=True) if item.want_logits]
         for offset in unsound:
@@ -198,7 +237,7 @@ class PackedRuntime:
             if len(rows) == 1 and tokens == self._chunk_tokens and past == opened.exact_tokens == len(opened.ids):
                 opened.exact_tokens += tokens
             opened.ids += item.token_ids
-        logits = step.logits[wanted, 0]
+        logits = step.logits[0] if every else step.logits[wanted, 0]
         if not np.isfinite(logits).all():
             self._distrust()
         return logits
@@ -277,7 +316,7 @@ class PackedRuntime:
                 self._open[row], self._open[other] = self._open[other], self._open[row]
         return [self._row(item.sequence) for item in batch]
 
-    def _step(self, first: int, rows: int, tokens: int) -> _Step:
+    def _step(self, first: int, rows: int, tokens: int, *, every: bool = False) -> _Step:
         """Return bound tensors for this shape of step; those of the last decode step are kept."""
         self._pack.reserve(1)
         in_pack = self._pack.past_tokens
@@ -290,12 +329,12 @@ class PackedRuntime:
         key = (first, rows, tokens, in_pack, passed)
         if self._decode is not None and self._decode.key == key and passed == in_pack:
             return self._decode
-        step = self._bind(key)
+        step = self._bind(key, every=every)
         if tokens == 1:
             self._decode = step
         return step
 
-    def _bind(self, key: Key) -> _Step:
+    def _bind(self, key: Key, *, every: bool) -> _Step:
         first, rows, tokens, in_pack, passed = key
         manifest, empty = self._manifest, self._executor.empty
         past = self._pack.past(first, rows)
@@ -308,12 +347,12 @@ class PackedRuntime:
             "input_ids": empty((rows, tokens), np.int64),
             "position_ids": empty((rows, tokens), np.int64),
             "attention_bias": empty((rows, 1, tokens, passed + tokens), np.float32),
-            "logits_at": empty((rows, 1), np.int64),
+            "logits_at": empty((rows, tokens if every else 1), np.int64),
         }
         inputs["attention_bias"][:, 0, :, passed:] = np.triu(np.full((tokens, tokens), _MASKED, np.float32), 1)
-        inputs["logits_at"][:] = tokens - 1
+        inputs["logits_at"][:] = np.arange(tokens) if every else tokens - 1
         new = empty((2 * manifest.num_layers, rows, heads, tokens, width), np.float32)
-        logits = empty((rows, 1, manifest.vocab_size), np.float32)
+        logits = empty((rows, tokens if every else 1, manifest.vocab_size), np.float32)
         outputs: dict[str, npt.NDArray[Any]] = {"logits": logits}
         step_tensors = (inputs["input_ids"], inputs["position_ids"], inputs["attention_bias"])
         for index in range(2 * manifest.num_layers):

@@ -55,6 +55,7 @@ class RuntimeFacts:
         providers: what really executes, best first.
         fallbacks: one line for each thing asked for and not had, empty when all is as the profile says.
         kv_bytes_per_token: KV cache bytes of one position of one sequence.
+        scored_tokens: most ids of one step behind each of which it tells the logits.
         notes: what else an operator should know, one line each.
     """
 
@@ -67,6 +68,7 @@ class RuntimeFacts:
     providers: tuple[str, ...]
     fallbacks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    scored_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,13 @@ class StepInput:
         sequence: what `open` returned.
         token_ids: at least one id.
         want_logits: False for all but the last chunk of a prompt.
+        every: the logits behind each of them are wanted; at most `RuntimeFacts.scored_tokens`, in a batch of its own.
     """
 
     sequence: int
     token_ids: Sequence[int]
     want_logits: bool = True
+    every: bool = False
 
 
 class Runtime(Protocol):
@@ -97,12 +101,15 @@ class Runtime(Protocol):
         """Memory of the KV cache that is in use now, what is kept included; read from any thread."""
         ...
 
-    def open(self, token_ids: Sequence[int], caller: str = "", *, exact: bool = False) -> tuple[int, int]:
+    def open(
+        self, token_ids: Sequence[int], caller: str = "", *, exact: bool = False, from_scratch: bool = False
+    ) -> tuple[int, int]:
         """Start a sequence that will be fed `token_ids`. What is kept of others gives way where it has to.
 
         Args:
             caller: who asks; what was kept of somebody else is not used.
             exact: use only what a run that reuses nothing would compute to the same bits.
+            from_scratch: use nothing: every id will be fed, the first one alone.
 
         Returns:
             The sequence's handle, and how many leading ids are in the cache already (fewer than len(token_ids)).
@@ -116,7 +123,8 @@ class Runtime(Protocol):
         """Compute one step; every input of a batch feeds the same number of ids.
 
         Returns:
-            float32 (n, vocab): the logits after the last id of each of the n inputs that want them, in their order.
+            float32 (n, vocab): the logits after the last id of each of the n inputs that want them, in their order; of
+            a step with `every`, those after each of its n ids.
             Valid until the next call. Those of a sequence that went wrong are not finite; it is then of no more use.
 
         Raises:

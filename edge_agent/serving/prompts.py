@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from models.text.chat import PromptEncoder
+from models.text.logprobs import LogprobStream
 from models.text.tokenizer import TextStream
 from router.values.prompt_size import estimate_size
 from router.values.replica import ReplicaInfo
@@ -45,6 +46,9 @@ class PromptCodec:
 
     def text_stream(self, stop: Sequence[str], continuation: str, unwatched_tokens: int = 0) -> TextStream:
         return TextStream(self.encoder.tokenizer, stop, prompt_tail=continuation, unwatched_tokens=unwatched_tokens)
+
+    def logprob_stream(self) -> LogprobStream:
+        return LogprobStream(self.encoder.tokenizer)
 
 
 class PromptCounters:

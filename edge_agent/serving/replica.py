@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from edge_agent.generate.batcher import BatchLimits, Sequence
+from edge_agent.generate.logprobs import Logprobs
 from edge_agent.generate.loop import GenerationLoop
 from edge_agent.generate.request import Generation
 from edge_agent.generate.sampling import Sampler
@@ -19,7 +20,14 @@ from edge_agent.serving.prompts import PromptCodec
 from router.base.errors import ContextTooLong, InvalidRequest, OverspillError, ReplicaUnreachable, Unavailable
 from router.base.extras import installed
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
-from router.values.request import IN_THREAD_CHARS, ChatPrompt, InferenceRequest, TokenChunk, size_chars
+from router.values.request import (
+    IN_THREAD_CHARS,
+    ChatPrompt,
+    InferenceRequest,
+    SamplingParams,
+    TokenChunk,
+    size_chars,
+)
 from router.values.status import ReplicaFacts
 from router.values.token_rules import check_token_rules, ending_ids
 
@@ -284,10 +292,18 @@ class LocalReplica:
                 priority=request.objective.priority,
                 caller=request.cache_owner,
                 exact=sampling.repeatable,
+                scored=sampling.prompt_logprobs,
             ),
             text=codec.text_stream(sampling.stop, request.continuation, request.min_tokens_left),
             ending_ids=ends,
+            logprobs=_logprobs(sampling, codec),
         )
+
+
+def _logprobs(sampling: SamplingParams, codec: PromptCodec) -> Logprobs | None:
+    if sampling.logprobs is None:
+        return None
+    return Logprobs(sampling.logprobs, codec.logprob_stream(), [] if sampling.prompt_logprobs else None)
 
 
 def _software(runtime: str) -> str:

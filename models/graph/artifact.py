@@ -54,11 +54,19 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Prefix:
-    """Keys and values of the first tokens, each float32 (layers, G, len(token_ids), D)."""
+    """What a sequence's first tokens leave behind.
+
+    Attributes:
+        k, v: keys and values, each float32 (layers, G, len(token_ids), D).
+        logits: float32 (V,), behind the last of them.
+        settled_layer: from this layer on another single first token has nearly the same; None where none is.
+    """
 
     token_ids: tuple[int, ...]
     k: Array
     v: Array
+    logits: Array
+    settled_layer: int | None = None
 
 
 class Rotation(msgspec.Struct, frozen=True):
@@ -122,7 +130,7 @@ def finish(folder: Path, variant: Variant, config: ModelConfig, encoder: PromptE
         encoder.template.save(folder)
     prefix = made.prefix
     if prefix is not None:
-        _save_arrays(folder / PREFIX_FILE, {"k": prefix.k, "v": prefix.v})
+        _save_arrays(folder / PREFIX_FILE, {"k": prefix.k, "v": prefix.v, "logits": prefix.logits})
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -139,6 +147,7 @@ def finish(folder: Path, variant: Variant, config: ModelConfig, encoder: PromptE
         "eos_token_ids": sorted(encoder.tokenizer.eos_ids),
         "prepend_bos": encoder.prepend_bos,
         "prefix_token_ids": list(prefix.token_ids) if prefix is not None else [],
+        "settled_layer": prefix.settled_layer if prefix is not None else None,
         "source_sha256": made.recipe.source_sha256,
         "recipe": made.recipe.digest,
         "steps": list(made.recipe.steps),

@@ -5,7 +5,7 @@ The recipe, in order; every step before the last is exact in float32:
     2. watch the inputs of all matrices over a few chats, smooth outlier channels       (models.int8.calibrate, .smooth)
     3. put an online Hadamard before each `down`                                         (models.graph.rotate)
     4. watch again; one scale per input tensor, position 0 left out                      (models.int8.calibrate)
-    5. compute the float32 keys and values of the first token, which every sequence has  (models.graph.decoder)
+    5. compute the float32 keys, values and logits of the first token                    (models.int8.first_token)
     6. round the weights per output channel
 """
 
@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from models.graph.artifact import Note, Prefix, silent
-from models.graph.decoder import prefix_kv
 from models.graph.fused import FusedModel
 from models.graph.graph import QuantMatrix, QuantPlan
 from models.graph.int8 import quantize_columns
 from models.graph.rotate import power_of_two_in, rotate, turn_down
 from models.int8.calibrate import Observed, observe
+from models.int8.first_token import first_token
 from models.int8.smooth import smooth
 from router.base.errors import ArtifactError
 
@@ -60,7 +60,7 @@ def prepare(model: FusedModel, sequences: Sequence[Sequence[int]], note: Note = 
     first = usable[0][0]
     prefix = None
     if all(sequence[0] == first for sequence in usable):
-        prefix = Prefix((first,), *prefix_kv(model, [first]))
+        prefix = first_token(model, first)
     note(f"rounding {len(model.layers)} layers, scales from {observed.tokens} tokens")
     return Quantized(model, _plan(model, observed), prefix)
 

@@ -10,6 +10,7 @@ texts were written for this project: prose, dialogue, code and documentation. `m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -67,6 +68,14 @@ def chats(name: ChatSet, encoder: PromptEncoder) -> list[Chat]:
             reply.append(end)
         found.append(Chat(turns[-1].content, prompt, reply))
     return found
+
+
+def bare(texts: Sequence[Sequence[int]], encoder: PromptEncoder, piece_tokens: int = 64) -> list[list[int]]:
+    """Return every fourth of some chunks without the model's first token, cut into short pieces; [] if it has none."""
+    if not encoder.prepend_bos:
+        return []
+    plain = [list(text[1:]) for text in texts[::4]]
+    return [text[at : at + piece_tokens] for text in plain for at in range(0, len(text) - 1, piece_tokens)]
 
 
 def chunks(name: TextSet, encoder: PromptEncoder, chunk_tokens: int = 512) -> list[list[int]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -36,12 +37,15 @@ class Scores:
         perplexity: exp of the mean negative log-likelihood per token of text.
         text_choices, chat_choices: the model's first choice at every scored position of the text and of the answers.
         answers: its own greedy answers, as token ids.
+        bare_perplexity, bare_choices: the same of text that does not begin with the model's first token.
     """
 
     perplexity: float
     text_choices: npt.NDArray[np.int64]
     chat_choices: npt.NDArray[np.int64]
     answers: tuple[tuple[int, ...], ...]
+    bare_perplexity: float = math.nan
+    bare_choices: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -53,23 +57,21 @@ class HeldOut:
         chats: prompts with reference answers, scored with the answer given.
         spoken: how many of the chats are also answered freely.
         answer_tokens: longest free answer.
+        bare: text that does not begin with the model's first token, as prompts of token ids may; in short pieces, for
+            the first token weighs most in them. Empty where no text of the model begins with one.
     """
 
     chunks: Sequence[Sequence[int]]
     chats: Sequence[Chat]
     spoken: int = 12
     answer_tokens: int = 64
+    bare: Sequence[Sequence[int]] = ()
 
 
 def score(runner: OnnxRunner, data: HeldOut, eos_ids: frozenset[int]) -> Scores:
     """Run one model over all held-out data."""
-    loss, tokens, text_choices = 0.0, 0, []
-    for chunk in data.chunks:
-        logits = runner.score(chunk)[:-1]
-        targets = np.asarray(chunk)[-len(logits) :]
-        loss += float(_losses(logits, targets).sum())
-        tokens += len(targets)
-        text_choices.append(logits.argmax(axis=-1))
+    perplexity, text_choices = _read(runner, data.chunks)
+    bare_perplexity, bare_choices = _read(runner, data.bare)
     chat_choices = []
     for chat in data.chats:
         logits = runner.score([*chat.prompt_ids, *chat.answer_ids])
@@ -77,13 +79,26 @@ def score(runner: OnnxRunner, data: HeldOut, eos_ids: frozenset[int]) -> Scores:
     answers = [
         tuple(runner.generate([chat.prompt_ids], data.answer_tokens, eos_ids)[0]) for chat in data.chats[: data.spoken]
     ]
-    none = np.empty(0, np.int64)
     return Scores(
-        float(np.exp(loss / tokens)),
-        np.concatenate([none, *text_choices]),
-        np.concatenate([none, *chat_choices]),
+        perplexity,
+        text_choices,
+        np.concatenate([np.empty(0, np.int64), *chat_choices]),
         tuple(answers),
+        bare_perplexity,
+        bare_choices,
     )
+
+
+def _read(runner: OnnxRunner, texts: Sequence[Sequence[int]]) -> tuple[float, npt.NDArray[np.int64]]:
+    """Return the perplexity of a model on some texts, NaN for none, and its first choice at every scored position."""
+    loss, tokens, choices = 0.0, 0, [np.empty(0, np.int64)]
+    for text in texts:
+        logits = runner.score(text)[:-1]
+        targets = np.asarray(text)[-len(logits) :]
+        loss += float(_losses(logits, targets).sum())
+        tokens += len(targets)
+        choices.append(logits.argmax(axis=-1))
+    return float(np.exp(loss / tokens)) if tokens else math.nan, np.concatenate(choices)
 
 
 def _losses(logits: npt.NDArray[np.float32], targets: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -103,6 +118,8 @@ class Comparison:
         same_prefix_pct: how far into the reference's free answers the variant's are the same, token by token.
         loops, reference_loops: free answers that end in a loop.
         faults: see `faults`.
+        bare_increase_pct, bare_agreement_pct: perplexity and agreement on text without the model's first token; None
+            where none was scored.
     """
 
     perplexity: float
@@ -114,23 +131,32 @@ class Comparison:
     loops: int
     reference_loops: int
     faults: tuple[str, ...]
+    bare_increase_pct: float | None = None
+    bare_agreement_pct: float | None = None
 
 
 def compare(variant: Scores, reference: Scores, data: HeldOut, tokenizer: Tokenizer) -> Comparison:
     """Relate two `Scores` of the same data."""
     shared = sum(_shared(one, other) for one, other in zip(variant.answers, reference.answers, strict=True))
     total = sum(len(answer) for answer in reference.answers)
+    bare = len(data.bare) > 0
     return Comparison(
         perplexity=variant.perplexity,
         reference_perplexity=reference.perplexity,
         perplexity_increase_pct=100 * (variant.perplexity / reference.perplexity - 1),
-        text_agreement_pct=100 * float((variant.text_choices == reference.text_choices).mean()),
-        chat_agreement_pct=100 * float((variant.chat_choices == reference.chat_choices).mean()),
+        text_agreement_pct=_agreement_pct(variant.text_choices, reference.text_choices),
+        chat_agreement_pct=_agreement_pct(variant.chat_choices, reference.chat_choices),
         same_prefix_pct=100 * shared / max(total, 1),
         loops=sum(map(loops, variant.answers)),
         reference_loops=sum(map(loops, reference.answers)),
         faults=tuple(faults(data.chats, variant.answers, reference.answers, tokenizer)),
+        bare_increase_pct=100 * (variant.bare_perplexity / reference.bare_perplexity - 1) if bare else None,
+        bare_agreement_pct=_agreement_pct(variant.bare_choices, reference.bare_choices) if bare else None,
     )
+
+
+def _agreement_pct(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> float:
+    return 100 * float((one == other).mean())
 
 
 def faults(

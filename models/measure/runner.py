@@ -46,7 +46,8 @@ class OnnxRunner:
     """One artifact directory in an ONNX Runtime session.
 
     Attributes:
-        prefix_ids: tokens whose fp32 keys and values the artifact ships; sequences that begin so start from them.
+        prefix_ids: tokens whose fp32 keys and values the artifact ships; sequences that begin so start from them, and
+            others take those of the layers where any first token has the same.
     """
 
     def __init__(self, directory: Path, threads: int = 2) -> None:
@@ -68,6 +69,7 @@ class OnnxRunner:
             str(directory / "model.onnx"), session_options(threads), providers=["CPUExecutionProvider"]
         )
         self._outputs = [output.name for output in self.session.get_outputs()]
+        self._settled_layer: int | None = manifest.get("settled_layer")
         empty = np.zeros((self.num_layers, self.num_kv_heads, 0, self.head_dim), np.float32)
         self._prefix = (empty, empty)
         if self.prefix_ids:
@@ -107,13 +109,19 @@ class OnnxRunner:
         size = len(self.prefix_ids)
         if list(ids[:size]) == self.prefix_ids and len(ids) > size:
             return list(ids[size:]), (k, v)
-        return list(ids), (k[:, :, :, :0], v[:, :, :, :0])
+        nothing = (k[:, :, :, :0], v[:, :, :, :0])
+        if self._settled_layer is None or len(ids) < 2:
+            return list(ids), nothing
+        _, *first = self.run(self.feeds(np.array([ids[:1]], np.int64), nothing, np.zeros(1, np.int64)))
+        for part, shipped in zip(first, (k, v), strict=True):
+            part[self._settled_layer :] = shipped[self._settled_layer :]
+        return list(ids[1:]), (first[0], first[1])
 
     def score(self, ids: Sequence[int]) -> Array:
         """Logits (len(ids) - 1, V) at positions 1 … : position 0 is often the prefix, which the artifact never runs."""
         rest, past = self.start(ids)
         logits, _, _ = self.run(self.feeds(np.array([rest], np.int64), past, np.array([past[0].shape[3]], np.int64)))
-        return logits[0, 1:] if len(rest) == len(ids) else logits[0]
+        return logits[0, 1 - len(ids) :]
 
     def generate(self, prompts: Sequence[Sequence[int]], limit: int, eos_ids: frozenset[int]) -> list[list[int]]:
         """Greedy answers for a batch of prompts, without the end-of-sequence token."""

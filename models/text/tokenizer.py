@@ -182,6 +182,10 @@ class Tokenizer:
             known = self._pieces[token_id] = b"" if token is None else _token_bytes(token)
         return known
 
+    def spelling(self, token_id: int) -> bytes:
+        """Return the bytes of one id as they are told of: a special token's are its name."""
+        return self.piece(token_id) or (self.token_of(token_id) or "").encode()
+
     def token_of(self, token_id: int | None) -> str | None:
         """Return a token as its files write it (`<|im_end|>`), None for an unknown id."""
         return None if token_id is None else self._backend.id_to_token(token_id)

@@ -22,8 +22,6 @@ EXTRA_OF = {
     "tensorrt": "tensorrt",
     "vllm": "vllm",
     "scipy": "simulate",
-    "grpc": "grpc",
-    "google": "grpc",
     "opentelemetry": "otel",
     "pynvml": "nvml",
     "matplotlib": "simulate",

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from router.values.logprobs import TokenLogprob
+
 
 class Locality(enum.Enum):
     """Where a request may run. Holds through every failover and continuation."""
@@ -366,6 +368,8 @@ class TokenChunk:
         tokens: how many generated tokens this chunk stands for.
         finish_reason: set on the last chunk only, and always set there; a stream that ends without it broke.
         prompt_tokens: set on the last chunk by a replica that counted the prompt itself, else None.
+        logprobs: of the tokens that `text` shows, where they were asked for.
+        prompt_logprobs: of the prompt's tokens, set on the first chunk where they were asked for.
         cached_tokens: how many tokens of the prompt were in a KV cache already and not computed: set on the first chunk
             by a replica that knows it then, on the last one by an upstream that tells it with its usage, else None.
         origin: set on the first chunk by an upstream tier, else None.
@@ -377,3 +381,5 @@ class TokenChunk:
     prompt_tokens: int | None = None
     origin: Origin | None = field(default=None, repr=False)
     cached_tokens: int | None = None
+    logprobs: tuple[TokenLogprob, ...] = field(default=(), repr=False)
+    prompt_logprobs: tuple[TokenLogprob, ...] = field(default=(), repr=False)

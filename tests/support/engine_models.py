@@ -17,6 +17,7 @@ from cloud_tier.engine.protocol import EngineConfig, EngineRequest
 from cloud_tier.engine.worker import load_draft
 from models.formats.weights import open_weights
 from router.base.clock import MonotonicClock
+from router.values.logprobs import DrawnToken
 from router.values.request import SamplingParams
 
 torch.set_num_threads(1)
@@ -112,6 +113,8 @@ class Bench:
         self.answers: dict[int, list[int]] = {}
         self.failures: dict[int, str] = {}
         self.cached: dict[int, int] = {}
+        self.logprobs: dict[int, list[DrawnToken]] = {}
+        self.prompt_logprobs: dict[int, list[DrawnToken]] = {}
         self.steps = 0
 
     def add(self, handle: int, prompt: list[int], max_tokens: int = 12, **options: Any) -> None:
@@ -124,6 +127,8 @@ class Bench:
         """Run one step and check that no block went astray."""
         for brought in self.core.step():
             self.answers[brought.handle] += brought.token_ids
+            self.logprobs.setdefault(brought.handle, []).extend(brought.logprobs)
+            self.prompt_logprobs.setdefault(brought.handle, []).extend(brought.prompt_logprobs)
             if brought.failure is not None:
                 self.failures[brought.handle] = brought.failure
             if brought.cached_tokens is not None:

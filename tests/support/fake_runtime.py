@@ -47,18 +47,20 @@ class FakeRuntime:
 
     @property
     def facts(self) -> RuntimeFacts:
-        return RuntimeFacts("fake", "fake", VOCAB, self.context_tokens, self.slots, 1, ("fake",))
+        return RuntimeFacts("fake", "fake", VOCAB, self.context_tokens, self.slots, 1, ("fake",), scored_tokens=8)
 
     @property
     def kv_bytes(self) -> int:
         return sum(map(len, self.sequences.values()))
 
-    def open(self, token_ids: Sequence[int], caller: str = "", *, exact: bool = False) -> tuple[int, int]:
+    def open(
+        self, token_ids: Sequence[int], caller: str = "", *, exact: bool = False, from_scratch: bool = False
+    ) -> tuple[int, int]:
         assert len(self.sequences) < self.slots, "more sequences than slots"
         self.opened += 1
         self.prompts.append(list(token_ids))
         self.callers[self.opened] = caller
-        cached = 0 if exact else self._take_kept(list(token_ids), caller)
+        cached = 0 if exact or from_scratch else self._take_kept(list(token_ids), caller)
         self.trim_kept(self.slots - len(self.sequences) - 1)
         self.sequences[self.opened] = list(token_ids[:cached])
         return self.opened, cached
@@ -82,11 +84,13 @@ class FakeRuntime:
         assert len({len(item.token_ids) for item in batch}) == 1, "ragged batch"
         rows = []
         for item in batch:
-            self.sequences[item.sequence] += item.token_ids
-            if item.want_logits:
-                row = np.zeros(VOCAB, np.float32)
-                row[next_token(self.sequences[item.sequence])] = 9
-                rows.append(row)
+            known = self.sequences[item.sequence]
+            for place, token in enumerate(item.token_ids, 1):
+                known.append(token)
+                if item.want_logits and (item.every or place == len(item.token_ids)):
+                    row = np.zeros(VOCAB, np.float32)
+                    row[next_token(known)] = 9
+                    rows.append(row)
         return np.array(rows, np.float32).reshape(-1, VOCAB)
 
     def close_sequence(self, sequence: int, *, keep: bool = False) -> None:

@@ -130,7 +130,9 @@ def build_model(sizes: Sizes) -> onnx.ModelProto:
     return model
 
 
-def write_artifact(directory: Path, sizes: Sizes | None = None, prefix: tuple[int, ...] = ()) -> Path:
+def write_artifact(
+    directory: Path, sizes: Sizes | None = None, prefix: tuple[int, ...] = (), settled_layer: int | None = None
+) -> Path:
     """Write model.onnx, prefix.npz and manifest.json; the prefix is computed with the model itself."""
     sizes = sizes or Sizes()
     directory.mkdir(parents=True, exist_ok=True)
@@ -142,6 +144,7 @@ def write_artifact(directory: Path, sizes: Sizes | None = None, prefix: tuple[in
             directory / "prefix.npz",
             k=np.stack([outputs[f"new_k.{i}"][0] for i in range(sizes.layers)]),
             v=np.stack([outputs[f"new_v.{i}"][0] for i in range(sizes.layers)]),
+            logits=outputs["logits"][0, -1],
         )
     files = {
         path.name: {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size}
@@ -164,6 +167,7 @@ def write_artifact(directory: Path, sizes: Sizes | None = None, prefix: tuple[in
         "eos_token_ids": [2],
         "prepend_bos": False,
         "prefix_token_ids": list(prefix),
+        "settled_layer": settled_layer,
         "source_sha256": "0" * 64,
         "files": files,
         "measured": {},
@@ -172,21 +176,30 @@ def write_artifact(directory: Path, sizes: Sizes | None = None, prefix: tuple[in
     return directory
 
 
-def run_plain(model_path: Path, sizes: Sizes, ids: list[int]) -> dict[str, np.ndarray]:
-    """Run all of `ids` in one go, without a past; logits of every position."""
+def run_plain(
+    model_path: Path, sizes: Sizes, ids: list[int], past: dict[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """Run all of `ids` in one go; logits of every position.
+
+    Args:
+        past: what came before, by input name; None begins with nothing.
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(str(model_path), options, providers=["CPUExecutionProvider"])
     count = len(ids)
-    empty = np.zeros((1, sizes.kv_heads, 0, sizes.head_dim), np.float32)
+    if past is None:
+        empty = np.zeros((1, sizes.kv_heads, 0, sizes.head_dim), np.float32)
+        past = {f"past_{kind}.{i}": empty for i in range(sizes.layers) for kind in "kv"}
+    begun = past["past_k.0"].shape[2]
     feeds = {
         "input_ids": np.array([ids], np.int64),
-        "position_ids": np.arange(count, dtype=np.int64)[None],
-        "attention_bias": np.triu(np.full((count, count), -1e9, np.float32), 1)[None, None],
+        "position_ids": begun + np.arange(count, dtype=np.int64)[None],
+        "attention_bias": np.triu(np.full((count, begun + count), -1e9, np.float32), begun + 1)[None, None],
         "logits_at": np.arange(count, dtype=np.int64)[None],
-        **{f"past_{kind}.{i}": empty for i in range(sizes.layers) for kind in "kv"},
+        **past,
     }
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds), strict=True))

@@ -95,6 +95,7 @@ def place(model: FusedModel, folder: Path, prefix: Prefix | None = None) -> Onnx
         "head_dim": config.head_dim,
         "vocab_size": config.vocab_size,
         "prefix_token_ids": list(prefix.token_ids) if prefix else [],
+        "settled_layer": prefix.settled_layer if prefix else None,
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     if prefix:

@@ -137,6 +137,7 @@ class TensorRtExecutor:
     fallbacks: tuple[str, ...] = ()
     min_past_tokens = 1
     owns_memory = True
+    scored_tokens = 1  # what engines are built for
 
     def __init__(self, trt: Any, cuda: Cuda, plan: Path) -> None:
         self._cuda = cuda

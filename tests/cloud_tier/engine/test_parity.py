@@ -211,3 +211,40 @@ def test_a_prefix_hit_on_what_drafts_computed_equals_the_plain_run(
     bench.add(1, [*prompt(27, 1), *answer[:50]], 9)
     assert bench.run()[1] == answer[50:59]
     assert bench.core.load().prefix_hit_tokens >= 64
+
+
+@pytest.mark.parametrize("budget", [9, 24, 400])
+def test_log_probabilities_equal_transformers(llama: Path, budget: int) -> None:
+    """Of the answer and of every token of the prompt, in company, after a preemption, drafts or none."""
+    bench = Bench(small(llama, token_budget=budget, kv_cache_tokens=256, draft_tokens=4))
+    told = SamplingParams(temperature=0, logprobs=3, prompt_logprobs=True)
+    bench.add(0, prompt(90), 6, sampling=told)
+    bench.add(1, prompt(40, seed=1), 30)
+    bench.add(2, prompt(90), 5, sampling=SamplingParams(temperature=0.9, seed=3, logprobs=0), priority=1)
+    answers = bench.run()
+    for handle, tops in ((0, 3), (2, 0)):
+        tokens = prompt(90) + answers[handle]
+        with torch.no_grad():
+            expected = engine_models.reference("llama")(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        drawn = bench.prompt_logprobs[handle] + bench.logprobs[handle]
+        first = len(tokens) - len(drawn)
+        assert [one.token_id for one in drawn] == tokens[first:]
+        if handle == 0:
+            assert (first, drawn[0].logprob, drawn[0].top) == (0, None, ())
+            drawn, first = drawn[1:], 1
+        for place, one in enumerate(drawn, first - 1):
+            assert one.logprob == pytest.approx(expected[place, one.token_id].item(), abs=2e-3)
+            best = expected[place].topk(tops)
+            assert [token for token, _ in one.top] == best.indices.tolist()
+            assert [logprob for _, logprob in one.top] == pytest.approx(best.values.tolist(), abs=2e-3)
+    assert bench.prompt_logprobs[1] == bench.logprobs[1] == bench.prompt_logprobs[2] == []
+
+
+def test_a_scored_prompt_is_computed_though_it_is_cached(llama: Path) -> None:
+    bench = Bench(small(llama))
+    bench.add(0, prompt(64))
+    bench.run()
+    bench.add(1, prompt(64), 1, sampling=SamplingParams(temperature=0, logprobs=0, prompt_logprobs=True))
+    bench.run()
+    assert bench.cached == {0: 0, 1: 0}
+    assert len(bench.prompt_logprobs[1]) == 64

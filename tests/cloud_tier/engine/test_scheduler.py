@@ -84,7 +84,7 @@ class Echo:
     def _said(self, step: Compute) -> Computed:
         segments = step.segments
         finite = [True] * len(segments)
-        last = [token for s in segments if s.draws for token in s.tokens[-1 - s.drafted :]]
+        last = [token for s in segments if s.draws for token in s.tokens[-1 - s.earlier :]]
         if not last:
             return Computed(None, finite)
         logits = torch.zeros(len(last), VOCAB)

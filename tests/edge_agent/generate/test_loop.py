@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 import pytest
 
 from edge_agent.generate.batcher import BatchLimits, Sequence
+from edge_agent.generate.logprobs import Logprobs
 from edge_agent.generate.loop import GenerationLoop
 from edge_agent.generate.request import Generation
 from edge_agent.generate.sampling import Sampler
 from edge_agent.generate.turn import Turn
 from router.base.errors import OverspillError, ReplicaBroken, ReplicaUnreachable
+from router.values.logprobs import DrawnToken, TokenLogprob
 from router.values.request import FinishReason, SamplingParams, TokenChunk
 from tests.support.fake_runtime import EOS, VOCAB, FakeRuntime, FakeText, answer, texts
 from tests.support.waiting import until
@@ -291,3 +294,43 @@ async def test_an_idle_loop_gives_memory_back() -> None:
         await collect(generation)
         await until(lambda: runtime.released)
         assert runtime.released == 1
+
+
+class FakeLine:
+    """Tells each token at once, as `<id>`."""
+
+    def __init__(self) -> None:
+        self.waiting: list[DrawnToken] = []
+
+    def push(self, drawn: Iterable[DrawnToken]) -> None:
+        self.waiting += drawn
+
+    def shown(self, text: str, *, whole: bool = False) -> tuple[TokenLogprob, ...]:
+        told, self.waiting = self.told(self.waiting), []
+        return told
+
+    def told(self, drawn: Iterable[DrawnToken]) -> tuple[TokenLogprob, ...]:
+        return tuple(TokenLogprob(f"<{one.token_id}>", one.logprob) for one in drawn)
+
+
+@pytest.mark.parametrize("length", [1, 2, 9, 30])
+async def test_a_scored_prompt_is_fed_from_its_beginning_and_told_with_the_first_chunk(length: int) -> None:
+    prompt = answer([7], length - 1)
+    prompt = [7, *prompt]
+    runtime = FakeRuntime()
+    async with running(runtime, keep_kv=True) as loop:
+        for _ in range(2):  # the second one finds nothing kept
+            generation = request(prompt, 3, scored=True)
+            generation.logprobs = Logprobs(2, FakeLine(), [])
+            loop.submit(generation)
+            begun = await first(generation)
+            await collect(generation)
+            assert "".join(one.text for one in begun.prompt_logprobs) == texts(prompt)
+            assert begun.prompt_logprobs[0].logprob is None
+            # The fake finds the next token e⁹ times as likely as any other.
+            likely = 9 - math.log(math.exp(9) + VOCAB - 1)
+            assert [one.logprob for one in begun.prompt_logprobs[1:]] == pytest.approx([likely] * (length - 1))
+            assert [one.logprob for one in begun.logprobs] == pytest.approx([likely])
+    sizes = [step[0][1] for step in runtime.steps]
+    fed = [1, *[8] * ((length - 1) // 8), (length - 1) % 8]
+    assert sizes[: len(sizes) // 2 - 2] == [size for size in fed if size]

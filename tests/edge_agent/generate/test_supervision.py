@@ -128,7 +128,7 @@ async def test_a_dead_worker_is_noticed_by_the_next_request(monkeypatch: pytest.
 
 async def test_a_prompt_that_cannot_be_opened_fails_alone() -> None:
     class Picky(FakeRuntime):
-        def open(self, token_ids, caller="", *, exact=False):
+        def open(self, token_ids, caller="", *, exact=False, from_scratch=False):
             if token_ids[0] == 13:
                 raise MemoryError
             return super().open(token_ids, caller, exact=exact)

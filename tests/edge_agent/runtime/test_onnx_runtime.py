@@ -41,8 +41,18 @@ def ids_of(seed: int, count: int) -> list[int]:
     return [1, *np.random.default_rng(seed).integers(3, SIZES.vocab, size=count - 1).tolist()]
 
 
-def plain(artifact: Path, ids: list[int]) -> np.ndarray:
-    return run_plain(artifact / "model.onnx", SIZES, ids)["logits"][0]
+def plain(artifact: Path, ids: list[int], past: dict[str, np.ndarray] | None = None) -> np.ndarray:
+    return run_plain(artifact / "model.onnx", SIZES, ids, past)["logits"][0]
+
+
+def mixed_past(artifact: Path, own: int, settled: int, settled_layer: int) -> dict[str, np.ndarray]:
+    """Keys and values of the token `own` below a layer and of `settled` from there on, as the past of a next step."""
+    one, other = (run_plain(artifact / "model.onnx", SIZES, [token]) for token in (own, settled))
+    return {
+        f"past_{kind}.{layer}": (one if layer < settled_layer else other)[f"new_{kind}.{layer}"]
+        for layer in range(SIZES.layers)
+        for kind in "kv"
+    }
 
 
 @pytest.mark.parametrize("chunks", [(59,), (16, 16, 16, 11), (1,) * 59, (58, 1), (1, 58)])
@@ -95,6 +105,46 @@ def test_a_prompt_without_the_prefix_or_no_longer_than_it_starts_empty(runtime: 
         logits = runtime.forward([StepInput(sequence, ids)])
         np.testing.assert_allclose(logits[0], plain(artifact, ids)[-1], atol=1e-4)
         runtime.close_sequence(sequence)
+
+
+def test_the_logits_behind_every_token_of_a_prompt(tmp_path: Path) -> None:
+    ids = ids_of(5, 40)
+    artifact = write_artifact(tmp_path / "tiny-int8", SIZES, prefix=(1,), settled_layer=1)
+    runtime = open_onnx(RuntimeRequest(artifact, CPU, slots=4, context_tokens=256, chunk_tokens=128))
+    try:
+        sequence, cached = runtime.open(ids, from_scratch=True)
+        assert cached == 0
+        rows = [runtime.forward([StepInput(sequence, ids[:1], every=True)]).copy()]
+        rows += [
+            runtime.forward([StepInput(sequence, ids[at : at + 13], every=True)]).copy() for at in range(1, 40, 13)
+        ]
+        np.testing.assert_allclose(np.concatenate(rows), plain(artifact, ids), atol=1e-4)
+    finally:
+        runtime.close()
+
+
+def test_another_first_token_takes_the_settled_layers_from_the_artifact(tmp_path: Path) -> None:
+    """Layer 0 is its own; from layer 1 on it has the keys and values of token 1, and the logits behind it."""
+    artifact = write_artifact(tmp_path / "tiny-int8", SIZES, prefix=(1,), settled_layer=1)
+    mixed = mixed_past(artifact, 5, 1, settled_layer=1)
+    runtime = open_onnx(RuntimeRequest(artifact, CPU, slots=4, context_tokens=256, chunk_tokens=128))
+    try:
+        sequence, cached = runtime.open([5, 6, 7])
+        assert cached == 1
+        logits = runtime.forward([StepInput(sequence, [6, 7])])
+        np.testing.assert_allclose(logits[0], plain(artifact, [6, 7], mixed)[-1], atol=1e-4)
+        runtime.close_sequence(sequence)
+        for alone in (5, 1):
+            sequence, cached = runtime.open([alone])
+            assert cached == 0
+            logits = runtime.forward([StepInput(sequence, [alone])])
+            np.testing.assert_allclose(logits[0], plain(artifact, [1])[-1], atol=1e-4)
+            logits = runtime.forward([StepInput(sequence, [9])])
+            past = mixed if alone == 5 else mixed_past(artifact, 1, 1, settled_layer=1)
+            np.testing.assert_allclose(logits[0], plain(artifact, [9], past)[-1], atol=1e-4)
+            runtime.close_sequence(sequence)
+    finally:
+        runtime.close()
 
 
 def test_the_window_can_be_filled_to_its_last_token(artifact: Path) -> None:

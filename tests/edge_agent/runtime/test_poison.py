@@ -32,8 +32,8 @@ def poison(runtime: PackedRuntime, row: int, value: float) -> None:
     """Let the executor return `value` as the new keys and values of one row, once."""
     bind = runtime._bind
 
-    def bound(key):
-        step = bind(key)
+    def bound(key, *, every):
+        step = bind(key, every=every)
         run = step.run
 
         def poisoned() -> None:
