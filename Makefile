@@ -12,7 +12,7 @@ TORCH  := torch>=2.11,<2.14
 export OVERSPILL_MODELS ?= $(CURDIR)/.overspill/models
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-fast check bench bench-routing bench-decision bench-engine bench-gpu models clean broker
+.PHONY: demo test test-fast check bench bench-routing bench-decision bench-engine bench-gpu models clean broker proto
 
 demo: $(STAMPS)/run broker models
 	$(BIN)/python -m examples.demo $(if $(KEEP),--keep)
@@ -50,6 +50,10 @@ bench-engine: $(STAMPS)/dev models
 # through CUDA, NCCL and TensorRT.
 bench-gpu: $(STAMPS)/dev models
 	$(BIN)/python -m benchmarks.gpu --json benchmarks/results/gpu.json $(ARGS)
+
+# The descriptor that the gRPC gateway reads, after a change of its .proto file.
+proto: $(STAMPS)/dev
+	$(BIN)/python -m grpc_tools.protoc -I router/gateway/grpc --descriptor_set_out=router/gateway/grpc/inference.binpb inference.proto
 
 models: $(STAMPS)/run
 	@$(BIN)/overspill models pull smollm2-135m --prepare

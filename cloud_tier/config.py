@@ -1,7 +1,7 @@
 """The cloud tier's configuration.
 
-Its tables: `[server]`, `[cors]`, `[[models]]`, `[[backends]]`, `[router]`, `[decisions]`, `[telemetry]`, `[auth]`,
-`[limits]`. `examples/cloud.toml` documents every key. Environment variables lie over the file
+Its tables: `[server]`, `[grpc]`, `[cors]`, `[[models]]`, `[[backends]]`, `[router]`, `[scaling]`, `[decisions]`,
+`[telemetry]`, `[auth]`, `[limits]`. `examples/cloud.toml` documents every key. Environment variables lie over the file
 (`OVERSPILL_CLOUD__SERVER__PORT=8701`), flags over both.
 """
 
@@ -22,6 +22,7 @@ from router.base.credentials import MAX_PRIORITY, key_ceilings
 from router.base.errors import ConfigError
 from router.base.loopback import is_loopback
 from router.decisions.settings import DecisionFileSettings
+from router.gateway.grpc.settings import GrpcSettings
 from router.gateway.http.settings import CorsSettings
 from router.policy.registry import load_policy
 from router.tracing.settings import TelemetrySettings
@@ -169,6 +170,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Everything `overspill cloud serve` can be told."""
 
     server: ServerConfig = ServerConfig()
+    grpc: GrpcSettings = GrpcSettings()
     cors: CorsSettings = CorsSettings()
     models: tuple[ModelConfig, ...] = ()
     backends: tuple[CloudBackend, ...] = ()

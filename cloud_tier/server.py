@@ -42,6 +42,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, GatewayLimits, create_app
 from router.gateway.connection import ConnectionLimits
+from router.gateway.grpc.listener import GrpcListener
 from router.gateway.listener import Listener, allow_open_files, bind
 from router.tracing.otlp import open_traces
 from router.upstream.foreign import Surroundings
@@ -123,6 +124,8 @@ class CloudTier:
         self.scale = ScaleWatch(self._dispatcher, plan.config.scaling, self._clock, self._publish)
         watch_scaling(self.scale, self._telemetry)
         self.app = self._gateway(plan, encoders)
+        server = plan.config.server
+        self._grpc = GrpcListener(self.app, plan.config.grpc, (server.host, server.port), _limits(plan.config.limits))
         self._listener = Listener(self.app, _connection_limits(plan.config.limits), self._telemetry.registry)
 
     @property
@@ -147,7 +150,7 @@ class CloudTier:
         Raises:
             OverspillError: an engine cannot start; names the remedy.
         """
-        async with self._beside(), self._listener.running(bound) as serving:
+        async with self._beside(), self._listener.running(bound) as serving, self._grpc.running():
             stopping = asyncio.create_task(self._stop.wait(), name="cloud-stop")
             starting = asyncio.create_task(self._start_engines(), name="cloud-start")
             watchdog = asyncio.create_task(systemd.watch(), name="cloud-watchdog")
@@ -247,10 +250,10 @@ class CloudTier:
         systemd.notify(systemd.STOPPING)
         if was_serving and not serving.done():
             limit_s = self._config.server.drain_s
-            log.info("draining", in_flight=self._listener.busy, limit_s=limit_s)
+            log.info("draining", in_flight=self._busy, limit_s=limit_s)
             await self._wait_idle(limit_s)
-            if self._listener.busy:
-                log.warning("streams cut off", in_flight=self._listener.busy)
+            if self._busy:
+                log.warning("streams cut off", in_flight=self._busy)
         await self._stop_engines()
         if not serving.done():
             await self._wait_idle(_LAST_WORDS_S)
@@ -262,13 +265,17 @@ class CloudTier:
             if isinstance(error, BaseException):
                 log.error("engine did not stop cleanly", engine=replica.info.replica_id, exc_info=error)
 
+    @property
+    def _busy(self) -> int:
+        """Requests being answered now."""
+        return self._listener.busy + self._grpc.busy
+
     async def _wait_idle(self, limit_s: float) -> None:
         ends_at_s = self._clock.now_s() + limit_s
-        while self._listener.busy and not self._hurry.is_set() and self._clock.now_s() < ends_at_s:
+        while self._busy and not self._hurry.is_set() and self._clock.now_s() < ends_at_s:
             await self._clock.sleep(_POLL_S)
 
     def _gateway(self, plan: Plan, encoders: Mapping[str, PromptEncoder]) -> FastAPI:
-        limits = plan.config.limits
         by_name = {spec.info.family: encoders[spec.info.variant] for spec in reversed(plan.specs)}
         return create_app(
             GatewayDeps(
@@ -282,12 +289,7 @@ class CloudTier:
                 max_priority=plan.config.auth.max_priority,
                 ready=self.ready,
                 back_in_s=self._back_in_s,
-                limits=GatewayLimits(
-                    max_body_bytes=limits.max_body_bytes,
-                    body_timeout_s=limits.body_timeout_s,
-                    max_requests=limits.max_requests,
-                    send_stall_s=limits.send_stall_s,
-                ),
+                limits=_limits(plan.config.limits),
                 kv_usage=lambda: kv_usage([replica.engine.load() for replica in self._replicas]),
                 gpus=lambda: self._gpus.readings,
                 cors=plan.config.cors,
@@ -337,3 +339,12 @@ async def serve(plan: Plan, make_engine: EngineFactory = torch_engine) -> None:
 
 def _connection_limits(limits: LimitsConfig) -> ConnectionLimits:
     return ConnectionLimits(limits.header_timeout_s, limits.keep_alive_s, limits.max_connections)
+
+
+def _limits(limits: LimitsConfig) -> GatewayLimits:
+    return GatewayLimits(
+        max_body_bytes=limits.max_body_bytes,
+        body_timeout_s=limits.body_timeout_s,
+        max_requests=limits.max_requests,
+        send_stall_s=limits.send_stall_s,
+    )

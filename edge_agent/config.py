@@ -18,6 +18,7 @@ from router.base.credentials import MAX_PRIORITY, key_ceilings, resolved, url_fa
 from router.base.errors import ConfigError
 from router.base.loopback import is_loopback
 from router.decisions.settings import DecisionFileSettings
+from router.gateway.grpc.settings import GrpcSettings
 from router.gateway.http.settings import CorsSettings
 from router.policy.registry import load_policy
 from router.tracing.settings import TelemetrySettings
@@ -156,6 +157,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     agent: AgentSettings = AgentSettings()
     gateway: GatewaySettings = GatewaySettings()
+    grpc: GrpcSettings = GrpcSettings()
     cors: CorsSettings = CorsSettings()
     models: LocalModels = LocalModels()
     upstream: UpstreamSettings = UpstreamSettings()

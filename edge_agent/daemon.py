@@ -44,6 +44,7 @@ from router.dispatch.telemetry import Telemetry
 from router.gateway.app import create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.deps import GatewayDeps, GatewayLimits
+from router.gateway.grpc.listener import GrpcListener
 from router.gateway.listener import Listener, allow_open_files, bind
 from router.signals.link import Link, LinkPrior
 from router.tracing.otlp import open_traces
@@ -157,8 +158,12 @@ class EdgeAgent:
         self.dispatcher.expect(lambda: self._sources.unreached)
         self.dispatcher.tell_of_waiting(self._sources.wanted)
         await stack.enter_async_context(self._sources)
-        self._listener = Listener(create_app(self._gateway_deps()), _CONNECTIONS, self.telemetry.registry)
+        deps, gateway = self._gateway_deps(), self.config.gateway
+        app = create_app(deps)
+        self._listener = Listener(app, _CONNECTIONS, self.telemetry.registry)
+        self._grpc = GrpcListener(app, self.config.grpc, (gateway.host, gateway.port), deps.limits)
         listening = await stack.enter_async_context(self._listener.running(bound))
+        await stack.enter_async_context(self._grpc.running())
         listening.add_done_callback(lambda _: self.stop())  # one that dies ends the agent, which is started again
         await stack.enter_async_context(self.lineup)  # after the listener: what it ends can still be told to callers
         garbage = collect_while_few_wait(lambda: self.dispatcher.waiting)
@@ -240,15 +245,20 @@ class EdgeAgent:
     def condition(self) -> tuple[DeviceHealth | None, Telemetry]:
         return self.health, self.telemetry
 
+    @property
+    def _busy(self) -> int:
+        """Requests being answered now."""
+        return self._listener.busy + self._grpc.busy
+
     async def _drain(self) -> None:
         self.phase = "draining"
         systemd.notify(systemd.STOPPING)
         deadline_s = self.clock.now_s() + self.config.agent.drain_deadline_s
-        log.info("draining", in_flight=self._listener.busy, deadline_s=self.config.agent.drain_deadline_s)
-        while self._listener.busy and self.clock.now_s() < deadline_s and not self._stop_now.is_set():  # noqa: ASYNC110
+        log.info("draining", in_flight=self._busy, deadline_s=self.config.agent.drain_deadline_s)
+        while self._busy and self.clock.now_s() < deadline_s and not self._stop_now.is_set():  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_LOOK_S)
-        if self._listener.busy:
-            log.warning("streams cut off", in_flight=self._listener.busy)
+        if self._busy:
+            log.warning("streams cut off", in_flight=self._busy)
         self.dispatcher.close()
         self._sources.lose("this tier is shutting down")
 

@@ -189,9 +189,15 @@ def test_a_package_root_holds_few_files(package: str) -> None:
 @pytest.mark.parametrize(
     ("module", "unloaded"),
     [
-        ("edge_agent.daemon", ("torch", "onnxruntime", "cloud_tier", "gguf", "onnx", "opentelemetry.sdk")),
+        (
+            "edge_agent.daemon",
+            ("torch", "onnxruntime", "cloud_tier", "gguf", "onnx", "opentelemetry.sdk", "grpc", "google.protobuf"),
+        ),
         ("router.dispatch.dispatcher", ("torch", "onnxruntime", "paho", "fastapi", "edge_agent", "opentelemetry")),
-        ("cloud_tier.server", ("torch", "onnxruntime", "edge_agent", "opentelemetry.sdk", "pynvml")),
+        (
+            "cloud_tier.server",
+            ("torch", "onnxruntime", "edge_agent", "opentelemetry.sdk", "pynvml", "grpc"),
+        ),
         ("overspill", ("torch", "onnxruntime", "fastapi", "httpx", "edge_agent", "cloud_tier", "models")),
         ("models.cli", ("torch", "onnx", "onnxruntime", "httpx")),
     ],

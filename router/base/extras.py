@@ -22,6 +22,8 @@ EXTRA_OF = {
     "tensorrt": "tensorrt",
     "vllm": "vllm",
     "scipy": "simulate",
+    "grpc": "grpc",
+    "google": "grpc",
     "opentelemetry": "otel",
     "pynvml": "nvml",
     "matplotlib": "simulate",

@@ -403,7 +403,8 @@ class Binder:
             waited_s = now_s - entry.entered_s
             self._signals.latency.observe_wait(info, hoped.prediction.wait_s, entry.wait_factor, waited_s)
         if not entry.continuing:
-            self._count(choice, now_s - pending.request.accepted_at_s)
+            record.waited_s = now_s - pending.request.accepted_at_s
+            self._count(choice, record.waited_s)
         record.happened(now_s, "sent", replica=info.replica_id, reason=choice.reason, max_tokens=choice.max_tokens)
         device_s = _device_s(choice, attempt)
         self._signals.shares.took(pending.request.caller, now_s, device_s)

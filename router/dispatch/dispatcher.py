@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import final
@@ -51,7 +51,7 @@ from router.values.answer import Answer
 from router.values.replica import Replica, ReplicaSnapshot, Unreached
 from router.values.request import InferenceRequest, Locality, Outcome
 from router.values.settings import RouterSettings
-from router.values.status import RouterStatus
+from router.values.status import RouterStatus, Tally
 
 log = structlog.get_logger("router")
 
@@ -109,6 +109,7 @@ class Dispatcher:
         )
         self._board = StatusBoard(self._binder, self._signals)
         self._log = DecisionLog(settings.decision_log)
+        self._tallies: dict[tuple[str, str], Tally] = {}
         self._closed = False
         self._left_alone: set[str] = set()
         self._came: Callable[[InferenceRequest], None] = _unheard
@@ -251,6 +252,10 @@ class Dispatcher:
         """Return a snapshot of every replica; what waits in this tier's own queue is `waiting`."""
         return [replica.snapshot() for replica in self._binder.pool.replicas.values()]
 
+    def tallies(self) -> Mapping[tuple[str, str], Tally]:
+        """Return what each variant of each tier has done since the start."""
+        return self._tallies
+
     def status(self) -> RouterStatus:
         """Return what an operator is told of the router and its replicas."""
         return self._board.read(self.settings.policy)
@@ -360,6 +365,12 @@ class Dispatcher:
             self.telemetry.shortened.inc()
         if outcome in {Outcome.COMPLETED, Outcome.DEGRADED}:
             self.telemetry.e2e_s.labels(tier, variant).observe(record.finish_s)
+            ended = Tally(answered=1, answered_s=record.finish_s, waited_s=record.waited_s, last_at_s=now_s)
+        else:
+            ended = Tally(failed=1, failed_s=record.finish_s, last_at_s=now_s)
+        if route is not None:
+            key = (tier, variant)
+            self._tallies[key] = self._tallies[key] + ended if key in self._tallies else ended
         self._went(record)
         if self._decisions is not None:
             self._decisions.append(partial(decision_of, record, caller=record.caller))

@@ -98,6 +98,7 @@ class DecisionRecord:
         features: what else a prediction depends on; what is known at a decision only is in `situation`.
         loads: every replica as the last decision saw it, candidate or not.
         promised_…: accepted → first token, last token, as first predicted.
+        waited_s: accepted → sent to a replica.
         ttft_s, finish_s: accepted → first text, end.
         finished: why the answer ended, None where it did not.
         cut: a cap or the deadline ended it before its own end.
@@ -131,6 +132,7 @@ class DecisionRecord:
     error_code: str | None = None
     retry_after_s: float | None = None
     should_retry: bool | None = None
+    waited_s: float = 0.0
     ttft_s: float | None = None
     finish_s: float | None = None
     tokens: int = 0

@@ -20,7 +20,7 @@ from router.gateway.errors import NoSuchPage, WrongMethod, dialect_of, render_er
 from router.gateway.http.cors import Origins
 from router.gateway.http.front import Front
 from router.gateway.intake import Intake
-from router.gateway.kserve_routes import KServeRoutes
+from router.gateway.kserve.routes import KServeRoutes
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.openai_routes import OpenAIRoutes
 from router.gateway.ops_routes import OpsRoutes

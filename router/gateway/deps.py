@@ -15,7 +15,7 @@ from router.values.answer import Answer
 from router.values.credits import Asker, Grant, Want
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import InferenceRequest, Locality, Prompt, PromptSize
-from router.values.status import NO_GPU_READINGS, GpuReadings, RouterStatus
+from router.values.status import NO_GPU_READINGS, GpuReadings, RouterStatus, Tally
 
 
 class PromptCounter(Protocol):
@@ -62,6 +62,10 @@ class Dispatch(Protocol):
     @property
     def waiting(self) -> int:
         """Requests that wait for a replica in the tier's own queue."""
+        ...
+
+    def tallies(self) -> Mapping[tuple[str, str], Tally]:
+        """Return what each variant of each tier has done since the start, by tier and variant."""
         ...
 
     def status(self) -> RouterStatus:

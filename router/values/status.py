@@ -48,6 +48,35 @@ def facts_of(replica: Replica) -> ReplicaFacts:
     return replica.facts() if isinstance(replica, TellsFacts) else NO_FACTS
 
 
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model has done since the tier started.
+
+    Attributes:
+        answered, answered_s: requests that ended with an answer, and the seconds from their acceptance to its end.
+        waited_s: of these seconds, those before a replica got the request.
+        failed, failed_s: the same of requests that a replica had begun and that ended without: broken, given up, left.
+        last_at_s: when the last of all ended, on the tier's clock; None while none has.
+    """
+
+    answered: int = 0
+    answered_s: float = 0.0
+    waited_s: float = 0.0
+    failed: int = 0
+    failed_s: float = 0.0
+    last_at_s: float | None = None
+
+    def __add__(self, other: Tally) -> Tally:
+        ends = [at_s for at_s in (self.last_at_s, other.last_at_s) if at_s is not None]
+        return Tally(
+            answered=self.answered + other.answered,
+            answered_s=self.answered_s + other.answered_s,
+            waited_s=self.waited_s + other.waited_s,
+            failed=self.failed + other.failed,
+            failed_s=self.failed_s + other.failed_s,
+            last_at_s=max(ends, default=None),
+        )
+
+
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One replica now.
 

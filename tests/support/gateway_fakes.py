@@ -30,7 +30,7 @@ from router.values.request import (
     TextPrompt,
     TokenChunk,
 )
-from router.values.status import RouterStatus
+from router.values.status import RouterStatus, Tally
 
 FAMILY = "tiny"
 PRIOR = SpeedPrior(prefill_tokens_per_s=900.0, decode_tokens_per_s=60.0, decode_batch_slope=0.1, source="test")
@@ -95,6 +95,7 @@ class FakeDispatcher:
     cancelled_starts: list[str] = field(default_factory=list)
     snapshots: list[ReplicaSnapshot] = field(default_factory=list)
     waiting: int = 0
+    ended: dict[tuple[str, str], Tally] = field(default_factory=dict)
     admission: NoCredits = field(default_factory=NoCredits)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -185,6 +186,9 @@ class FakeDispatcher:
 
     def status(self) -> RouterStatus:
         return RouterStatus(policy="p", waiting=self.waiting, queued=self.waiting, running=0, overloaded=False)
+
+    def tallies(self) -> dict[tuple[str, str], Tally]:
+        return self.ended
 
     def known_models(self) -> frozenset[str]:
         return frozenset({FAMILY, *(info.variant for info in INFOS)})

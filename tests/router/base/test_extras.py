@@ -48,14 +48,16 @@ def test_the_extras_are_those_of_the_project() -> None:
         assert f'"{DISTRIBUTIONS.get(library, library)}' in line[1]
 
 
-DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
+DISTRIBUTIONS = {"pynvml": "nvidia-ml-py", "grpc": "grpcio", "google": "protobuf"}
 MODULES = {
+    "grpcio": "grpc",
     "nvidia-ml-py": "pynvml",
     "onnxruntime-gpu": "onnxruntime",
     "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter",
     "opentelemetry-sdk": "opentelemetry.sdk",
     "paho-mqtt": "paho",
     "prometheus-client": "prometheus_client",
+    "protobuf": "google.protobuf",
 }
 READ_OUTSIDE = {"openai": "examples"}
 

@@ -10,7 +10,7 @@ import pytest
 from router.base.errors import InvalidRequest
 from router.values.request import Locality, Objective
 from router.wire import headers, names
-from router.wire.kserve import decode_infer
+from router.wire.kserve.request import decode_infer
 from router.wire.openai.chat import decode_chat
 from router.wire.openai.completion import decode_completion
 

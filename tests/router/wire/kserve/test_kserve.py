@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from router.base.errors import InvalidRequest
 from router.values.request import FinishReason, SamplingParams
-from router.wire.kserve import InferCall, decode_infer, encode_infer
+from router.wire.kserve.call import InferCall, PromptCall
+from router.wire.kserve.generate import decode_generate, encode_generate
+from router.wire.kserve.reply import Row, encode_infer
+from router.wire.kserve.request import decode_infer
+from router.wire.kserve.tensors import Tensor, element_count, from_bytes, from_json, to_bytes, to_json
 from router.wire.openai.reply import Usage
-from router.wire.tensors import Tensor, element_count, from_bytes, from_json, to_bytes, to_json
 
 
 def text_input(**changes) -> dict:
@@ -28,7 +31,7 @@ def tensor(name: str, datatype: str, value: object) -> dict:
 
 def test_the_least_request() -> None:
     call = infer()
-    assert call == InferCall(None, "hello", SamplingParams(max_tokens=16), None, False, (("text_output", False),))
+    assert call == InferCall(None, (PromptCall("hello", SamplingParams(max_tokens=16)),), (1,))
 
 
 def test_nested_data_and_ids() -> None:
@@ -39,12 +42,12 @@ def test_nested_data_and_ids() -> None:
 def test_parameters_come_by_three_ways() -> None:
     expected = SamplingParams(max_tokens=5, temperature=0.5, top_k=3, stop=("x",), seed=9, ignore_eos=True)
     values = {"max_tokens": 5, "temperature": 0.5, "top_k": 3, "stop": "x", "seed": 9, "ignore_eos": True}
-    assert infer(parameters=values).sampling == expected
+    assert infer(parameters=values).prompts[0].sampling == expected
     kinds = {int: "INT32", float: "FP32", str: "BYTES", bool: "BOOL"}
-    assert infer(*(tensor(n, kinds[type(v)], v) for n, v in values.items())).sampling == expected
-    assert infer(tensor("sampling_parameters", "BYTES", orjson.dumps(values).decode())).sampling == expected
+    assert infer(*(tensor(n, kinds[type(v)], v) for n, v in values.items())).prompts[0].sampling == expected
+    assert infer(tensor("sampling_parameters", "BYTES", orjson.dumps(values).decode())).prompts[0].sampling == expected
     strings = {"max_tokens": "5", "temperature": "0.5", "top_k": "3", "stop": "x", "seed": "9", "ignore_eos": "true"}
-    assert infer(tensor("sampling_parameters", "BYTES", orjson.dumps(strings).decode())).sampling == expected
+    assert infer(tensor("sampling_parameters", "BYTES", orjson.dumps(strings).decode())).prompts[0].sampling == expected
 
 
 def test_the_protocols_own_parameters() -> None:
@@ -62,7 +65,7 @@ def test_the_protocols_own_parameters() -> None:
         ({"parameters": {"max_tokens": "5"}}, "max_tokens"),
         ({"parameters": {"temperature": 3}}, "temperature"),
         ({"parameters": {"max_token": 3}}, "max_token"),
-        ({"parameters": {"stream": True}}, "stream"),
+        ({"parameters": {"stream": 1}}, "stream"),
         ({"parameters": {"priority": 1}}, "x-overspill-priority"),
         ({"parameters": {"sequence_id": 5}}, "sequence_id"),
         ({"parameters": {"timeout": -5}}, "timeout"),
@@ -86,7 +89,11 @@ def test_the_protocols_own_parameters() -> None:
         ({"inputs": []}, "text_input"),
         ({"inputs": "x"}, "inputs"),
         ({"inputs": [text_input(), text_input()]}, "inputs"),
-        ({"inputs": [text_input(shape=[2], data=["a", "b"])]}, "text_input"),
+        ({"inputs": [text_input(shape=[1, 2], data=["a", "b"])]}, "expected [N] or [N, 1]"),
+        ({"inputs": [text_input(shape=[0], data=[])]}, "expected [N] or [N, 1]"),
+        ({"inputs": [text_input(shape=[300], data=["a"] * 300)]}, "1 to 256 prompts"),
+        ({"inputs": [text_input(shape=[2], data=["a", ""])]}, "`text_input[1]` is empty"),
+        ({"inputs": [text_input(), {**tensor("seed", "INT64", 1), "shape": [3], "data": [1, 2, 3]}]}, "one element"),
         ({"inputs": [text_input(shape=[2])]}, "inputs[0].data"),
         ({"inputs": [text_input(shape=[-1])]}, "inputs[0].shape"),
         ({"inputs": [text_input(shape=[1 << 40])]}, "inputs[0].shape"),
@@ -161,7 +168,7 @@ def test_bytes_after_the_last_tensor_are_refused() -> None:
 
 def test_output_as_json_and_as_bytes() -> None:
     usage = Usage(3, 2)
-    reply = encode_infer("tiny", infer(id="7"), "Grüße", FinishReason.STOP, usage)
+    reply = encode_infer("tiny", infer(id="7"), [Row("Grüße", FinishReason.STOP, usage)])
     assert reply.header_length is None
     assert orjson.loads(reply.body) == {
         "model_name": "tiny",
@@ -175,11 +182,72 @@ def test_output_as_json_and_as_bytes() -> None:
         {"name": "num_output_tokens", "parameters": {"binary_data": True}},
     ]
     call = infer(outputs=wanted, parameters={"exclude_input_in_output": False})
-    reply = encode_infer("tiny", call, " there", FinishReason.LENGTH, usage)
+    reply = encode_infer("tiny", call, [Row(" there", FinishReason.LENGTH, usage)])
     head = orjson.loads(reply.body[: reply.header_length])
     assert [output["name"] for output in head["outputs"]] == ["text_output", "finish_reason", "num_output_tokens"]
     assert head["outputs"][1]["data"] == ["length"]
     assert reply.body[reply.header_length :] == b"\x0b\0\0\0hello there" + b"\x02\0\0\0"
+
+
+def test_a_batch_has_one_shape_and_its_parameters_are_of_all_or_of_each() -> None:
+    seeds = {"name": "seed", "datatype": "INT64", "shape": [3, 1], "data": [1, 2, 3]}
+    call = infer(seeds, tensor("top_k", "INT32", 5), text=text_input(shape=[3, 1], data=["a", "b", "c"]))
+    assert [prompt.text for prompt in call.prompts] == ["a", "b", "c"]
+    assert [(p.sampling.seed, p.sampling.top_k) for p in call.prompts] == [(1, 5), (2, 5), (3, 5)]
+    rows = [Row("x", FinishReason.STOP, Usage(1, 1)), Row.failed("the queue is full"), Row("z", None, Usage(1, 2))]
+    outputs = orjson.loads(encode_infer("tiny", call, rows).body)["outputs"]
+    assert [(output["name"], output["shape"], output["data"]) for output in outputs] == [
+        ("text_output", [3, 1], ["x", "", "z"]),
+        ("error", [3, 1], ["", "the queue is full", ""]),
+    ]
+    with pytest.raises(InvalidRequest, match="`stream`: differs"):
+        infer(
+            {"name": "stream", "datatype": "BOOL", "shape": [2], "data": [True, False]},
+            text=text_input(shape=[2], data=["a", "b"]),
+        )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": 5, "top_k": 3, "stop": "x"},
+        {"parameters": {"max_tokens": 5, "top_k": 3, "stop": ["x"]}},
+        {"sampling_parameters": {"max_tokens": "5", "top_k": 3, "stop": "x"}},
+        {"sampling_parameters": '{"max_tokens": 5, "top_k": 3, "stop": "x"}'},
+    ],
+)
+def test_generate_takes_parameters_at_the_top_and_below(fields: dict) -> None:
+    call = decode_generate(orjson.dumps({"text_input": "hello", "id": "7", **fields}))
+    assert (call.prompts, call.call_id) == (
+        (PromptCall("hello", SamplingParams(max_tokens=5, top_k=3, stop=("x",))),),
+        "7",
+    )
+    row = Row("there", FinishReason.STOP, Usage(1, 1))
+    assert orjson.loads(encode_generate("tiny", call, row)) == {
+        "model_name": "tiny",
+        "model_version": "1",
+        "id": "7",
+        "text_output": "there",
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"max_token": 5}, "max_token"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"text_input": ""}, "text_input"),
+        ({"text_input": ["a", "b"]}, "text_input"),
+        ({"outputs": ["logits"]}, "outputs[0]"),
+        ({"locality": "local-only"}, "x-overspill-locality"),
+        ({"parameters": {"locality": "local-only"}}, "locality"),
+        ({"sampling_parameters": [1]}, "sampling_parameters"),
+    ],
+)
+def test_what_generate_does_not_read_is_named(fields: dict, named: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        decode_generate(orjson.dumps({"text_input": "hello", **fields}))
+    assert named in raised.value.message
 
 
 INTEGERS = {"INT8": (-128, 127), "INT64": (-(2**63), 2**63 - 1), "UINT8": (0, 255), "UINT64": (0, 2**64 - 1)}

@@ -1,0 +1,92 @@
+"""grpcio's server, embedded: KServe V2 over gRPC on a port of its own, as long as its tier serves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import structlog
+from starlette.types import ASGIApp
+
+from router.base.errors import ConfigError
+from router.base.extras import install
+from router.gateway.deps import GatewayLimits
+from router.gateway.grpc.settings import GrpcSettings
+
+if TYPE_CHECKING:
+    from router.gateway.grpc.servicer import Servicer
+
+log = structlog.get_logger("router.gateway")
+
+_HEAD_BYTES = 64 * 1024  # names, shapes and parameters beside the tensors; and of metadata
+_SPARE_CALLS = 64  # probes, while inference takes all places
+_CLOSE_S = 2.0
+
+
+class GrpcListener:
+    """Serves gRPC while `running`, where it is enabled; its owner drains the tier before it leaves.
+
+    Attributes:
+        port: that it listens on, once it runs.
+    """
+
+    def __init__(self, app: ASGIApp, settings: GrpcSettings, address: tuple[str, int], limits: GatewayLimits) -> None:
+        """Prepare; `running` serves.
+
+        Args:
+            address: host and port of the HTTP gateway, as configured.
+        """
+        self._app = app
+        self._enabled = settings.enabled
+        self._host = address[0]
+        self._limits = limits
+        self._servicer: Servicer | None = None
+        self.port = settings.beside(address[1])
+
+    @property
+    def busy(self) -> int:
+        """Calls being answered now."""
+        return self._servicer.busy if self._servicer is not None else 0
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve until the block ends; whoever still waits for an answer then is cut off.
+
+        Raises:
+            ConfigError: grpcio is not installed, or the address is taken; names the remedy.
+        """
+        if not self._enabled:
+            yield
+            return
+        try:
+            import grpc  # noqa: PLC0415 - an extra, imported where it is asked for
+
+            from router.gateway.grpc.exchange import Exchange  # noqa: PLC0415
+            from router.gateway.grpc.servicer import Servicer  # noqa: PLC0415
+        except ImportError as error:
+            raise ConfigError(f"grpc.enabled: {error}; run: {install('grpc')}", param="grpc.enabled") from error
+        self._servicer = Servicer(Exchange(self._app))
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", self._limits.max_body_bytes + _HEAD_BYTES),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", _HEAD_BYTES),
+                ("grpc.so_reuseport", 0),  # two tiers on one port would share its callers at random
+            ],
+            maximum_concurrent_rpcs=self._limits.max_requests + _SPARE_CALLS,
+        )
+        server.add_generic_rpc_handlers((self._servicer.handler(),))
+        host = f"[{self._host.strip('[]')}]" if ":" in self._host else self._host
+        try:
+            self.port = server.add_insecure_port(f"{host}:{self.port}")
+        except RuntimeError as error:
+            where = f"{host}:{self.port}"
+            remedy = "choose another grpc.port, or stop what has it"
+            raise ConfigError(f"cannot listen on {where} for gRPC: {remedy}", param="grpc.port") from error
+        await server.start()
+        log.info("gRPC", host=host, port=self.port)
+        try:
+            yield
+        finally:
+            await server.stop(_CLOSE_S)

@@ -1,0 +1,151 @@
+"""KServe V2 over HTTP: server and model metadata, health, statistics, inference, generation."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+import orjson
+from starlette.routing import BaseRoute, Route
+
+from router.base.errors import InvalidRequest, OverspillError
+from router.gateway.endpoint import Endpoint, RequestContext, StreamReply, draining_or_starting, json_reply
+from router.gateway.errors import Reply, render_error
+from router.gateway.intake import Intake
+from router.gateway.kserve.batch import Answered, answer_all, answer_one, requests_of
+from router.gateway.kserve.models import Models
+from router.gateway.kserve.stream import GenerateStream
+from router.gateway.media import plain_body, require_no_form
+from router.wire.headers import DEGRADED
+from router.wire.kserve.call import InferCall
+from router.wire.kserve.generate import GENERATE_BODY, decode_generate, encode_generate
+from router.wire.kserve.model import EXTENSIONS, model_config, model_metadata
+from router.wire.kserve.reply import Row, encode_infer
+from router.wire.kserve.request import HEADER_LENGTH, INFER_BODY, decode_infer
+
+
+class KServeRoutes:
+    """The handlers of the open inference protocol."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._deps = intake.deps
+        self._intake = intake
+        self._models = Models(intake)
+        self._version = metadata.version("overspill")
+
+    def routes(self) -> list[BaseRoute]:
+        def page(path: str, name: str, handler: Any) -> Route:
+            return Route(path, Endpoint(name, handler, self._intake), methods=["GET"])
+
+        def inference(path: str, name: str, handler: Any, takes: type) -> Route:
+            return Route(path, Endpoint(name, handler, self._intake, admits=True, takes=takes), methods=["POST"])
+
+        found: list[BaseRoute] = [
+            page("/v2", "v2 server", self._server),
+            page("/v2/health/live", "v2 live", self._live),
+            page("/v2/health/ready", "v2 ready", self._ready),
+            page("/v2/models/stats", "v2 statistics", self._statistics),
+        ]
+        for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            found += [
+                page(model, "v2 model", self._show_model),
+                page(f"{model}/ready", "v2 model ready", self._model_ready),
+                page(f"{model}/config", "v2 model config", self._show_config),
+                page(f"{model}/stats", "v2 model statistics", self._statistics),
+                inference(f"{model}/infer", "v2 infer", self._infer, INFER_BODY),
+                inference(f"{model}/generate", "v2 generate", self._generate, GENERATE_BODY),
+                inference(f"{model}/generate_stream", "v2 generate_stream", self._generate_stream, GENERATE_BODY),
+            ]
+        return found
+
+    async def _server(self, context: RequestContext) -> Reply:  # noqa: ARG002
+        body = {"name": "overspill", "version": self._version, "extensions": EXTENSIONS}
+        return json_reply(orjson.dumps(body))
+
+    async def _live(self, context: RequestContext) -> Reply:  # noqa: ARG002
+        return json_reply(b'{"live":true}')
+
+    async def _ready(self, context: RequestContext) -> Reply:
+        refusal = draining_or_starting(self._deps)
+        return json_reply(b'{"ready":true}') if refusal is None else render_error(refusal, context.dialect)
+
+    async def _show_model(self, context: RequestContext) -> Reply:
+        """What a model takes and returns."""
+        return json_reply(orjson.dumps(model_metadata(context.params["model"], self._models.replicas(context))))
+
+    async def _show_config(self, context: RequestContext) -> Reply:
+        """A model's configuration, as Triton words it."""
+        found = self._models.replicas(context)
+        return json_reply(orjson.dumps(model_config(context.params["model"], found, self._models.slots(found))))
+
+    async def _model_ready(self, context: RequestContext) -> Reply:
+        self._models.require_ready(context)
+        return json_reply(orjson.dumps({"name": context.params["model"], "ready": True}))
+
+    async def _statistics(self, context: RequestContext) -> Reply:
+        """What each model has served since the start, over any API."""
+        return json_reply(orjson.dumps({"model_stats": self._models.statistics(context)}))
+
+    async def _infer(self, context: RequestContext) -> Reply:
+        """Answer one prompt, or a batch of them, in one piece."""
+        model = self._models.require(context)
+        require_no_form(context)
+        body = plain_body(context, self._deps.limits.max_body_bytes)
+        call = decode_infer(body, context.headers.get(HEADER_LENGTH))
+        _refuse_stream(call, "…/generate_stream, /v1/completions, or ModelStreamInfer over gRPC")
+        rows, lines = await self._answer(context, call, model)
+        reply = encode_infer(model, call, rows)
+        if reply.header_length is None:
+            return Reply(reply.body, headers=lines)
+        lines.append((HEADER_LENGTH, str(reply.header_length)))
+        return Reply(reply.body, headers=lines, media_type="application/octet-stream")
+
+    async def _answer(
+        self, context: RequestContext, call: InferCall, model: str
+    ) -> tuple[list[Row], list[tuple[str, str]]]:
+        """Return a row for each prompt, and headers of the reply: those of the first that was answered.
+
+        Raises:
+            OverspillError: none was answered.
+        """
+        requests = requests_of(call, model)
+        if len(requests) == 1:
+            found: list[Answered | OverspillError] = [await answer_one(self._intake, context, requests[0])]
+        else:
+            found = await answer_all(self._intake, context, requests)
+        answered = [one for one in found if isinstance(one, Answered)]
+        if not answered:
+            raise next(one for one in found if isinstance(one, OverspillError))
+        lines = self._intake.reply_headers(context, answered[0].answer)
+        if any(one.answer.route.degraded for one in answered):
+            lines = [(name, "true" if name == DEGRADED else value) for name, value in lines]
+        return [one.row if isinstance(one, Answered) else Row.failed(one.message) for one in found], lines
+
+    async def _generate(self, context: RequestContext) -> Reply:
+        """Answer a prompt in one piece; plain JSON, Triton's extension."""
+        model, call = self._asked(context)
+        _refuse_stream(call, "…/generate_stream")
+        rows, lines = await self._answer(context, call, model)
+        return Reply(encode_generate(model, call, rows[0]), headers=lines)
+
+    async def _generate_stream(self, context: RequestContext) -> Reply | StreamReply:
+        """Answer a prompt piece by piece, as server-sent events; Triton's extension."""
+        model, call = self._asked(context)
+        answer, prompt_tokens = await self._intake.start(context, requests_of(call, model)[0])
+        stream = GenerateStream(
+            model, call, answer, prompt_tokens, request_id=context.request_id, metrics=self._intake.metrics
+        )
+        first = await stream.first()
+        return StreamReply(self._intake.reply_headers(context, answer), first, stream)
+
+    def _asked(self, context: RequestContext) -> tuple[str, InferCall]:
+        model = self._models.require(context)
+        require_no_form(context)
+        return model, decode_generate(plain_body(context, self._deps.limits.max_body_bytes))
+
+
+def _refuse_stream(call: InferCall, remedy: str) -> None:
+    if call.stream:
+        raise InvalidRequest(
+            f"`parameters.stream`: this is answered in one piece: stream from {remedy}", param="parameters.stream"
+        )

@@ -1,0 +1,101 @@
+"""The body of …/infer over HTTP: JSON, perhaps followed by tensors as bytes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from router.base.errors import InvalidRequest
+from router.wire.body import decode_json
+from router.wire.headers import whole_number
+from router.wire.kserve.call import MAX_TENSORS, InferCall, infer_call
+from router.wire.kserve.tensors import Tensor, check_datatype, element_count, from_bytes, from_json
+from router.wire.names import refuse_fields, refuse_names
+
+HEADER_LENGTH = "inference-header-content-length"
+
+
+class _Output(msgspec.Struct, frozen=True):
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class _Input(msgspec.Struct, frozen=True):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Any] = {}
+    data: list[Any] | None = None
+
+
+class _Infer(msgspec.Struct, frozen=True):
+    inputs: Annotated[list[_Input], Meta(max_length=MAX_TENSORS)]
+    id: Annotated[str, Meta(max_length=1024)] | None = None
+    parameters: dict[str, Any] = {}
+    outputs: Annotated[list[_Output], Meta(max_length=MAX_TENSORS)] = []
+
+
+_decoder = msgspec.json.Decoder(_Infer)
+INFER_BODY = _Infer  # what the API's description shows
+
+
+def decode_infer(body: bytes, header_length: str | None) -> InferCall:
+    """Decode the body of …/infer.
+
+    Args:
+        header_length: value of `Inference-Header-Content-Length`; tensors follow the JSON part as bytes.
+
+    Raises:
+        InvalidRequest: naming the tensor or parameter at fault.
+    """
+    head, binary = _split(body, header_length)
+    raw = decode_json(_decoder, head)
+    refuse_fields(head, _Infer.__struct_fields__)
+    for kind, listed in (
+        ("inputs", [t.parameters for t in raw.inputs]),
+        ("outputs", [t.parameters for t in raw.outputs]),
+    ):
+        for index, read in enumerate(listed):
+            refuse_names(read, f"{kind}[{index}].parameters")
+    outputs = [(output.name, output.parameters) for output in raw.outputs]
+    return infer_call(raw.id, raw.parameters, _tensors(raw.inputs, binary), outputs)
+
+
+def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
+    if header_length is None:
+        return body, memoryview(b"")
+    length = whole_number(header_length, len(body))
+    if length is None:
+        raise InvalidRequest(
+            f"`{HEADER_LENGTH}: {header_length[:40]}`: expected a length of at most the body's {len(body)} bytes",
+            param=HEADER_LENGTH,
+        )
+    return body[:length], memoryview(body)[length:]
+
+
+def _tensors(inputs: list[_Input], binary: memoryview) -> list[Tensor]:
+    found = []
+    offset = 0
+    for index, raw in enumerate(inputs):
+        at = f"inputs[{index}]"
+        check_datatype(raw.datatype, at)
+        count = element_count(raw.shape, at)
+        size = raw.parameters.get("binary_data_size")
+        if size is None:
+            if raw.data is None:
+                raise InvalidRequest(f"`{at}.data` is required", param=f"{at}.data")
+            elements = from_json(raw.data, raw.datatype, count, at)
+        else:
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary) - offset:
+                raise InvalidRequest(
+                    f"`{at}.parameters.binary_data_size`: {str(size)[:40]} is no size of data left in the body",
+                    param=f"{at}.parameters.binary_data_size",
+                )
+            elements = from_bytes(binary[offset : offset + size], raw.datatype, count, at)
+            offset += size
+        found.append(Tensor(raw.name, raw.datatype, tuple(raw.shape), elements))
+    if offset != len(binary):
+        raise InvalidRequest(f"{len(binary) - offset} bytes follow the last tensor of the body")
+    return found
