@@ -1,4 +1,4 @@
-"""`overspill cloud serve`, `overspill cloud check` and `overspill cloud status`."""
+"""`overspill cloud serve`, `check`, `status`, `keys` and `usage`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import msgspec
 import typer
 
 from cloud_tier.config import CloudConfig, load, replace_models
+from cloud_tier.tenants.keys import app as keys_app
 from router.base.clock import MonotonicClock
 from router.base.config import Flag
+from router.base.credentials import resolved
 from router.base.garbage import spare_what_was_imported
 from router.base.json_output import print_json
 from router.client.tier import CLOUD_URL, KEY_VARIABLE, TierAddress
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from cloud_tier.plan import Plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The cloud tier.")
+app.add_typer(keys_app, name="keys")
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="TOML file; examples/cloud.toml documents every key.")
@@ -147,6 +150,34 @@ def status(
         Console().print(tier_as_table(ask(address), address.base))
 
 
+@app.command()
+def usage(
+    *,
+    url: Annotated[str, typer.Option("--url", metavar="URL", help="Base URL of a running tier.")] = CLOUD_URL,
+    database: Annotated[
+        str, typer.Option("--database", help="Read this database instead: the file or the URL of tenants.database.")
+    ] = "",
+    since: Annotated[str, typer.Option("--since", metavar="DAY", help="From this day of UTC on: 2026-11-01.")] = "",
+    until: Annotated[str, typer.Option("--until", metavar="DAY", help="Up to this day, included.")] = "",
+    ca_file: Annotated[Path | None, typer.Option("--ca-file", help="PEM of a private authority, for https.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what was used by tenant, device, model and day, as CSV.
+
+    The key is read from $OVERSPILL_API_KEY: one of the role `operator` shows every tenant, another its own.
+    """
+    from cloud_tier.tenants.usage import as_csv, ask_tier, read_database  # noqa: PLC0415 - as above
+
+    if database:
+        rows = read_database(resolved(database, "--database", os.environ), since, until)
+    else:
+        rows = ask_tier(TierAddress(url, os.environ.get(KEY_VARIABLE, ""), ca_file), since, until)
+    if as_json:
+        print_json(msgspec.to_builtins(rows))
+    else:
+        typer.echo(as_csv(rows), nl=False)
+
+
 def _settings(
     config: Path | None,
     models: list[str] | None,
@@ -191,7 +222,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "ok": True,
         "host": server.host,
         "port": server.port,
-        "api_keys": len(plan.api_keys),
+        "api_keys": len(plan.keys.directory()),
         "policy": plan.config.router.policy,
         "models": models,
         "backends": [{"label": label, "text": text} for label, text in backend_lines(_elsewhere(plan))],
@@ -216,8 +247,9 @@ def _elsewhere(plan: Plan) -> list[CloudBackend]:
 
 def _describe(plan: Plan) -> None:
     listens = plan.config.server
-    keys = len(plan.api_keys)
-    access = f"{keys} API key{'s' if keys != 1 else ''}" if keys else "open to callers on this host"
+    directory = plan.keys.directory()
+    keys = len(directory)
+    access = f"{keys} API key{'s' if keys != 1 else ''}" if not directory.open else "open to callers on this host"
     typer.echo(f"listen   {listens.host}:{listens.port}, {access}")
     for spec in plan.specs:
         engine = spec.engine

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,6 +25,9 @@ from router.decisions.settings import DecisionFileSettings
 from router.gateway.grpc.settings import GrpcSettings
 from router.gateway.http.settings import CorsSettings
 from router.policy.registry import load_policy
+from router.tenants.keys_file import clear_key
+from router.tenants.settings import TenantSettings
+from router.tenants.tenancy import KeySources
 from router.tracing.settings import TelemetrySettings
 from router.upstream.settings import check_backends
 from router.values.settings import RouterSettings
@@ -134,7 +137,8 @@ class AuthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Where the accepted bearer keys are; the keys themselves never stand in the configuration.
 
     Attributes:
-        keys_file: one key a line, perhaps followed by `priority=5`, its own `max_priority`; `#` begins a comment.
+        keys_file: tenants, their limits and digests of their keys (`router.tenants.keys_file`), read again whenever it
+            changes; `overspill cloud keys` writes it. A line may also be a key in clear, perhaps with `priority=5`.
         keys_env: an environment variable with keys, separated by commas or blanks; each may have its `priority=5`.
         max_priority: the highest priority that callers may claim; higher ones are lowered to it, and the reply says so.
     """
@@ -179,6 +183,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     decisions: DecisionFileSettings = DecisionFileSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     auth: AuthConfig = AuthConfig()
+    tenants: TenantSettings = TenantSettings()
     limits: LimitsConfig = LimitsConfig()
 
     def __post_init__(self) -> None:
@@ -216,34 +221,25 @@ def load(
     return found
 
 
-def read_keys(auth: AuthConfig, environ: Mapping[str, str] = os.environ) -> dict[str, int]:
-    """Collect all accepted keys, and the highest priority that each may claim.
+def key_sources(auth: AuthConfig, environ: Mapping[str, str] = os.environ) -> KeySources:
+    """Return where keys come from.
 
     Raises:
-        ConfigError: the file cannot be read, or a key is too short to be one; no key is ever in the message.
+        ConfigError: a key of the environment is too short to be one; no key is ever in the message.
     """
-    lines: list[tuple[str, str]] = []
-    if auth.keys_file is not None:
-        path = Path(auth.keys_file)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise ConfigError(f"auth.keys_file: cannot read {path}: {reason}", param="auth.keys_file") from None
-        for number, line in enumerate(text.splitlines(), 1):
-            key, *priority = re.split(r"\s+(?=priority=)", line.split("#")[0].strip())
-            lines += [(f"{path}:{number}", word) for word in (key, *priority)]
-    lines += [(f"${auth.keys_env}", word) for word in re.split(r"[,\s]+", environ.get(auth.keys_env, ""))]
-    return key_ceilings([(where, word) for where, word in lines if word], auth.max_priority, "auth.keys_file")
+    words = [(f"${auth.keys_env}", word) for word in re.split(r"[,\s]+", environ.get(auth.keys_env, "")) if word]
+    fixed = [clear_key(key, priority) for key, priority in key_ceilings(words, "auth.keys_env").items()]
+    path = None if auth.keys_file is None else Path(auth.keys_file).expanduser()
+    return KeySources(tuple(fixed), path, auth.max_priority)
 
 
-def require_keys(server: ServerConfig, auth: AuthConfig, keys: Collection[str]) -> None:
+def require_keys(server: ServerConfig, auth: AuthConfig, keys: KeySources) -> None:
     """Refuse to open a tier to the network that anyone could use.
 
     Raises:
         ConfigError: `host` is not loopback and there is no key; names the remedy.
     """
-    if keys or is_loopback(server.host):
+    if keys.fixed or keys.path is not None or is_loopback(server.host):
         return
     raise ConfigError(
         f"server.host = {server.host!r} is reachable from other machines, and no API key is set. Put one into "

@@ -9,16 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cloud_tier.backends import plan_servers
-from cloud_tier.config import CloudConfig, read_keys, require_keys
+from cloud_tier.config import CloudConfig, key_sources, require_keys
 from cloud_tier.engines.command import ServerSpec
 from cloud_tier.lineup import EngineSpec, line_up
 from models.catalogue.families import Catalogue, load_catalogue
 from models.store.store import ModelStore, default_root
 from models.store.templates import templates_in
-from router.base.credentials import secret
+from router.base.credentials import resolved, secret
 from router.base.errors import ConfigError
 from router.base.extras import install
 from router.decisions.settings import describe
+from router.tenants.tenancy import KeySources
 from router.tracing.otlp import describe as describe_traces
 from router.values.template import Renderers, no_renderers
 
@@ -30,13 +31,16 @@ class Plan:
     """Everything `serve` needs, checked: nothing in it can be wrong any more but the machine.
 
     Attributes:
+        keys: who may come in; its file has been read once.
+        usage_database: where usage is kept, empty where it is not.
         servers: vLLM servers that the tier starts itself; each stands among the backends of `config` too.
     """
 
     config: CloudConfig
     specs: tuple[EngineSpec, ...]
     catalogue: Catalogue
-    api_keys: Mapping[str, int] = dataclasses.field(repr=False)
+    keys: KeySources
+    usage_database: str = dataclasses.field(repr=False)
     renderers: Renderers = no_renderers
     servers: tuple[ServerSpec, ...] = ()
 
@@ -51,8 +55,10 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
     """
     for entry in config.backends:
         secret(entry.api_key, f"backends.{entry.name}.api_key", environ)
-    keys = read_keys(config.auth, environ)
+    keys = key_sources(config.auth, environ)
     require_keys(config.server, config.auth, keys)
+    keys.directory()
+    database = resolved(config.tenants.database, "tenants.database", environ)
     describe(config.decisions)
     describe_traces(config.telemetry)
     if not config.models and not config.backends:
@@ -68,7 +74,7 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
     if servers.config.models:
         _require_engine()
     specs = line_up(servers.config.models, catalogue, store, servers.engine_gpus)
-    return Plan(servers.config, specs, catalogue, keys, templates_in(catalogue, store), servers.specs)
+    return Plan(servers.config, specs, catalogue, keys, database, templates_in(catalogue, store), servers.specs)
 
 
 def _require_engine() -> None:

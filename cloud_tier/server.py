@@ -44,6 +44,7 @@ from router.gateway.app import GatewayDeps, GatewayLimits, create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.grpc.listener import GrpcListener
 from router.gateway.listener import Listener, allow_open_files, bind
+from router.tenants.tenancy import open_tenancy
 from router.tracing.otlp import open_traces
 from router.upstream.foreign import Surroundings
 from router.upstream.sources import Sources, backend_sources
@@ -112,6 +113,8 @@ class CloudTier:
             decisions=self._decisions,
             traces=self._traces,
         )
+        self._tenancy = open_tenancy(plan.keys, plan.config.tenants, plan.usage_database, self._clock)
+        self._tenancy.watch(self._telemetry.registry)
         hooks = self._dispatcher.source_hooks(self._publish)
         surroundings = Surroundings(self._clock, hooks, places_in(plan.catalogue), plan.renderers, tier="cloud")
 
@@ -143,6 +146,10 @@ class CloudTier:
         if self._stop.is_set():
             self._hurry.set()
         self._stop.set()
+
+    def reload_keys(self) -> None:
+        """Read the keys file now, rather than when it is next looked at."""
+        self._tenancy.directory.ask()
 
     async def run(self, bound: socket.socket) -> None:
         """Serve on a bound socket until `stop`; return when every process and connection has ended.
@@ -191,7 +198,7 @@ class CloudTier:
     async def _beside(self) -> AsyncIterator[None]:
         """Everything that runs as long as requests may come, but for engines and the listener."""
         decisions, traces = (sink or contextlib.nullcontext() for sink in (self._decisions, self._traces))
-        async with decisions, traces, self._dispatcher, self._gpus, self._sources:
+        async with decisions, traces, self._tenancy, self._dispatcher, self._gpus, self._sources:
             scaling = asyncio.create_task(self.scale.run(), name="cloud-scaling")
             garbage = asyncio.create_task(
                 collect_while_few_wait(lambda: self._dispatcher.waiting), name="cloud-garbage"
@@ -285,8 +292,7 @@ class CloudTier:
                 telemetry=self._telemetry,
                 clock=self._clock,
                 models=self._models,
-                api_keys=plan.api_keys,
-                max_priority=plan.config.auth.max_priority,
+                tenancy=self._tenancy,
                 ready=self.ready,
                 back_in_s=self._back_in_s,
                 limits=_limits(plan.config.limits),
@@ -334,6 +340,7 @@ async def serve(plan: Plan, make_engine: EngineFactory = torch_engine) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, tier.stop)
+        loop.add_signal_handler(signal.SIGHUP, tier.reload_keys)
         await tier.run(bound)
 
 

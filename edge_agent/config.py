@@ -21,6 +21,9 @@ from router.decisions.settings import DecisionFileSettings
 from router.gateway.grpc.settings import GrpcSettings
 from router.gateway.http.settings import CorsSettings
 from router.policy.registry import load_policy
+from router.tenants.keys_file import clear_key
+from router.tenants.settings import TenantSettings
+from router.tenants.tenancy import KeySources
 from router.tracing.settings import TelemetrySettings
 from router.upstream.settings import BackendSettings, check_backends
 from router.values.settings import RouterSettings
@@ -70,6 +73,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         port: 0 picks a free one and logs it.
         api_keys: accepted bearer tokens of 16 characters or more; a value `env:NAME` is read from the environment;
             each may be followed by its own `max_priority`: `"env:NAME priority=5"`.
+        keys_file: tenants, their limits and digests of their keys (`router.tenants.keys_file`), read again whenever it
+            changes; empty: there is none.
         max_priority: the highest priority that callers may claim; higher ones are lowered to it, and the reply says so.
         max_requests: requests inside the gateway at once, streams included.
     """
@@ -77,6 +82,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: Port = 8600
     api_keys: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
+    keys_file: str = ""
     max_priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     max_requests: Annotated[int, msgspec.Meta(ge=1)] = 1024
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 16 * 1024 * 1024
@@ -164,6 +170,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backends: tuple[BackendSettings, ...] = ()
     router: RouterSettings = RouterSettings()
     decisions: DecisionFileSettings = DecisionFileSettings()
+    tenants: TenantSettings = TenantSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     fleet: FleetConfig = FleetConfig()
 
@@ -188,17 +195,17 @@ def load_config(
     else:
         config = load(path, EdgeConfig, env_prefix=ENV_PREFIX, environ=environ, flags=flags)
     load_policy(config.router.policy)
-    if not is_loopback(config.gateway.host) and not config.gateway.api_keys:
+    if not is_loopback(config.gateway.host) and not (config.gateway.api_keys or config.gateway.keys_file):
         raise ConfigError(
-            f"gateway.host {config.gateway.host} can be reached from other machines: set gateway.api_keys "
-            "(or OVERSPILL_EDGE__GATEWAY__API_KEYS='[\"…\"]'), or bind 127.0.0.1",
+            f"gateway.host {config.gateway.host} can be reached from other machines: set gateway.keys_file "
+            "or gateway.api_keys (or OVERSPILL_EDGE__GATEWAY__API_KEYS='[\"…\"]'), or bind 127.0.0.1",
             param="gateway.api_keys",
         )
     return config
 
 
-def accepted_keys(gateway: GatewaySettings, environ: Mapping[str, str] = os.environ) -> dict[str, int]:
-    """Collect the keys that open the gateway, and the highest priority that each may claim.
+def key_sources(gateway: GatewaySettings, environ: Mapping[str, str] = os.environ) -> KeySources:
+    """Return where the keys that open the gateway come from.
 
     Raises:
         ConfigError: one is not set, or too short to be one; no key is ever in the message.
@@ -209,4 +216,6 @@ def accepted_keys(gateway: GatewaySettings, environ: Mapping[str, str] = os.envi
         key, _, priority = entry.partition(" priority=")
         words.append((at, resolved(key.rstrip(" "), at, environ)))
         words += [(at, f"priority={priority.strip()}")] if priority else []
-    return key_ceilings(words, gateway.max_priority, "gateway.api_keys")
+    fixed = [clear_key(key, priority) for key, priority in key_ceilings(words, "gateway.api_keys").items()]
+    path = Path(gateway.keys_file).expanduser() if gateway.keys_file else None
+    return KeySources(tuple(fixed), path, gateway.max_priority)

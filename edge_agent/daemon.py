@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from typing import Literal
 
 import structlog
 
-from edge_agent.config import EdgeConfig, LocalModels, UpstreamSettings, accepted_keys
+from edge_agent.config import EdgeConfig, LocalModels, UpstreamSettings, key_sources
 from edge_agent.device.health import DeviceHealth, HealthReader, read_power_mode
 from edge_agent.device.memory import limit_arenas, rss_bytes
 from edge_agent.fleet.session import FleetSession
@@ -34,7 +35,7 @@ from models.catalogue.places import places_in
 from models.store.templates import templates_in
 from router.base import systemd
 from router.base.clock import MonotonicClock
-from router.base.credentials import secret
+from router.base.credentials import resolved, secret
 from router.base.garbage import collect_while_few_wait
 from router.base.loopback import is_loopback
 from router.base.timers import end, within
@@ -47,6 +48,7 @@ from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.grpc.listener import GrpcListener
 from router.gateway.listener import Listener, allow_open_files, bind
 from router.signals.link import Link, LinkPrior
+from router.tenants.tenancy import open_tenancy
 from router.tracing.otlp import open_traces
 from router.upstream.foreign import Surroundings
 from router.upstream.server import ServerOptions
@@ -101,6 +103,9 @@ class EdgeAgent:
             decisions=self._decisions,
             traces=self._traces,
         )
+        database = resolved(config.tenants.database, "tenants.database", os.environ)
+        self._tenancy = open_tenancy(key_sources(config.gateway), config.tenants, database, self.clock)
+        self._tenancy.watch(self.telemetry.registry)
         self.lineup = Lineup(self._describe_models, lambda _: self._publish(), self._condition_changed)
         self._sources = Sources(self._make_sources())
         self._condition_news = asyncio.Event()
@@ -154,6 +159,7 @@ class EdgeAgent:
         for sink in (self._decisions, self._traces):
             if sink is not None:
                 await stack.enter_async_context(sink)
+        await stack.enter_async_context(self._tenancy)
         await stack.enter_async_context(self.dispatcher)
         self.dispatcher.expect(lambda: self._sources.unreached)
         self.dispatcher.tell_of_waiting(self._sources.wanted)
@@ -264,9 +270,10 @@ class EdgeAgent:
 
     def _take_signals(self, stack: contextlib.AsyncExitStack) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        handlers = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop, signal.SIGHUP: self._tenancy.directory.ask}
+        for number, handler in handlers.items():
             try:
-                loop.add_signal_handler(number, self.stop)
+                loop.add_signal_handler(number, handler)
             except (ValueError, RuntimeError, NotImplementedError):
                 return  # not in the main thread: the owner calls `stop`
             stack.callback(loop.remove_signal_handler, number)
@@ -328,8 +335,7 @@ class EdgeAgent:
             telemetry=self.telemetry,
             clock=self.clock,
             models=self.infos,
-            api_keys=accepted_keys(settings),
-            max_priority=settings.max_priority,
+            tenancy=self._tenancy,
             ready=self.ready,
             notices=lambda: self._fleet.notices if self._fleet is not None else (),
             limits=GatewayLimits(max_body_bytes=settings.max_body_bytes, max_requests=settings.max_requests),

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from edge_agent.config import EdgeConfig, LocalModels, UpstreamSettings, accepted_keys
+from edge_agent.config import EdgeConfig, LocalModels, UpstreamSettings, key_sources
 from edge_agent.device.health import HealthReader
 from edge_agent.device.memory import available_bytes
 from edge_agent.mqtt.config import FleetConfig
@@ -93,9 +93,9 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     """
     match = _matched(config, root)
     yield f"profile   {match.profile.name} ({match.reason})"
-    keys = accepted_keys(config.gateway)
+    keys = key_sources(config.gateway).directory()
     secret(config.upstream.api_key, "upstream.api_key")
-    access = f"{len(keys)} API key(s)" if keys else "open to this machine only"
+    access = "open to this machine only" if keys.open else f"{len(keys)} API key(s)"
     bind(config.gateway.host, config.gateway.port, "gateway").close()
     yield f"gateway   http://{config.gateway.host}:{config.gateway.port}, {access}"
     shelf = Shelf.open(config.models)

@@ -146,12 +146,12 @@ def test_commands_exist_with_their_options(page: Path) -> None:
         assert name in PARTS, f"{page.name}: overspill {name}"
         if not words or words == ["…"]:
             continue
-        group: Any = part(name)
-        called = group
-        if hasattr(group, "commands"):  # else the part is one command itself
-            for command in words[0].split("|"):
-                assert command in group.commands, f"{page.name}: overspill {name} {command}"
-            called = group.commands[words[0].split("|")[0]]
+        called: Any = part(name)
+        rest = words
+        while hasattr(called, "commands") and rest and rest[0] != "…":  # else it is one command itself
+            for command in rest[0].split("|"):
+                assert command in called.commands, f"{page.name}: overspill {name} {command}"
+            called, rest = called.commands[rest[0].split("|")[0]], rest[1:]
         known = {option for item in called.params for option in item.opts}
         for option in words[1:]:
             if option.startswith("--"):

@@ -20,7 +20,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "router": (
         ("router.base",),
         ("router.values", "router.fleetwire", "router.client"),
-        ("router.wire", "router.signals", "router.decisions", "router.tracing"),
+        ("router.wire", "router.signals", "router.decisions", "router.tracing", "router.tenants"),
         ("router.policy", "router.upstream"),
         ("router.dispatch",),
         ("router.gateway", "router.simulation"),
@@ -56,7 +56,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "cloud_tier.gpus",
             "cloud_tier.prompts",
         ),
-        ("cloud_tier.answers", "cloud_tier.lineup", "cloud_tier.status", "cloud_tier.warm_up"),
+        ("cloud_tier.answers", "cloud_tier.lineup", "cloud_tier.status", "cloud_tier.tenants", "cloud_tier.warm_up"),
         ("cloud_tier.backends", "cloud_tier.engine_check", "cloud_tier.replicas"),
         ("cloud_tier.metrics", "cloud_tier.plan"),
         ("cloud_tier.server",),

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-_SECRET = re.compile(r"(^|_)(api_keys?|password|token|secret)$")
+_SECRET = re.compile(r"(^|_)(api_keys?|password|token|secret|database)$")
 
 
 def tellable(config: object) -> dict[str, Any]:

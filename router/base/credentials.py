@@ -33,31 +33,31 @@ def checked_key(key: str, where: str, param: str) -> str:
     return key
 
 
-def key_ceilings(words: Iterable[tuple[str, str]], default: int, param: str) -> dict[str, int]:
-    """Read keys, each perhaps with the highest priority that it may claim: `KEY priority=5`.
+def key_ceilings(words: Iterable[tuple[str, str]], param: str) -> dict[str, int | None]:
+    """Read keys, each perhaps with the highest priority that it may claim: `KEY priority=5`. None: it says nothing.
 
-    A key that is given twice may claim the lower one.
+    A key that is given twice may claim the lowest that is said of it.
 
     Args:
         words: (where it stands, a key or the `priority=` of the key before it).
-        default: of keys that say nothing.
         param: the configuration key at fault.
 
     Raises:
         ConfigError: a key is none, or a priority is no number or follows no key; the message never holds a key.
     """
-    entries: list[tuple[str, int]] = []
+    entries: list[tuple[str, int | None]] = []
     for where, word in words:
         if not word.startswith("priority="):
-            entries.append((checked_key(word, where, param), default))
+            entries.append((checked_key(word, where, param), None))
             continue
         given = _PRIORITY.fullmatch(word)
         if not entries or given is None or abs(int(given[1])) > MAX_PRIORITY:
             raise ConfigError(f"{where}: expected a key and then, say, `priority=5`: a 32-bit integer", param=param)
         entries[-1] = (entries[-1][0], int(given[1]))
-    found: dict[str, int] = {}
+    found: dict[str, int | None] = {}
     for key, ceiling in entries:
-        found[key] = min(ceiling, found.get(key, ceiling))
+        said = [each for each in (ceiling, found.get(key)) if each is not None]
+        found[key] = min(said, default=None)
     return found
 
 

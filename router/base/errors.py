@@ -10,8 +10,11 @@ code. The message names the thing, the value seen and the remedy.
     │   ├── ContextTooLong    400   the prompt fits no window of any candidate
     │   └── HeadersTooLarge   431   more request headers than are read
     ├── Unauthenticated       401
+    ├── Forbidden             403   the key is known, and this is none of its business
     ├── Refused                     healthy, but not now: always says when to come back
     │   ├── Shed              429   a quota or class queue is full
+    │   │   ├── RateLimited   429   a limit of its tenant: requests, tokens, concurrency, retries
+    │   │   ├── BudgetSpent   429   its tenant has used up the month's tokens
     │   │   ├── BodyShed      429   bodies of others leave no room for one as large as this
     │   │   └── Evicted       429   pushed out of a full queue by a request of higher priority
     │   └── Unavailable       503   no capacity
@@ -138,6 +141,14 @@ class Unauthenticated(OverspillError):
     kind = "authentication_error"
 
 
+class Forbidden(OverspillError):
+    """The key is known, and does not open this."""
+
+    status = 403
+    code = "insufficient_permissions"
+    kind = "permission_error"
+
+
 class Refused(OverspillError):
     """The tier is healthy but will not serve this request now.
 
@@ -159,6 +170,30 @@ class Shed(Refused):
     status = 429
     code = "shed"
     kind = "overloaded_error"
+
+
+class RateLimited(Shed):
+    """A limit of the tenant is reached: others are served meanwhile. `code` and `type` are those of OpenAI's API.
+
+    Args:
+        what: the limit, in a word: `requests`, `tokens`, …
+        hopeless: however long it waits.
+    """
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after_s: float, what: str, hopeless: bool = False) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.kind = what
+        self.should_retry = not hopeless
+
+
+class BudgetSpent(Shed):
+    """The tenant has used up its tokens of the month; `code` and `type` are those of OpenAI's API."""
+
+    code = "insufficient_quota"
+    kind = "insufficient_quota"
+    should_retry = False
 
 
 class BodyShed(Shed):

@@ -160,7 +160,7 @@ class Dispatcher:
         if journey.route is None:
             await chunks.aclose()
             raise ReplicaBroken("the replica ended without an answer")
-        journey.answer = Answer(journey.route, OpenedAnswer(first, chunks), lambda: journey.ready)
+        journey.answer = Answer(journey.route, OpenedAnswer(first, chunks), lambda: journey.ready, journey.used)
         return journey.answer
 
     def _family(self, model: str) -> str:
@@ -168,11 +168,11 @@ class Dispatcher:
         infos = (replica.info for replica in self._binder.pool.replicas.values())
         return next((info.family for info in infos if model in (info.family, info.variant)), "")
 
-    def decision(self, request_id: str, caller: str = "") -> DecisionRecord | None:
-        """Return the record of a recent request of this caller: the digest of a key, empty where there are none."""
+    def decision(self, request_id: str, caller: str | None = "") -> DecisionRecord | None:
+        """Return the record of a recent request of this caller, empty where there are no keys; None: of any caller."""
         return self._log.get(request_id, caller)
 
-    def explain(self, request_id: str, caller: str = "") -> Decision | None:
+    def explain(self, request_id: str, caller: str | None = "") -> Decision | None:
         """Return what may be told of that record, as a value."""
         record = self.decision(request_id, caller)
         return None if record is None else decision_of(record)

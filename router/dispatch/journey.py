@@ -25,6 +25,7 @@ from router.signals.in_flight import Attempt
 from router.signals.length import LengthWatch
 from router.values.answer import Answer, Route
 from router.values.request import FinishReason, InferenceRequest, Origin, Outcome, TokenChunk
+from router.values.usage import Usage
 
 _RETRY_AFTER_S = 1.0
 _MAX_CRASHES = 2  # replicas on which one request may crash: its content may be what does it
@@ -94,6 +95,8 @@ class Journey:
     last_at_s: float | None = None
     _cap: int | None = None
     _window_left: int = 0
+    _prompt_tokens: int | None = None
+    _cached_tokens: int | None = None
     _text: list[str] = field(default_factory=list)
     _accepted: InferenceRequest = field(init=False)
     _run: HedgedRun | None = None
@@ -105,6 +108,11 @@ class Journey:
     def ready(self) -> bool:
         """The next chunk is here already: reading it waits for nothing."""
         return self._run is not None and self._run.ready
+
+    def used(self) -> Usage:
+        """Return what the caller has got so far, and for which prompt."""
+        counted = self._prompt_tokens
+        return Usage(self._accepted.prompt_tokens if counted is None else counted, self.tokens, self._cached_tokens)
 
     async def chunks(self) -> AsyncGenerator[TokenChunk, None]:
         """Stream the answer; every exit leaves exactly one outcome in the record.
@@ -278,7 +286,10 @@ class Journey:
         self.degraded = self.degraded or attempt.choice.degraded or (origin is not None and origin.degraded)
         if self.route is None:
             self.route = self._route(attempt, origin)
+        if self._cached_tokens is None and not self.counts_own_text:
+            self._cached_tokens = chunk.cached_tokens
         if chunk.finish_reason is not None:
+            self._prompt_tokens = chunk.prompt_tokens
             self._cap = _cap_of(attempt, origin)
             self._window_left = attempt.info.context_tokens - self._accepted.least_prompt_tokens
         if chunk.tokens and not attempt.overdue:

@@ -257,7 +257,11 @@ class DecisionLog:
             self._callers.setdefault(now, {})[caller] = None
         self._most = max(self._most, now) if now > before or self._most in self._callers else now
 
-    def get(self, request_id: str, caller: str = "") -> DecisionRecord | None:
+    def get(self, request_id: str, caller: str | None = "") -> DecisionRecord | None:
+        """Return the record of a request of this caller; None for `caller`: the latest of that id, whoever sent it."""
+        if caller is None:
+            found = [own[request_id] for own in self._records.values() if request_id in own]
+            return max(found, key=lambda record: record.accepted_at_s, default=None)
         own = self._records.get(caller)
         return None if own is None else own.get(request_id)
 

@@ -25,6 +25,7 @@ from router.gateway.metrics import GatewayMetrics
 from router.gateway.openai_routes import OpenAIRoutes
 from router.gateway.ops_routes import OpsRoutes
 from router.gateway.reference.routes import ReferenceRoutes
+from router.gateway.tenant_routes import TenantRoutes
 from router.wire.headers import REQUEST_ID, lower_case, reply_id
 
 __all__ = ["Dispatch", "GatewayDeps", "GatewayLimits", "PromptCounter", "Telemetry", "create_app"]
@@ -39,7 +40,7 @@ def create_app(deps: GatewayDeps) -> FastAPI:
     Raises:
         ConfigError: `cors.allow_origins` would let any web page use a tier without keys.
     """
-    if "*" in deps.cors.allow_origins and not deps.api_keys:
+    if "*" in deps.cors.allow_origins and deps.tenancy.directory.open:
         raise ConfigError(
             "cors.allow_origins = `*` would let every web page that somebody visits use this tier, which has no API "
             "keys: name the origins, or set API keys",
@@ -47,10 +48,11 @@ def create_app(deps: GatewayDeps) -> FastAPI:
         )
     app = FastAPI(title=f"Overspill {deps.tier}", docs_url=None, redoc_url=None, openapi_url=None)
     intake = Intake(deps, GatewayMetrics(deps.telemetry.registry))
-    for group in (OpenAIRoutes(intake), KServeRoutes(intake), OpsRoutes(intake), ReferenceRoutes(intake, app.router)):
+    groups = (OpenAIRoutes(intake), KServeRoutes(intake), OpsRoutes(intake), TenantRoutes(intake))
+    for group in (*groups, ReferenceRoutes(intake, app.router)):
         app.router.routes.extend(group.routes())
     app.router.redirect_slashes = False  # `Front` sees to them
-    app.add_middleware(Authentication, api_keys=deps.api_keys, max_priority=deps.max_priority)
+    app.add_middleware(Authentication, tenancy=deps.tenancy)
     app.add_middleware(Front, origins=Origins(deps.cors, local_pages=deps.local_pages))
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _crash)

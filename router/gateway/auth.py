@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import ipaddress
 import re
 from collections.abc import Mapping
@@ -13,8 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.base.errors import OverspillError, Unauthenticated
 from router.base.loopback import is_local_page, is_loopback
-from router.gateway.deps import Caller
 from router.gateway.errors import Misdirected, dialect_of, render_error, send_reply
+from router.tenants.tenancy import Tenancy
+from router.tenants.tenant import Caller
 from router.wire import headers as wire_headers
 
 OPEN_PATHS = frozenset(
@@ -41,15 +40,12 @@ class Authentication:
     """ASGI middleware in front of everything a tier serves.
 
     Args:
-        api_keys: accepted key → the highest priority that it may claim.
-        max_priority: the same for callers of a tier without keys.
+        tenancy: whose keys open the tier.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Mapping[str, int], max_priority: int = 0) -> None:
+    def __init__(self, app: ASGIApp, tenancy: Tenancy) -> None:
         self._app = app
-        # Digests: all of one length, so that the comparison tells nothing about a key, not even how long it is.
-        self._callers = {_digest(key.encode()): priority for key, priority in api_keys.items()}
-        self._nobody = Caller("", max_priority)
+        self._tenancy = tenancy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in {"http", "websocket"}:
@@ -81,22 +77,35 @@ class Authentication:
             Unauthenticated: no key, or none that is known; without keys: not from this host.
             Misdirected: without keys, and meant for another host.
         """
-        if not self._callers:
+        if self._tenancy.directory.open:
             _require_this_host(scope, headers)
-            return self._nobody
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise Unauthenticated("an API key is required: send `authorization: Bearer <key>`", param="authorization")
-        digest = _digest(key.strip().encode("latin-1"))  # the bytes as they were sent
-        # Every key is compared, whichever matches.
-        found = [known for known in self._callers if hmac.compare_digest(digest, known)]
-        if not found:
+            return self._tenancy.directory.nobody
+        client = scope.get("client")
+        return identify(self._tenancy, headers, None if client is None else client[0])
+
+
+def identify(tenancy: Tenancy, headers: Mapping[str, str], peer: str | None) -> Caller:
+    """Return whom the credentials of a request let in, over whatever protocol it came, where keys are needed.
+
+    A key goes before a certificate: devices of one proxy may still be told apart by their tokens.
+
+    Args:
+        headers: lower-case names; over gRPC, the metadata.
+        peer: the address that the connection came from; None through a Unix socket.
+
+    Raises:
+        Unauthenticated: there are none, or none that is known.
+    """
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and key.strip():
+        found = tenancy.directory.by_key(key.strip().encode("latin-1", "replace"))  # the bytes as they were sent
+        if found is None:
             raise Unauthenticated("this API key is not known here", param="authorization")
-        return Caller(found[0].hex(), self._callers[found[0]])
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+        return found
+    found = tenancy.by_certificate(headers, peer)
+    if found is None:
+        raise Unauthenticated("an API key is required: send `authorization: Bearer <key>`", param="authorization")
+    return found
 
 
 def _require_this_host(scope: Scope, headers: Mapping[str, str]) -> None:

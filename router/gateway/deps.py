@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from router.base.clock import Clock
 from router.decisions.line import Decision
 from router.gateway.http.settings import CorsSettings
+from router.tenants.tenancy import Tenancy
 from router.values.answer import Answer
 from router.values.credits import Asker, Grant, Want
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
@@ -51,8 +52,8 @@ class Dispatch(Protocol):
         """Return when the first chunk is ready; raises any error of `router.base.errors`."""
         ...
 
-    def explain(self, request_id: str, caller: str) -> Decision | None:
-        """Return why a recent request of this caller went where it went."""
+    def explain(self, request_id: str, caller: str | None) -> Decision | None:
+        """Return why a recent request of this caller, or of any where that is None, went where it went."""
         ...
 
     def load(self) -> Sequence[ReplicaSnapshot]:
@@ -118,22 +119,6 @@ class GatewayLimits:
     retry_after_s: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who sent a request, as far as its key tells.
-
-    Attributes:
-        digest: of its key, in hexadecimal; empty where the tier has no keys.
-        max_priority: higher priorities that it claims are lowered to this one.
-    """
-
-    digest: str = ""
-    max_priority: int = 0
-
-
-NOBODY = Caller()
-
-
 def always_ready() -> tuple[bool, str]:
     """Readiness of a tier that has nothing to wait for."""
     return True, ""
@@ -161,9 +146,7 @@ class GatewayDeps:
     Attributes:
         tier: what this tier calls itself in `x-overspill-tier` and `/v1/models`.
         models: the replicas that `/v1/models` lists, local and remote.
-        api_keys: accepted bearer key → the highest priority that it may claim. Empty means open, and then only callers
-            on loopback are let in.
-        max_priority: the highest priority that callers may claim where there are no keys.
+        tenancy: who may come in and what each may ask for. Without any keys, only callers on loopback are let in.
         ready: whether new requests may come in, and if not, why (`starting`, `draining`).
         notices: what an operator should know although the tier is ready; told on `/health/ready`.
         back_in_s: seconds until a tier that is not ready should be, 0 where that is not known.
@@ -181,8 +164,7 @@ class GatewayDeps:
     telemetry: Telemetry
     clock: Clock
     models: Callable[[], Sequence[ReplicaInfo]]
-    api_keys: Mapping[str, int] = field(default_factory=dict, repr=False)
-    max_priority: int = 0
+    tenancy: Tenancy = field(repr=False)
     ready: Callable[[], tuple[bool, str]] = always_ready
     notices: Callable[[], Sequence[str]] = tuple
     limits: GatewayLimits = field(default_factory=GatewayLimits)

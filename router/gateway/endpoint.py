@@ -22,12 +22,15 @@ from router.base.errors import OverspillError, Refused, Unavailable
 from router.base.timers import Interrupted, Interruptible, end
 from router.gateway.auth import CALLER
 from router.gateway.bodies import BodyRoom, BodyShare, ClientGone, read_body
-from router.gateway.deps import NOBODY, Caller, GatewayDeps
+from router.gateway.deps import GatewayDeps
 from router.gateway.errors import JSON, Dialect, Reply, dialect_of, render_error
 from router.gateway.http.compression import MIN_BYTES, packed, reads_gzip
 from router.gateway.metrics import GatewayMetrics
+from router.tenants.stay import Stay
+from router.tenants.tenant import NOBODY, Caller
 from router.values.request import TokenChunk
 from router.wire import headers as wire_headers
+from router.wire.rate_limit import rate_limit_headers
 
 log = structlog.get_logger("router.gateway")
 
@@ -73,6 +76,7 @@ class RequestContext:
         closers: called once when the request is over.
         timings_ms: what goes into `server-timing`.
         told: headers of the reply, errors included.
+        stay: its place under the limits of its tenant; None where nothing is asked of a model.
     """
 
     method: str
@@ -91,6 +95,16 @@ class RequestContext:
     closers: list[Callable[[], None]] = field(default_factory=list)
     timings_ms: list[tuple[str, float]] = field(default_factory=list)
     told: list[tuple[str, str]] = field(default_factory=list)
+    stay: Stay | None = None
+
+    def told_lines(self) -> list[tuple[str, str]]:
+        """Return the headers that every reply to it has: what is left of its tenant's limits too."""
+        lines = self.told
+        if self.stay is not None:
+            for kind, left in zip(("requests", "tokens"), self.stay.left(), strict=True):
+                if left is not None:
+                    lines = [*lines, *rate_limit_headers(kind, left.limit, left.remaining, left.reset_s)]
+        return lines
 
     def drop_body(self) -> None:
         """Forget what was received: a stream may live for minutes, what it was asked with need not."""
@@ -116,6 +130,10 @@ class Gate(Protocol):
 
     def admit(self, context: RequestContext) -> None:
         """Take a place for an inference request, until it is answered; raises a `Refused` if there is none."""
+        ...
+
+    def arrived(self, context: RequestContext) -> None:
+        """The body of an inference request is there; raises a `Refused` if it is to come back later."""
         ...
 
 
@@ -170,6 +188,8 @@ class Endpoint:
                 self._gate.admit(context)
             if context.method not in {"GET", "HEAD"}:
                 context.body = await read_body(receive, context.headers, self._deps, context.share)
+            if self.admits:
+                self._gate.arrived(context)
         except OverspillError as error:
             context.request_id = context.request_id or wire_headers.reply_id(context.headers)
             await self._send_reply(render_error(error, context.dialect), context, send)
@@ -208,7 +228,9 @@ class Endpoint:
         try:
             return await self._handler(context)
         except OverspillError as error:
-            if error.status >= 500 and not isinstance(error, Refused):
+            if isinstance(error, Refused) and context.stay is not None:
+                context.stay.refused()
+            elif error.status >= 500:
                 log.warning("request failed", request_id=context.request_id, code=error.code, error=error.message)
             return render_error(error, context.dialect)
         except Exception:  # the task boundary: a bug is logged with its trace and answered
@@ -217,7 +239,7 @@ class Endpoint:
 
     async def _send_reply(self, reply: Reply, context: RequestContext, send: Send) -> None:
         self._metrics.responses.labels(self._name, reply.status).inc()
-        body, lines = reply.body, [*reply.headers, *context.told]
+        body, lines = reply.body, [*reply.headers, *context.told_lines()]
         if len(body) >= MIN_BYTES:
             lines.append(("vary", "accept-encoding"))
             if reads_gzip(context.headers.get("accept-encoding", "")):
@@ -229,7 +251,7 @@ class Endpoint:
 
     async def _send_stream(self, reply: StreamReply, context: RequestContext, send: Send) -> None:
         self._metrics.responses.labels(self._name, 200).inc()
-        lines = [*reply.headers, *context.told, ("cache-control", "no-cache"), ("x-accel-buffering", "no")]
+        lines = [*reply.headers, *context.told_lines(), ("cache-control", "no-cache"), ("x-accel-buffering", "no")]
         await send(_head(200, reply.media_type, lines, context.request_id))
         pieces, piece = reply.pieces, reply.first
         while not pieces.ended:

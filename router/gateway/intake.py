@@ -21,6 +21,7 @@ from router.gateway.bodies import BodyRoom
 from router.gateway.deps import GatewayDeps
 from router.gateway.endpoint import RequestContext, draining_or_starting
 from router.gateway.metrics import GatewayMetrics
+from router.gateway.retries import fingerprint, says_retry
 from router.values.answer import Answer
 from router.values.credits import NOTHING_WANTED, Asker, Want
 from router.values.request import (
@@ -37,11 +38,13 @@ from router.values.request import (
     TokenChunk,
     size_chars,
 )
+from router.values.usage import Usage
 from router.wire import credits as wire_credits
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
 from router.wire.names import refuse_query
-from router.wire.openai.reply import Usage
+
+_ASSUMED_ANSWER_TOKENS = 256  # set aside of a tenant's tokens a minute for an answer without a bound
 
 
 class Intake:
@@ -86,7 +89,7 @@ class Intake:
 
         Raises:
             Unavailable: the tier is starting or draining.
-            Shed: the gateway is full.
+            Shed: the gateway is full, or a limit of the caller's tenant is reached.
         """
         refusal = draining_or_starting(self.deps)
         if refusal is not None:
@@ -97,6 +100,9 @@ class Intake:
                 f"{limits.max_requests} requests are in flight here, the limit of this gateway: send it again later",
                 retry_after_s=limits.retry_after_s,
             )
+        context.stay = self.deps.tenancy.stay(context.caller, again=says_retry(context.headers))
+        context.stay.enter()
+        context.closers.append(context.stay.leave)
         request_id = given = context.request_id or ""
         attempt = 1
         while request_id in self._in_flight:
@@ -107,6 +113,16 @@ class Intake:
         self._in_flight.add(request_id)
         self.metrics.in_flight.set(len(self._in_flight))
         context.closers.append(lambda: self._leave(request_id))
+
+    def arrived(self, context: RequestContext) -> None:
+        """See whether a complete request is a retry that has to stand back.
+
+        Raises:
+            RateLimited: it is, and others wait.
+        """
+        if context.stay is not None:
+            crowded = self.deps.dispatcher.waiting > 0
+            self.deps.tenancy.arrived(context.stay, fingerprint(context.headers, context.body), crowded=crowded)
 
     @property
     def in_flight(self) -> int:
@@ -125,7 +141,7 @@ class Intake:
             Unavailable: an upstream that might serve it was never reached, or no model is known yet.
         """
         known = self.deps.dispatcher.known_models()
-        if model in known:
+        if model in known and context.caller.may_use(model):
             return
         if not known and not self._unreached(context):
             # Nothing was found yet, which says nothing about the model: the caller shall come back.
@@ -152,6 +168,9 @@ class Intake:
             raise self._perhaps_later(error, unreached) from error
         counted = time.perf_counter()
         context.timings_ms.append(("tokenize", (counted - began) * 1000))
+        if context.stay is not None:
+            most = api_request.sampling.max_tokens
+            context.stay.reserve(size.tokens, _ASSUMED_ANSWER_TOKENS if most is None else most, asked=most is not None)
         request = InferenceRequest(
             request_id=context.request_id or "",
             caller=context.caller.digest,
@@ -179,12 +198,15 @@ class Intake:
                 give_back()
             raise
         context.chunks = answer.chunks
+        if context.stay is not None:
+            context.stay.answered(lambda: (answer.route.variant, answer.used()))
         context.timings_ms.append(("first-token", (time.perf_counter() - counted) * 1000))
         return answer, size.tokens
 
     def not_served(self, context: RequestContext, model: str, known: Iterable[str]) -> OverspillError:
-        """Return the error for a model that nobody serves who is known here."""
-        return self._perhaps_later(ModelNotFound.of(model, known), self._unreached(context))
+        """Return the error for a model that nobody serves who is known here, or that is not for this caller to know."""
+        served = [name for name in known if context.caller.may_use(name)]
+        return self._perhaps_later(ModelNotFound.of(model, served), self._unreached(context))
 
     def _unreached(self, context: RequestContext) -> str:
         anything = Objective(deadline_s=math.inf)  # the deadline of a late value may stand in the body

@@ -91,16 +91,17 @@ class OpenAIRoutes:
         call = decode_json(_embedding_decoder, body)
         raise ModelNotFound(f"`model`: `{call.model[:80]}` is no embedding model; none is served here", param="model")
 
-    async def _list_models(self, context: RequestContext) -> Reply:  # noqa: ARG002
-        return json_reply(encode_models(self._cards()))
+    async def _list_models(self, context: RequestContext) -> Reply:
+        return json_reply(encode_models(self._cards(context)))
 
     async def _show_model(self, context: RequestContext) -> Reply:
         wanted = context.params["model"]
-        cards = self._cards()
+        cards = self._cards(context)
         for card in cards:
             if card["id"] == wanted:
                 return json_reply(orjson.dumps(card))
         raise self._intake.not_served(context, wanted, [str(card["id"]) for card in cards])
 
-    def _cards(self) -> list[dict[str, object]]:
-        return model_cards(self._deps.models(), self._created_s)
+    def _cards(self, context: RequestContext) -> list[dict[str, object]]:
+        cards = model_cards(self._deps.models(), self._created_s)
+        return [card for card in cards if context.caller.may_use(str(card["id"]))]

@@ -12,6 +12,8 @@ from router.base.extras import installed
 from router.gateway.endpoint import Endpoint, RequestContext, draining_or_starting, json_reply
 from router.gateway.errors import NoSuchPage, Reply, render_error
 from router.gateway.intake import Intake
+from router.gateway.tenant_routes import require_monitor
+from router.tenants.tenant import Role
 from router.values.status import TierStatus, encode
 from router.wire import load as wire_load
 
@@ -64,12 +66,14 @@ class OpsRoutes:
 
     async def _show_metrics(self, context: RequestContext) -> Reply:
         """The tier's figures for Prometheus, as OpenMetrics where that is asked for."""
+        require_monitor(context)
         encode_page, media_type = choose_encoder(context.headers.get("accept", ""))
         reply = Reply(encode_page(self._deps.telemetry.registry), media_type=media_type)
         reply.headers.append(("vary", "accept"))
         return reply
 
-    async def _status(self, context: RequestContext) -> Reply:  # noqa: ARG002
+    async def _status(self, context: RequestContext) -> Reply:
+        require_monitor(context)
         deps = self._deps
         ready, why = deps.ready()
         status = TierStatus(
@@ -80,12 +84,13 @@ class OpsRoutes:
             up_s=round(deps.clock.now_s() - self._began_s, 1),
             in_flight=self._intake.in_flight,
             router=deps.dispatcher.status(),
-            notices=tuple(deps.notices()),
+            notices=(*deps.notices(), *deps.tenancy.notices()),
             gpus=deps.gpus(),
         )
         return json_reply(encode(status))
 
     async def _scale(self, context: RequestContext) -> Reply:
+        require_monitor(context)
         model = context.params.get("model")
         told = None if self._deps.scale is None else self._deps.scale(model)
         if told is None:
@@ -97,7 +102,8 @@ class OpsRoutes:
 
     async def _decision(self, context: RequestContext) -> Reply:
         wanted = context.params["request_id"]
-        decision = self._deps.dispatcher.explain(wanted, context.caller.digest)
+        caller = context.caller
+        decision = self._deps.dispatcher.explain(wanted, None if caller.role is Role.OPERATOR else caller.digest)
         if decision is None:
             raise NoSuchPage(
                 f"no decision is kept for `{wanted[:128]}`: only your own recent ones are; ids are in `x-request-id`",

@@ -10,8 +10,9 @@ from router.gateway.intake import unfinished
 from router.gateway.metrics import GatewayMetrics
 from router.values.answer import Answer
 from router.values.request import TokenChunk
+from router.values.usage import Usage
 from router.wire.openai.errors import encode_error_event
-from router.wire.openai.reply import EventEncoder, Usage
+from router.wire.openai.reply import EventEncoder
 
 log = structlog.get_logger("router.gateway")
 

@@ -12,6 +12,7 @@ import orjson
 
 from router.base.errors import (
     BodyShed,
+    BudgetSpent,
     ContextTooLong,
     DeadlineLost,
     Evicted,
@@ -19,6 +20,7 @@ from router.base.errors import (
     ModelNotFound,
     OverspillError,
     PromiseLost,
+    RateLimited,
     Refused,
     ReplicaFailed,
     ReplicasFailed,
@@ -345,6 +347,9 @@ _REFUSALS: dict[tuple[int, str], type[Refused]] = {
     (kind.status, kind.code): kind for kind in (BodyShed, Evicted, PromiseLost, ReplicasFailed, DeadlineLost)
 }
 
+# Limits of this tier's own key: the upstream stays away for this tier, and its requests may well be served elsewhere.
+_LIMITS = frozenset({RateLimited.code, BudgetSpent.code})
+
 
 class _ErrorBody(msgspec.Struct):
     error: UpstreamError | str | None = None
@@ -374,7 +379,7 @@ def _error_of(status: int, told: UpstreamError, headers: Mapping[str, str], who:
 
 def _refusal(status: int, told: UpstreamError, headers: Mapping[str, str], message: str) -> Refused:
     kind = _REFUSALS.get((status, str(told.code)), Shed if status == 429 else Unavailable)
-    if headers.get("x-should-retry") == "false":
+    if headers.get("x-should-retry") == "false" and str(told.code) not in _LIMITS:
         kind = DeadlineLost
     return kind(message, retry_after_s=retry_after_s(headers))
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from router.values.request import TokenChunk
+from router.values.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ def _never() -> bool:
     return False
 
 
+def _nothing() -> Usage:
+    return Usage(0, 0)
+
+
 @dataclass(slots=True)
 class Answer:
     """A running answer.
@@ -46,8 +51,10 @@ class Answer:
         chunks: the first chunk is ready when this object exists. The last chunk carries a finish reason; the
             generator raises `ReplicaBroken` when no replica could finish. Closing it cancels the work.
         ready: whether the next chunk is here already, so that whoever writes chunks out may write several at once.
+        used: the tokens of it that were handed on so far, and of its prompt.
     """
 
     route: Route
     chunks: AsyncGenerator[TokenChunk, None]
     ready: Callable[[], bool] = _never
+    used: Callable[[], Usage] = _nothing

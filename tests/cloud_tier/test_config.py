@@ -16,8 +16,8 @@ from cloud_tier.config import (
     ModelConfig,
     ServerConfig,
     is_loopback,
+    key_sources,
     load,
-    read_keys,
     replace_models,
     require_keys,
 )
@@ -29,6 +29,7 @@ from models.formats.weights import open_weights
 from models.store.store import ModelStore
 from router.base.config import Flag
 from router.base.errors import ArtifactError, ConfigError, ModelNotFound
+from router.tenants.tenancy import KeySources
 from router.upstream.settings import BackendModel
 from tests.support.fake_engine import toy_model_directory
 from tests.support.paths import REPOSITORY
@@ -114,30 +115,36 @@ def test_a_missing_file_is_named() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
 def test_loopback_needs_no_key(host: str) -> None:
     assert is_loopback(host)
-    require_keys(ServerConfig(host=host), AuthConfig(), frozenset())
+    require_keys(ServerConfig(host=host), AuthConfig(), KeySources())
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "127.0.0.1.example.org"])  # noqa: S104
 def test_everything_else_needs_one_and_names_the_remedy(host: str) -> None:
     with pytest.raises(ConfigError, match=r"OVERSPILL_CLOUD_API_KEYS=\$\(openssl"):
-        require_keys(ServerConfig(host=host), AuthConfig(), frozenset())
-    require_keys(ServerConfig(host=host), AuthConfig(), frozenset({KEY}))
+        require_keys(ServerConfig(host=host), AuthConfig(), KeySources())
+    require_keys(ServerConfig(host=host), AuthConfig(), KeySources.of({KEY: None}))
+
+
+def _ceilings(sources: KeySources) -> dict[int, int]:
+    """The highest priority of each of `KEY1`, `KEY2`, … that is known."""
+    found = ((number, sources.directory().by_key(f"{KEY}{number}".encode())) for number in range(1, 9))
+    return {number: caller.max_priority for number, caller in found if caller is not None}
 
 
 def test_keys_come_from_file_and_environment(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(f"# two keys\n{KEY}1\n\n{KEY}2  # the second\n")
-    keys = read_keys(AuthConfig(keys_file=str(path)), {"OVERSPILL_CLOUD_API_KEYS": f"{KEY}3, {KEY}4"})
-    assert keys == {f"{KEY}{number}": 0 for number in range(1, 5)}
-    assert read_keys(AuthConfig(keys_env="OTHER"), {"OVERSPILL_CLOUD_API_KEYS": KEY}) == {}
+    sources = key_sources(AuthConfig(keys_file=str(path)), {"OVERSPILL_CLOUD_API_KEYS": f"{KEY}3, {KEY}4"})
+    assert _ceilings(sources) == dict.fromkeys(range(1, 5), 0)
+    assert key_sources(AuthConfig(keys_env="OTHER"), {"OVERSPILL_CLOUD_API_KEYS": KEY}).directory().open
 
 
 def test_a_key_may_have_a_ceiling_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(f"{KEY}1 priority=5  # an edge\n{KEY}2\n{KEY}3\tpriority=-1\n")
     auth = AuthConfig(keys_file=str(path), max_priority=1)
-    found = read_keys(auth, {"OVERSPILL_CLOUD_API_KEYS": f"{KEY}4 priority=3, {KEY}5,{KEY}1 priority=9"})
-    assert found == {f"{KEY}1": 5, f"{KEY}2": 1, f"{KEY}3": -1, f"{KEY}4": 3, f"{KEY}5": 1}
+    found = key_sources(auth, {"OVERSPILL_CLOUD_API_KEYS": f"{KEY}4 priority=3, {KEY}5,{KEY}1 priority=9"})
+    assert _ceilings(found) == {1: 5, 2: 1, 3: -1, 4: 3, 5: 1}
 
 
 @pytest.mark.parametrize("line", [f"{KEY} priority=high", "priority=5", f"{KEY} priority=99999999999", f"{KEY} prio=5"])
@@ -145,7 +152,7 @@ def test_a_ceiling_that_is_none_is_refused_without_showing_the_key(tmp_path: Pat
     path = tmp_path / "keys"
     path.write_text(line)
     with pytest.raises(ConfigError, match=rf"{path}:1: ") as raised:
-        read_keys(AuthConfig(keys_file=str(path)), {})
+        key_sources(AuthConfig(keys_file=str(path)), {}).directory()
     assert KEY not in raised.value.message
 
 
@@ -153,13 +160,13 @@ def test_a_key_that_is_none_is_refused_without_being_shown(tmp_path: Path) -> No
     path = tmp_path / "keys"
     path.write_text(f"{KEY}\nhunter2\n")
     with pytest.raises(ConfigError, match=rf"{path}:2: .* at least 16") as raised:
-        read_keys(AuthConfig(keys_file=str(path)), {})
+        key_sources(AuthConfig(keys_file=str(path)), {}).directory()
     assert "hunter2" not in raised.value.message
     path.write_bytes(b"\xff" * 20)
     with pytest.raises(ConfigError, match="not UTF-8"):
-        read_keys(AuthConfig(keys_file=str(path)), {})
+        key_sources(AuthConfig(keys_file=str(path)), {}).directory()
     with pytest.raises(ConfigError, match="No such file"):
-        read_keys(AuthConfig(keys_file=str(tmp_path / "none")), {})
+        key_sources(AuthConfig(keys_file=str(tmp_path / "none")), {}).directory()
 
 
 def test_model_flags_replace_the_list_but_keep_what_the_file_says_about_a_model() -> None:

@@ -79,7 +79,7 @@ class Running:
         self.port: int = self.bound.getsockname()[1]
         self.tier = CloudTier(plan, make)
         self.task = asyncio.create_task(self.tier.run(self.bound))
-        headers = {"authorization": f"Bearer {KEY}"} if plan.api_keys else {}
+        headers = {"authorization": f"Bearer {KEY}"} if plan.keys.fixed else {}
         self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=10)
 
     async def until(self, phase: Phase) -> None:
@@ -362,7 +362,7 @@ def test_a_plan_beyond_loopback_needs_a_key(toy: Path) -> None:
         make_plan(config, {})
     with pytest.raises(ConfigError, match=r"no model to serve: .*\[\[backends\]\]"):
         make_plan(CloudConfig(), {})
-    assert make_plan(config, {"OVERSPILL_CLOUD_API_KEYS": KEY}).api_keys == {KEY: 0}
+    assert make_plan(config, {"OVERSPILL_CLOUD_API_KEYS": KEY}).keys.directory().by_key(KEY.encode())
 
 
 def test_a_taken_port_is_named_with_a_remedy() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_agent.config import EdgeConfig, GatewaySettings, accepted_keys, is_loopback, load_config
+from edge_agent.config import EdgeConfig, GatewaySettings, is_loopback, key_sources, load_config
 from router.base.config import Flag, decode
 from router.base.credentials import secret
 from router.base.errors import ConfigError
@@ -92,12 +92,13 @@ def test_environment_lies_over_the_file_and_flags_over_both(tmp_path: Path) -> N
 def test_a_key_opens_the_door_to_the_network(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, "[gateway]\nhost = '0.0.0.0'\napi_keys = ['env:KEY']"), environ={})
     assert secret(config.upstream.api_key, "upstream.api_key", {}) == ""
-    assert accepted_keys(config.gateway, {"KEY": "0123456789abcdef"}) == {"0123456789abcdef": 0}
+    opened = key_sources(config.gateway, {"KEY": "0123456789abcdef"}).directory()
+    assert opened.by_key(b"0123456789abcdef").max_priority == 0
     gateway = GatewaySettings(api_keys=("env:KEY priority=5", "fedcba9876543210"), max_priority=-1)
-    found = accepted_keys(gateway, {"KEY": "0123456789abcdef"})
-    assert found == {"0123456789abcdef": 5, "fedcba9876543210": -1}
+    found = key_sources(gateway, {"KEY": "0123456789abcdef"}).directory()
+    assert [found.by_key(key).max_priority for key in (b"0123456789abcdef", b"fedcba9876543210")] == [5, -1]
     with pytest.raises(ConfigError, match=r"api_keys\[0\]: environment variable KEY is not set"):
-        accepted_keys(config.gateway, {})
+        key_sources(config.gateway, {})
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_a_key_opens_the_door_to_the_network(tmp_path: Path) -> None:
 def test_a_key_that_opens_the_door_is_hard_to_guess(key: str) -> None:
     for gateway in (GatewaySettings(api_keys=(key,)), GatewaySettings(api_keys=("env:KEY",))):
         with pytest.raises(ConfigError, match=r"gateway.api_keys\[0\]: .* at least 16") as raised:
-            accepted_keys(gateway, {"KEY": key})
+            key_sources(gateway, {"KEY": key})
         assert "s3cret" not in raised.value.message
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import httpx
@@ -17,6 +17,7 @@ from router.base.clock import MonotonicClock
 from router.base.errors import ContextTooLong, DeadlineLost, ModelNotFound, ReplicaBroken, Shed, Unavailable
 from router.decisions.line import AskedFor, Decision
 from router.gateway.app import GatewayDeps, create_app
+from router.tenants.tenancy import KeySources, Tenancy
 from router.values.answer import Answer, Route
 from router.values.credits import Asker, Want
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
@@ -175,8 +176,8 @@ class FakeDispatcher:
         with self.changed:
             return self.changed.wait_for(lambda: request_id in self.cancelled_starts, timeout=10)
 
-    def explain(self, request_id: str, caller: str) -> Decision | None:
-        made = [r for r in self.requests if (r.request_id, r.caller) == (request_id, caller)]
+    def explain(self, request_id: str, caller: str | None) -> Decision | None:
+        made = [r for r in self.requests if r.request_id == request_id and caller in {None, r.caller}]
         if not made:
             return None
         return Decision(request_id=request_id, model=made[0].model, prompt_tokens=1, policy="p", objective=AskedFor())
@@ -202,8 +203,15 @@ class FakeTelemetry:
         self.registry = CollectorRegistry()
 
 
+def tenancy_of(api_keys: Mapping[str, int] | None = None, max_priority: int = 0, **more) -> Tenancy:
+    """Tenants of a tier whose keys are these, each with the highest priority that it may claim."""
+    return Tenancy(KeySources.of(api_keys or {}, max_priority).directory(), MonotonicClock(), **more)
+
+
 def gateway_deps(dispatcher: FakeDispatcher | None = None, **changes) -> GatewayDeps:
+    keys = {name: changes.pop(name) for name in ("api_keys", "max_priority") if name in changes}
     fields = {
+        "tenancy": tenancy_of(**keys),
         "dispatcher": dispatcher or FakeDispatcher(),
         "prompts": WordCounter(),
         "tier": "cloud",

@@ -43,7 +43,7 @@ class Models:
         name = context.params["model"]
         known = self._deps.models()
         found = [info for info in known if name in {info.family, info.variant}]
-        if not found:
+        if not found or not context.caller.may_use(name):
             names = {n for info in known for n in (info.family, info.variant)}
             raise self._intake.not_served(context, name, names)
         _refuse_other_versions(context)

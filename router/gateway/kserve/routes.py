@@ -16,6 +16,7 @@ from router.gateway.kserve.batch import Answered, answer_all, answer_one, reques
 from router.gateway.kserve.models import Models
 from router.gateway.kserve.stream import GenerateStream
 from router.gateway.media import plain_body, require_no_form
+from router.gateway.tenant_routes import require_monitor
 from router.wire.headers import DEGRADED
 from router.wire.kserve.call import InferCall
 from router.wire.kserve.generate import GENERATE_BODY, decode_generate, encode_generate
@@ -84,6 +85,7 @@ class KServeRoutes:
 
     async def _statistics(self, context: RequestContext) -> Reply:
         """What each model has served since the start, over any API."""
+        require_monitor(context)
         return json_reply(orjson.dumps({"model_stats": self._models.statistics(context)}))
 
     async def _infer(self, context: RequestContext) -> Reply:

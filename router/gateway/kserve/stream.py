@@ -13,10 +13,10 @@ from router.gateway.intake import unfinished
 from router.gateway.metrics import GatewayMetrics
 from router.values.answer import Answer
 from router.values.request import TokenChunk
+from router.values.usage import Usage
 from router.wire.kserve.call import InferCall
 from router.wire.kserve.generate import encode_generate
 from router.wire.kserve.reply import Row
-from router.wire.openai.reply import Usage
 
 log = structlog.get_logger("router.gateway")
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import orjson
 
 from router.values.request import FinishReason
+from router.values.usage import Usage
 from router.wire.kserve.call import ERROR_OUTPUT, OUTPUTS, VERSION, InferCall
 from router.wire.kserve.tensors import Element, Tensor, to_bytes, to_json
-from router.wire.openai.reply import Usage
 
 _FAILED = b"error"
 

@@ -7,31 +7,9 @@ from dataclasses import dataclass
 import orjson
 
 from router.values.request import FinishReason
+from router.values.usage import Usage
 
 DONE = b"data: [DONE]\n\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of one exchange.
-
-    Attributes:
-        cached_tokens: of the prompt, found in a KV cache; None where nobody knows, or it was told before.
-    """
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int | None = None
-
-    def to_json(self) -> dict[str, object]:
-        counts: dict[str, object] = {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-        }
-        if self.cached_tokens is not None:
-            counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
-        return counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from starlette.routing import Route
 from router.gateway.app import create_app
 from router.gateway.auth import Authentication
 from router.wire.load import decode_orca
-from tests.support.gateway_fakes import FAMILY, FakeDispatcher, client_of, gateway_deps
+from tests.support.gateway_fakes import FAMILY, FakeDispatcher, client_of, gateway_deps, tenancy_of
 
 CHAT = "/v1/chat/completions"
 
@@ -119,7 +119,7 @@ async def test_a_peer_without_any_address_is_in_this_process_or_on_its_socket(cl
         sent.append(message)
 
     scope = {"type": "http", "path": "/v1/models", "headers": [], "client": client}
-    await Authentication(page, {})(scope, None, send)
+    await Authentication(page, tenancy_of())(scope, None, send)
     assert (bool(let_in), [m["status"] for m in sent[:1]]) == (allowed, [] if allowed else [401])
 
 
@@ -132,7 +132,7 @@ async def test_websockets_are_guarded_too() -> None:
     async def page(scope, receive, send) -> None:
         raise AssertionError("let in")
 
-    guard = Authentication(page, {"k": 0})
+    guard = Authentication(page, tenancy_of({"k": 0}))
     await guard({"type": "websocket", "path": "/live", "headers": []}, None, send)
     assert sent[0]["type"] == "websocket.close"
 

@@ -24,7 +24,7 @@ from router.values.request import InferenceRequest, Objective, SamplingParams, T
 from router.values.settings import CreditSettings, RouterSettings
 from router.wire.load import HEADER, decode_orca
 from tests.router.upstream.test_chain import ASK, WORDS, Reciter, Tier
-from tests.support.gateway_fakes import replica_info
+from tests.support.gateway_fakes import replica_info, tenancy_of
 from tests.support.waiting import until
 
 CLOCK = MonotonicClock()
@@ -193,7 +193,7 @@ async def test_only_who_may_send_requests_is_granted_credits() -> None:
 async def keyed(best: Reciter) -> AsyncIterator[Tier]:
     """A tier that knows one key."""
     tier = Tier("cloud", [best])
-    tier.deps = replace(tier.deps, api_keys={KEY: 0}, telemetry=Telemetry())
+    tier.deps = replace(tier.deps, tenancy=tenancy_of({KEY: 0}), telemetry=Telemetry())
     tier.server.config.app = create_app(tier.deps)
     async with tier:
         yield tier

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from router.base.errors import InvalidRequest
 from router.values.request import FinishReason, SamplingParams
+from router.values.usage import Usage
 from router.wire.kserve.call import InferCall, PromptCall
 from router.wire.kserve.generate import decode_generate, encode_generate
 from router.wire.kserve.reply import Row, encode_infer
 from router.wire.kserve.request import decode_infer
 from router.wire.kserve.tensors import Tensor, element_count, from_bytes, from_json, to_bytes, to_json
-from router.wire.openai.reply import Usage
 
 
 def text_input(**changes) -> dict:

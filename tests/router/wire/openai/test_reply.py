@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.values.request import FinishReason
-from router.wire.openai.reply import DONE, EventEncoder, ReplyHead, Usage, encode_body
+from router.values.usage import Usage
+from router.wire.openai.reply import DONE, EventEncoder, ReplyHead, encode_body
 
 HEAD = ReplyHead(chat=True, request_id="r", created_s=5, model="tiny-int8")
 TEXT_HEAD = ReplyHead(chat=False, request_id="r", created_s=5, model="tiny-int8")

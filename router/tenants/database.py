@@ -1,0 +1,126 @@
+"""The table of usage in a database: SQLite in a file, or anything that SQLAlchemy has a dialect for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    event,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+
+from router.base.errors import ConfigError, in_words
+from router.tenants.used import Counts, UsageKey, UsageRow
+
+PARAM = "tenants.database"
+_BUSY_MS = 5_000
+
+_METADATA = MetaData()
+_USAGE = Table(
+    "overspill_usage",
+    _METADATA,
+    Column("day", String(10), primary_key=True),
+    Column("tenant", String(64), primary_key=True),
+    Column("device", String(64), primary_key=True),
+    Column("model", String(256), primary_key=True),
+    *(Column(name, BigInteger, nullable=False) for name in Counts.__struct_fields__),
+)
+
+
+class UsageDatabase:
+    """Opened, used and closed by one thread at a time.
+
+    Args:
+        url: an SQLAlchemy URL, or the path of an SQLite file.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url if "://" in url else f"sqlite:///{Path(url).expanduser().absolute()}"
+        self._engine: Engine | None = None
+
+    def open(self) -> None:
+        """Connect, and make the table if there is none.
+
+        Raises:
+            ConfigError: the URL is none, its driver is missing, or the database cannot be used.
+        """
+        try:
+            self._engine = create_engine(self._url)
+            if self._engine.dialect.name == "sqlite":
+                event.listen(self._engine, "connect", _prepare)
+            _METADATA.create_all(self._engine)
+        except (ArgumentError, NoSuchModuleError, ImportError) as error:
+            raise ConfigError(f"{PARAM}: {in_words(error)}", param=PARAM) from None
+        except SQLAlchemyError as error:
+            shown = make_url(self._url).render_as_string()
+            why = getattr(error, "orig", None) or error
+            raise ConfigError(
+                f"{PARAM}: cannot use {shown}: {why}; name another file, or make its folder", param=PARAM
+            ) from None
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.dispose()
+            self._engine = None
+
+    def exchange(self, new: Mapping[UsageKey, Counts], month: str) -> Counter[str]:
+        """Add what is new, in one transaction; return the tokens of each tenant in a month, such as `2026-11`."""
+        with self._begin() as connection:
+            for key, counts in new.items():
+                _add(connection, key, counts)
+            tokens = func.sum(_USAGE.c.prompt_tokens + _USAGE.c.completion_tokens)
+            found = connection.execute(
+                select(_USAGE.c.tenant, tokens).where(_USAGE.c.day.startswith(month)).group_by(_USAGE.c.tenant)
+            )
+            return Counter({tenant: int(total) for tenant, total in found})
+
+    def rows(self, since: str, until: str) -> list[UsageRow]:
+        """Return what was used from one day to another, both included."""
+        wanted = select(_USAGE).where(_USAGE.c.day.between(since, until)).order_by(*_USAGE.primary_key.columns)
+        with self._begin() as connection:
+            return [
+                UsageRow(UsageKey(tenant, device, model, day), Counts(*counts))
+                for day, tenant, device, model, *counts in connection.execute(wanted)
+            ]
+
+    def _begin(self) -> Any:
+        if self._engine is None:
+            raise ConfigError(f"{PARAM}: the database is closed", param=PARAM)
+        return self._engine.begin()
+
+
+def _add(connection: Connection, key: UsageKey, counts: Counts) -> None:
+    """Add to a row; two tiers that make the same one at once are no fault."""
+    where = {"tenant": key.tenant, "device": key.device, "model": key.model, "day": key.day}
+    added = {name: getattr(counts, name) for name in Counts.__struct_fields__}
+    more = update(_USAGE).values({name: _USAGE.c[name] + value for name, value in added.items()})
+    for name, value in where.items():
+        more = more.where(_USAGE.c[name] == value)
+    if connection.execute(more).rowcount:
+        return
+    try:
+        with connection.begin_nested():
+            connection.execute(insert(_USAGE).values({**where, **added}))
+    except IntegrityError:
+        connection.execute(more)
+
+
+def _prepare(connection: Any, _: object) -> None:
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={_BUSY_MS}"):
+        connection.execute(f"PRAGMA {pragma}")

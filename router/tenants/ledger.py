@@ -1,0 +1,170 @@
+"""What was used: by tenant, device, model and day. Counted in memory, written to a database by a thread of its own.
+
+Requests never wait for a disk. Each second what is new is added to the rows of a database, and what they say of this
+month is read back, so that several tiers may share one database, and one budget. A process that is killed loses the
+last second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import structlog
+
+from router.base.clock import Clock
+from router.base.errors import in_words
+from router.tenants.used import Counts, UsageKey, UsageRow
+from router.values.usage import Usage
+
+log = structlog.get_logger("router.tenants")
+
+_WRITE_EVERY_S = 1.0
+_MAX_UNWRITTEN = 100_000  # rows kept while a database cannot be written
+
+
+class UsageStore(Protocol):
+    """Where usage is kept. Each call comes from one thread at a time, and may block."""
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def exchange(self, new: Mapping[UsageKey, Counts], month: str) -> Counter[str]:
+        """Add what is new; return the tokens of each tenant in a month, such as `2026-11`."""
+        ...
+
+    def rows(self, since: str, until: str) -> list[UsageRow]:
+        """Return what was used from one day to another, both included."""
+        ...
+
+
+class Ledger:
+    """Use as `async with` where there is a database.
+
+    Args:
+        wall: seconds since 1970: budgets are for months of a calendar.
+
+    Attributes:
+        totals: tenant and model → what was used since the start.
+        fault: why the database could not be written; empty where it could.
+    """
+
+    def __init__(self, database: UsageStore | None, clock: Clock, wall: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._clock = clock
+        self._wall = wall
+        self._new: dict[UsageKey, Counts] = {}
+        self._month = ""
+        self._spent: Counter[str] = Counter()
+        self._day, self._day_ends_s = "", 0.0
+        self.totals: dict[tuple[str, str], Counts] = {}
+        self.fault = ""
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it survives a restart."""
+        return self._database is not None
+
+    @property
+    def unwritten(self) -> int:
+        return len(self._new)
+
+    def add(self, tenant: str, device: str, model: str, used: Usage) -> None:
+        """Count one answer, or what there was of it."""
+        self._turn()
+        counts = Counts(1, used.prompt_tokens, used.cached_tokens or 0, used.completion_tokens)
+        key = UsageKey(tenant, device, model, self._day)
+        present = self._new.get(key)
+        if present is None and len(self._new) < _MAX_UNWRITTEN:
+            present = self._new[key] = Counts()
+        if present is not None:
+            present.add(counts)
+        self._spent[tenant] += used.total_tokens
+        self.totals.setdefault((tenant, model), Counts()).add(counts)
+
+    def spent(self, tenant: str) -> int:
+        """Tokens that a tenant used this month."""
+        self._turn()
+        return self._spent[tenant]
+
+    def month_ends_s(self) -> float:
+        """Seconds until the next month begins."""
+        today = self._today()
+        following = (today.replace(day=1) + dt.timedelta(days=32)).replace(day=1)
+        return (following - today).days * 86_400 - self._wall() % 86_400
+
+    async def __aenter__(self) -> Ledger:
+        if self._database is not None:
+            await asyncio.to_thread(self._database.open)
+            self._turn()
+            await self.write()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._database is not None:
+            await self.write()
+            await asyncio.to_thread(self._database.close)
+
+    async def keep_writing(self) -> None:
+        """Write what is new every second; never returns."""
+        while True:
+            await self._clock.sleep(_WRITE_EVERY_S)
+            if self._database is not None:
+                await self.write()
+
+    async def write(self) -> None:
+        """Write what is new, and read what is known of this month."""
+        database = self._database
+        if database is None:
+            return
+        self._turn()
+        new, self._new, month = self._new, {}, self._month
+        try:
+            spent = await asyncio.to_thread(database.exchange, new, month)
+        except Exception as error:  # a database may be away for a while: what is new is kept for it
+            for key, counts in new.items():
+                self._new.setdefault(key, Counts()).add(counts)
+            if not self.fault:
+                log.exception("usage not written; it is kept and written later", rows=len(self._new))
+            self.fault = in_words(error)
+            return
+        if self.fault:
+            log.info("usage is written again")
+        self.fault = ""
+        if month == self._month:
+            for key, counts in self._new.items():  # what came meanwhile
+                spent[key.tenant] += counts.prompt_tokens + counts.completion_tokens
+            self._spent = spent
+
+    async def report(self, since: str, until: str) -> list[UsageRow]:
+        """Return what was used from one day to another, both included; without a database, since the start."""
+        if self._database is not None:
+            await self.write()
+            return await asyncio.to_thread(self._database.rows, since, until)
+        return [
+            UsageRow(key, counts) for key, counts in sorted(self._new.items(), key=_order) if since <= key.day <= until
+        ]
+
+    def _today(self) -> dt.date:
+        return dt.datetime.fromtimestamp(self._wall(), dt.timezone.utc).date()
+
+    def _turn(self) -> None:
+        """Begin a new day, and perhaps a new month."""
+        now_s = self._wall()
+        if now_s < self._day_ends_s:
+            return
+        self._day = self._today().isoformat()
+        self._day_ends_s = now_s - now_s % 86_400 + 86_400
+        if self._day[:7] != self._month:
+            self._month = self._day[:7]
+            self._spent = Counter()
+
+
+def _order(item: tuple[UsageKey, Counts]) -> tuple[str, str, str, str]:
+    key = item[0]
+    return key.day, key.tenant, key.device, key.model

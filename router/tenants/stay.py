@@ -1,0 +1,73 @@
+"""One request against the limits of its tenant: from its first header until what it used is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from router.base.clock import Clock
+from router.tenants.ledger import Ledger
+from router.tenants.quota import Left, Quota
+from router.values.usage import Usage
+
+
+@dataclass(slots=True)
+class Stay:
+    """A place of a request under its tenant's limits. `enter` takes it, `leave` gives it back, once.
+
+    Attributes:
+        fingerprint: equal for requests that ask for the same.
+        again: its client says that it is a retry.
+    """
+
+    quota: Quota
+    ledger: Ledger
+    clock: Clock
+    device: str = ""
+    again: bool = False
+    fingerprint: int = 0
+    _reserved: int = 0
+    _answers: list[Callable[[], tuple[str, Usage]]] = field(default_factory=list)
+    _over: bool = False
+
+    def enter(self) -> None:
+        """Take the place; see `Quota.enter`.
+
+        Raises:
+            BudgetSpent, RateLimited: the tenant is over one of its limits.
+        """
+        self.quota.enter(self.clock.now_s())
+
+    def reserve(self, prompt_tokens: int, answer_tokens: int, *, asked: bool) -> None:
+        """Set tokens aside; see `Quota.reserve`.
+
+        Raises:
+            RateLimited: there are not so many now.
+        """
+        self._reserved += self.quota.reserve(self.clock.now_s(), prompt_tokens, answer_tokens, asked=asked)
+
+    def answered(self, told: Callable[[], tuple[str, Usage]]) -> None:
+        """An answer has begun; `told` returns, at the end of the stay, which model answered and what that used."""
+        self._answers.append(told)
+
+    def left(self) -> tuple[Left | None, Left | None]:
+        """What is left of the tenant's requests and tokens a minute."""
+        return self.quota.left(self.clock.now_s())
+
+    def refused(self) -> None:
+        """The request is told to come back later."""
+        self.quota.retries.refused(self.fingerprint, self.clock.now_s())
+
+    def leave(self) -> None:
+        """The request is over: count what it used."""
+        if self._over:
+            return
+        self._over = True
+        self.quota.leave()
+        prompt = answer = 0
+        for told in self._answers:
+            model, used = told()
+            prompt, answer = prompt + used.prompt_tokens, answer + used.completion_tokens
+            self.ledger.add(self.quota.name, self.device, model, used)
+        self._answers.clear()
+        self.quota.settle(self.clock.now_s(), self._reserved, Usage(prompt, answer))

@@ -1,0 +1,33 @@
+"""Tokens of one exchange, as its caller is told them and as they are counted against its limits: one truth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one exchange.
+
+    Attributes:
+        completion_tokens: generated, with the token that ends an answer.
+        cached_tokens: of the prompt, found in a KV cache; None where nobody knows, or it was told before.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    def to_json(self) -> dict[str, object]:
+        counts: dict[str, object] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.total_tokens,
+        }
+        if self.cached_tokens is not None:
+            counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        return counts
