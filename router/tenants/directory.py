@@ -6,6 +6,7 @@ A file that cannot be read or understood changes nothing: who was let in before 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from router.tenants.tenant import Caller, Tenant
 log = structlog.get_logger("router.tenants")
 
 _LOOK_EVERY_S = 1.0
+_SETTLES_S = 0.1
 
 Stamp = tuple[int, int, int]
 
@@ -102,7 +104,10 @@ class Directory:
         try:
             if await asyncio.to_thread(_stamp, path) == self._stamp:
                 return
-            self._stamp, read = await asyncio.to_thread(_read, path)
+            found = await asyncio.to_thread(_read_settled, path)
+            if found is None:
+                return
+            self._stamp, read = found
             self._put(read)
         except ConfigError as error:
             self._complain(error.message)
@@ -140,6 +145,18 @@ def _stamp(path: Path) -> Stamp:
     """What changes when a file does: which one it is, when it was written, its size."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _read_settled(path: Path) -> tuple[Stamp, KeysFile] | None:
+    """Read the file, None while it is being written: an editor that empties it first would let nobody in for a while.
+
+    Raises:
+        ConfigError: it cannot be read, or is none.
+    """
+    before = _stamp(path)
+    time.sleep(_SETTLES_S)
+    raw, after = path.read_bytes(), _stamp(path)
+    return (after, decode(raw, str(path))) if before == after else None
 
 
 def _read(path: Path) -> tuple[Stamp, KeysFile]:
