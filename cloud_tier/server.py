@@ -28,6 +28,7 @@ from cloud_tier.metrics import EngineMetrics, kv_usage, watch_scaling
 from cloud_tier.plan import Plan
 from cloud_tier.prompts import TierPrompts
 from cloud_tier.replicas import EngineReplica, SupervisedEngine
+from cloud_tier.repository import EngineRepository
 from cloud_tier.scaling.watch import ScaleWatch
 from models.catalogue.places import places_in
 from models.text.chat import PromptEncoder
@@ -124,6 +125,14 @@ class CloudTier:
 
         backends = backend_sources(plan.config.backends, surroundings, start=start)
         self._sources = Sources(backends)
+        self.repository = EngineRepository(
+            self._replicas,
+            self._clock,
+            warm_up=plan.config.server.warm_up,
+            drain_s=plan.config.server.drain_s,
+            publish=self._publish,
+            elsewhere=lambda: [replica.info for replica in self._sources.replicas],
+        )
         self.scale = ScaleWatch(self._dispatcher, plan.config.scaling, self._clock, self._publish)
         watch_scaling(self.scale, self._telemetry)
         self.app = self._gateway(plan, encoders)
@@ -211,7 +220,7 @@ class CloudTier:
     def _publish(self) -> None:
         """Tell the router which replicas there are now; engines that start are none yet."""
         if self._phase is not Phase.STARTING:
-            self._dispatcher.set_replicas(self.scale.stand_in([*self._replicas, *self._sources.replicas]))
+            self._dispatcher.set_replicas(self.scale.stand_in([*self.repository.serving, *self._sources.replicas]))
 
     def _begin_serving(self) -> None:
         self._phase = Phase.SERVING
@@ -299,20 +308,21 @@ class CloudTier:
                 kv_usage=lambda: kv_usage([replica.engine.load() for replica in self._replicas]),
                 gpus=lambda: self._gpus.readings,
                 cors=plan.config.cors,
+                repository=self.repository,
                 local_pages=is_loopback(plan.config.server.host),
                 scale=self.scale.report,
             )
         )
 
     def _models(self) -> list[ReplicaInfo]:
-        infos = [replica.info for replica in [*self._replicas, *self._sources.replicas]]
+        infos = [replica.info for replica in [*self.repository.serving, *self._sources.replicas]]
         return infos + [info for info in self.scale.absent() if info not in infos]
 
     def ready(self) -> tuple[bool, str]:
         """Whether requests may come, and if not, why."""
         if self._phase is not Phase.SERVING:
             return False, self._phase.value
-        snapshots = [replica.snapshot() for replica in [*self._replicas, *self._sources.replicas]]
+        snapshots = [replica.snapshot() for replica in [*self.repository.serving, *self._sources.replicas]]
         if any(snapshot.available for snapshot in snapshots):
             return True, ""
         if self.scale.stands_in:

@@ -29,6 +29,7 @@ from edge_agent.serving.lineup import Lineup
 from edge_agent.serving.local_models import Shelf, local_models
 from edge_agent.serving.prompts import PromptCounters
 from edge_agent.serving.replica import LocalModel, LocalReplica
+from edge_agent.serving.repository import LocalRepository
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import Profile, ProfileMatch, choose_profile
 from models.catalogue.places import places_in
@@ -108,6 +109,9 @@ class EdgeAgent:
         self._tenancy.watch(self.telemetry.registry)
         self.lineup = Lineup(self._describe_models, lambda _: self._publish(), self._condition_changed)
         self._sources = Sources(self._make_sources())
+        self.repository = LocalRepository(
+            self.lineup, self.shelf.catalogue, lambda: self.config.models, self._names_elsewhere
+        )
         self._condition_news = asyncio.Event()
         self._was_broken = False
         self._prompts = PromptCounters(self.infos)
@@ -199,7 +203,7 @@ class EdgeAgent:
         stack.push_async_callback(end, asyncio.create_task(self._tell_fleet(session), name="condition"))
 
     async def _load(self) -> None:
-        await self.lineup.apply(self.config.models)
+        await self.lineup.apply(self.repository.effective(self.config.models))
 
     def ready(self) -> tuple[bool, str]:
         """Whether requests may come in, and if not, why: also when every local model is broken and nobody is behind."""
@@ -240,7 +244,7 @@ class EdgeAgent:
             ConfigError: nothing could serve its models; everything stays as it was.
         """
         if wanted.models != self.config.models:
-            await self.lineup.apply(wanted.models)
+            await self.lineup.apply(self.repository.effective(wanted.models))
         if wanted.router != self.config.router:
             self.dispatcher.reconfigure(wanted.router)
         self.config = wanted
@@ -298,6 +302,11 @@ class EdgeAgent:
         """Describe every replica, local ones first."""
         return [replica.info for replica in [*self.lineup.replicas, *self._sources.replicas]]
 
+    def _names_elsewhere(self) -> set[str]:
+        """Every name that replicas beyond this device serve."""
+        infos = [replica.info for replica in self._sources.replicas]
+        return {info.family for info in infos} | {info.variant for info in infos}
+
     def _make_sources(self) -> list[ReplicaSource]:
         """The upstream, and every `[[backends]]` entry.
 
@@ -341,6 +350,7 @@ class EdgeAgent:
             limits=GatewayLimits(max_body_bytes=settings.max_body_bytes, max_requests=settings.max_requests),
             kv_usage=self._kv_usage,
             cors=self.config.cors,
+            repository=self.repository,
             local_pages=is_loopback(settings.host),
         )
 

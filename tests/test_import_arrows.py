@@ -58,7 +58,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
         ("cloud_tier.answers", "cloud_tier.lineup", "cloud_tier.status", "cloud_tier.tenants", "cloud_tier.warm_up"),
         ("cloud_tier.backends", "cloud_tier.engine_check", "cloud_tier.replicas"),
-        ("cloud_tier.metrics", "cloud_tier.plan"),
+        ("cloud_tier.metrics", "cloud_tier.plan", "cloud_tier.repository"),
         ("cloud_tier.server",),
         ("cloud_tier.cli", "cloud_tier.ray_serve"),
     ),

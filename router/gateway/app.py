@@ -20,6 +20,7 @@ from router.gateway.errors import NoSuchPage, WrongMethod, dialect_of, render_er
 from router.gateway.http.cors import Origins
 from router.gateway.http.front import Front
 from router.gateway.intake import Intake
+from router.gateway.kserve.repository import RepositoryRoutes
 from router.gateway.kserve.routes import KServeRoutes
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.openai_routes import OpenAIRoutes
@@ -48,8 +49,15 @@ def create_app(deps: GatewayDeps) -> FastAPI:
         )
     app = FastAPI(title=f"Overspill {deps.tier}", docs_url=None, redoc_url=None, openapi_url=None)
     intake = Intake(deps, GatewayMetrics(deps.telemetry.registry))
-    groups = (OpenAIRoutes(intake), KServeRoutes(intake), OpsRoutes(intake), TenantRoutes(intake))
-    for group in (*groups, ReferenceRoutes(intake, app.router)):
+    groups = (
+        OpenAIRoutes(intake),
+        KServeRoutes(intake),
+        RepositoryRoutes(intake),
+        OpsRoutes(intake),
+        TenantRoutes(intake),
+        ReferenceRoutes(intake, app.router),
+    )
+    for group in groups:
         app.router.routes.extend(group.routes())
     app.router.redirect_slashes = False  # `Front` sees to them
     app.add_middleware(Authentication, tenancy=deps.tenancy)

@@ -15,6 +15,7 @@ from router.tenants.tenancy import Tenancy
 from router.values.answer import Answer
 from router.values.credits import Asker, Grant, Want
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
+from router.values.repository import Repository
 from router.values.request import InferenceRequest, Locality, Prompt, PromptSize
 from router.values.status import NO_GPU_READINGS, GpuReadings, RouterStatus, Tally
 
@@ -150,6 +151,7 @@ class GatewayDeps:
         ready: whether new requests may come in, and if not, why (`starting`, `draining`).
         notices: what an operator should know although the tier is ready; told on `/health/ready`.
         back_in_s: seconds until a tier that is not ready should be, 0 where that is not known.
+        repository: what its operator may load and unload; None where nothing is.
         cors: which web pages of other origins may read answers.
         local_pages: pages of this host may, as only this host reaches the tier.
         kv_usage: used share of the tier's KV cache in [0, 1], for the tier below; None if unknown.
@@ -168,6 +170,7 @@ class GatewayDeps:
     ready: Callable[[], tuple[bool, str]] = always_ready
     notices: Callable[[], Sequence[str]] = tuple
     limits: GatewayLimits = field(default_factory=GatewayLimits)
+    repository: Repository | None = None
     cors: CorsSettings = field(default_factory=CorsSettings)
     local_pages: bool = True
     kv_usage: Callable[[], float | None] = kv_usage_unknown

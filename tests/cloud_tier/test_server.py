@@ -479,3 +479,20 @@ async def test_the_service_manager_is_told(toy: Path, tmp_path: Path, monkeypatc
             pass
         manager.setblocking(False)
         assert [manager.recv(64) for _ in range(2)] == [b"READY=1", b"STOPPING=1"]
+
+
+async def test_an_engine_is_unloaded_and_loaded_again_while_the_other_serves(toy: Path) -> None:
+    async with running(_plan(toy, engines=2)) as here:
+        client = here.client
+        small = {**CHAT, "model": "toy-small"}
+        assert (await client.post("/v1/chat/completions", json=small)).status_code == 200
+        gone = await client.post("/v2/repository/models/toy-small/unload")
+        assert gone.status_code == 200, gone.text
+        assert (await client.post("/v1/chat/completions", json=small)).status_code == 404
+        assert (await client.post("/v1/chat/completions", json=CHAT)).headers["x-overspill-model"] == "toy-best"
+        index = {e["name"]: e["state"] for e in (await client.post("/v2/repository/index")).json()}
+        assert index == {"toy-best": "READY", "toy-small": "UNAVAILABLE"}
+        assert "toy-small" not in {card["id"] for card in (await client.get("/v1/models")).json()["data"]}
+        assert (await client.post("/v2/repository/models/toy-small/load")).status_code == 200
+        assert (await client.post("/v1/chat/completions", json=small)).status_code == 200
+        assert (await client.post("/v2/repository/models/nothing/load")).status_code == 404

@@ -461,3 +461,29 @@ def test_the_daemon_imports_neither_torch_nor_a_runtime() -> None:
     code = "import sys, edge_agent.daemon; print([m for m in ('torch', 'onnxruntime', 'onnx') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+async def test_rungs_are_loaded_and_unloaded_while_others_answer(world: TinyWorld) -> None:
+    async with served(world.config()) as (agent, client):
+        stream = {**ignoring_eos(max_tokens=200, stream=True), "model": "tiny-int8"}
+        async with client.stream("POST", "/v1/chat/completions", json=stream) as running:
+            lines = running.aiter_lines()
+            await anext(lines)
+            gone = await client.post("/v2/repository/models/tiny-int8/unload")
+            assert gone.status_code == 200, gone.text
+            rest = [line async for line in lines if line]
+        assert rest[-1] == "data: [DONE]", "an answer under way ends as it should"
+        index = (await client.post("/v2/repository/index")).json()
+        assert {e["name"]: e["state"] for e in index} == {"tiny-pruned-int8": "READY", "tiny-int8": "UNAVAILABLE"}
+        assert (await client.post("/v1/chat/completions", json={**CHAT, "model": "tiny-int8"})).status_code == 404
+        other = await client.post("/v1/chat/completions", json=CHAT)
+        assert other.headers["x-overspill-model"] == "tiny-pruned-int8"
+        await agent.reconfigure(agent.config)  # what the fleet sends does not undo it
+        assert [replica.info.variant for replica in agent.lineup.replicas] == ["tiny-pruned-int8"]
+        assert (await client.post("/v2/repository/models/tiny/load")).status_code == 200
+        assert all(replica.loaded for replica in agent.lineup.replicas)
+        assert (await client.post("/v1/chat/completions", json={**CHAT, "model": "tiny-int8"})).status_code == 200
+        for name, status in (("nothing", 404), ("tiny-fp32", 400)):
+            refused = await client.post(f"/v2/repository/models/{name}/load")
+            assert refused.status_code == status, refused.text
+        assert (await client.post("/v2/repository/models/nothing/unload")).status_code == 404

@@ -104,6 +104,7 @@ class FakeEngine:
             self.state = EngineState.STOPPED
             raise self.refuses
         await asyncio.sleep(0)
+        self._dead.clear()
         self._info = EngineInfo(
             vocab_size=257,
             context_tokens=self.config.max_context_tokens or 512,

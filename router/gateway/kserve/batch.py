@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from router.base.errors import OverspillError
+from router.base.errors import OverspillError, Refused
 from router.base.timers import end
 from router.gateway.bodies import BodyShare
 from router.gateway.endpoint import RequestContext
@@ -68,6 +68,8 @@ async def _answered(intake: Intake, part: RequestContext, request: ApiRequest) -
             intake.admit(part)
         return await answer_one(intake, part, request)
     except OverspillError as error:
+        if isinstance(error, Refused) and part.stay is not None:
+            part.stay.refused()
         return error
     finally:
         if part.chunks is not None:
@@ -84,6 +86,7 @@ def _part(intake: Intake, context: RequestContext, index: int, request: ApiReque
         share=BodyShare(intake.room),
         body=prompt.text.encode() if isinstance(prompt, TextPrompt) else b"",  # its size is what a link has to carry
         chunks=None,
+        stay=None,
         closers=[],
         timings_ms=[],
         told=[],

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from router.base.errors import ModelNotFound, OverspillError, Unavailable
 from router.gateway.endpoint import RequestContext, draining_or_starting
 from router.gateway.intake import Intake
+from router.gateway.tenant_routes import require_monitor
 from router.values.replica import ReplicaInfo
 from router.values.status import Tally
 from router.wire.kserve.call import VERSION
@@ -42,7 +43,7 @@ class Models:
         """
         name = context.params["model"]
         known = self._deps.models()
-        found = [info for info in known if name in {info.family, info.variant}]
+        found = [info for info in known if name in {info.family, info.variant} and context.caller.may_use(name)]
         if not found or not context.caller.may_use(name):
             names = {n for info in known for n in (info.family, info.variant)}
             raise self._intake.not_served(context, name, names)
@@ -66,7 +67,13 @@ class Models:
         return sum(s.slots for s in self._deps.dispatcher.load() if s.info.replica_id in wanted)
 
     def statistics(self, context: RequestContext) -> list[dict[str, object]]:
-        """Return what the model in the path has served, or every model where it names none."""
+        """Return what the model in the path has served, or every model where it names none.
+
+        Raises:
+            Forbidden: the key is a tenant's own, and the figures are of everybody together.
+            ModelNotFound, Unavailable: as `replicas`.
+        """
+        require_monitor(context)
         now_s, wall_s = self._deps.clock.now_s(), time.time()
         tallies = self._deps.dispatcher.tallies()
 
