@@ -93,3 +93,9 @@ async def test_a_tier_that_cannot_says_so() -> None:
         assert (await http.post(path, content="a=b", headers=form)).status_code == 415, "no page may send it unasked"
         index = (await http.post("/v2/repository/index")).json()
     assert {entry["name"] for entry in index} == {"tiny-fp32", "tiny-int8"}
+
+
+async def test_statistics_are_of_everybody_and_so_for_monitors_alone() -> None:
+    async with client_of(gateway_deps(api_keys={"k": 0}), "k") as http:
+        for path in ("/v2/models/stats", "/v2/models/tiny/stats"):
+            assert (await http.get(path)).status_code == 403
