@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from router.base.clock import MonotonicClock
 from router.base.errors import ModelNotFound
+from router.tenants.keys_edit import NewKey, add_key
+from router.tenants.tenancy import KeySources, Tenancy
+from router.tenants.tenant import Role
 from router.values.replica import ReplicaSnapshot
 from router.values.repository import ModelState
 from tests.support.gateway_fakes import INFOS, FakeDispatcher, Server, client_of, gateway_deps, serving
+
+NAMES = ("tiny-int8", "tiny-fp32")
 
 
 class Shelf:
@@ -76,15 +83,6 @@ def test_the_operator_loads_and_unloads(client: triton.InferenceServerClient, sh
     assert len(shelf.done) == 2
 
 
-async def test_a_callers_key_changes_nothing(shelf: Shelf) -> None:
-    async with client_of(gateway_deps(api_keys={"k": 0}, repository=shelf), "k") as http:
-        for what in ("load", "unload"):
-            reply = await http.post(f"/v2/repository/models/tiny-int8/{what}")
-            assert (reply.status_code, list(reply.json())) == (403, ["error"])
-        assert (await http.post("/v2/repository/index")).status_code == 200
-    assert not shelf.done
-
-
 async def test_a_tier_that_cannot_says_so() -> None:
     async with client_of(gateway_deps()) as http:
         reply = await http.post("/v2/repository/models/tiny-int8/unload", json={})
@@ -95,7 +93,35 @@ async def test_a_tier_that_cannot_says_so() -> None:
     assert {entry["name"] for entry in index} == {"tiny-fp32", "tiny-int8"}
 
 
-async def test_statistics_are_of_everybody_and_so_for_monitors_alone() -> None:
-    async with client_of(gateway_deps(api_keys={"k": 0}), "k") as http:
-        for path in ("/v2/models/stats", "/v2/models/tiny/stats"):
-            assert (await http.get(path)).status_code == 403
+def tenants(path: Path) -> tuple[Tenancy, dict[Role, dict[str, str]]]:
+    """One tenant, who may know of `tiny-int8` alone, with a key of each role."""
+    keys = {role: add_key(path, NewKey("acme", role=role), {"models": ("tiny-int8",)}) for role in Role}
+    tenancy = Tenancy(KeySources(path=path).directory(), MonotonicClock())
+    return tenancy, {role: {"authorization": f"Bearer {key}"} for role, key in keys.items()}
+
+
+async def test_each_key_sees_and_changes_what_its_role_may(shelf: Shelf, tmp_path: Path) -> None:
+    tenancy, keys = tenants(tmp_path / "keys")
+    async with client_of(gateway_deps(tenancy=tenancy, repository=shelf)) as http:
+        for role, stats, unload in ((Role.CALLER, 403, 403), (Role.MONITOR, 200, 403), (Role.OPERATOR, 200, 200)):
+            for path in ("/v2/models/stats", "/v2/models/tiny-int8/stats"):
+                assert (await http.get(path, headers=keys[role])).status_code == stats
+            reply = await http.post("/v2/repository/models/tiny-int8/unload", headers=keys[role])
+            assert reply.status_code == unload
+        index = (await http.post("/v2/repository/index", headers=keys[Role.CALLER])).json()
+        assert [entry["name"] for entry in index] == ["tiny-int8"], "other models are none of its business"
+        for path in ("", "/config", "/ready"):
+            found = [(await http.get(f"/v2/models/{m}{path}", headers=keys[Role.CALLER])).status_code for m in NAMES]
+            assert found == [200, 404]
+    assert shelf.done == [("unload", "tiny-int8")]
+
+
+async def test_each_prompt_of_a_batch_counts_against_the_limits_of_its_tenant(tmp_path: Path) -> None:
+    key = add_key(tmp_path / "keys", NewKey("acme"), {"requests_per_minute": 3})
+    tenancy = Tenancy(KeySources(path=tmp_path / "keys").directory(), MonotonicClock())
+    async with client_of(gateway_deps(tenancy=tenancy), key) as http:
+        text = {"name": "text_input", "datatype": "BYTES", "shape": [5], "data": [f"say {n}" for n in range(5)]}
+        outputs = (await http.post("/v2/models/tiny/infer", json={"inputs": [text]})).json()["outputs"]
+    told = {output["name"]: output["data"] for output in outputs}
+    assert len([answer for answer in told["text_output"] if answer]) == 3
+    assert len([error for error in told["error"] if error]) == 2
