@@ -44,7 +44,9 @@ from router.dispatch.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, GatewayLimits, create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.grpc.listener import GrpcListener
+from router.gateway.jobs.calls import Calls
 from router.gateway.listener import Listener, allow_open_files, bind
+from router.jobs.jobs import open_jobs
 from router.tenants.tenancy import open_tenancy
 from router.tracing.otlp import open_traces
 from router.upstream.foreign import Surroundings
@@ -133,6 +135,7 @@ class CloudTier:
             publish=self._publish,
             elsewhere=lambda: [replica.info for replica in self._sources.replicas],
         )
+        self.jobs = open_jobs(plan.config.jobs, self._clock, self._dispatcher.load, plan.config.limits.max_body_bytes)
         self.scale = ScaleWatch(self._dispatcher, plan.config.scaling, self._clock, self._publish)
         watch_scaling(self.scale, self._telemetry)
         self.app = self._gateway(plan, encoders)
@@ -174,7 +177,7 @@ class CloudTier:
                 await asyncio.wait({starting, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
                     starting.result()
-                    self._begin_serving()
+                    await self._begin_serving()
                     systemd.notify(systemd.READY)
                     host, port = bound.getsockname()[:2]
                     log.info("serving", host=host, port=port, models=[r.info.variant for r in self._replicas])
@@ -197,17 +200,19 @@ class CloudTier:
         async with self._beside():
             try:
                 await self._start_engines()
-                self._begin_serving()
+                await self._begin_serving()
                 yield self.app
             finally:
                 self._phase = Phase.DRAINING
+                await self._stop_jobs()
                 await self._stop_engines()
 
     @contextlib.asynccontextmanager
     async def _beside(self) -> AsyncIterator[None]:
         """Everything that runs as long as requests may come, but for engines and the listener."""
         decisions, traces = (sink or contextlib.nullcontext() for sink in (self._decisions, self._traces))
-        async with decisions, traces, self._tenancy, self._dispatcher, self._gpus, self._sources:
+        jobs = self.jobs or contextlib.nullcontext()
+        async with decisions, traces, self._tenancy, self._dispatcher, self._gpus, self._sources, jobs:
             scaling = asyncio.create_task(self.scale.run(), name="cloud-scaling")
             garbage = asyncio.create_task(
                 collect_while_few_wait(lambda: self._dispatcher.waiting), name="cloud-garbage"
@@ -222,11 +227,13 @@ class CloudTier:
         if self._phase is not Phase.STARTING:
             self._dispatcher.set_replicas(self.scale.stand_in([*self.repository.serving, *self._sources.replicas]))
 
-    def _begin_serving(self) -> None:
+    async def _begin_serving(self) -> None:
         self._phase = Phase.SERVING
         self._dispatcher.expect(lambda: self._sources.unreached)
         self._dispatcher.tell_of_waiting(self._sources.wanted)
         self._publish()
+        if self.jobs is not None:
+            await self.jobs.serve(Calls(self.app.router, self._tenancy.directory))
 
     async def _start_engines(self) -> None:
         """Start all engines side by side, then measure one after the other, so that none is measured under load.
@@ -264,6 +271,7 @@ class CloudTier:
         was_serving = self._phase is Phase.SERVING
         self._phase = Phase.DRAINING
         systemd.notify(systemd.STOPPING)
+        await self._stop_jobs()
         if was_serving and not serving.done():
             limit_s = self._config.server.drain_s
             log.info("draining", in_flight=self._busy, limit_s=limit_s)
@@ -273,6 +281,11 @@ class CloudTier:
         await self._stop_engines()
         if not serving.done():
             await self._wait_idle(_LAST_WORDS_S)
+
+    async def _stop_jobs(self) -> None:
+        """Lines of batches end first: they are run again after the next start."""
+        if self.jobs is not None:
+            await self.jobs.stop()
 
     async def _stop_engines(self) -> None:
         self._sources.lose("this tier is shutting down")
@@ -311,6 +324,7 @@ class CloudTier:
                 repository=self.repository,
                 local_pages=is_loopback(plan.config.server.host),
                 scale=self.scale.report,
+                jobs=self.jobs,
             )
         )
 

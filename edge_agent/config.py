@@ -20,6 +20,7 @@ from router.base.loopback import is_loopback
 from router.decisions.settings import DecisionFileSettings
 from router.gateway.grpc.settings import GrpcSettings
 from router.gateway.http.settings import CorsSettings
+from router.jobs.settings import JobsSettings
 from router.policy.registry import load_policy
 from router.tenants.keys_file import clear_key
 from router.tenants.settings import TenantSettings
@@ -172,6 +173,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decisions: DecisionFileSettings = DecisionFileSettings()
     tenants: TenantSettings = TenantSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    jobs: JobsSettings = JobsSettings()
     fleet: FleetConfig = FleetConfig()
 
     def __post_init__(self) -> None:

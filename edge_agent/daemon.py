@@ -47,7 +47,9 @@ from router.gateway.app import create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.grpc.listener import GrpcListener
+from router.gateway.jobs.calls import Calls
 from router.gateway.listener import Listener, allow_open_files, bind
+from router.jobs.jobs import open_jobs
 from router.signals.link import Link, LinkPrior
 from router.tenants.tenancy import open_tenancy
 from router.tracing.otlp import open_traces
@@ -107,6 +109,7 @@ class EdgeAgent:
         database = resolved(config.tenants.database, "tenants.database", os.environ)
         self._tenancy = open_tenancy(key_sources(config.gateway), config.tenants, database, self.clock)
         self._tenancy.watch(self.telemetry.registry)
+        self.jobs = open_jobs(config.jobs, self.clock, self.dispatcher.load, config.gateway.max_body_bytes)
         self.lineup = Lineup(self._describe_models, lambda _: self._publish(), self._condition_changed)
         self._sources = Sources(self._make_sources())
         self.repository = LocalRepository(
@@ -168,6 +171,8 @@ class EdgeAgent:
         self.dispatcher.expect(lambda: self._sources.unreached)
         self.dispatcher.tell_of_waiting(self._sources.wanted)
         await stack.enter_async_context(self._sources)
+        if self.jobs is not None:
+            await stack.enter_async_context(self.jobs)
         deps, gateway = self._gateway_deps(), self.config.gateway
         app = create_app(deps)
         self._listener = Listener(app, _CONNECTIONS, self.telemetry.registry)
@@ -187,6 +192,8 @@ class EdgeAgent:
         except asyncio.TimeoutError:
             if not self._stop.is_set():
                 raise
+        if self.jobs is not None:
+            await self.jobs.serve(Calls(app.router, self._tenancy.directory))
 
     async def _join_fleet(self, stack: contextlib.AsyncExitStack) -> None:
         """Put the stored overrides into force, load what is wanted with them, and then listen to the broker."""
@@ -263,6 +270,8 @@ class EdgeAgent:
     async def _drain(self) -> None:
         self.phase = "draining"
         systemd.notify(systemd.STOPPING)
+        if self.jobs is not None:
+            await self.jobs.stop()
         deadline_s = self.clock.now_s() + self.config.agent.drain_deadline_s
         log.info("draining", in_flight=self._busy, deadline_s=self.config.agent.drain_deadline_s)
         while self._busy and self.clock.now_s() < deadline_s and not self._stop_now.is_set():  # noqa: ASYNC110
@@ -352,6 +361,7 @@ class EdgeAgent:
             cors=self.config.cors,
             repository=self.repository,
             local_pages=is_loopback(settings.host),
+            jobs=self.jobs,
         )
 
     def _kv_usage(self) -> float | None:

@@ -21,7 +21,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("router.base",),
         ("router.values", "router.fleetwire", "router.client"),
         ("router.wire", "router.signals", "router.decisions", "router.tracing", "router.tenants"),
-        ("router.policy", "router.upstream"),
+        ("router.policy", "router.upstream", "router.jobs"),
         ("router.dispatch",),
         ("router.gateway", "router.simulation"),
         ("router.replay",),

@@ -24,6 +24,7 @@ class ScalingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         cold_start_s: seconds from asking for a replica until it serves, before one was measured.
         hold_s: how long replicas stay that are no longer needed.
         idle_s: seconds without any request after which the last replica goes, where `min_replicas` is 0.
+        batches: lines of batches are demand too; without it they run in what is there for others.
     """
 
     unit: Literal["tier", "replica"] = "tier"
@@ -34,6 +35,7 @@ class ScalingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     cold_start_s: Seconds = 60.0
     hold_s: Seconds = 600.0
     idle_s: Seconds = 900.0
+    batches: bool = False
 
     def __post_init__(self) -> None:
         """Check what the types cannot say."""

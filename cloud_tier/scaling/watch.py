@@ -15,7 +15,7 @@ from cloud_tier.scaling.standby import PREFIX, Standby
 from router.base.clock import Clock
 from router.dispatch.record import DecisionRecord
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot
-from router.values.request import InferenceRequest, Outcome
+from router.values.request import InferenceRequest, Objective, Outcome
 from router.values.settings import RouterSettings
 
 log = structlog.get_logger("cloud_tier")
@@ -46,7 +46,7 @@ class _Pool:
 
     def __init__(self, scaler: Scaler) -> None:
         self.scaler = scaler
-        self.inside = 0
+        self.inside = self.in_slack = 0
         self.slots = 1
         self.like: ReplicaInfo | None = None
         self.advice: Advice | None = None
@@ -130,8 +130,8 @@ class ScaleWatch:
         whole = self._settings.unit == TIER
         seen = _seen(snapshots, pool.slots, whole=whole)
         pool.slots = seen.slots
-        busy = sum(s.running + s.queued for s in snapshots)
-        queued = sum(s.queued for s in snapshots)
+        busy = max(0, sum(s.running + s.queued for s in snapshots) - pool.in_slack)
+        queued = min(busy, sum(s.queued for s in snapshots))
         seen = msgspec.structs.replace(
             seen, running=busy - queued, waiting=max(0, pool.inside - busy) + queued, most_waiting=settings.max_queue
         )
@@ -185,14 +185,18 @@ class ScaleWatch:
         return (((name,), pool.advice.load) for name, pool in self._pools.items() if pool.advice)
 
     def _came(self, request: InferenceRequest) -> None:
-        pool = self._of(request.model)
-        if pool is not None:
+        pool, asked = self._of(request.model), request.objective
+        if pool is not None and self._is_slack(asked):
+            pool.in_slack += 1
+        elif pool is not None:
             pool.inside += 1
-            asked = request.objective
             pool.scaler.demand.came(self._clock.now_s(), asked.ttft_s, asked.deadline_s)
 
     def _ended(self, record: DecisionRecord) -> None:
         pool = self._of(record.model)
+        if pool is not None and self._is_slack(record.objective):
+            pool.in_slack = max(0, pool.in_slack - 1)
+            return
         if pool is None or pool.inside == 0:
             return
         pool.inside -= 1
@@ -202,6 +206,10 @@ class ScaleWatch:
         if sent_s is not None and record.finish_s is not None:
             first_s = None if record.ttft_s is None else record.ttft_s - sent_s
             pool.scaler.demand.ended(record.finish_s - sent_s, first_s)
+
+    def _is_slack(self, asked: Objective) -> bool:
+        """Whether a request runs in what is there for others."""
+        return asked.in_slack and not self._settings.batches
 
     def _of(self, model: str) -> _Pool | None:
         return self._pools.get(TIER if self._settings.unit == TIER else self._pool_of.get(model, ""))

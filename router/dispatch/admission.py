@@ -78,7 +78,7 @@ class Admission:
                 occupied[device] += max(snapshot.running + snapshot.queued, sent)
         free = sum(max(0, slots[device] - occupied[device]) for device in slots)
         inside = sum(max(0, occupied[device] - slots[device]) for device in slots)
-        return Room(sum(slots.values()), free, len(self._queue) + inside)
+        return Room(sum(slots.values()), free, self._queue.wanted + inside)
 
     def watch(self, telemetry: Telemetry) -> None:
         """Register the gauges."""

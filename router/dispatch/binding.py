@@ -141,7 +141,8 @@ class Binder:
         self._update_ladder()
         entry = QueueEntry(pending, record, now_s)
         self.queue.enter(entry)
-        self._signals.shares.asked(entry.request.caller)
+        if not entry.in_slack:
+            self._signals.shares.asked(entry.request.caller)
         alarm = self._alarms.set(pending.wait_until_s, partial(self._give_up, entry))
         try:
             self._newcomer(entry)
@@ -161,7 +162,8 @@ class Binder:
             self.queue.leave(entry)
             self.pool.kv.left(entry)
             del entry  # it holds what it was refused with, and that, by its traceback, this frame
-            self._signals.shares.left(pending.request.caller)
+            if not pending.request.objective.in_slack:
+                self._signals.shares.left(pending.request.caller)
             self._update_ladder()
 
     def hedge(self, pending: PendingRequest, late: Attempt, budget: HedgeBudget) -> Attempt | None:
@@ -169,7 +171,7 @@ class Binder:
 
         It goes to another device that can start it now, and only while nobody waits and the budget has its cost.
         """
-        if len(self.queue) or self._signals.ladder.overloaded:
+        if self.queue.wanted or self._signals.ladder.overloaded:
             return None
         self.pool.begin_moment()
         situation, _ = assess(pending, self.pool.look())
@@ -345,13 +347,13 @@ class Binder:
                 self.queue.place(entry, {}, pool.now_s + _RECHECK_S)
                 self._watch_due()
             return None
-        if not (entry.offered or entry.continuing):
+        if not (entry.offered or entry.continuing or entry.in_slack):
             entry.offered = True
             self._imagining.soon(situation)
         choice = self._policy.decide(situation)
         if isinstance(choice, Hopeless):
             kind = DeadlineLost if choice.deadline_lost else PromiseLost
-            if not choice.deadline_lost:
+            if not (choice.deadline_lost or entry.in_slack):
                 self._refusals.add(pool.now_s)
             self._lost.add(entry.request)
             message = f"the promise cannot be kept: {choice.why}"
@@ -407,7 +409,8 @@ class Binder:
             self._count(choice, record.waited_s)
         record.happened(now_s, "sent", replica=info.replica_id, reason=choice.reason, max_tokens=choice.max_tokens)
         device_s = _device_s(choice, attempt)
-        self._signals.shares.took(pending.request.caller, now_s, device_s)
+        if not entry.in_slack:
+            self._signals.shares.took(pending.request.caller, now_s, device_s)
         if len(self.queue) > 1:
             oldest = self.queue.oldest(self.pool.line(info.replica_id))
             self._signals.oldest_first.took(
@@ -452,7 +455,8 @@ class Binder:
             kind = Shed if entry is newcomer else Evicted
             waiting = len(self.queue) - 1
             retry_after_s = self._backlog_s(entry)
-            self._refusals.add(self._clock.now_s())
+            if not entry.in_slack:
+                self._refusals.add(self._clock.now_s())
             self._refuse(entry, kind(f"the queue is full: {waiting} requests wait", retry_after_s=retry_after_s))
 
     def _give_up(self, entry: QueueEntry) -> None:
@@ -492,7 +496,7 @@ class Binder:
 
     def _update_ladder(self) -> None:
         ladder = self._signals.ladder
-        if ladder.update(len(self.queue) + self._refusals.lately(self._clock.now_s()), self._settings):
+        if ladder.update(self.queue.wanted + self._refusals.lately(self._clock.now_s()), self._settings):
             log.warning("overload", overloaded=ladder.overloaded, waiting=len(self.queue))
         if ladder.overloaded:
             self._recheck_later()  # refusals expire by time alone, without any event

@@ -74,6 +74,11 @@ class QueueEntry:
         return self.request.objective.priority < 0 and not self.continuing
 
     @property
+    def in_slack(self) -> bool:
+        """Whether it is served when nobody else is: no reason to step down, to scale, or to put its caller back."""
+        return self.request.objective.in_slack
+
+    @property
     def takes_a_slot(self) -> bool:
         """Whether its last decision found a free slot for it."""
         return self.choice is not None and self.choice.starts
@@ -145,7 +150,7 @@ class RequestQueue:
         self._waiting_by_priority: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._last_of_all: _Line[Key] = _Line()
         self._last_sheddable: _Line[Key] = _Line()
-        self._sheddable = 0
+        self._sheddable = self._in_slack = 0
         self._aside: list[tuple[QueueEntry, int, Mapping[str, float], float]] = []
 
     def __len__(self) -> int:
@@ -154,16 +159,23 @@ class RequestQueue:
     def __iter__(self) -> Iterator[QueueEntry]:
         return iter([entry for entry in self._entries if not entry.bound.done()])
 
+    @property
+    def wanted(self) -> int:
+        """How many wait, but for those in the slack of others."""
+        return len(self._entries) - self._in_slack
+
     def enter(self, entry: QueueEntry) -> None:
         self._entries[entry] = None
         entry.order = next(self._order)
         self._sheddable += entry.sheddable
+        self._in_slack += entry.in_slack
 
     def leave(self, entry: QueueEntry) -> None:
         """Remove an entry; one that is not in the queue is ignored."""
         if entry in self._entries:
             del self._entries[entry]
             self._sheddable -= entry.sheddable
+            self._in_slack -= entry.in_slack
         self.displace(entry)
 
     def place(

@@ -46,7 +46,7 @@ class StatusBoard:
         telemetry.watch(
             "overspill_num_requests_waiting",
             "Accepted requests that no replica has begun: in the tier's queue (`replica` is empty, `model_name` what "
-            "was asked for), and inside each replica.",
+            "was asked for; none in the slack of others), and inside each replica.",
             labels,
             self._waiting,
         )
@@ -81,7 +81,7 @@ class StatusBoard:
     def _waiting(self) -> Iterator[Sample]:
         families = {replica.info.family for replica in self._replicas()}
         asked_for = Counter(dict.fromkeys(families or {""}, 0))
-        asked_for.update(entry.request.model for entry in self._binder.queue)
+        asked_for.update(entry.request.model for entry in self._binder.queue if not entry.in_slack)
         for model, number in asked_for.items():
             yield (model, ""), float(number)
         for replica in self._replicas():

@@ -20,6 +20,9 @@ from router.gateway.errors import NoSuchPage, WrongMethod, dialect_of, render_er
 from router.gateway.http.cors import Origins
 from router.gateway.http.front import Front
 from router.gateway.intake import Intake
+from router.gateway.jobs.batch_routes import BatchRoutes
+from router.gateway.jobs.file_routes import FileRoutes
+from router.gateway.jobs.off import JobsOff
 from router.gateway.kserve.repository import RepositoryRoutes
 from router.gateway.kserve.routes import KServeRoutes
 from router.gateway.metrics import GatewayMetrics
@@ -27,6 +30,7 @@ from router.gateway.openai_routes import OpenAIRoutes
 from router.gateway.ops_routes import OpsRoutes
 from router.gateway.reference.routes import ReferenceRoutes
 from router.gateway.tenant_routes import TenantRoutes
+from router.jobs.metrics import JobMetrics
 from router.wire.headers import REQUEST_ID, lower_case, reply_id
 
 __all__ = ["Dispatch", "GatewayDeps", "GatewayLimits", "PromptCounter", "Telemetry", "create_app"]
@@ -55,6 +59,7 @@ def create_app(deps: GatewayDeps) -> FastAPI:
         RepositoryRoutes(intake),
         OpsRoutes(intake),
         TenantRoutes(intake),
+        *_job_routes(intake),
         ReferenceRoutes(intake, app.router),
     )
     for group in groups:
@@ -65,6 +70,14 @@ def create_app(deps: GatewayDeps) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _crash)
     return app
+
+
+def _job_routes(intake: Intake) -> tuple[FileRoutes | BatchRoutes | JobsOff, ...]:
+    jobs = intake.deps.jobs
+    if jobs is None:
+        return (JobsOff(intake),)
+    intake.deps.telemetry.registry.register(JobMetrics(jobs))
+    return (FileRoutes(intake, jobs), BatchRoutes(intake, jobs))
 
 
 def _http_error(request: Request, error: Exception) -> Response:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from router.base.clock import Clock
 from router.decisions.line import Decision
 from router.gateway.http.settings import CorsSettings
+from router.jobs.jobs import Jobs
 from router.tenants.tenancy import Tenancy
 from router.values.answer import Answer
 from router.values.credits import Asker, Grant, Want
@@ -158,6 +159,7 @@ class GatewayDeps:
         gpus: what its GPUs do, as read last.
         scale: how many replicas of a model, or of all, there should be, as `/v1/scale` tells it; returns None of a
             model of which nothing is known. None where the tier gives no such advice.
+        jobs: files and batches; None where the tier keeps none.
     """
 
     dispatcher: Dispatch
@@ -177,3 +179,4 @@ class GatewayDeps:
     back_in_s: Callable[[], float] = back_unknown
     gpus: Callable[[], GpuReadings] = no_gpus
     scale: Callable[[str | None], Mapping[str, object] | None] | None = None
+    jobs: Jobs | None = None

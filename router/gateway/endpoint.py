@@ -34,6 +34,9 @@ from router.wire.rate_limit import rate_limit_headers
 
 log = structlog.get_logger("router.gateway")
 
+IN_SLACK = "overspill.in_slack"
+"""Of a scope: it comes from a job of this tier."""
+
 
 class Pieces(Protocol):
     """A body that is made piece by piece."""
@@ -77,6 +80,8 @@ class RequestContext:
         timings_ms: what goes into `server-timing`.
         told: headers of the reply, errors included.
         stay: its place under the limits of its tenant; None where nothing is asked of a model.
+        in_slack: it comes from a job of this tier: it runs in the slack of all others, and is no reason for anything.
+        received: what a reader of its own made of the body.
     """
 
     method: str
@@ -96,6 +101,8 @@ class RequestContext:
     timings_ms: list[tuple[str, float]] = field(default_factory=list)
     told: list[tuple[str, str]] = field(default_factory=list)
     stay: Stay | None = None
+    in_slack: bool = False
+    received: Any = None
 
     def told_lines(self) -> list[tuple[str, str]]:
         """Return the headers that every reply to it has: what is left of its tenant's limits too."""
@@ -119,6 +126,10 @@ class RequestContext:
 
 
 Handler = Callable[[RequestContext], Awaitable["Reply | StreamReply"]]
+
+
+BodyReader = Callable[[Receive, RequestContext], Awaitable[None]]
+"""Reads a body in a way of its own; what it made of it becomes `RequestContext.received`."""
 
 
 class Gate(Protocol):
@@ -149,6 +160,7 @@ def context_of(scope: Scope, room: BodyRoom) -> RequestContext:
         query=scope.get("query_string", b""),
         caller=scope.get(CALLER, NOBODY),
         known=CALLER in scope,
+        in_slack=scope.get(IN_SLACK, False),
     )
 
 
@@ -158,10 +170,18 @@ class Endpoint:
     Args:
         admits: it takes inference requests; each gets its place before any of its body is read.
         takes: what its body is decoded as, for the description of the API.
+        read: reads the body, where it is not held in memory.
     """
 
     def __init__(
-        self, name: str, handler: Handler, gate: Gate, *, admits: bool = False, takes: type | None = None
+        self,
+        name: str,
+        handler: Handler,
+        gate: Gate,
+        *,
+        admits: bool = False,
+        takes: type | None = None,
+        read: BodyReader | None = None,
     ) -> None:
         self.takes = takes
         self.admits = admits
@@ -169,6 +189,7 @@ class Endpoint:
         self._name = name
         self._handler = handler
         self._gate = gate
+        self._read = read
         self._deps = gate.deps
         self._metrics = gate.metrics
 
@@ -186,7 +207,9 @@ class Endpoint:
             context.request_id = wire_headers.request_id(context.headers)
             if self.admits:
                 self._gate.admit(context)
-            if context.method not in {"GET", "HEAD"}:
+            if self._read is not None:
+                await self._read(receive, context)
+            elif context.method not in {"GET", "HEAD"}:
                 context.body = await read_body(receive, context.headers, self._deps, context.share)
             if self.admits:
                 self._gate.arrived(context)

@@ -26,6 +26,7 @@ from router.values.answer import Answer
 from router.values.credits import NOTHING_WANTED, Asker, Want
 from router.values.request import (
     IN_THREAD_CHARS,
+    SLACK_PRIORITY,
     ApiRequest,
     ChatPrompt,
     FinishReason,
@@ -55,6 +56,7 @@ class Intake:
         self.metrics = metrics
         self.room = BodyRoom(deps.limits)
         self._in_flight: set[str] = set()
+        self._traffic = deps.jobs.slack if deps.jobs is not None else None
 
     def load(self, context: RequestContext) -> wire_load.LoadReport:
         """Return the tier's load, and what the asker may send here, if it is an instance that may ask."""
@@ -100,7 +102,9 @@ class Intake:
                 f"{limits.max_requests} requests are in flight here, the limit of this gateway: send it again later",
                 retry_after_s=limits.retry_after_s,
             )
-        context.stay = self.deps.tenancy.stay(context.caller, again=says_retry(context.headers))
+        context.stay = self.deps.tenancy.stay(
+            context.caller, again=says_retry(context.headers), in_slack=context.in_slack
+        )
         context.stay.enter()
         context.closers.append(context.stay.leave)
         request_id = given = context.request_id or ""
@@ -113,6 +117,9 @@ class Intake:
         self._in_flight.add(request_id)
         self.metrics.in_flight.set(len(self._in_flight))
         context.closers.append(lambda: self._leave(request_id))
+        if self._traffic is not None and not context.in_slack:
+            self._traffic.came()
+            context.closers.append(self._traffic.left)
 
     def arrived(self, context: RequestContext) -> None:
         """See whether a complete request is a retry that has to stand back.
@@ -120,7 +127,7 @@ class Intake:
         Raises:
             RateLimited: it is, and others wait.
         """
-        if context.stay is not None:
+        if context.stay is not None and not context.in_slack:
             crowded = self.deps.dispatcher.waiting > 0
             self.deps.tenancy.arrived(context.stay, fingerprint(context.headers, context.body), crowded=crowded)
 
@@ -223,6 +230,8 @@ class Intake:
 
     def _objective(self, context: RequestContext, api_request: ApiRequest) -> Objective:
         refuse_query(context.query)
+        if context.in_slack:
+            return replace(wire_headers.parse_objective(context.headers, Objective()), priority=SLACK_PRIORITY)
         default = Objective()
         if api_request.priority is not None:
             default = replace(default, priority=api_request.priority)

@@ -78,6 +78,13 @@ class Directory:
         """Return whom a client certificate lets in, by the SHA-256 of its DER."""
         return self._keys.get(("cert", digest))
 
+    def by_tenant(self, digest: str) -> Caller | None:
+        """Return whom work that a tenant left here is done for, None if it has no key any more."""
+        if self.open:
+            return self.nobody if digest == self.nobody.digest else None
+        found = next((caller for caller in self._keys.values() if caller.digest == digest), None)
+        return None if found is None else Caller(found.digest, found.max_priority, found.tenant)
+
     def ask(self) -> None:
         """Read the file again now, whether it seems to have changed or not: for a signal handler of the loop."""
         self._stamp = None

@@ -21,7 +21,7 @@ from router.tenants.metrics import TenantMetrics
 from router.tenants.quota import Quota
 from router.tenants.settings import TenantSettings
 from router.tenants.stay import Stay
-from router.tenants.tenant import NO_LIMITS, Caller, Tenant
+from router.tenants.tenant import NO_LIMITS, Caller, Limits, Tenant
 
 _NOBODY = ""  # whom a tier without keys serves
 _WAIT_S = 4.0  # a retry beyond its budget comes back later than others
@@ -125,9 +125,19 @@ class Tenancy:
         digest = certificate_digest(headers[name])
         return None if digest is None else self.directory.by_certificate(digest)
 
-    def stay(self, caller: Caller, *, again: bool) -> Stay:
-        """Return what keeps a request within the limits of its tenant; `again`: its client says that it is a retry."""
-        return Stay(self.quota(caller.tenant), self.ledger, self._clock, caller.device, again)
+    def stay(self, caller: Caller, *, again: bool, in_slack: bool = False) -> Stay:
+        """Return what keeps a request within the limits of its tenant; `again`: its client says that it is a retry.
+
+        Work in the slack of others is bound by the budget of the month alone: it takes nothing of what its tenant may
+        send a minute, or at once.
+        """
+        quota = self._quota_in_slack(caller.tenant) if in_slack else self.quota(caller.tenant)
+        return Stay(quota, self.ledger, self._clock, caller.device, again)
+
+    def _quota_in_slack(self, tenant: Tenant | None) -> Quota:
+        name, limits = (_NOBODY, NO_LIMITS) if tenant is None else (tenant.name, tenant.limits)
+        budget = Limits(monthly_tokens=limits.monthly_tokens)
+        return Quota(name, budget, lambda: self.ledger.spent(name), self.ledger.month_ends_s, self._clock.now_s())
 
     def arrived(self, stay: Stay, fingerprint: int, *, crowded: bool) -> None:
         """A request is complete: where others wait, a retry beyond its tenant's budget goes first.

@@ -232,6 +232,10 @@ class ApiRequest:
     deadline_s: float | None = None
 
 
+SLACK_PRIORITY = -(2**31 - 1)
+"""The lowest that can be asked for: it is served when nobody else is, and is no reason to step down or to scale."""
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
     """The promise the caller asks for. None means: no promise of that kind.
@@ -256,6 +260,11 @@ class Objective:
     locality: Locality = Locality.ANY
     min_quality: float = 0.0
     session: str | None = None
+
+    @property
+    def in_slack(self) -> bool:
+        """Whether it asks for what nobody else needs."""
+        return self.priority <= SLACK_PRIORITY
 
     @property
     def ends_s(self) -> float | None:

@@ -1,0 +1,153 @@
+"""The database of jobs, on a thread of its own: a transaction is a function of a connection.
+
+SQLite keeps a write-ahead log and flushes it with every commit, so that what was committed survives a lost machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+from sqlalchemy import Connection, Engine, create_engine, event, insert, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+
+from router.base.errors import ConfigError, in_words
+from router.jobs.errors import StorageFull
+from router.jobs.schema import FACTS, METADATA, SCHEMA
+
+log = structlog.get_logger("router.jobs")
+
+T = TypeVar("T")
+
+_RETRY_S = 10.0
+_BUSY_S = 10.0
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+
+
+class Database:
+    """Opened by `open`, closed by `close`; in between `run` is safe from the event loop.
+
+    Args:
+        url: an SQLAlchemy URL.
+        place: what tells this tier's folder of files from others'; a database belongs to one of them.
+    """
+
+    def __init__(self, url: str, place: str) -> None:
+        self._url = url
+        self._place = place
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs-database")
+        self._engine: Engine | None = None
+        self._lock = threading.Lock()  # `run_here` may come from another thread
+
+    def open(self) -> None:
+        """Connect, and make the tables that are missing.
+
+        Raises:
+            ConfigError: the URL is none, its driver is missing, or the database is another tier's, damaged or newer.
+        """
+        try:
+            self._engine = _engine(self._url)
+            with _told(), self._engine.begin() as connection:
+                METADATA.create_all(connection)
+                self._claim(connection)
+        except (ArgumentError, NoSuchModuleError, ImportError) as error:
+            raise ConfigError(f"jobs.database: {in_words(error)}", param="jobs.database") from None
+        except (SQLAlchemyError, StorageFull) as error:
+            why = str(error.orig) if isinstance(error, DBAPIError) else str(error)
+            raise ConfigError(
+                f"jobs.database: cannot use {make_url(self._url).render_as_string()}: {why}; if the file is damaged, "
+                "move it away: batches and files are then forgotten",
+                param="jobs.database",
+            ) from None
+
+    def close(self) -> None:
+        """Finish what was begun."""
+        self._thread.shutdown(wait=True)
+        if self._engine is not None:
+            self._engine.dispose()
+
+    async def run(self, work: Callable[[Connection], T]) -> T:
+        """Do `work` in one transaction; a caller that is cancelled leaves it running to its end.
+
+        Raises:
+            StorageFull: the disk has no room, or does not take it.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.run_here, work)
+
+    def run_here(self, work: Callable[[Connection], T]) -> T:
+        """The same on the thread that calls."""
+        if self._engine is None:
+            raise StorageFull("the database of jobs is closed", retry_after_s=_RETRY_S)
+        with self._lock, _told(), self._engine.begin() as connection:
+            return work(connection)
+
+    def _claim(self, connection: Connection) -> None:
+        facts = dict(tuple(row) for row in connection.execute(select(FACTS.c.name, FACTS.c.value)))
+        if not facts:
+            connection.execute(
+                insert(FACTS), [{"name": "schema", "value": str(SCHEMA)}, {"name": "place", "value": self._place}]
+            )
+            return
+        if int(facts["schema"]) > SCHEMA:
+            raise ConfigError(
+                f"jobs.database: its tables are of version {facts['schema']}, this release knows {SCHEMA}: "
+                "run a newer release, or name another database",
+                param="jobs.database",
+            )
+        if facts["place"] != self._place:
+            raise ConfigError(
+                "jobs.database: it belongs to another tier, or to another folder of files than jobs.dir: "
+                "name a database of its own for each tier",
+                param="jobs.database",
+            )
+
+
+def place_of(folder: Path) -> str:
+    """Return the name of a folder of files, which is made up once and kept in it."""
+    path = folder / "place"
+    if not path.exists():
+        import uuid  # noqa: PLC0415 - once in the life of a folder
+
+        path.write_text(uuid.uuid4().hex, encoding="ascii")
+    return path.read_text(encoding="ascii").strip()
+
+
+def _engine(url: str) -> Engine:
+    engine = create_engine(url)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _prepare)
+    return engine
+
+
+def _prepare(connection: Any, _: object) -> None:
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={int(_BUSY_S * 1000)}", "temp_store=MEMORY"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Turn what a full or failing disk raises into `StorageFull`."""
+    try:
+        yield
+    except DBAPIError as error:
+        text = str(error.orig).lower()
+        if "full" in text or "disk i/o" in text or "readonly" in text or "unable to open" in text:
+            raise StorageFull(f"what jobs need cannot be written: {error.orig}", retry_after_s=_RETRY_S) from error
+        raise
+    except OSError as error:
+        raise full(error) from error
+
+
+def full(error: OSError) -> Exception:
+    """Return what a caller is told of an error of the file system: itself, if it is about something else than room."""
+    if error.errno not in _NO_ROOM:
+        return error
+    return StorageFull(f"what jobs need cannot be written: {error.strerror}", retry_after_s=_RETRY_S)

@@ -1,0 +1,312 @@
+"""The jobs of a tier, from start to end: what the gateway asks of files and batches, and what works on them beside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import IO, TypeVar
+
+import orjson
+import structlog
+from sqlalchemy import Connection
+
+from router.base.clock import Clock
+from router.base.credentials import secret
+from router.base.errors import ConfigError, InvalidRequest
+from router.base.timers import end
+from router.jobs import batches
+from router.jobs.call import Ask
+from router.jobs.database import Database, place_of
+from router.jobs.errors import QuotaReached, StorageFull
+from router.jobs.files import Files, Incoming
+from router.jobs.lifecycle import Lifecycle
+from router.jobs.pages import Page
+from router.jobs.records import BATCH_PURPOSE, Batch, BatchStatus, StoredFile, new_id
+from router.jobs.runner import Runner
+from router.jobs.settings import JobsSettings, window_s
+from router.jobs.slack import Slack
+from router.values.replica import ReplicaSnapshot
+
+log = structlog.get_logger("router.jobs")
+
+T = TypeVar("T")
+
+_CLEAN_UP_S = 60.0
+_DAY_S = 86_400
+_RETRY_S = 60.0
+
+
+class Jobs:
+    """Use as `async with`, inside the lifetime of the dispatcher; `serve` begins to run lines.
+
+    Args:
+        load: a snapshot of every replica.
+        database: the URL in force; empty is SQLite in `settings.dir`.
+        wall: Unix time, in seconds.
+        max_line_bytes: of one request of a batch.
+
+    Attributes:
+        slack: to be told of every online request.
+    """
+
+    def __init__(
+        self,
+        settings: JobsSettings,
+        clock: Clock,
+        load: Callable[[], Sequence[ReplicaSnapshot]],
+        *,
+        database: str = "",
+        wall: Callable[[], float] = time.time,
+        max_line_bytes: int = 16 * 1024 * 1024,
+    ) -> None:
+        self.settings = settings
+        self.slack = Slack(load, clock, settings.concurrency, settings.beside_slowdown)
+        self._clock = clock
+        self._wall = wall
+        self._folder = Path(settings.dir).expanduser()
+        self._url = database
+        self._files = Files(self._folder, settings)
+        self._max_line_bytes = max_line_bytes
+        self._runner: Runner | None = None
+        self._held_bytes = 0
+
+    async def __aenter__(self) -> Jobs:
+        """Open everything.
+
+        Raises:
+            ConfigError: the folder or the database cannot be used.
+        """
+        self._stack = contextlib.AsyncExitStack()
+        async with contextlib.AsyncExitStack() as opening:
+            opening.enter_context(contextlib.closing(_locked(self._folder)))
+            self._files.prepare()
+            url = self._url or f"sqlite:///{self._folder / 'jobs.sqlite'}"
+            self._database = Database(url, place_of(self._folder))
+            await asyncio.to_thread(self._database.open)
+            opening.callback(self._database.close)
+            await self._database.run(self._files.sweep)
+            self._lifecycle = Lifecycle(self._database, self._files, self.settings, self._wall, self._max_line_bytes)
+            cleaning = asyncio.create_task(self._clean_up(), name="jobs clean-up")
+            opening.push_async_callback(end, cleaning)
+            self._stack = opening.pop_all()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+    async def serve(self, ask: Ask) -> None:
+        """Begin to run lines, until the end."""
+        runner = Runner(self._database, self._lifecycle, self.slack, self._clock, ask)
+        self._runner = await self._stack.enter_async_context(runner)
+
+    async def stop(self) -> None:
+        """Run no lines any more; those that run are stopped, and run again after the next start."""
+        if self._runner is not None:
+            await self._runner.stop()
+
+    # ── files ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def begin_file(self, owner: str, size_bytes: int) -> Incoming:
+        """Begin to take in a file, of which `size_bytes` are announced.
+
+        Raises:
+            QuotaReached: the caller keeps too much already.
+            StorageFull: there is no room.
+        """
+        await self._database.run(lambda c: self._files.require_room(c, owner, size_bytes))
+        return self._files.begin(new_id("upload-", self._wall()))
+
+    async def keep_file(self, incoming: Incoming, owner: str, filename: str, keep_s: int | None) -> StoredFile:
+        """Keep what was received; it is on the disk when this returns.
+
+        Raises:
+            QuotaReached, StorageFull: as above.
+        """
+        now_s = self._wall()
+        expires_s = int(now_s) + (int(self.settings.keep_days * _DAY_S) if keep_s is None else keep_s)
+        file_id = new_id("file-", now_s)
+        file = StoredFile(file_id, owner, BATCH_PURPOSE, filename, incoming.bytes, int(now_s), expires_s)
+        await asyncio.to_thread(incoming.flush)
+
+        def keep(connection: Connection) -> StoredFile:
+            self._files.require_room(connection, owner, incoming.bytes)
+            return self._files.keep(connection, incoming, file)
+
+        return await self._database.run(keep)
+
+    async def file(self, owner: str, file_id: str) -> StoredFile:
+        return await self._database.run(lambda c: self._files.get(c, owner, file_id))
+
+    def path_of(self, file: StoredFile) -> Path:
+        """Return where its bytes are."""
+        return self._files.path(file.id)
+
+    async def list_files(self, owner: str, page: Page, purpose: str | None) -> tuple[list[StoredFile], bool]:
+        return await self._database.run(lambda c: self._files.list_page(c, owner, page, purpose))
+
+    async def delete_file(self, owner: str, file_id: str) -> None:
+        await self._database.run(lambda c: self._files.delete(c, owner, file_id))
+        self._files.unlink(file_id)
+
+    # ── batches ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def create_batch(
+        self,
+        owner: str,
+        input_file_id: str,
+        endpoint: str,
+        window: str,
+        *,
+        labels: Mapping[str, str],
+        headers: Sequence[tuple[str, str]],
+        keep_output_s: int | None = None,
+    ) -> Batch:
+        """Make a batch; its lines are checked and run from now on.
+
+        Raises:
+            NoSuchJob: the caller has no such file.
+            InvalidRequest: the file or the window is not for a batch.
+            QuotaReached: the caller has too many batches that run.
+        """
+        now_s = self._wall()
+        batch = Batch(
+            id=new_id("batch_", now_s),
+            owner=owner,
+            status=BatchStatus.VALIDATING,
+            endpoint=endpoint,
+            input_file_id=input_file_id,
+            window=window,
+            created_s=int(now_s),
+            expires_s=int(now_s) + window_s(window),
+            labels=orjson.dumps(dict(labels)).decode(),
+            headers=orjson.dumps([list(line) for line in headers]).decode(),
+            keep_output_s=keep_output_s,
+        )
+        await self._database.run(partial(self._add, batch))
+        self._look()
+        return batch
+
+    def _add(self, batch: Batch, connection: Connection) -> None:
+        file = self._files.get(connection, batch.owner, batch.input_file_id)
+        if file.purpose != BATCH_PURPOSE:
+            raise InvalidRequest(
+                f"file `{file.id}` has the purpose `{file.purpose}`: upload one with `{BATCH_PURPOSE}`",
+                param="input_file_id",
+            )
+        most = self.settings.max_caller_batches
+        if batches.count_running(connection, batch.owner) >= most:
+            raise QuotaReached(
+                f"{most} batches of yours have not ended, the most of one caller", retry_after_s=_RETRY_S
+            )
+        batches.add(connection, batch)
+
+    async def batch(self, owner: str | None, batch_id: str) -> Batch:
+        return await self._database.run(lambda c: batches.get(c, owner, batch_id))
+
+    async def list_batches(self, owner: str | None, page: Page) -> tuple[list[Batch], bool]:
+        return await self._database.run(lambda c: batches.list_page(c, owner, page))
+
+    async def cancel_batch(self, owner: str | None, batch_id: str) -> Batch:
+        """Cancel: no further line begins, those that run are stopped, and what was answered is kept.
+
+        Raises:
+            NoSuchJob: there is no such batch of this caller.
+            InvalidRequest: it has ended, or is about to.
+        """
+        now_s = int(self._wall())
+
+        def cancel(connection: Connection) -> Batch:
+            batch = batches.get(connection, owner, batch_id)
+            if batch.status is BatchStatus.CANCELLING:
+                return batch
+            before = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
+            if not batches.move(connection, batch_id, now_s, BatchStatus.CANCELLING, *before):
+                raise InvalidRequest(f"batch `{batch_id}` is {batch.status.value}: it cannot be cancelled any more")
+            return batches.get(connection, owner, batch_id)
+
+        batch = await self._database.run(cancel)
+        self._look()
+        return batch
+
+    # ── beside ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def runner(self) -> Runner | None:
+        """What runs lines; None before `serve`."""
+        return self._runner
+
+    @property
+    def held_bytes(self) -> int:
+        """What files and answers take, as measured last."""
+        return self._held_bytes
+
+    def _look(self) -> None:
+        if self._runner is not None:
+            self._runner.look()
+
+    async def _clean_up(self) -> None:
+        while True:
+            try:
+                now_s = self._wall()
+                for file_id in await self._database.run(lambda c, now_s=now_s: self._expire(c, now_s)):  # type: ignore[misc]
+                    self._files.unlink(file_id)
+                self._held_bytes = await self._database.run(self._measure)
+                self._lifecycle.measured(self._held_bytes)
+            except StorageFull as error:
+                log.warning("jobs are not cleaned up", why=error.message)
+            except Exception:  # the task's boundary: the next round may succeed
+                log.exception("clean-up of jobs crashed")
+            await self._clock.sleep(_CLEAN_UP_S)
+
+    def _expire(self, connection: Connection, now_s: float) -> list[str]:
+        batches.expire(connection, now_s - self.settings.keep_days * _DAY_S)
+        return self._files.expire(connection, now_s)
+
+    def _measure(self, connection: Connection) -> int:
+        return self._files.held_bytes(connection) + batches.answers_bytes(connection)
+
+
+def open_jobs(
+    settings: JobsSettings, clock: Clock, load: Callable[[], Sequence[ReplicaSnapshot]], max_line_bytes: int
+) -> Jobs | None:
+    """Return the jobs of a tier, None where its settings name no folder.
+
+    Raises:
+        ConfigError: the environment variable that is to hold the database's URL is not set.
+    """
+    if not settings.dir:
+        return None
+    database = secret(settings.database, "jobs.database")
+    return Jobs(settings, clock, load, database=database, max_line_bytes=max_line_bytes)
+
+
+def _locked(folder: Path) -> IO[str]:
+    """Take a folder for this process alone; closing the file gives it back.
+
+    Raises:
+        ConfigError: it cannot be made or written, or another process has it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (folder / "lock").open("w", encoding="ascii")
+    except OSError as error:
+        raise ConfigError(
+            f"jobs.dir: cannot write {folder}: {error.strerror}; name a folder that this user may write",
+            param="jobs.dir",
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise ConfigError(
+            f"jobs.dir: another process uses {folder}: give each tier a folder of its own", param="jobs.dir"
+        ) from None
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock

@@ -1,0 +1,49 @@
+"""What jobs have to tell, for `/metrics` and `/v1/status`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.jobs.jobs import Jobs
+from router.jobs.records import ENDED, BatchStatus
+
+
+class JobMetrics(Collector):
+    """Read at every scrape."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+
+    def collect(self) -> Iterator[Metric]:
+        runner = self._jobs.runner
+        there = GaugeMetricFamily("overspill_batches", "Batches that have not ended, by status.", labels=["status"])
+        for status in BatchStatus:
+            if status not in ENDED:
+                there.add_metric([status.value], 0 if runner is None else runner.batches[status.value])
+        yield there
+        yield GaugeMetricFamily(
+            "overspill_batch_lines_running",
+            "Requests of batches that the tier computes now.",
+            value=0 if runner is None else runner.running,
+        )
+        yield GaugeMetricFamily(
+            "overspill_batch_lines_held",
+            "1 while batches wait: for online requests, for replicas, or for room on the disk.",
+            value=0 if runner is None else float(bool(runner.held)),
+        )
+        yield CounterMetricFamily(
+            "overspill_batch_lines_answered",
+            "Requests of batches whose answers are on the disk.",
+            value=0 if runner is None else runner.written,
+        )
+        yield CounterMetricFamily(
+            "overspill_batch_lines_stopped",
+            "Requests of batches that were stopped for online ones, and run again.",
+            value=0 if runner is None else runner.stopped,
+        )
+        yield GaugeMetricFamily(
+            "overspill_jobs_held_bytes", "What files and answers take on the disk.", value=self._jobs.held_bytes
+        )

@@ -1,0 +1,126 @@
+"""How many lines may run beside what online traffic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.jobs.slack import Slack
+from router.values.replica import ReplicaSnapshot, SpeedPrior
+from tests.support.gateway_fakes import replica_info
+
+
+@dataclass
+class SetClock:
+    time_s: float = 1000.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+
+def _snapshot(slots: int = 8, running: int = 0, slope: float = 0.2, name: str = "a", **more) -> ReplicaSnapshot:
+    prior = SpeedPrior(900.0, 60.0, slope, "test")
+    info = replica_info(replica_id=name, endpoint=name, prior=prior)
+    return ReplicaSnapshot(info, **{"available": True, "slots": slots, "running": running, **more})
+
+
+@dataclass
+class World:
+    """A tier's replicas and its clock."""
+
+    snapshots: list[ReplicaSnapshot] = field(default_factory=lambda: [_snapshot()])
+    clock: SetClock = field(default_factory=SetClock)
+    concurrency: int = 0
+    slowdown: float = 0.05
+
+    def slack(self) -> Slack:
+        return Slack(lambda: self.snapshots, self.clock, self.concurrency, self.slowdown)
+
+
+def test_an_idle_tier_gives_all_its_slots() -> None:
+    assert World().slack().allow(0).lines == 8
+    assert World([_snapshot(), _snapshot(name="b")]).slack().allow(0).lines == 16
+    assert World(concurrency=3).slack().allow(0).lines == 3
+    assert World([_snapshot(available=False)]).slack().allow(0).lines == 0
+    assert World([]).slack().allow(0).why == "no replica is available"
+
+
+def test_two_rungs_of_one_device_share_its_slots() -> None:
+    rungs = [
+        ReplicaSnapshot(replica_info(replica_id=name, device="gpu"), available=True, slots=8) for name in ("a", "b")
+    ]
+    assert World(rungs).slack().allow(0).lines == 8
+
+
+def test_what_others_have_sent_to_a_server_is_taken() -> None:
+    world = World([_snapshot(running=5)])
+    assert world.slack().allow(running=0).lines == 3
+    assert world.slack().allow(running=5).lines == 8  # it is all lines
+
+
+def test_lines_stop_for_an_online_request_where_they_would_slow_it_down() -> None:
+    world = World()
+    slack = world.slack()
+    changes = []
+    slack.changed = lambda: changes.append(slack.allow(8).lines)
+    slack.came()
+    assert changes == [0]
+    slack.left()
+    assert slack.allow(0).lines == 0  # the next one may come at once
+    world.clock.time_s += slack.hold_left_s + 0.001
+    assert slack.allow(0).lines == 8
+
+
+def test_lines_run_beside_where_that_costs_little() -> None:
+    world = World([_snapshot(slots=256, slope=0.005)], slowdown=0.05)
+    slack = world.slack()
+    slack.came()
+    beside = slack.allow(0)
+    assert beside.beside
+    assert beside.lines == 10  # of which each costs half a percent
+    for _ in range(99):
+        slack.came()
+    assert slack.allow(0).lines == 14  # beside a hundred each costs a third of one percent
+
+
+def test_the_hold_follows_what_gaps_are_usual() -> None:
+    world = World()
+    slack = world.slack()
+    for _ in range(100):
+        slack.came()
+        slack.left()
+        world.clock.time_s += 2.0
+    slack.came()
+    slack.left()
+    assert 2.0 < slack.hold_left_s < 3.0
+    for _ in range(400):
+        slack.came()
+        slack.left()
+        world.clock.time_s += 0.01
+    assert slack.hold_left_s < 0.3
+
+
+@given(
+    slots=st.integers(1, 64),
+    slope=st.floats(0.0, 1.0),
+    slowdown=st.floats(0.0, 1.0),
+    online=st.integers(0, 80),
+    running=st.integers(0, 64),
+    occupied=st.integers(0, 100),
+)
+def test_lines_and_online_requests_never_exceed_the_slots(
+    *, slots: int, slope: float, slowdown: float, online: int, running: int, occupied: int
+) -> None:
+    world = World([_snapshot(slots=slots, running=occupied, slope=slope)], slowdown=slowdown)
+    slack = world.slack()
+    for _ in range(online):
+        slack.came()
+    allowed = slack.allow(running)
+    assert 0 <= allowed.lines <= max(0, slots - online)
+    if not allowed.lines:
+        assert allowed.why
+    if online and slope > 0.0:
+        alone, beside = 1 + slope * (online - 1), 1 + slope * (online + allowed.lines - 1)
+        assert beside <= alone * (1 + slowdown) + 1e-6
