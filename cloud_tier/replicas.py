@@ -124,6 +124,7 @@ class EngineReplica:
                 arrival_s=request.accepted_at_s,
                 eos_ids=tokenizer.eos_ids,
                 cache_owner=request.cache_owner,
+                said=request.continuation if request.sampling.constraint is not None else "",
             )
         )
         told = Told(text, tokenizer, len(ids), logprobs=sampling.logprobs is not None)

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import structlog
 import torch
 
+from cloud_tier.engine.constrained import Compiling
 from cloud_tier.engine.drafts import Drafts, ModelDrafts, NgramDrafts
+from cloud_tier.engine.drawing import draw
 from cloud_tier.engine.kv_blocks import BlockPool
-from cloud_tier.engine.logprobs import RowLogprobs, read_prompt
+from cloud_tier.engine.logprobs import RowLogprobs
 from cloud_tier.engine.messages import Compute, Segment, Tokens
 from cloud_tier.engine.protocol import EngineConfig, EngineLoad, EngineRequest
-from cloud_tier.engine.sampler import SamplerState, sample
+from cloud_tier.engine.sampler import SamplerState
 from cloud_tier.engine.scheduler import Scheduled, Scheduler
 from cloud_tier.engine.sequence import Sequence
 from cloud_tier.engine.speculation import Speculation
 from router.base.clock import Clock
-from router.base.errors import in_words
+from router.base.errors import InvalidRequest, in_words
+from router.values.request import FinishReason
 
 if TYPE_CHECKING:
     from cloud_tier.engine.model import Computed
+    from models.text.grammar import Matcher
 
 log = structlog.get_logger("cloud_tier.engine")
 
@@ -48,6 +53,7 @@ class EngineCore:
 
     Attributes:
         pool: the KV blocks.
+        compiling: constrained requests that are not computed yet.
     """
 
     def __init__(
@@ -75,14 +81,34 @@ class EngineCore:
         self._drafts: Drafts = NgramDrafts() if draft is None else ModelDrafts(draft, config.token_budget)
         self._failed = self._failed_drafts = 0
         self._untold: list[Tokens] = []
+        self.compiling = Compiling(config.weights)
 
     @property
     def busy(self) -> bool:
         """Whether a step would do something."""
-        return bool(self._sequences or self._untold)
+        return bool(self._sequences or self._untold or self.compiling.ready)
 
     def add(self, handle: int, request: EngineRequest) -> None:
-        """Take a request that fits the window and the vocabulary; the next step tells if it could not be taken."""
+        """Take a request that fits the window and the vocabulary; a later step tells if it could not be taken."""
+        if request.sampling.constraint is None:
+            self._admit(handle, request)
+        else:
+            self.compiling.add(handle, request)
+
+    def _take_compiled(self, handle: int, request: EngineRequest, made: Future[Matcher]) -> None:
+        """Take a request whose constraint is compiled, or cannot be."""
+        try:
+            matcher = made.result()
+        except InvalidRequest as error:
+            self._untold.append(Tokens(handle, (), failure=error.message, invalid=error.param or ""))
+        except Exception as error:
+            log.exception("constraint not compiled", request_id=request.request_id)
+            self._failed += 1
+            self._untold.append(Tokens(handle, (), failure=in_words(error)))
+        else:
+            self._admit(handle, request, matcher)
+
+    def _admit(self, handle: int, request: EngineRequest, matcher: Matcher | None = None) -> None:
         try:
             sampler = SamplerState.create(
                 request.sampling, request.prompt_ids, self._vocab_size, self._device, request.ending_ids
@@ -93,12 +119,13 @@ class EngineCore:
             self._failed += 1
             self._untold.append(Tokens(handle, (), failure=in_words(error)))
             return
-        sequence = Sequence(handle, request, self._context_tokens, sampler)
+        sequence = Sequence(handle, request, self._context_tokens, sampler, matcher)
         self._sequences[handle] = sequence
         self._scheduler.add(sequence)
 
     def abort(self, handle: int) -> None:
         """End a request, whatever it is doing; one that has ended already is left alone."""
+        self.compiling.abort(handle)
         sequence = self._sequences.pop(handle, None)
         if sequence is not None:
             self._scheduler.remove(sequence)
@@ -110,6 +137,8 @@ class EngineCore:
             EngineBroken: a step that no request is to blame for fails as well.
         """
         started_s = self._clock.now_s()
+        for compiled in self.compiling.take():
+            self._take_compiled(*compiled)
         brought, self._untold = self._untold, []
         plan = self._scheduler.schedule(self._prompt_limit())
         if not plan:
@@ -154,7 +183,7 @@ class EngineCore:
         sequences = self._sequences.values()
         return EngineLoad(
             running=len(self._scheduler.running),
-            queued=len(self._scheduler.waiting),
+            queued=len(self._scheduler.waiting) + len(self.compiling),
             queued_prefill_tokens=sum(sequence.prompt_remaining for sequence in sequences),
             pending_decode_tokens=sum(sequence.tokens_to_generate for sequence in sequences),
             kv_blocks_total=self.pool.num_blocks,
@@ -196,55 +225,19 @@ class EngineCore:
         if not any(computed.finite):
             self.probe()
         finite = dict(zip((entry.sequence.handle for entry in plan), computed.finite, strict=True))
-        drawn, logprobs = self._draw(computed, [entry for entry in plan if entry.rows], finite)
+        drawn = draw(computed.logits, [entry for entry in plan if entry.rows], finite)
         brought: list[Tokens] = []
         for entry in plan:
             handle = entry.sequence.handle
             if not finite[handle]:
                 brought.append(self._fail(entry.sequence, "it computed what is not a number", spoiled=True))
+            elif handle in drawn.unmatched:
+                brought.append(self._fail(entry.sequence, drawn.unmatched[handle], spoiled=False))
             elif entry.draws:
-                brought.append(self._take(entry, drawn[handle], logprobs))
+                brought.append(self._take(entry, drawn.tokens[handle], drawn.logprobs))
             else:
                 self._scheduler.computed(entry)
         return brought
-
-    def _draw(
-        self, computed: Computed, entries: list[Scheduled], finite: dict[int, bool]
-    ) -> tuple[dict[int, list[int]], RowLogprobs | None]:
-        """Draw the next tokens of each sequence whose numbers are some: one, and one behind each draft that holds.
-
-        Returns:
-            They, and what is to be told of them.
-        """
-        if computed.logits is None:
-            return {}, None
-        end, newest = 0, {}
-        for entry in entries:
-            first, end = end, end + entry.rows
-            sequence = entry.sequence
-            if not finite[sequence.handle]:
-                continue
-            if entry.scored:
-                _read_prompt(computed.logits[first:end], sequence)
-            if entry.draws:
-                newest[sequence.handle] = end - 1 - len(entry.draft)
-        entries = [entry for entry in entries if entry.sequence.handle in newest]
-        if not entries:
-            return {}, None
-        drafted = {entry.sequence.handle: entry.draft for entry in entries if entry.draft}
-        # Before `sample` overwrites the logits:
-        logprobs = _row_logprobs(computed.logits, entries, newest)
-        likeliest: list[int] = computed.logits.argmax(dim=-1).tolist() if drafted else []
-        rows = list(newest.values())
-        logits = computed.logits if len(rows) == end else computed.logits[torch.tensor(rows)]
-        tokens = sample(logits, [entry.sequence.sampler for entry in entries])
-        drawn = {entry.sequence.handle: [token] for entry, token in zip(entries, tokens, strict=True)}
-        for handle, draft in drafted.items():
-            for place, token in enumerate(draft):
-                if drawn[handle][-1] != token:
-                    break
-                drawn[handle].append(likeliest[newest[handle] + place + 1])
-        return drawn, logprobs
 
     def _run_alone(self, entry: Scheduled) -> list[Tokens]:
         """Run one sequence of a failed step; if it fails again, and the engine itself does not, it is to blame."""
@@ -290,6 +283,9 @@ class EngineCore:
             finish_reason = sequence.append(token)
             if finish_reason is not None:
                 break
+        matcher = sequence.matcher
+        if matcher is not None and len(sequence.tokens) == length + len(drawn) and matcher.complete:
+            finish_reason = FinishReason.STOP  # whole, and nothing may follow: no need to compute that it ends
         if entry.draft:
             self._speculation.note_drafts(len(entry.draft), len(drawn) - 1)
         # The newest token has not been computed; the one that ended the answer need not be part of it.
@@ -341,18 +337,3 @@ def _segment(entry: Scheduled) -> Segment:
     runs = list(sequence.blocks.runs) if sequence.blocks is not None else []
     tokens = [*sequence.tokens[start : start + entry.num_tokens], *entry.draft]
     return Segment(start, tokens, runs, entry.rows > 0, sequence.handle, max(0, entry.rows - 1))
-
-
-def _row_logprobs(logits: torch.Tensor, entries: list[Scheduled], rows: dict[int, int]) -> RowLogprobs | None:
-    wanted = {
-        entry.sequence.handle: (rows[entry.sequence.handle], top)
-        for entry in entries
-        if (top := entry.sequence.request.sampling.logprobs) is not None
-    }
-    return RowLogprobs(logits, wanted) if wanted else None
-
-
-def _read_prompt(logits: torch.Tensor, sequence: Sequence) -> None:
-    request = sequence.request
-    top = request.sampling.logprobs or 0
-    read_prompt(logits, sequence.num_computed, request.prompt_ids, sequence.prompt_told, top)

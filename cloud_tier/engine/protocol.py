@@ -109,6 +109,7 @@ class EngineRequest:
         priority: higher is served first and preempted last; equals are served in the order of `arrival_s`.
         eos_ids: tokens that end the answer (unless `sampling.ignore_eos`); they are not emitted.
         cache_owner: requests of other owners find nothing of this one in the prefix cache, nor it of theirs.
+        said: text of the answer that the prompt ends with, which `sampling.constraint` holds for too.
     """
 
     request_id: str
@@ -119,6 +120,7 @@ class EngineRequest:
     arrival_s: float = 0.0
     eos_ids: frozenset[int] = frozenset()
     cache_owner: str = ""
+    said: str = ""
 
     @property
     def ending_ids(self) -> frozenset[int]:
@@ -268,7 +270,7 @@ class Engine(Protocol):
         """Stream the answer; closing the generator ends the sequence and frees its KV blocks.
 
         Raises:
-            InvalidRequest: the prompt is empty or holds ids outside the vocabulary.
+            InvalidRequest: the prompt is empty or holds ids outside the vocabulary; a constraint cannot be enforced.
             ContextTooLong: the prompt leaves no room for one token.
             RequestFailed: this request failed in the engine, which goes on with the others.
             ReplicaUnreachable: nothing was generated; the engine is not ready, or died before the first token.

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from cloud_tier.engine.kv_blocks import BlockTable
     from cloud_tier.engine.protocol import EngineRequest
     from cloud_tier.engine.sampler import SamplerState
+    from models.text.grammar import Matcher
 
 
 class Sequence:
@@ -29,6 +30,7 @@ class Sequence:
         prompt_told: the log probabilities of the prompt's tokens so far, where they are asked for.
         ending_ids: tokens that end the answer and are no part of it.
         cached_tokens: tokens of the prompt that were found in the prefix cache, None before it was first admitted.
+        matcher: what the answer has to match, behind its newest token; None where nothing was asked for.
     """
 
     __slots__ = (
@@ -37,6 +39,7 @@ class Sequence:
         "ending_ids",
         "handle",
         "last_length",
+        "matcher",
         "ngrams",
         "num_computed",
         "preempted",
@@ -46,7 +49,14 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, handle: int, request: EngineRequest, context_tokens: int, sampler: SamplerState) -> None:
+    def __init__(
+        self,
+        handle: int,
+        request: EngineRequest,
+        context_tokens: int,
+        sampler: SamplerState,
+        matcher: Matcher | None = None,
+    ) -> None:
         self.handle = handle
         self.request = request
         self.tokens = list(request.prompt_ids)
@@ -58,6 +68,7 @@ class Sequence:
         self.cached_tokens: int | None = None
         self.sampler = sampler
         self.ending_ids = request.ending_ids
+        self.matcher = matcher
         self.ngrams = NgramIndex()
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from cloud_tier.engine.messages import Step, Tokens
 from cloud_tier.engine.protocol import EngineChunk, EngineLoad, EngineRequest
-from router.base.errors import OverspillError, ReplicaBroken, ReplicaUnreachable, RequestFailed
+from router.base.errors import InvalidRequest, OverspillError, ReplicaBroken, ReplicaUnreachable, RequestFailed
 from router.values.logprobs import DrawnToken
 from router.values.request import FinishReason
 
@@ -45,8 +45,15 @@ class Stream:
         self.finished = brought.finish_reason is not None
         self._news.set()
 
-    def refuse(self, why: str) -> None:
-        """End the stream because its request failed and nothing else did, after what has arrived was read."""
+    def refuse(self, why: str, invalid: str | None = None) -> None:
+        """End the stream because its request failed and nothing else did, after what has arrived was read.
+
+        Args:
+            invalid: the field of the request that is to blame.
+        """
+        if invalid is not None:
+            self._end(lambda: InvalidRequest(why, param=invalid))
+            return
         self._end(lambda: RequestFailed(f"the engine could not go on with request {self.request.request_id!r}: {why}"))
 
     def fail(self, why: str) -> None:
@@ -67,7 +74,7 @@ class Stream:
         """Wait for news and return all of them as one chunk.
 
         Raises:
-            RequestFailed, ReplicaUnreachable, ReplicaBroken: see `Engine.generate`.
+            InvalidRequest, RequestFailed, ReplicaUnreachable, ReplicaBroken: see `Engine.generate`.
         """
         await self._news.wait()
         self._news.clear()
@@ -137,7 +144,7 @@ class Streams:
                 if brought.failure is None:
                     stream.push(brought)
                 else:
-                    stream.refuse(brought.failure)
+                    stream.refuse(brought.failure, brought.invalid)
                 if stream.finished:
                     self._settle(brought.handle)
 

@@ -234,13 +234,19 @@ def _need_gpus(found: int, config: EngineConfig) -> None:
 
 
 def _serve(parent: Channel, core: EngineCore) -> None:
-    """Take requests between steps, step while there is work, sleep in the socket while there is none."""
+    """Take requests between steps, step while there is work, sleep in the sockets while there is none."""
     poll = select.poll()
     poll.register(parent.socket, select.POLLIN)
+    compiled, bell = os.pipe()
+    core.compiling.wake = lambda: os.write(bell, b".")
+    poll.register(compiled, select.POLLIN)
     last_handle = -1
     while True:
         changed = False
-        while poll.poll(0 if core.busy or changed else None):
+        while ready := poll.poll(0 if core.busy or changed else None):
+            if all(fd == compiled for fd, _ in ready):
+                os.read(compiled, 4096)
+                break
             message = parent.receive()
             changed = True
             if isinstance(message, Quit):
@@ -250,8 +256,7 @@ def _serve(parent: Channel, core: EngineCore) -> None:
                 last_handle = message.handle
             elif isinstance(message, Abort):
                 core.abort(message.handle)
-        tokens = core.step() if core.busy else []
-        parent.send(Step(tokens, core.load(), last_handle))
+        parent.send(Step(core.step(), core.load(), last_handle))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import bisect
 from dataclasses import dataclass, field
 
 from edge_agent.generate.sampling import Sampler
+from models.text.grammar import Matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Sequence:
         exact: its answer must not depend on what was kept of earlier ones.
         scored: the logits behind every token of its prompt are wanted: nothing of it comes from a cache.
         scored_tokens: of how many the runtime tells them in one step.
+        matcher: what the answer has to match, behind its newest token; None where nothing was asked for.
         handle: the runtime's handle, None while waiting.
         cached_tokens: ids of the prompt that were in the KV cache when it was admitted.
         fed: ids in the KV cache.
@@ -47,6 +49,7 @@ class Sequence:
     exact: bool = False
     scored: bool = False
     scored_tokens: int = 1
+    matcher: Matcher | None = None
     handle: int | None = None
     cached_tokens: int = 0
     fed: int = 0

@@ -9,7 +9,15 @@ import structlog
 from edge_agent.generate.batcher import Batcher, BatchLimits, DecodeStep, PrefillStep, Sequence
 from edge_agent.generate.request import Generation, LoopCounters
 from edge_agent.runtime.protocol import Logits, Runtime, StepInput
-from router.base.errors import OverspillError, ReplicaBroken, ReplicaError, ReplicaFailed, ReplicaUnreachable, in_words
+from router.base.errors import (
+    OverspillError,
+    ReplicaBroken,
+    ReplicaError,
+    ReplicaFailed,
+    ReplicaUnreachable,
+    RequestFailed,
+    in_words,
+)
 from router.values.request import FinishReason, TokenChunk
 
 log = structlog.get_logger("edge_agent")
@@ -154,6 +162,9 @@ class Steps:
             generation = self._by_sequence[id(sequence)]
             try:
                 ended = self._draw(generation, logits, index)
+            except RequestFailed as error:  # its constraint went past its bounds
+                self.results.append((generation, error))
+                self._forget(generation, runtime)
             except Exception as error:
                 log.exception("request failed", model=self._name, request_id=generation.request_id)
                 self._fail_alone(generation, f"failed while drawing a token: {in_words(error)}", runtime)
@@ -163,8 +174,11 @@ class Steps:
 
     def _draw(self, generation: Generation, logits: Logits, index: int) -> bool:
         """Draw the next token of a request; whether it was the last one."""
-        sequence = generation.sequence
-        token = sequence.sampler.draw(logits[index])
+        sequence, matcher = generation.sequence, generation.sequence.matcher
+        allowed = None if matcher is None else matcher.mask(logits[index].size)
+        token = sequence.sampler.draw(logits[index], allowed)
+        if matcher is not None:
+            matcher.advance(token)
         sequence.generated.append(token)
         self._counters.decode_tokens += 1
         reason: FinishReason | None = None
@@ -179,6 +193,9 @@ class Steps:
             cut = delta.stopped
             if cut:
                 reason = FinishReason.STOP
+            elif matcher is not None and matcher.complete:
+                reason = FinishReason.STOP  # whole, and nothing may follow
+                text += generation.text.finish()
             elif not sequence.decode_tokens_left:
                 reason = FinishReason.LENGTH
                 text += generation.text.finish()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from models.text.chat import PromptEncoder
+from models.text.grammar import Grammars
 from models.text.logprobs import LogprobStream
 from models.text.tokenizer import TextStream
 from router.values.prompt_size import estimate_size
@@ -15,12 +16,17 @@ from router.values.request import Prompt, PromptSize, TextPrompt
 
 
 class PromptCodec:
-    """The prompt side of one family, read when it is first used. Safe to use from several threads."""
+    """The prompt side of one family, read when it is first used. Safe to use from several threads.
+
+    Attributes:
+        grammars: compiles constraints on answers over its vocabulary.
+    """
 
     def __init__(self, source: Path) -> None:
         self._source = source
         self._lock = threading.Lock()
         self._encoder: PromptEncoder | None = None
+        self.grammars = Grammars(lambda: self.encoder.tokenizer)
 
     @property
     def encoder(self) -> PromptEncoder:

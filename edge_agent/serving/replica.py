@@ -17,6 +17,7 @@ from edge_agent.generate.turn import Turn
 from edge_agent.runtime.protocol import Runtime
 from edge_agent.serving.artifact_watch import ArtifactWatch
 from edge_agent.serving.prompts import PromptCodec
+from models.text.grammar import Matcher
 from router.base.errors import ContextTooLong, InvalidRequest, OverspillError, ReplicaUnreachable, Unavailable
 from router.base.extras import installed
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
@@ -218,8 +219,8 @@ class LocalReplica:
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
         self._admit()
         prompt_ids = await self._encode(request)
-        generation = self._generation(request, prompt_ids)
-        self._admit()  # again: encoding may have taken a while
+        generation = self._generation(request, prompt_ids, await self._matcher(request))
+        self._admit()  # again: encoding and compiling may have taken a while
         self.loop.submit(generation)
         try:
             while True:
@@ -276,7 +277,18 @@ class LocalReplica:
             )
         return ids
 
-    def _generation(self, request: InferenceRequest, prompt_ids: list[int]) -> Generation:
+    async def _matcher(self, request: InferenceRequest) -> Matcher | None:
+        """Compile what the answer has to match, beside this loop.
+
+        Raises:
+            InvalidRequest: it cannot be enforced.
+        """
+        constraint = request.sampling.constraint
+        if constraint is None:
+            return None
+        return await asyncio.wrap_future(self._readable_codec().grammars.begin(constraint, request.continuation))
+
+    def _generation(self, request: InferenceRequest, prompt_ids: list[int], matcher: Matcher | None) -> Generation:
         sampling, codec = request.sampling, self._readable_codec()
         check_token_rules(sampling, codec.vocab_size, codec.eos_ids)
         ends = ending_ids(sampling, codec.eos_ids)
@@ -293,6 +305,7 @@ class LocalReplica:
                 caller=request.cache_owner,
                 exact=sampling.repeatable,
                 scored=sampling.prompt_logprobs,
+                matcher=matcher,
             ),
             text=codec.text_stream(sampling.stop, request.continuation, request.min_tokens_left),
             ending_ids=ends,

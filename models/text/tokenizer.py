@@ -22,6 +22,8 @@ from router.base.errors import ArtifactError, InvalidRequest
 from router.base.host import trim_heap
 
 if TYPE_CHECKING:
+    import llguidance
+
     from models.formats.gguf import GgufFile
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -185,6 +187,13 @@ class Tokenizer:
     def spelling(self, token_id: int) -> bytes:
         """Return the bytes of one id as they are told of: a special token's are its name."""
         return self.piece(token_id) or (self.token_of(token_id) or "").encode()
+
+    def for_grammars(self) -> llguidance.LLTokenizer:
+        """Return the vocabulary as llguidance takes it; half a second's work. See `models.text.grammar`."""
+        import llguidance  # noqa: PLC0415 (7 MB that only constrained requests need)
+
+        ends = sorted(self.eos_ids)
+        return llguidance.LLTokenizer(self._backend.to_str(), n_vocab=self.vocab_size, eos_token=ends or None)
 
     def token_of(self, token_id: int | None) -> str | None:
         """Return a token as its files write it (`<|im_end|>`), None for an unknown id."""

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from router.upstream.constrained import LLAMA_CPP, OPENAI, SGLANG, VLLM, Spellings
+from router.upstream.constrained import lacking as lacking_constraints
 from router.values.request import ChatPrompt, Feature, InferenceRequest
 
 
@@ -24,6 +26,7 @@ class Dialect:
         orca: tells the load of each of its variants on a reply, where asked to.
         spelling: a sampling parameter's name in `SamplingParams` → its name there; one that is missing is not taken.
         token_ids: takes prompts of token ids.
+        constraints: how it takes what an answer has to match.
         neutral: what is said where the request says nothing, because the server's own default is another than OpenAI's:
             a model's `generation_config.json`, or a sampler of its own.
     """
@@ -36,6 +39,7 @@ class Dialect:
     orca: bool = False
     token_ids: bool = False
     neutral: Mapping[str, object] | None = None
+    constraints: Spellings = field(default_factory=lambda: OPENAI)
 
     @property
     def lacks(self) -> frozenset[Feature]:
@@ -47,7 +51,7 @@ class Dialect:
             lacking.add(Feature.CONTINUED_CHAT)
         if not self.token_ids:
             lacking.add(Feature.PROMPT_IDS)
-        return frozenset({*lacking, Feature.CONTINUED_IDS})
+        return frozenset({*lacking, Feature.CONTINUED_IDS, *lacking_constraints(self.constraints)})
 
     def continues(self, request: InferenceRequest) -> dict[str, object]:
         """Return the fields that make a chat go on with `request.continuation`, its last message."""
@@ -89,6 +93,7 @@ OVERSPILL = Dialect(
     orca=True,
     spelling=_EXTENDED,
     token_ids=True,
+    constraints=VLLM,
 )
 PLAIN = Dialect("plain", spelling=MappingProxyType(_OPENAI))
 _ALL_TOKENS = MappingProxyType({"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0})
@@ -104,6 +109,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
                 running_usage=True,
                 token_ids=True,
                 neutral=_ALL_TOKENS,
+                constraints=VLLM,
             ),
             Dialect(
                 "sglang",
@@ -111,6 +117,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
                 prefills_chat="flagged",
                 running_usage=True,
                 neutral=MappingProxyType({**_ALL_TOKENS, "top_k": -1}),
+                constraints=SGLANG,
             ),
             Dialect(
                 "llama.cpp",
@@ -120,6 +127,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
                 prefills_chat="plain",
                 token_ids=True,
                 neutral=MappingProxyType({"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}),
+                constraints=LLAMA_CPP,
             ),
             Dialect("ollama", MappingProxyType(_OPENAI)),
         )

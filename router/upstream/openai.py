@@ -182,7 +182,8 @@ def _sampling(request: InferenceRequest, dialect: Dialect) -> dict[str, object]:
             found[spelled] = _JSON_OF.get(name, _itself)(value)
     if sampling.stop:
         found["stop"] = list(sampling.stop)
-    return found
+    constraint = sampling.constraint
+    return found if constraint is None else found | dialect.constraints[constraint.kind](constraint)
 
 
 def _itself(value: object) -> object:

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from router.values.constraint import Constraint, ConstraintKind
 from router.values.logprobs import TokenLogprob
 
 
@@ -51,6 +52,21 @@ class Feature(enum.Enum):
     PROMPT_LOGPROBS = "log probabilities of the prompt"
     CONTINUED_CHAT = "continuing a chat answer that broke off"
     CONTINUED_IDS = "continuing an answer to token ids that broke off"
+    JSON_SCHEMA = "answers by a JSON schema"
+    REGEX = "answers by a regular expression"
+    CHOICE = "answers out of a list of choices"
+    LARK = "answers by a grammar in Lark's notation"
+    GBNF = "answers by a grammar in llama.cpp's notation"
+    CONTINUED_CONSTRAINT = "continuing a constrained answer that broke off"
+
+
+FEATURE_OF = {
+    ConstraintKind.JSON_SCHEMA: Feature.JSON_SCHEMA,
+    ConstraintKind.REGEX: Feature.REGEX,
+    ConstraintKind.CHOICE: Feature.CHOICE,
+    ConstraintKind.LARK: Feature.LARK,
+    ConstraintKind.GBNF: Feature.GBNF,
+}
 
 
 class FinishReason(enum.Enum):
@@ -163,6 +179,7 @@ class SamplingParams:
         bad_words: words whose tokens are not drawn one after the other.
         logprobs: how many alternatives are told beside the log probability of each token; None tells none at all.
         prompt_logprobs: the log probabilities of the prompt's tokens are told too.
+        constraint: what the whole answer has to match; None leaves it free.
     """
 
     max_tokens: int | None = None
@@ -183,6 +200,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: bool = False
+    constraint: Constraint | None = None
 
     def needs(self) -> set[Feature]:
         """What a replica has to do beyond drawing by temperature and top-p up to a stop string."""
@@ -201,7 +219,8 @@ class SamplingParams:
             Feature.LOGPROBS: self.logprobs is not None,
             Feature.PROMPT_LOGPROBS: self.prompt_logprobs,
         }
-        return {feature for feature, wanted in asked.items() if wanted}
+        needs = {feature for feature, wanted in asked.items() if wanted}
+        return needs if self.constraint is None else {*needs, FEATURE_OF[self.constraint.kind]}
 
     @property
     def repeatable(self) -> bool:
@@ -324,6 +343,8 @@ class InferenceRequest:
             needs.add(Feature.CONTINUED_IDS if self.continuation else Feature.PROMPT_IDS)
         else:
             needs.add(Feature.COMPLETIONS)
+        if self.continuation and self.sampling.constraint is not None:
+            needs.add(Feature.CONTINUED_CONSTRAINT)
         return frozenset(needs)
 
     def token_ids(self, encoder: object) -> list[int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ from models.formats.weights import open_weights
 from router.base.clock import MonotonicClock
 from router.values.logprobs import DrawnToken
 from router.values.request import SamplingParams
+from tests.support import tiny_tokenizer
 
 torch.set_num_threads(1)
 
 VOCAB = 301
+PIECES = 330
+"""More than `tiny_tokenizer` has: what the models of `save_with_tokenizer` speak, padded as real ones are."""
 _SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 72,
@@ -62,6 +66,16 @@ def reference(name: str) -> Any:
         if parameter_name.endswith("bias"):
             torch.nn.init.normal_(parameter)
     return model
+
+
+def save_with_tokenizer(folder: Path) -> Path:
+    """Save a random llama beside a byte-level tokenizer of its vocabulary: what it says is text."""
+    path = folder / "speaking"
+    config = transformers.LlamaConfig(**{**_SHAPE, "vocab_size": PIECES, "eos_token_id": 2, "bos_token_id": 1})
+    torch.manual_seed(11)
+    transformers.LlamaForCausalLM(config).eval().save_pretrained(path)
+    tiny_tokenizer.backend().save(str(path / "tokenizer.json"))
+    return path
 
 
 def save(name: str, folder: Path) -> Path:
@@ -138,7 +152,9 @@ class Bench:
 
     def run(self) -> dict[int, list[int]]:
         """Step until nothing is left to do; return every answer."""
-        while self.core.busy:
+        while self.core.busy or len(self.core.compiling):
+            if not self.core.busy:
+                time.sleep(0.001)
             self.step()
         return self.answers
 

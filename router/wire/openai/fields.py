@@ -14,6 +14,7 @@ emitted and is to be continued.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -21,7 +22,7 @@ from msgspec import Meta
 
 from router.base.errors import InvalidRequest
 from router.values.request import ApiRequest, Prompt, SamplingParams
-from router.wire.openai.sampling import SamplingFields
+from router.wire.openai.constraints import ConstraintFields, constraint_of
 from router.wire.openai.unserved import Rule, only
 
 _Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -32,7 +33,7 @@ class _StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class Fields(SamplingFields, frozen=True, kw_only=True):
+class Fields(ConstraintFields, frozen=True, kw_only=True):
     """The fields of both."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -46,25 +47,14 @@ class Fields(SamplingFields, frozen=True, kw_only=True):
     # Known, and served only at the value that changes nothing.
     n: Any = None
     logprobs: Any = None
-    response_format: Any = None
     use_beam_search: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
 
 
 UNSERVED: tuple[Rule, ...] = (
     ("n", only(1), "one choice is generated per request: leave `n` out or set it to 1"),
     ("logprobs", only(False), "log probabilities are not returned by this server: leave it out"),
-    ("response_format", only({"type": "text"}), 'answers are plain text: leave it out or send {"type": "text"}'),
     ("bad_words", only([]), "not applied by this server: leave it out"),
     ("use_beam_search", only(False), "beam search is not offered: leave it out"),
-    *(
-        (name, only(), "constrained decoding is not offered: leave it out")
-        for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
-    ),
 )
 
 
@@ -80,7 +70,7 @@ def request_of(raw: Fields, prompt: Prompt, continuation: str, sampling: Samplin
     return ApiRequest(
         model=raw.model,
         prompt=prompt,
-        sampling=sampling,
+        sampling=replace(sampling, constraint=constraint_of(raw)),
         stream=bool(raw.stream),
         include_usage=bool(options and options.include_usage),
         running_usage=bool(options and options.continuous_usage_stats),

@@ -20,6 +20,12 @@ ALWAYS_LACKING = {
     Feature.BAD_WORDS,
     Feature.LOGPROBS,
     Feature.PROMPT_LOGPROBS,
+    Feature.JSON_SCHEMA,
+    Feature.REGEX,
+    Feature.CHOICE,
+    Feature.LARK,
+    Feature.GBNF,
+    Feature.CONTINUED_CONSTRAINT,
 }
 
 

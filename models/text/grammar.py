@@ -1,0 +1,293 @@
+"""Constraints on an answer as bits over a vocabulary: which tokens may come next. By llguidance, which both tiers use.
+
+What a caller sends here may be hostile. Its size and depth are bounded before it is parsed, llguidance bounds the work
+of compiling it and of each mask, and a walk of a few tokens shows before the request is taken whether a grammar stays
+within those bounds.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from router.base.errors import InvalidRequest, RequestFailed
+from router.values.constraint import Constraint, ConstraintKind
+
+if TYPE_CHECKING:
+    import llguidance
+
+    from models.text.tokenizer import Tokenizer
+
+MAX_SOURCE_CHARS = {
+    ConstraintKind.JSON_SCHEMA: 65_536,
+    ConstraintKind.REGEX: 4_096,
+    ConstraintKind.CHOICE: 65_536,
+    ConstraintKind.LARK: 65_536,
+    ConstraintKind.GBNF: 65_536,
+}
+MAX_DEPTH = 64
+_SMALL_CHARS = 8_192
+_MOST_KEPT, _MOST_KEPT_CHARS = 64, 262_144
+_WALK_TOKENS = 8
+_ERROR_CHARS = 300
+_JSON_OPTIONS = {
+    # Enough for indented JSON; unbounded, a small model never leaves it.
+    "whitespace_pattern": r"[ \n\t\r]{1,32}",
+}
+_LENIENT = {"lenient": True, "coerce_one_of": True}
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 20_000,  # a schema of some thousand optional properties
+    "initial_lexer_fuel": 1_000_000,  # about 20 ms
+    "step_lexer_fuel": 200_000,  # about 15 ms
+    "step_max_items": 50_000,  # about 3 ms
+    "max_lexer_states": 16_000,  # about 2 KB each
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+
+
+class Matcher:
+    """The state of one answer under its constraint. Not thread-safe.
+
+    Attributes:
+        failure: why it can say nothing any more; empty while it can.
+    """
+
+    def __init__(
+        self, inner: llguidance.LLMatcher, tokenizer: llguidance.LLTokenizer, failed: Callable[[], object]
+    ) -> None:
+        self._inner = inner
+        self._tokenizer = tokenizer
+        self._failed = failed
+        self.failure = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is whole, and nothing may follow it."""
+        return not self.failure and self._inner.is_stopped()
+
+    def mask(self, vocab_size: int) -> npt.NDArray[np.bool_]:
+        """Return which tokens may come next: bool (vocab_size,).
+
+        Raises:
+            RequestFailed: the constraint went past its bounds of work, or no token is left.
+        """
+        packed = np.frombuffer(b"" if self.failure else self._inner.compute_bitmask(), np.uint8)
+        self._note()
+        bits = np.unpackbits(packed, count=min(vocab_size, 8 * packed.size), bitorder="little").view(np.bool_)
+        if not self.failure and not bits.any():
+            self.failure = "no token of this model's vocabulary may come next"
+        if self.failure:
+            raise RequestFailed(f"the constraint of this answer cannot be followed any further: {self.failure}")
+        return bits if bits.size == vocab_size else np.pad(bits, (0, vocab_size - bits.size))
+
+    def advance(self, token: int) -> None:
+        """Take a token that `mask` allowed."""
+        self._inner.consume_token(token)
+        self._note()
+
+    def advance_text(self, text: str) -> bool:
+        """Take text of the answer that was said before, by whomever; whether the constraint allows it."""
+        ids = self._tokenizer.tokenize_str(text)
+        return self._inner.try_consume_tokens(ids) == len(ids) and not self._inner.is_error()
+
+    def _note(self) -> None:
+        if self._inner.is_error():
+            self.failure = _first_line(self._inner.get_error()) or "it failed"
+            self._failed()
+
+
+class Grammars:
+    """Compiles constraints for one vocabulary, in threads of its own, and keeps what it compiled lately. Thread-safe.
+
+    Large constraints have a thread to themselves: however many of them wait there, a small one is ready in a moment.
+
+    Args:
+        load: returns the tokenizer; called once, with the first constraint.
+    """
+
+    def __init__(self, load: Callable[[], Tokenizer]) -> None:
+        self._load = load
+        self._loading, self._lock = threading.Lock(), threading.Lock()
+        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._compiled: OrderedDict[Constraint, llguidance.LLMatcher] = OrderedDict()
+        self._small = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="large-grammar")
+
+    def begin(self, constraint: Constraint, said: str = "") -> Future[Matcher]:
+        """Return what becomes `matcher(constraint, said)`; a constraint that is known is done at once."""
+        if constraint in self._compiled and len(said) < _SMALL_CHARS:
+            done: Future[Matcher] = Future()
+            try:
+                done.set_result(self.matcher(constraint, said))
+            except InvalidRequest as error:
+                done.set_exception(error)
+            return done
+        lane = self._small if len(constraint.source) + len(said) < _SMALL_CHARS else self._large
+        return lane.submit(self.matcher, constraint, said)
+
+    def matcher(self, constraint: Constraint, said: str = "") -> Matcher:
+        """Return a matcher that stands behind `said`. Blocks: milliseconds as a rule, a second at worst.
+
+        Args:
+            said: text of the answer that is to be continued.
+
+        Raises:
+            InvalidRequest: the constraint cannot be compiled, or is too large; or `said` does not match it.
+        """
+        tokenizer = self._vocabulary()
+        with self._lock:
+            known = self._compiled.get(constraint)
+        if known is None:
+            known = _compile(constraint, tokenizer)
+            self._keep(constraint, known)
+        # What copies build they share: one that went past its bounds leaves no room for the next.
+        found = Matcher(known.deep_copy(), tokenizer, lambda: self._forget(constraint))
+        if said and not found.advance_text(said):
+            raise InvalidRequest(
+                f"`{constraint.param}`: the text that is to be continued does not match this {constraint.kind.value}: "
+                "continue an answer under the constraint that it was begun under",
+                param=constraint.param,
+            )
+        return found
+
+    def _vocabulary(self) -> llguidance.LLTokenizer:
+        with self._loading:
+            if self._tokenizer is None:
+                self._tokenizer = self._load().for_grammars()
+            return self._tokenizer
+
+    def _keep(self, constraint: Constraint, compiled: llguidance.LLMatcher) -> None:
+        with self._lock:
+            self._compiled[constraint] = compiled
+            self._compiled.move_to_end(constraint)
+            chars = sum(len(kept.source) for kept in self._compiled)
+            while len(self._compiled) > _MOST_KEPT or chars > _MOST_KEPT_CHARS:
+                dropped, _ = self._compiled.popitem(last=False)
+                chars -= len(dropped.source)
+
+    def _forget(self, constraint: Constraint) -> None:
+        with self._lock:
+            self._compiled.pop(constraint, None)
+
+
+def _compile(constraint: Constraint, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
+    import llguidance  # noqa: PLC0415 (7 MB that only constrained requests need)
+
+    _check_size(constraint)
+    limits = llguidance.LLParserLimits(**_LIMITS)
+    compiled = llguidance.LLMatcher(tokenizer, _grammar_of(constraint), log_level=0, limits=limits)
+    if not compiled.is_error():
+        _walk(compiled.deep_copy(), tokenizer.vocab_size, constraint)
+        compiled.compute_bitmask()  # what it builds for the first mask is copied with it
+    if compiled.is_error():
+        raise _refusal(constraint, compiled.get_error())
+    return compiled
+
+
+def _walk(matcher: llguidance.LLMatcher, vocab_size: int, constraint: Constraint) -> None:
+    """Take the first few tokens of some answer; what goes past its bounds does so early.
+
+    Raises:
+        InvalidRequest: it did, or there is no answer at all.
+    """
+    for _ in range(_WALK_TOKENS):
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")[:vocab_size]
+        if matcher.is_error():
+            raise _refusal(constraint, matcher.get_error())
+        allowed = np.flatnonzero(bits)
+        if not allowed.size:
+            raise _refusal(constraint, "no answer of this model matches it")
+        matcher.consume_token(int(allowed[allowed.size // 2]))
+        if matcher.is_error():
+            raise _refusal(constraint, matcher.get_error())
+        if matcher.is_stopped():
+            return
+
+
+def _check_size(constraint: Constraint) -> None:
+    most = MAX_SOURCE_CHARS[constraint.kind]
+    if len(constraint.source) > most:
+        raise _refusal(constraint, f"it has {len(constraint.source)} characters, at most {most} are compiled")
+    depth = _depth(constraint.source)
+    if depth > MAX_DEPTH:
+        raise _refusal(constraint, f"it nests {depth} levels, at most {MAX_DEPTH} are compiled")
+
+
+def _depth(source: str) -> int:
+    """Return how deep brackets nest, those in texts and character classes included: an upper bound."""
+    deepest = level = 0
+    for character in source:
+        if character in "([{":
+            level += 1
+            deepest = max(deepest, level)
+        elif character in ")]}":
+            level = max(0, level - 1)
+    return deepest
+
+
+def _grammar_of(constraint: Constraint) -> str:
+    from llguidance import LLMatcher, regex_to_lark  # noqa: PLC0415 (see `_compile`)
+
+    source = constraint.source
+    try:
+        if constraint.kind is ConstraintKind.JSON_SCHEMA:
+            return LLMatcher.grammar_from_json_schema(schema_text(source), overrides=_options(strict=constraint.strict))
+        if constraint.kind is ConstraintKind.REGEX:
+            # As everywhere but in Unicode's tables, whose newest digits no validator knows: \d is 0 to 9.
+            return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(source, 'd')}/")
+        if constraint.kind is ConstraintKind.CHOICE:
+            return LLMatcher.grammar_from_lark(_choice(json.loads(source)))
+        return LLMatcher.grammar_from_lark(_lark_of_gbnf(source) if constraint.kind is ConstraintKind.GBNF else source)
+    except (ValueError, RecursionError) as error:
+        raise _refusal(constraint, str(error)) from error
+
+
+def _options(*, strict: bool) -> Any:
+    return _JSON_OPTIONS if strict else _JSON_OPTIONS | _LENIENT
+
+
+def schema_text(source: str) -> str:
+    """Return a schema as an object: `true` allows everything, `false` nothing.
+
+    Raises:
+        ValueError: it is no JSON, or no schema.
+    """
+    schema = json.loads(source)
+    if schema is True:
+        return "{}"
+    if not isinstance(schema, dict):
+        raise ValueError("a JSON schema is an object")  # noqa: TRY004 (one kind of error for whatever is no schema)
+    return source
+
+
+def _choice(options: list[str]) -> str:
+    return "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+
+
+def _lark_of_gbnf(source: str) -> str:
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark  # noqa: PLC0415 (see `_compile`)
+
+    try:
+        return str(gbnf_to_lark(source))
+    except (GbnfToLarkError, AssertionError, LookupError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _refusal(constraint: Constraint, why: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"`{constraint.param}`: this {constraint.kind.value} cannot be enforced: {_first_line(why)}",
+        param=constraint.param,
+    )
+
+
+def _first_line(text: str) -> str:
+    """Return what a caller needs of an error of llguidance; what follows shows the grammar again."""
+    return " ".join(text.split("<state>", maxsplit=1)[0].split())[:_ERROR_CHARS]

@@ -1,0 +1,184 @@
+"""Constraints: what they let through, what is refused before it costs anything, and where a continuation stands."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.text.grammar import MAX_SOURCE_CHARS, Grammars, Matcher
+from models.text.tokenizer import Tokenizer
+from router.base.errors import InvalidRequest, RequestFailed
+from router.values.constraint import Constraint, ConstraintKind
+from tests.support import tiny_tokenizer
+
+EOS = 2
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "ages": {"type": "array", "items": {"type": "integer"}}},
+    "required": ["name", "ages"],
+    "additionalProperties": False,
+}
+
+
+def of_schema(schema: object, *, strict: bool = True) -> Constraint:
+    return Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema), strict=strict)
+
+
+def of_regex(pattern: str) -> Constraint:
+    return Constraint(ConstraintKind.REGEX, pattern, param="structured_outputs.regex")
+
+
+TOKENIZER = Tokenizer(tiny_tokenizer.backend(), eos_ids=[EOS], bos_id=None, adds_bos=False)
+GRAMMARS = Grammars(lambda: TOKENIZER)
+
+
+def say(matcher: Matcher, seed: int, most: int = 400) -> str:
+    """Let a model without any sense speak: whatever is allowed, ends sooner than anything else."""
+    draw, ids = random.Random(seed), []
+    while not matcher.complete and len(ids) < most:
+        allowed = np.flatnonzero(matcher.mask(TOKENIZER.vocab_size))
+        token = EOS if EOS in allowed and draw.random() < 0.3 else int(draw.choice(list(allowed)))
+        matcher.advance(token)
+        ids.append(token)
+    return TOKENIZER.decode(ids)
+
+
+def spell(matcher: Matcher, letter: str, times: int) -> None:
+    for _ in range(times):
+        matcher.mask(TOKENIZER.vocab_size)
+        matcher.advance(TOKENIZER.encode(letter)[0])
+
+
+@given(seed=st.integers(0, 10_000))
+def test_whatever_is_said_under_a_schema_matches_it(seed: int) -> None:
+    said = json.loads(say(GRAMMARS.matcher(of_schema(SCHEMA)), seed))
+    assert set(said) == {"name", "ages"}
+    assert len(said["name"]) <= 6
+    assert all(isinstance(age, int) for age in said["ages"])
+
+
+@given(seed=st.integers(0, 10_000), cut=st.integers(0, 60))
+def test_a_continuation_goes_on_where_the_text_ends_whatever_its_tokens_were(seed: int, cut: int) -> None:
+    """The text is cut anywhere, inside a token too: what both said together is one answer."""
+    said = say(GRAMMARS.matcher(of_schema(SCHEMA)), seed)[:cut]
+    whole = said + say(GRAMMARS.matcher(of_schema(SCHEMA), said), seed + 1)
+    assert set(json.loads(whole)) == {"name", "ages"}
+
+
+@pytest.mark.parametrize("pattern", [r"[a-f]{3}-\d{2}", r"(yes|no)!?", r"größe\s🙂+", r"\d{4}-(0[1-9]|1[0-2])"])
+def test_whatever_is_said_under_a_regular_expression_matches_all_of_it(pattern: str) -> None:
+    for seed in range(20):
+        assert re.fullmatch(pattern, say(GRAMMARS.matcher(of_regex(pattern)), seed))
+
+
+def test_choices_and_grammars_of_both_notations() -> None:
+    choice = Constraint(ConstraintKind.CHOICE, json.dumps(["the cat", 'a "dog"\n', "größe"]))
+    assert {say(GRAMMARS.matcher(choice), seed) for seed in range(40)} == {"the cat", 'a "dog"\n', "größe"}
+    lark = Constraint(ConstraintKind.LARK, 'start: "a" "b"+ "!"\n')
+    gbnf = Constraint(ConstraintKind.GBNF, 'root ::= "a" "b"+ "!"\n')
+    for grammar in (lark, gbnf):
+        assert re.fullmatch("ab+!", say(GRAMMARS.matcher(grammar), 1))
+
+
+def test_a_padded_vocabulary_has_no_token_in_its_padding() -> None:
+    mask = GRAMMARS.matcher(of_regex(".*")).mask(TOKENIZER.vocab_size + 50)
+    assert mask.shape == (TOKENIZER.vocab_size + 50,)
+    assert not mask[TOKENIZER.vocab_size :].any()
+
+
+def test_indented_json_may_be_continued_and_white_space_has_an_end() -> None:
+    matcher = GRAMMARS.matcher(of_schema(SCHEMA), '{\n        "name": "a",\n')
+    assert json.loads('{\n        "name": "a",\n' + say(matcher, 3))
+    with pytest.raises(InvalidRequest, match="does not match"):
+        GRAMMARS.matcher(of_schema(SCHEMA), '{"name":' + 100 * " ")
+
+
+HOSTILE = {
+    "deep": of_schema(json.loads('{"items":' * 70 + "{}" + "}" * 70)),
+    "large": Constraint(
+        ConstraintKind.JSON_SCHEMA, '{"x":"' + "a" * MAX_SOURCE_CHARS[ConstraintKind.JSON_SCHEMA] + '"}'
+    ),
+    "no JSON": Constraint(ConstraintKind.JSON_SCHEMA, "{"),
+    "no schema": of_schema([1]),
+    "nothing fits": of_schema({"enum": []}),
+    "itself": of_schema({"$ref": "#"}),
+    "far away": of_schema({"$ref": "http://example.com/schema.json"}),
+    "not enforced": of_schema({"type": "array", "uniqueItems": True}),
+    "combinations": of_schema(
+        {"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": {}}} for j in range(4)]} for i in range(12)]}
+    ),
+    "stars": of_regex("(a|aa)*" * 500),
+    "open": of_regex("[a-z"),
+    "looks around": of_regex("(?=a)b"),
+    "refers back": of_regex(r"(a)\1"),
+    "brackets": of_regex("(" * 500 + "a" + ")" * 500),
+    "long": of_regex("a" * 5000),
+    "no rule": Constraint(ConstraintKind.LARK, "start: nothing\n"),
+    "endless": Constraint(ConstraintKind.LARK, "start: start\n"),
+    "no GBNF": Constraint(ConstraintKind.GBNF, "root ::= ((\n"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_cannot_be_enforced_is_refused_by_name_and_in_no_time(name: str) -> None:
+    constraint = HOSTILE[name]
+    with pytest.raises(InvalidRequest, match="cannot be enforced") as refused:
+        GRAMMARS.matcher(constraint)
+    assert refused.value.param == constraint.param
+    assert constraint.param in refused.value.message
+    assert len(refused.value.message) < 500
+
+
+def test_a_schema_that_is_not_strict_leaves_out_what_cannot_be_enforced() -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
+    assert isinstance(json.loads(say(GRAMMARS.matcher(of_schema(schema, strict=False)), 1)), list)
+
+
+def test_large_constraints_do_not_keep_small_ones_waiting() -> None:
+    grammars = Grammars(lambda: TOKENIZER)
+    grammars.matcher(of_regex("a"))
+    wide = [
+        of_schema({"type": "object", "properties": {f"p{i}_{n}": {"type": "string"} for i in range(900)}})
+        for n in range(8)
+    ]
+    waiting = [grammars.begin(one) for one in wide]
+    grammars.begin(of_regex("b+")).result(timeout=60)
+    assert not waiting[-1].done()
+    for one in waiting:
+        one.cancel()
+
+
+def test_what_is_kept_is_bounded_and_what_failed_is_not_kept() -> None:
+    grammars = Grammars(lambda: TOKENIZER)
+    for number in range(100):
+        grammars.matcher(of_regex(f"a{{{number + 1}}}"))
+    assert len(grammars._compiled) == 64
+    endless = of_regex(r"(\w+\s?){1,1000}")
+    matcher = grammars.matcher(endless)
+    with pytest.raises(RequestFailed, match="cannot be followed any further"):
+        spell(matcher, "a", 10_000)
+    assert endless not in grammars._compiled
+
+
+def test_several_threads_may_ask_at_once() -> None:
+    grammars, failures = Grammars(lambda: TOKENIZER), []
+
+    def ask(seed: int) -> None:
+        for number in range(5):
+            said = say(grammars.begin(of_regex(f"[a-z]{{{number + 1}}}")).result(), seed)
+            if len(said) != number + 1:
+                failures.append(said)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
