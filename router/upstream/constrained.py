@@ -31,6 +31,13 @@ def _response_format(constraint: Constraint) -> dict[str, object]:
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
+def _as_asked(constraint: Constraint) -> dict[str, object]:
+    """Return a schema under the field that it came in, which an error then names."""
+    if constraint.param.startswith("response_format"):
+        return _response_format(constraint)
+    return {"structured_outputs": {"json": constraint.source}}
+
+
 def _structured_outputs(name: str) -> Spelling:
     """Return vLLM's way to say it; the list of choices is one, all else text."""
 
@@ -64,6 +71,7 @@ VLLM: Spellings = MappingProxyType(
         ConstraintKind.GBNF: _structured_outputs("grammar"),
     }
 )
+OVERSPILL: Spellings = MappingProxyType({**VLLM, ConstraintKind.JSON_SCHEMA: _as_asked})
 SGLANG: Spellings = MappingProxyType(
     {
         **OPENAI,

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from router.upstream.constrained import LLAMA_CPP, OPENAI, SGLANG, VLLM, Spellings
-from router.upstream.constrained import lacking as lacking_constraints
+from router.upstream import constrained
 from router.values.request import ChatPrompt, Feature, InferenceRequest
 
 
@@ -39,7 +38,7 @@ class Dialect:
     orca: bool = False
     token_ids: bool = False
     neutral: Mapping[str, object] | None = None
-    constraints: Spellings = field(default_factory=lambda: OPENAI)
+    constraints: constrained.Spellings = field(default_factory=lambda: constrained.OPENAI)
 
     @property
     def lacks(self) -> frozenset[Feature]:
@@ -51,7 +50,7 @@ class Dialect:
             lacking.add(Feature.CONTINUED_CHAT)
         if not self.token_ids:
             lacking.add(Feature.PROMPT_IDS)
-        return frozenset({*lacking, Feature.CONTINUED_IDS, *lacking_constraints(self.constraints)})
+        return frozenset({*lacking, Feature.CONTINUED_IDS, *constrained.lacking(self.constraints)})
 
     def continues(self, request: InferenceRequest) -> dict[str, object]:
         """Return the fields that make a chat go on with `request.continuation`, its last message."""
@@ -93,7 +92,7 @@ OVERSPILL = Dialect(
     orca=True,
     spelling=_EXTENDED,
     token_ids=True,
-    constraints=VLLM,
+    constraints=constrained.OVERSPILL,
 )
 PLAIN = Dialect("plain", spelling=MappingProxyType(_OPENAI))
 _ALL_TOKENS = MappingProxyType({"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0})
@@ -109,7 +108,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
                 running_usage=True,
                 token_ids=True,
                 neutral=_ALL_TOKENS,
-                constraints=VLLM,
+                constraints=constrained.VLLM,
             ),
             Dialect(
                 "sglang",
@@ -117,7 +116,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
                 prefills_chat="flagged",
                 running_usage=True,
                 neutral=MappingProxyType({**_ALL_TOKENS, "top_k": -1}),
-                constraints=SGLANG,
+                constraints=constrained.SGLANG,
             ),
             Dialect(
                 "llama.cpp",
@@ -127,7 +126,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
                 prefills_chat="plain",
                 token_ids=True,
                 neutral=MappingProxyType({"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}),
-                constraints=LLAMA_CPP,
+                constraints=constrained.LLAMA_CPP,
             ),
             Dialect("ollama", MappingProxyType(_OPENAI)),
         )

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from router.upstream.constrained import lacking as lacking_constraints
+from router.upstream import constrained
 from router.upstream.settings import KServeSettings
 from router.values.request import Feature
 
@@ -56,7 +56,7 @@ _NEVER = (
     Feature.BAD_WORDS,
     Feature.LOGPROBS,
     Feature.PROMPT_LOGPROBS,
-    *lacking_constraints({}),
+    *constrained.lacking({}),
 )
 """What no request tells such a model."""
 
