@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_tier.engine import core as engine_core
+from cloud_tier.engine import drawing
 from cloud_tier.engine.attention import KvCache
 from cloud_tier.engine.core import EngineBroken
 from cloud_tier.engine.messages import Compute
@@ -158,7 +158,7 @@ def test_a_request_whose_sampling_raises_fails_alone_and_shifts_no_other_seed(
     for seed in range(3):
         bench.add(seed, prompt(20, seed), 8, **sampled)
     bench.step()
-    culprit, real = bench.core._sequences[2].sampler, engine_core.sample
+    culprit, real = bench.core._sequences[2].sampler, drawing.sample
 
     def sample(logits: torch.Tensor, states: Any) -> Any:
         if culprit not in states:
@@ -167,7 +167,7 @@ def test_a_request_whose_sampling_raises_fails_alone_and_shifts_no_other_seed(
             state.uniform()
         raise RuntimeError("probability tensor contains either inf or nan")
 
-    monkeypatch.setattr(engine_core, "sample", sample)
+    monkeypatch.setattr(drawing, "sample", sample)
     answers = bench.run()
     assert set(bench.failures) == {2}
     assert [answers[n] for n in (0, 1)] == [_alone(llama, prompt(20, n), 8, **sampled) for n in (0, 1)]
@@ -227,7 +227,7 @@ def test_a_request_that_cannot_be_taken_in_is_told_at_the_next_step(
     def create(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(engine_core.SamplerState, "create", create)
+    monkeypatch.setattr(drawing.SamplerState, "create", create)
     bench.add(1, prompt(20))
     monkeypatch.undo()
     assert bench.run()[0] == _alone(llama, prompt(20))
