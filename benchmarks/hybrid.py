@@ -124,7 +124,7 @@ async def measure(plan: Plan) -> dict[str, Any]:
     """Start everything, run every block by every system in turns, and return rows and summaries."""
     scale, promises = Scale(rate_rps=plan.rate_rps), Promises()
     rows: list[dict[str, Any]] = []
-    command = await install() if "litellm" in plan.systems else None
+    command = install() if "litellm" in plan.systems else None
     with tempfile.TemporaryDirectory(prefix="overspill-hybrid-") as folder:
         async with (
             CpuShare(plan.edge_share) as device,

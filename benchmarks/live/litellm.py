@@ -6,46 +6,23 @@ once, and the other one is asked. Retries on the same tier are off: they would o
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 from pathlib import Path
 from types import TracebackType
 
 from benchmarks.live.client import MODEL, Target
 from benchmarks.live.tiers import LOCAL_ONLY
+from benchmarks.live.venvs import installed
 from examples.demo.processes import Child, free_port
 from examples.demo.stack import API_KEY, Stack
 
 VERSION = "1.106.2"
-VENV = Path(__file__).resolve().parents[2] / ".overspill" / "litellm-venv"
-_INSTALL_LIMIT_S = 900.0
 _KEY = "sk-benchmark-0123456789"
 
 
-async def install(venv: Path = VENV) -> Path:
-    """Return LiteLLM's command, in a virtual environment of its own, which is made where it is missing.
-
-    Raises:
-        RuntimeError: pip could not install it; says what to run.
-    """
-    command = venv / "bin" / "litellm"
-    if command.exists():
-        return command
-    print(f"installing litellm {VERSION} into {venv} (once, about 750 MB) …", file=sys.stderr, flush=True)
-    for argv in (
-        [sys.executable, "-m", "venv", str(venv)],
-        [str(venv / "bin" / "pip"), "install", "--quiet", f"litellm[proxy]=={VERSION}"],
-    ):
-        process = await asyncio.create_subprocess_exec(*argv)
-        try:
-            code = await asyncio.wait_for(process.wait(), _INSTALL_LIMIT_S)
-        finally:
-            if process.returncode is None:
-                process.kill()
-        if code:
-            raise RuntimeError(f"`{' '.join(argv)}` ended with {code}; without LiteLLM: --systems hybrid edge-only …")
-    return command
+def install() -> Path:
+    """Return LiteLLM's command, installed once (about 750 MB); raises RuntimeError where it cannot be."""
+    return installed("litellm-venv", [f"litellm[proxy]=={VERSION}"], "litellm")
 
 
 class LiteLlm:
