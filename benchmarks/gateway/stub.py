@@ -19,7 +19,7 @@ import uvloop
 
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.wire import load as wire_load
-from router.wire.openai_reply import encode_models, model_cards
+from router.wire.openai.models import encode_models, model_cards
 
 MODEL = "smollm2-135m"
 PROMPT_TOKENS = 40
