@@ -10,22 +10,26 @@ import atexit
 import contextlib
 import json
 import logging
-import logging.handlers
 import os
 import queue
 import sys
 import threading
-from collections.abc import Callable
-from typing import Literal
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from typing import Any, Literal, NamedTuple
 
 import structlog
 
 _QUEUE_LINES = 10_000
 _LAST_LINES_S = 1.0
+_GATHER_S = 0.02
+_GATHER_LINES = 256
 _MAX_TEXT_CHARS = 16 * 1024
 _MAX_LINE_CHARS = 256 * 1024
 # Without local variables: they hold callers' prompts and keys.
 _TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 _lost = {"dropped": 0, "unformatted": 0, "unwritten": 0}
@@ -36,81 +40,124 @@ def lost() -> dict[str, int]:
     return dict(_lost)
 
 
-class _DroppingHandler(logging.handlers.QueueHandler):
-    """Hands records to the writing thread; drops them while it is 10,000 lines behind, and says so afterwards."""
+class _Event(NamedTuple):
+    """What was logged through structlog, as it was said: the writing thread does the rest."""
 
-    def __init__(self, lines: queue.Queue[logging.LogRecord | None]) -> None:
-        super().__init__(lines)
+    at_s: float
+    level: str
+    logger: str
+    fields: dict[str, Any]
+
+
+class _Lines:
+    """What is still to be written. It drops lines while the writer is 10,000 behind, and says so afterwards."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[logging.LogRecord | _Event | None] = queue.SimpleQueue()
         self._dropped = 0
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's name
-        """Count it: logging itself would write a traceback into a stream that may be stuck."""
-        _lost["dropped"] += 1
-
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Keep structlog's event dictionary as it is: the writing thread renders it."""
-        return record
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        try:
-            self.queue.put_nowait(record)
-        except queue.Full:
+    def put(self, line: logging.LogRecord | _Event) -> None:
+        if self.queue.qsize() >= _QUEUE_LINES:
             self._dropped += 1
             _lost["dropped"] += 1
             return
+        self.queue.put(line)
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
-            logging.getLogger("logs").warning("dropped %d log lines: the log is written too slowly", dropped)
+            told = f"dropped {dropped} log lines: the log is written too slowly"
+            self.queue.put(_Event(time.time(), "warning", "logs", {"event": told}))
+
+
+class _StandardHandler(logging.Handler):
+    """Hands on the records of the standard library's loggers."""
+
+    def __init__(self, lines: _Lines) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.put(record)
+
+
+class _Source:
+    """What structlog calls for each line that is to be written, by the name of its level."""
+
+    def __init__(self, name: str, lines: _Lines) -> None:
+        for level in _LEVELS:
+            setattr(self, level, self._teller(level, name, lines))
+
+    @staticmethod
+    def _teller(level: str, name: str, lines: _Lines) -> Callable[..., None]:
+        def tell(**fields: Any) -> None:
+            if fields.get("exc_info") is True:  # looked up where it is: the writing thread has none
+                fields["exc_info"] = sys.exc_info()
+            lines.put(_Event(time.time(), level, name, fields))
+
+        return tell
 
 
 class _Writer(threading.Thread):
-    """Formats and writes records. Neither a stream nor a handler: a lock held in a stuck write would block the exit."""
+    """Formats and writes lines. Neither a stream nor a handler: a lock held in a stuck write would block the exit.
+
+    Lines that are no warnings wait for others for a moment, and go out in one write: waking this thread for each of
+    them would take the processor from whoever logs.
+    """
 
     def __init__(
         self,
-        lines: queue.Queue[logging.LogRecord | None],
-        formatter: logging.Formatter,
+        lines: _Lines,
+        render: Callable[[logging.LogRecord | _Event], str],
         unformatted: Callable[[dict[str, str]], str],
         fd: int,
     ) -> None:
         super().__init__(name="log-writer", daemon=True)
-        self._lines = lines
-        self._formatter = formatter
+        self._queue = lines.queue
+        self._render = render
         self._unformatted = unformatted
         self._fd = fd
 
     def run(self) -> None:
-        while (record := self._lines.get()) is not None:
+        ended = False
+        while not ended:
+            found = [self._queue.get()]
+            if not _is_urgent(found[0]):
+                time.sleep(_GATHER_S)
+            while found[-1] is not None and len(found) < _GATHER_LINES and not self._queue.empty():
+                found.append(self._queue.get())
+            ended = found[-1] is None
+            lines = [line for line in found if line is not None]
             try:
-                self._write(self._format(record))
+                self._write("".join(f"{self._format(line)}\n" for line in lines))
             except BaseException:  # noqa: BLE001 - a full disk, or no memory: there is nowhere to say so
-                _lost["unwritten"] += 1
-            del record  # while it waits for the next one, it holds nothing of this one
+                _lost["unwritten"] += len(lines)
+            del found, lines  # while it waits for the next ones, it holds nothing of these
 
-    def _format(self, record: logging.LogRecord) -> str:
+    def _format(self, line: logging.LogRecord | _Event) -> str:
         try:
-            line = self._formatter.format(record)
+            text = self._render(line)
         except BaseException as error:  # noqa: BLE001 - whatever a value's `__repr__` raises
             _lost["unformatted"] += 1
-            where = f"{record.pathname}:{record.lineno}"
-            fields = {"error": type(error).__name__, "at": where, "event": "this log line cannot be formatted"}
-            return self._unformatted({**fields, "level": str(record.levelname).lower(), "logger": str(record.name)})
-        if len(line) > _MAX_LINE_CHARS:
+            fields = {"error": type(error).__name__, "event": "this log line cannot be formatted"}
+            if isinstance(line, _Event):
+                return self._unformatted({**fields, "level": line.level, "logger": line.logger})
+            where = f"{line.pathname}:{line.lineno}"
+            return self._unformatted({**fields, "at": where, "level": _level_of(line), "logger": str(line.name)})
+        if len(text) > _MAX_LINE_CHARS:
             _lost["unformatted"] += 1
             return self._unformatted(
-                {"event": "a log line was too long", "beginning": line[:_MAX_TEXT_CHARS], "level": "error"}
+                {"event": "a log line was too long", "beginning": text[:_MAX_TEXT_CHARS], "level": "error"}
             )
-        return line
+        return text
 
-    def _write(self, line: str) -> None:
-        rest = memoryview(f"{line}\n".encode(errors="backslashreplace"))
+    def _write(self, text: str) -> None:
+        rest = memoryview(text.encode(errors="backslashreplace"))
         while rest:
             rest = rest[os.write(self._fd, rest) :]
 
     def finish(self) -> None:
         """Write what is left, for a moment and no longer."""
-        with contextlib.suppress(queue.Full):
-            self._lines.put(None, timeout=_LAST_LINES_S)
+        with contextlib.suppress(Exception):
+            self._queue.put(None)
             self.join(_LAST_LINES_S)
 
 
@@ -118,47 +165,66 @@ def configure(level: str, log_format: Literal["auto", "console", "json"], fd: in
     """Send structlog and the standard library's loggers (uvicorn, asyncio) down one road, once a process."""
     terminal = os.isatty(fd)
     as_text = log_format == "console" or (log_format == "auto" and terminal)
-    shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.StackInfoRenderer(),
-        _resolve_exception,
-    ]
-    renderers: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=terminal, exception_formatter=structlog.dev.plain_traceback)]
-        if as_text
-        else [_TRACEBACKS, structlog.processors.JSONRenderer()]
+    render = structlog.dev.ConsoleRenderer(colors=terminal, exception_formatter=structlog.dev.plain_traceback)
+    steps: Sequence[structlog.typing.Processor] = (
+        [_clip, render] if as_text else [_clip, _TRACEBACKS, structlog.processors.JSONRenderer()]
     )
 
     def unformatted(fields: dict[str, str]) -> str:
         return " ".join(f"{name}={value!r}" for name, value in fields.items()) if as_text else json.dumps(fields)
 
-    formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _clip, *renderers],
-    )
-    lines: queue.Queue[logging.LogRecord | None] = queue.Queue(_QUEUE_LINES)
-    writer = _Writer(lines, formatter, unformatted, fd)
+    def rendered(line: logging.LogRecord | _Event) -> str:
+        event: Any = _fields_of(line)
+        for step in steps:
+            event = step(None, event.get("level", "") if isinstance(event, dict) else "", event)
+        return str(event)
+
+    lines = _Lines()
+    writer = _Writer(lines, rendered, unformatted, fd)
     writer.start()
     atexit.register(writer.finish)
     root = logging.getLogger()
-    root.handlers = [_DroppingHandler(lines)]
+    root.handlers = [_StandardHandler(lines)]
     root.setLevel(level.upper())
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about callers, one a bad request
     for name in ("httpx", "httpcore", "asyncio"):  # at `info`, a line for every poll of an upstream
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=lambda *name: _Source(name[0] if name else "root", lines),
+        wrapper_class=structlog.make_filtering_bound_logger(root.level),
         cache_logger_on_first_use=True,
     )
+
+
+def _is_urgent(line: logging.LogRecord | _Event | None) -> bool:
+    """Whether a line says that something is wrong, or is the last one."""
+    return line is None or (line.level not in {"debug", "info"} if isinstance(line, _Event) else line.levelno > 20)
+
+
+def _fields_of(line: logging.LogRecord | _Event) -> dict[str, Any]:
+    """Return a line as structlog's renderers take it."""
+    if isinstance(line, _Event):
+        at_s, level, logger, fields = line
+    else:
+        at_s, level, logger = line.created, _level_of(line), line.name
+        fields = {"event": line.getMessage()}
+        if line.exc_info:
+            fields["exc_info"] = line.exc_info
+    at = datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return {**fields, "level": level, "logger": logger, "timestamp": at}
+
+
+def _level_of(record: logging.LogRecord) -> str:
+    return str(record.levelname).lower()
+
+
+def _as_it_was_said(
+    logger: structlog.typing.WrappedLogger,  # noqa: ARG001 - structlog's signature
+    method: str,  # noqa: ARG001
+    event: structlog.typing.EventDict,
+) -> tuple[tuple[()], structlog.typing.EventDict]:
+    """Hand the fields to the logger as they are."""
+    return (), event
 
 
 def _clip(
@@ -170,15 +236,4 @@ def _clip(
     for name, value in event.items():
         if isinstance(value, (str, bytes)) and len(value) > _MAX_TEXT_CHARS:
             event[name] = f"{value[:_MAX_TEXT_CHARS]!s}… ({len(value)} in all)"
-    return event
-
-
-def _resolve_exception(
-    logger: structlog.typing.WrappedLogger,  # noqa: ARG001 - structlog's signature
-    method: str,  # noqa: ARG001
-    event: structlog.typing.EventDict,
-) -> structlog.typing.EventDict:
-    """Look the current exception up where it is: the writing thread has none."""
-    if event.get("exc_info") is True:
-        event["exc_info"] = sys.exc_info()
     return event

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 from urllib.parse import urlsplit
+
+_MAX_CHARS = 64  # no address is longer; what is kept for later is bounded
 
 
 def is_loopback(host: str) -> bool:
     """Say whether `host`, a name or an address with or without brackets, is this machine and nothing else."""
-    if host == "localhost":
-        return True
+    return host == "localhost" or (len(host) <= _MAX_CHARS and _is_loopback_address(host))
+
+
+@lru_cache(1024)
+def _is_loopback_address(host: str) -> bool:
     try:
         address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
