@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingContext
@@ -26,6 +25,7 @@ from cloud_tier.plan import make_plan
 from cloud_tier.server import CloudTier
 from router.base import logs
 from router.base.errors import Unavailable
+from router.gateway.app import Gateway
 
 NEEDED = "needed_replicas"
 _TOLERANCE = 0.1  # of a replica, by which a need may pass a whole number
@@ -55,9 +55,9 @@ class CloudReplica:
         logs.configure(settings.server.log_level, settings.server.log_format)
         self._tier = CloudTier(make_plan(settings))
         self._life = contextlib.AsyncExitStack()
-        self._app: FastAPI = await self._life.enter_async_context(self._tier.mounted())
+        self._app: Gateway = await self._life.enter_async_context(self._tier.mounted())
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
+    def __serve_build_asgi_app__(self) -> Gateway:
         return self._app
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

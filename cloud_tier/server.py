@@ -16,7 +16,6 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import structlog
-from fastapi import FastAPI
 from prometheus_client import ProcessCollector
 
 from cloud_tier.config import LimitsConfig
@@ -41,7 +40,7 @@ from router.base.timers import end
 from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
-from router.gateway.app import GatewayDeps, GatewayLimits, create_app
+from router.gateway.app import Gateway, GatewayDeps, GatewayLimits, create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.grpc.listener import GrpcListener
 from router.gateway.jobs.calls import Calls
@@ -191,7 +190,7 @@ class CloudTier:
         log.info("stopped")
 
     @contextlib.asynccontextmanager
-    async def mounted(self) -> AsyncIterator[FastAPI]:
+    async def mounted(self) -> AsyncIterator[Gateway]:
         """Serve through `app` inside a server of somebody else's, which drains it before it leaves.
 
         Raises:
@@ -304,7 +303,7 @@ class CloudTier:
         while self._busy and not self._hurry.is_set() and self._clock.now_s() < ends_at_s:
             await self._clock.sleep(_POLL_S)
 
-    def _gateway(self, plan: Plan, encoders: Mapping[str, PromptEncoder]) -> FastAPI:
+    def _gateway(self, plan: Plan, encoders: Mapping[str, PromptEncoder]) -> Gateway:
         by_name = {spec.info.family: encoders[spec.info.variant] for spec in reversed(plan.specs)}
         return create_app(
             GatewayDeps(

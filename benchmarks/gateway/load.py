@@ -51,9 +51,7 @@ class Load:
         """Load the server; raises SystemExit if any answer was not what it should be."""
         loop = asyncio.get_running_loop()
         self.ends_s = time.perf_counter() + seconds
-        made = [
-            await loop.create_connection(lambda: Caller(self), "127.0.0.1", self.port) for _ in range(self.callers)
-        ]
+        made = [await loop.create_connection(lambda: Caller(self), "127.0.0.1", self.port) for _ in range(self.callers)]
         await asyncio.gather(*(caller.done for _, caller in made))
         if self.failures:
             raise SystemExit(f"{len(self.failures)} requests failed, the first: {self.failures[0]}")

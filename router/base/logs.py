@@ -190,6 +190,7 @@ def configure(level: str, log_format: Literal["auto", "console", "json"], fd: in
     for name in ("httpx", "httpcore", "asyncio"):  # at `info`, a line for every poll of an upstream
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     structlog.configure(
+        processors=[_as_it_was_said],
         logger_factory=lambda *name: _Source(name[0] if name else "root", lines),
         wrapper_class=structlog.make_filtering_bound_logger(root.level),
         cache_logger_on_first_use=True,

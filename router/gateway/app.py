@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.base.errors import ConfigError, InvalidRequest, OverspillError
 from router.gateway.auth import Authentication
@@ -16,6 +17,7 @@ from router.gateway.deps import (
     PromptCounter,
     Telemetry,
 )
+from router.gateway.direct import Direct
 from router.gateway.errors import NoSuchPage, WrongMethod, dialect_of, render_error
 from router.gateway.http.cors import Origins
 from router.gateway.http.front import Front
@@ -36,7 +38,22 @@ from router.wire.headers import REQUEST_ID, lower_case, reply_id
 __all__ = ["Dispatch", "GatewayDeps", "GatewayLimits", "PromptCounter", "Telemetry", "create_app"]
 
 
-def create_app(deps: GatewayDeps) -> FastAPI:
+class Gateway:
+    """The ASGI application of a tier.
+
+    Attributes:
+        api: the framework's application, with every route.
+    """
+
+    def __init__(self, api: FastAPI, front: ASGIApp) -> None:
+        self.api = api
+        self._front = front
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._front(scope, receive, send)
+
+
+def create_app(deps: GatewayDeps) -> Gateway:
     """Build the gateway of a tier.
 
     The routes are bare ASGI endpoints, because a hot path has no use for dependency injection and response models.
@@ -51,7 +68,7 @@ def create_app(deps: GatewayDeps) -> FastAPI:
             "keys: name the origins, or set API keys",
             param="cors.allow_origins",
         )
-    app = FastAPI(title=f"Overspill {deps.tier}", docs_url=None, redoc_url=None, openapi_url=None)
+    api = FastAPI(title=f"Overspill {deps.tier}", docs_url=None, redoc_url=None, openapi_url=None)
     intake = Intake(deps, GatewayMetrics(deps.telemetry.registry))
     groups = (
         OpenAIRoutes(intake),
@@ -60,16 +77,15 @@ def create_app(deps: GatewayDeps) -> FastAPI:
         OpsRoutes(intake),
         TenantRoutes(intake),
         *_job_routes(intake),
-        ReferenceRoutes(intake, app.router),
+        ReferenceRoutes(intake, api.router),
     )
     for group in groups:
-        app.router.routes.extend(group.routes())
-    app.router.redirect_slashes = False  # `Front` sees to them
-    app.add_middleware(Authentication, tenancy=deps.tenancy)
-    app.add_middleware(Front, origins=Origins(deps.cors, local_pages=deps.local_pages))
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _crash)
-    return app
+        api.router.routes.extend(group.routes())
+    api.router.redirect_slashes = False  # `Front` sees to them
+    api.add_exception_handler(HTTPException, _http_error)
+    api.add_exception_handler(Exception, _crash)
+    known = Authentication(Direct(api.router.routes, api), tenancy=deps.tenancy)
+    return Gateway(api, Front(known, origins=Origins(deps.cors, local_pages=deps.local_pages)))
 
 
 def _job_routes(intake: Intake) -> tuple[FileRoutes | BatchRoutes | JobsOff, ...]:

@@ -27,6 +27,8 @@ CALLER = "overspill.caller"
 """Of a scope: the `Caller` who was let in; absent on a page that is open to all."""
 PAGE_ALLOWED = "overspill.page_allowed"
 """Of a scope: an operator lets pages of the origin that it names read answers (`router.gateway.http.cors`)."""
+HEADERS = "overspill.headers"
+"""Of a scope: its headers as `wire.headers.lower_case` reads them."""
 ADMITTED = "overspill.admitted"
 """Of a scope of `router.gateway.listener`: called when a request was let in; its connection has proved itself then."""
 
@@ -51,7 +53,7 @@ class Authentication:
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
-        headers = wire_headers.lower_case(scope["headers"])
+        headers = scope[HEADERS] = wire_headers.lower_case(scope["headers"])
         if scope["path"] in OPEN_PATHS:
             if wire_headers.INSTANCE in headers:  # a tier that asks for credits: they are given to those let in
                 with contextlib.suppress(OverspillError):

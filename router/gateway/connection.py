@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 
 from router.gateway.auth import ADMITTED
 from router.gateway.connection_table import ConnectionTable
+from router.gateway.endpoint import CONNECTION
 
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_TARGET_BYTES = 16 * 1024
@@ -153,6 +154,20 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_begun = False
         self._heads_begun = 0
         self._unread_timer: asyncio.TimerHandle | None = None
+        self._watchers: list[Callable[[], None]] = []
+        self._lost = False
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Call `gone` when the client has gone; at once, if it has."""
+        if self._lost:
+            gone()
+        else:
+            self._watchers.append(gone)
+
+    def unwatch(self, gone: Callable[[], None]) -> None:
+        """Do not call it any more."""
+        if gone in self._watchers:
+            self._watchers.remove(gone)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         self._lingering = _LingeringTransport(transport, self._has_unread_body)
@@ -164,6 +179,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.config.table.lost(self)
+        self._lost = True
+        for gone in self._watchers.copy():
+            gone()
         self._disarm()
         self._body_read()
         for cycle, _ in self.pipeline:  # uvicorn would answer them into the closed connection
@@ -236,6 +254,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self.url.startswith(b"/"):
             self._take_absolute_target()
         self.scope[ADMITTED] = self._admitted  # type: ignore[literal-required]
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
         self.config.table.busy(self)
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":

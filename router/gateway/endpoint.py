@@ -1,8 +1,8 @@
 """One HTTP request on bare ASGI: read the body, race the work against the client going away, always close the stream.
 
 Starlette's streaming response can abandon a body without closing it. Here the task that the server made for the request
-does all of the work, and is cancelled the moment the client is gone: what runs on a replica ends with it. One further
-task waits for the client to go.
+does all of the work, and is cancelled the moment the client is gone: what runs on a replica ends with it. Our own
+connections call when that is; behind another server a further task waits for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from router.base.errors import OverspillError, Refused, Unavailable
 from router.base.timers import Interrupted, Interruptible, end
-from router.gateway.auth import CALLER
+from router.gateway.auth import CALLER, HEADERS
 from router.gateway.bodies import BodyRoom, BodyShare, ClientGone, read_body
 from router.gateway.deps import GatewayDeps
 from router.gateway.errors import JSON, Dialect, Reply, dialect_of, render_error
@@ -36,6 +36,22 @@ log = structlog.get_logger("router.gateway")
 
 IN_SLACK = "overspill.in_slack"
 """Of a scope: it comes from a job of this tier."""
+
+
+CONNECTION = "overspill.connection"
+"""Of a scope of `router.gateway.listener`: the `Connection` that the request came by."""
+
+
+class Connection(Protocol):
+    """A connection that tells of its end."""
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Call `gone` when the client has gone; at once, if it has."""
+        ...
+
+    def unwatch(self, gone: Callable[[], None]) -> None:
+        """Do not call it any more."""
+        ...
 
 
 class Pieces(Protocol):
@@ -153,7 +169,7 @@ def context_of(scope: Scope, room: BodyRoom) -> RequestContext:
     return RequestContext(
         method=scope["method"],
         path=path,
-        headers=wire_headers.lower_case(scope["headers"]),
+        headers=scope[HEADERS] if HEADERS in scope else wire_headers.lower_case(scope["headers"]),
         params=scope.get("path_params", {}),
         dialect=dialect_of(path),
         share=BodyShare(room),
@@ -192,12 +208,13 @@ class Endpoint:
         self._read = read
         self._deps = gate.deps
         self._metrics = gate.metrics
+        self._stall_s = gate.deps.limits.send_stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = context_of(scope, self._gate.room)
         try:
             if await self._received(context, receive, send):
-                await self._race(context, receive, send)
+                await self._race(context, _Client(scope.get(CONNECTION), receive, send, self._stall_s))
         finally:
             context.close()
 
@@ -223,9 +240,8 @@ class Endpoint:
         context.accepted_at_s = self._deps.clock.now_s()
         return True
 
-    async def _race(self, context: RequestContext, receive: Receive, send: Send) -> None:
+    async def _race(self, context: RequestContext, client: _Client) -> None:
         """Run the handler and send its reply until it is done, the client is gone, or it has stopped reading."""
-        client = _Client(receive, send, self._deps.limits.send_stall_s)
         try:
             async with client:
                 await self._serve(context, client)
@@ -292,7 +308,9 @@ class _Client:
         why: it was ended, in a few words.
     """
 
-    def __init__(self, receive: Receive, send: Send, stall_s: float) -> None:
+    def __init__(self, connection: Connection | None, receive: Receive, send: Send, stall_s: float) -> None:
+        self._connection = connection
+        self._watch: asyncio.Task[None] | None = None
         self._receive = receive
         self._send = send
         self._stall_s = stall_s
@@ -305,17 +323,23 @@ class _Client:
 
     async def __aenter__(self) -> None:
         self._block.__enter__()
-        self._watch = asyncio.create_task(self._wait_for_disconnect(), name="gateway disconnect")
+        if self._connection is None:
+            self._watch = asyncio.create_task(self._wait_for_disconnect(), name="gateway disconnect")
+        else:
+            self._connection.watch(self._gone)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._connection is not None:
+            self._connection.unwatch(self._gone)
         try:
             self._block.__exit__(kind, error, trace)
         finally:
-            await end(self._watch)
+            if self._watch is not None:
+                await end(self._watch)
 
     async def __call__(self, message: Message) -> None:
         """Send; a call that takes longer than the client may take to read ends the block."""
@@ -339,6 +363,9 @@ class _Client:
     async def _wait_for_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._gone()
+
+    def _gone(self) -> None:
         self._end("went away")
 
     def _end(self, why: str) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -147,7 +147,7 @@ def request_id(headers: Mapping[str, str]) -> str:
     """
     given = headers.get(REQUEST_ID)
     if not given:
-        return uuid.uuid4().hex
+        return os.urandom(16).hex()
     if not _REQUEST_ID.fullmatch(given):
         raise InvalidRequest(
             f"`{REQUEST_ID}` must be 1 to 128 characters out of letters, digits and . _ : ~ / + = @ -", param=REQUEST_ID
@@ -158,7 +158,7 @@ def request_id(headers: Mapping[str, str]) -> str:
 def reply_id(headers: Mapping[str, str]) -> str:
     """Return the id that a reply carries whose request got no further: the caller's own, if it is one."""
     given = headers.get(REQUEST_ID, "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
 
 
 def parse_objective(headers: Mapping[str, str], default: Objective) -> Objective:

@@ -142,7 +142,7 @@ async def test_what_no_endpoint_has_caught_fails_in_the_same_shape() -> None:
         raise ZeroDivisionError("a bug")
 
     app = create_app(gateway_deps())
-    app.router.routes.append(Route("/broken", broken))
+    app.api.router.routes.append(Route("/broken", broken))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         reply = await http.get("/broken")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +16,13 @@ import pytest
 from router.base.clock import MonotonicClock
 from router.upstream.transport import (
     ConnectTrace,
+    NotConnectedError,
     PoolExhaustedError,
     PoolOptions,
     Response,
     StreamingClient,
     TransportError,
+    UnsendableError,
 )
 
 CLOCK = MonotonicClock()
@@ -108,20 +114,147 @@ async def test_a_connection_is_used_again_and_its_cost_is_told_once() -> None:
 
 
 async def test_a_client_knows_whether_the_next_request_finds_an_open_connection() -> None:
-    peer = Peer(whole)
+    goes_on = asyncio.Event()
+
+    async def in_two_pieces(writer: asyncio.StreamWriter) -> None:
+        writer.write(WHOLE[:-1])
+        await goes_on.wait()
+        writer.write(WHOLE[-1:])
+
+    peer = Peer(in_two_pieces)
     async with peer.client(keepalive_expiry_s=0.5) as client:
         assert not client.warm
         response = await post(client)
         assert not client.warm, "it is in use"
+        goes_on.set()
         await read_all(response)
         response.close()
         assert client.warm
+        goes_on.clear()
         again = await post(client)
         assert not client.warm
+        goes_on.set()
         await read_all(again)
         again.close()
         await asyncio.sleep(0.6)
         assert not client.warm, "it has expired"
+
+
+async def test_a_body_without_a_length_ends_with_its_connection() -> None:
+    async def until_the_end(writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"\r\nhello")
+        await asyncio.sleep(0.05)
+        writer.write(b" world")
+        writer.close()
+
+    peer = Peer(until_the_end)
+    async with peer.client() as client:
+        assert await read_all(await post(client)) == b"hello world"
+        assert await read_all(await post(client)) == b"hello world"
+    assert peer.connections == 2
+
+
+async def test_what_comes_before_the_head_is_passed_over() -> None:
+    async def hinting(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n" + WHOLE)
+
+    peer = Peer(hinting)
+    async with peer.client() as client:
+        for _ in range(2):
+            response = await post(client)
+            assert response.status == 200
+            assert "link" not in response.headers
+            assert await read_all(response) == b"ok"
+    assert peer.connections == 1
+
+
+@pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil", b"junk"])
+async def test_a_server_that_says_more_than_it_was_asked_answers_nobody_else(more: bytes) -> None:
+    """What it adds to one response must never be read as the response to another request."""
+
+    async def talkative(writer: asyncio.StreamWriter) -> None:
+        writer.write(WHOLE + more)
+
+    peer = Peer(talkative)
+    async with peer.client() as client:
+        for _ in range(3):
+            assert await read_all(await post(client)) == b"ok"
+    assert peer.connections == 3
+
+
+async def test_a_head_without_end_is_refused() -> None:
+    async def endless(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        for n in range(10_000):
+            writer.write(b"x-%d: %s\r\n" % (n, b"y" * 1000))
+            await writer.drain()
+
+    async with Peer(endless).client() as client:
+        with pytest.raises(TransportError, match="larger than"):
+            await post(client)
+
+
+async def test_a_server_is_told_to_wait_while_nobody_reads() -> None:
+    sent = 0
+
+    async def flood(writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(HEAD + b"\r\n")
+        for _ in range(400):
+            writer.write(b"x" * 65_536)
+            await writer.drain()
+            sent += 65_536
+        writer.close()
+
+    async with Peer(flood).client() as client:
+        response = await post(client)
+        await asyncio.sleep(0.5)
+        assert sent < 20_000_000, "kernels hold some megabytes, this process no more than it reads ahead"
+        assert len(await read_all(response)) == 400 * 65_536
+
+
+async def test_a_waiting_request_gets_the_connection_that_comes_free_first() -> None:
+    peer = Peer(whole)
+    async with peer.client(max_connections=1, connect_timeout_s=5.0) as client:
+        answers = await asyncio.gather(*(post(client) for _ in range(8)))
+        assert [await read_all(answer) for answer in answers] == [b"ok"] * 8
+    assert peer.connections == 1
+
+
+@pytest.mark.parametrize("value", ["a\r\nx-evil: 1", "a\nb", "a\0b", "\ud800"])
+async def test_a_header_that_would_be_another_one_is_not_sent(value: str) -> None:
+    peer = Peer(whole)
+    async with peer.client() as client:
+        with pytest.raises(UnsendableError):
+            await client.post("/v1/x", b"{}", [("x-one", value)], ConnectTrace(CLOCK))
+    assert peer.requests == []
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate of this test")
+async def test_a_tls_server_is_verified_and_answers(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "server.pem", tmp_path / "server.key"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    made += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    await asyncio.to_thread(subprocess.run, made, check=True, capture_output=True)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, key)
+    peer = Peer(whole)
+    listening = await asyncio.start_server(peer.serve, "127.0.0.1", 0, ssl=server)
+    port = listening.sockets[0].getsockname()[1]
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    for context, works in ((trusting, True), (ssl.create_default_context(), False)):
+        options = PoolOptions(tls=context, connect_timeout_s=5.0, max_connections=2, keepalive_expiry_s=5.0)
+        client = StreamingClient(f"https://localhost:{port}", {}, CLOCK, options)
+        if works:
+            for _ in range(2):
+                assert await read_all(await post(client)) == b"ok"
+        else:
+            with pytest.raises(NotConnectedError, match="certificate verify failed"):
+                await post(client)
+        await client.close()
+    assert peer.connections == 1
+    listening.close()
 
 
 async def test_requests_of_one_turn_never_share_a_connection() -> None:

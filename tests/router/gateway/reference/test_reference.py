@@ -20,7 +20,7 @@ async def http():
 async def test_every_route_is_described(http: httpx.AsyncClient) -> None:
     described = (await http.get("/openapi.json")).json()
     assert described["openapi"].startswith("3.1")
-    routes = create_app(gateway_deps(scale=lambda model: {})).router.routes
+    routes = create_app(gateway_deps(scale=lambda model: {})).api.router.routes
     served = {(re.sub(r":path}", "}", route.path), m.lower()) for route in routes for m in route.methods - {"HEAD"}}
     assert {(path, method) for path, found in described["paths"].items() for method in found} == served
 
