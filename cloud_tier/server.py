@@ -232,7 +232,7 @@ class CloudTier:
         self._dispatcher.tell_of_waiting(self._sources.wanted)
         self._publish()
         if self.jobs is not None:
-            await self.jobs.serve(Calls(self.app.router, self._tenancy.directory))
+            await self.jobs.serve(Calls(self.app.api.router, self._tenancy.directory))
 
     async def _start_engines(self) -> None:
         """Start all engines side by side, then measure one after the other, so that none is measured under load.

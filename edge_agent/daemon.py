@@ -193,7 +193,7 @@ class EdgeAgent:
             if not self._stop.is_set():
                 raise
         if self.jobs is not None:
-            await self.jobs.serve(Calls(app.router, self._tenancy.directory))
+            await self.jobs.serve(Calls(app.api.router, self._tenancy.directory))
 
     async def _join_fleet(self, stack: contextlib.AsyncExitStack) -> None:
         """Put the stored overrides into force, load what is wanted with them, and then listen to the broker."""

@@ -11,7 +11,6 @@ Debian's `nginx-light`.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -21,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.__main__ import commit, machine
 from benchmarks.gateway import servers
 from benchmarks.gateway.load import STREAM_TOKENS, Load
 from benchmarks.gateway.servers import Command, Server
@@ -140,7 +141,7 @@ def summarise(rows: list[dict[str, Any]], against: str | None) -> dict[str, floa
         if against in names:
             told[f"{mode}_times_{against}_at_{most}"] = round(rate("overspill", mode) / rate(against, mode), 2)
         rates = [rate("overspill", mode, callers) for callers in CONCURRENCY]
-        told[f"{mode}_least_rise"] = round(min(b / a for a, b in zip(rates, rates[1:], strict=False)), 2)
+        told[f"{mode}_least_rise"] = round(min(after / before for before, after in pairwise(rates)), 2)
         for other in ("litellm", "sglang-router"):
             if other in names:
                 least = min(rate("overspill", mode, n) / rate(other, mode, n) for n in CONCURRENCY)
@@ -214,8 +215,6 @@ def main() -> None:
     told = summarise(rows, against)
     show(rows, told)
     if arguments.json is not None:
-        from benchmarks.__main__ import commit, machine  # noqa: PLC0415 - the module is a command
-
         stamp = {"measured": time.strftime("%Y-%m-%d", time.gmtime()), "machine": machine(), "commit": commit()}
         arguments.json.write_text(json.dumps({**stamp, "summary": told, "rows": rows}, indent=1) + "\n")
 

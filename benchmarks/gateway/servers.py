@@ -92,7 +92,7 @@ def overspill_cloud(folder: Path, upstream_port: int) -> Command:
 
 
 def echo(folder: Path, upstream_port: int) -> Command:  # noqa: ARG001 - it asks nobody
-    """uvicorn and Starlette alone, with the answer at hand: what a server in Python costs that does nothing."""
+    """Start uvicorn and Starlette alone, with the answer at hand: what a server in Python costs that does nothing."""
     port = free_port()
     return Command("echo", [sys.executable, "-m", "benchmarks.gateway.echo", str(port)], port)
 

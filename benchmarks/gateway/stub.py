@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
+from functools import lru_cache
 from typing import cast
 
 import orjson
@@ -121,16 +122,15 @@ def event(delta: dict[str, object], finish: str | None, used: dict[str, int] | N
     return b"data: " + orjson.dumps(fields) + b"\n\n"
 
 
-def pieces_of(tokens: int, *, told: bool, running: bool) -> list[bytes]:
+@lru_cache
+def pieces_of(tokens: int, *, told: bool, running: bool) -> tuple[bytes, ...]:
     """Return a streamed answer as the pieces that go out one by one, the chunked body's end included.
 
     Args:
         told: the usage comes in an event of its own.
         running: it comes with every event.
     """
-    pieces = []
-    for index in range(1, tokens):
-        pieces.append(chunk(event({"content": " word"}, None, usage(index) if running else None)))
+    pieces = [chunk(event({"content": " word"}, None, usage(index) if running else None)) for index in range(1, tokens)]
     pieces.append(chunk(event({"content": " end"}, None, usage(tokens) if running else None)))
     pieces[0] = chunk(event({"role": "assistant", "content": ""}, None, usage(0) if running else None)) + pieces[0]
     last = chunk(event({}, "length", usage(tokens) if running else None))
@@ -138,9 +138,10 @@ def pieces_of(tokens: int, *, told: bool, running: bool) -> list[bytes]:
         fields = {"id": "chatcmpl-stub", "object": "chat.completion.chunk", "created": 0, "model": f"{MODEL}-stub"}
         last += chunk(b"data: " + orjson.dumps({**fields, "choices": [], "usage": usage(tokens)}) + b"\n\n")
     pieces[-1] += last + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-    return pieces
+    return tuple(pieces)
 
 
+@lru_cache
 def whole_of(tokens: int) -> bytes:
     text = " word" * (tokens - 1) + " end"
     message = {"role": "assistant", "content": text, "refusal": None}
@@ -159,16 +160,13 @@ def whole_of(tokens: int) -> bytes:
 class Connection(asyncio.Protocol):
     """One connection; requests come one after the other."""
 
-    _streams: dict[tuple[int, bool, bool], list[bytes]] = {}
-    _bodies: dict[int, bytes] = {}
-
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._got = b""
         self._left: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the protocol's own
         self._engine.batch.discard(self)
@@ -192,17 +190,13 @@ class Connection(asyncio.Protocol):
             found = _MAX_TOKENS.search(body)
             tokens = int(found[1]) if found else 1
             if _STREAM.search(body):
-                self._begin(tokens, _USAGE.search(body) is not None, _RUNNING_USAGE.search(body) is not None)
+                told, running = _USAGE.search(body) is not None, _RUNNING_USAGE.search(body) is not None
+                self._begin(tokens, told=told, running=running)
             else:
-                if tokens not in self._bodies:
-                    self._bodies[tokens] = whole_of(tokens)
-                self._transport.write(self._engine.reply(self._bodies[tokens]))
+                self._transport.write(self._engine.reply(whole_of(tokens)))
 
-    def _begin(self, tokens: int, told: bool, running: bool) -> None:
-        key = tokens, told, running
-        if key not in self._streams:
-            self._streams[key] = pieces_of(tokens, told=told, running=running)[::-1]
-        self._left = self._streams[key].copy()
+    def _begin(self, tokens: int, *, told: bool, running: bool) -> None:
+        self._left = list(reversed(pieces_of(tokens, told=told, running=running)))
         self._transport.write(self._engine.stream_head() + self._left.pop())
         if self._left:
             self._engine.join(self)
