@@ -57,6 +57,7 @@ proto: $(STAMPS)/dev
 
 models: $(STAMPS)/run
 	@$(BIN)/overspill models pull smollm2-135m --prepare
+	@$(BIN)/overspill models pull all-minilm-l6-v2 --prepare
 
 broker:
 	@deploy/install-mosquitto.sh

@@ -8,7 +8,8 @@ from models.text.chat import PromptEncoder
 from router.base.errors import ModelNotFound
 from router.values.prompt_size import estimate_size
 from router.values.replica import ReplicaInfo
-from router.values.request import Prompt, PromptSize
+from router.values.request import Input, PromptSize
+from router.values.task import Call
 
 
 class TierPrompts:
@@ -19,7 +20,7 @@ class TierPrompts:
         self._encoders = dict(encoders)
         self._infos = infos
 
-    def count(self, model: str, prompt: Prompt) -> PromptSize:
+    def count(self, model: str, prompt: Input) -> PromptSize:
         """Return the length of the rendered prompt.
 
         Raises:
@@ -28,11 +29,11 @@ class TierPrompts:
             InvalidRequest: the prompt cannot be encoded.
         """
         encoder = self._encoders.get(model)
-        if encoder is None:
+        if encoder is None or isinstance(prompt, Call):
             infos = self._infos()
             if not any(model in (info.family, info.variant) for info in infos):
                 raise ModelNotFound.of(model, {name for info in infos for name in (info.family, info.variant)})
-            return estimate_size(prompt)  # a backend's model: its server counts, and decides
+            return estimate_size(prompt)  # its server counts, or its pipeline, and decides
         windows = [info.context_tokens for info in self._infos() if model in (info.family, info.variant)]
         encoder.refuse_hopeless(prompt, model, max(windows))
         return PromptSize.of(encoder.encode(prompt), encoder)

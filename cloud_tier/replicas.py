@@ -154,9 +154,9 @@ class EngineReplica:
         known = request.token_ids(self._prompts)
         if known is not None:
             return known
-        if size_chars(request.prompt) < IN_THREAD_CHARS:
-            return self._prompts.encode(request.prompt, request.continuation)
-        return await asyncio.to_thread(self._prompts.encode, request.prompt, request.continuation)
+        if size_chars(request.to_continue) < IN_THREAD_CHARS:
+            return self._prompts.encode(request.to_continue, request.continuation)
+        return await asyncio.to_thread(self._prompts.encode, request.to_continue, request.continuation)
 
     def _answer_cap(self, request: InferenceRequest, prompt_tokens: int) -> int:
         """Return how many tokens may be generated.
@@ -169,7 +169,7 @@ class EngineReplica:
             raise ContextTooLong.of(
                 window,
                 f"the prompt has {prompt_tokens} tokens, which leave no room for an answer of {self._info.variant}",
-                param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
+                param="messages" if isinstance(request.to_continue, ChatPrompt) else "prompt",
             )
         room = window - prompt_tokens
         asked = request.sampling.max_tokens

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from edge_agent.mqtt.config import FleetConfig
+from models.pipelines.settings import ModelBatching
 from router.base.config import Flag, decode, load, overlay
 from router.base.credentials import MAX_PRIORITY, key_ceilings, resolved, url_fault
 from router.base.errors import ConfigError
@@ -100,6 +101,7 @@ class LocalModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         unload_idle_s: free the memory of a model that had no request for so long; 0 never does.
         keep_kv: each model keeps the KV caches of ended answers while nobody needs their slots, so that the next turn
             of a chat computes only what is new; for the same API key alone, and for ten idle minutes at most.
+        batching: how inputs of stateless models, such as sentence encoders, are gathered into batches.
     """
 
     store: str = ""
@@ -114,6 +116,7 @@ class LocalModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_provider_fallback: bool = True
     unload_idle_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     keep_kv: bool = True
+    batching: ModelBatching = ModelBatching()
 
     def __post_init__(self) -> None:
         for name, listed in (("variants", self.variants), ("preload", self.preload)):

@@ -25,10 +25,9 @@ from edge_agent.device.memory import limit_arenas, rss_bytes
 from edge_agent.fleet.session import FleetSession
 from edge_agent.fleet.steering import Steering
 from edge_agent.metrics import EdgeMetrics
-from edge_agent.serving.lineup import Lineup
+from edge_agent.serving.lineup import Described, Lineup, ServedHere
 from edge_agent.serving.local_models import Shelf, local_models
 from edge_agent.serving.prompts import PromptCounters
-from edge_agent.serving.replica import LocalModel, LocalReplica
 from edge_agent.serving.repository import LocalRepository
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import Profile, ProfileMatch, choose_profile
@@ -256,7 +255,7 @@ class EdgeAgent:
             self.dispatcher.reconfigure(wanted.router)
         self.config = wanted
 
-    def models(self) -> Sequence[LocalReplica]:
+    def models(self) -> Sequence[ServedHere]:
         return self.lineup.replicas
 
     def condition(self) -> tuple[DeviceHealth | None, Telemetry]:
@@ -291,7 +290,7 @@ class EdgeAgent:
                 return  # not in the main thread: the owner calls `stop`
             stack.callback(loop.remove_signal_handler, number)
 
-    def _describe_models(self, settings: LocalModels) -> list[LocalModel]:
+    def _describe_models(self, settings: LocalModels) -> Sequence[Described]:
         mode = read_power_mode(self._root, self.profile.power_modes)
         speed = next((item.speed for item in self.profile.power_modes if item.name == mode), 1.0)
         return local_models(settings, self.profile, self.shelf, speed)
@@ -367,6 +366,7 @@ class EdgeAgent:
     def _kv_usage(self) -> float | None:
         """Used share of the KV slots' positions over all local models."""
         snapshots = [replica.snapshot() for replica in self.lineup.replicas]
+        snapshots = [item for item in snapshots if item.kv_free_tokens is not None]  # others have no such cache
         total = sum(item.slots * item.info.context_tokens for item in snapshots)
         free = sum(item.kv_free_tokens or 0 for item in snapshots)
         return 1 - free / total if total else None
@@ -404,7 +404,7 @@ def serve(config: EdgeConfig) -> None:
     uvloop.run(live())
 
 
-def _problems(replicas: Sequence[LocalReplica]) -> str:
+def _problems(replicas: Sequence[ServedHere]) -> str:
     return "; ".join(f"{item.info.variant}: {item.problem}" for item in replicas if item.problem)
 
 

@@ -11,6 +11,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from edge_agent.device.memory import rss_bytes
+from edge_agent.serving.replica import LocalReplica
+from edge_agent.serving.stateless import StatelessReplica
+from models.pipelines.metrics import stage_metrics
 
 if TYPE_CHECKING:
     from edge_agent.device.health import DeviceHealth
@@ -84,20 +87,22 @@ class EdgeMetrics(Collector):
         }
         for replica in self._lineup.replicas:
             name = [replica.info.variant]
-            runtime = replica.loop.runtime
-            loaded.add_metric(name, 1.0 if runtime else 0.0)
-            slots.add_metric(name, replica.loop.slots)
+            loaded.add_metric(name, 1.0 if replica.loaded else 0.0)
+            slots.add_metric(name, replica.slots)
             failed.add_metric(name, 1.0 if replica.problem else 0.0)
             changed.add_metric(name, 1.0 if replica.notice else 0.0)
-            fallbacks.add_metric(name, len(runtime.facts.fallbacks) if runtime else 0)
-            for field, family in counters.items():
-                family.add_metric(name, float(getattr(replica.loop.counters, field)))
+            fallbacks.add_metric(name, len(replica.fallbacks))
+            if isinstance(replica, LocalReplica):
+                for field, family in counters.items():
+                    family.add_metric(name, float(getattr(replica.loop.counters, field)))
         yield loaded
         yield slots
         yield failed
         yield changed
         yield fallbacks
         yield from counters.values()
+        pipelines = [replica.pipeline for replica in self._lineup.replicas if isinstance(replica, StatelessReplica)]
+        yield from stage_metrics(pipelines)
 
     def _device(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("overspill_edge_rss_bytes", "Resident set of the agent.", value=rss_bytes())

@@ -10,15 +10,17 @@ from typing import Any
 import httpx
 import msgspec
 
+from edge_agent.batching.manifest import EncoderManifest, read_encoder_manifest
 from edge_agent.config import EdgeConfig, LocalModels, UpstreamSettings, key_sources
 from edge_agent.device.health import HealthReader
 from edge_agent.device.memory import available_bytes
 from edge_agent.mqtt.config import FleetConfig
-from edge_agent.runtime.manifest import read_manifest, verify_files
+from edge_agent.runtime.manifest import Artifact, read_manifest, verify_files
 from edge_agent.runtime.protocol import RuntimeRequest
 from edge_agent.serving.local_models import Shelf, describe_runtime, effective_settings, local_models
 from edge_agent.serving.memory_plan import need_of, reduced, slots_that_fit
 from edge_agent.serving.replica import LocalModel
+from edge_agent.serving.stateless import StatelessModel
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import BUILTIN_DIR, Hardware, PowerMode, Profile, ProfileMatch, choose_profile
 from router.base.credentials import secret
@@ -105,7 +107,8 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
         if model.fault:
             raise ArtifactError(f"{info.variant}: {model.fault}")
         directory = shelf.store.artifact_dir(info.variant)
-        manifest = read_manifest(directory)
+        stateless = isinstance(model, StatelessModel)
+        manifest: Artifact = read_encoder_manifest(directory) if stateless else read_manifest(directory)
         verify_files(directory, manifest)
         size = sum(file.bytes for file in manifest.files.values())
         when = "loaded at start" if info.variant in settings.preload else "loaded with its first request"
@@ -113,7 +116,10 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
             f"model     {info.variant}: rung {info.rung}, quality {info.quality:g}, {size / 2**20:.0f} MiB, digests "
             f"verified, {when}"
         )
-        yield from _memory_lines(model, directory, settings, match.profile)
+        if isinstance(model, LocalModel):
+            yield from _memory_lines(model, directory, settings, match.profile)
+        else:
+            yield _batch_line(model, read_encoder_manifest(directory))
     if not config.models.variants:
         yield "model     none: this agent routes everything to its upstream and its backends"
     yield from _upstream_lines(config.upstream)
@@ -168,6 +174,16 @@ def _memory_lines(model: LocalModel, directory: Path, settings: LocalModels, pro
     else:
         if slots < settings.kv_slots:
             yield f"warning   {reduced(info.variant, need, settings.kv_slots, slots)}"
+
+
+def _batch_line(model: StatelessModel, manifest: EncoderManifest) -> str:
+    """Say how a stateless model gathers batches, and what it takes of the memory."""
+    batching = model.batching
+    needed_bytes = manifest.needed_bytes(batching.max_tokens, batching.instances)
+    return (
+        f"          {batching.instances} instance(s), batches of {batching.max_size} inputs and {batching.max_tokens} "
+        f"tokens at most: up to {needed_bytes / 2**20:.0f} MiB"
+    )
 
 
 def profile_as_json(config: EdgeConfig, root: Path = Path("/")) -> dict[str, Any]:

@@ -326,6 +326,10 @@ def _nothing_to_prepare(family: Family) -> InvalidRequest:
 
 
 def _make(variant: Variant, store: ModelStore, force: bool, note: Note) -> Path:
+    if store.catalogue.family(variant.family).task == "embed":
+        from models.encoder.artifact import make_encoder  # noqa: PLC0415 — brings onnx
+
+        return make_encoder(variant, store, force=force, note=note)
     if variant.precision == "int8":
         from models.int8.quantize import quantize  # noqa: PLC0415 — brings torch and onnx
 

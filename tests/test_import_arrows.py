@@ -31,6 +31,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("edge_agent.config", "edge_agent.device", "edge_agent.outbox"),
         ("edge_agent.runtime",),
         ("edge_agent.generate",),
+        ("edge_agent.batching",),
         ("edge_agent.serving",),
         ("edge_agent.fleet",),
         ("edge_agent.report", "edge_agent.metrics"),
@@ -38,11 +39,11 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("edge_agent.cli",),
     ),
     "models": (
-        ("models.formats",),
+        ("models.formats", "models.pipelines"),
         ("models.text", "models.catalogue"),
         ("models.store",),
         ("models.graph",),
-        ("models.measure", "models.prune", "models.tensorrt"),
+        ("models.encoder", "models.measure", "models.prune", "models.tensorrt"),
         ("models.int8", "models.progress", "models.show"),
         ("models.cli",),
     ),
@@ -66,7 +67,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 GROUND = ("router.base", "router.values", "router.fleetwire")
-ONLINE_MODELS = ("models.catalogue", "models.store", "models.text", "models.formats")
+ONLINE_MODELS = ("models.catalogue", "models.store", "models.text", "models.formats", "models.pipelines")
 
 # room → (what it may import of other packages, libraries it must not import); the longest prefix that matches rules.
 ARROWS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -17,7 +17,7 @@ from edge_agent.fleet.bounds import check_bounds
 from edge_agent.fleet.description import Description
 from edge_agent.fleet.effective import tellable
 from edge_agent.fleet.privacy import keeps_local
-from edge_agent.serving.replica import LocalReplica
+from edge_agent.serving.lineup import ServedHere
 from router.base.config import decode
 from router.base.errors import ConfigError
 from router.dispatch.telemetry import Telemetry
@@ -39,7 +39,7 @@ class SteeredAgent(Protocol):
         """Put a valid configuration into force; raises a `ConfigError`, and changes nothing, if it cannot be served."""
         ...
 
-    def models(self) -> Sequence[LocalReplica]:
+    def models(self) -> Sequence[ServedHere]:
         """Return the models that answer here."""
         ...
 

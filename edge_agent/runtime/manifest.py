@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 import numpy as np
@@ -48,6 +48,20 @@ class Manifest(msgspec.Struct, frozen=True):
     settled_layer: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
+class Artifact(Protocol):
+    """What copies and watches of an artifact need of its manifest, whatever it describes."""
+
+    @property
+    def variant(self) -> str:
+        """The catalogue's name of it."""
+        ...
+
+    @property
+    def files(self) -> dict[str, FileDigest]:
+        """Every file of its directory but the manifest, by name."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """What the usual first ids of a prompt leave behind.
@@ -87,7 +101,7 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-def verify_files(directory: Path, manifest: Manifest) -> None:
+def verify_files(directory: Path, manifest: Artifact) -> None:
     """Compare every file with its size and digest.
 
     Raises:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import structlog
 
-from edge_agent.runtime.manifest import Manifest, verify_files
+from edge_agent.runtime.manifest import Artifact, verify_files
 from models.store.manifest import MANIFEST_FILE
 from router.base.errors import ArtifactError
 
@@ -56,7 +56,7 @@ class PrivateCopies:
     _taken: dict[str, Path] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def hold(self, directory: Path, manifest: Manifest) -> Held:
+    def hold(self, directory: Path, manifest: Artifact) -> Held:
         """Return a verified copy of `directory`.
 
         The store's own files are verified when the artifact is loaded for the first time in this process. Later loads
@@ -84,17 +84,17 @@ class PrivateCopies:
             self._taken[key] = folder
             return Held(folder)
 
-    def holds(self, manifest: Manifest) -> bool:
+    def holds(self, manifest: Artifact) -> bool:
         """Whether this process has loaded the artifact from a copy, so that it can load it again without the store."""
         return _key(manifest) in self._taken
 
 
-def _key(manifest: Manifest) -> str:
+def _key(manifest: Artifact) -> str:
     content = "".join(f"{name}:{file.sha256}\n" for name, file in sorted(manifest.files.items()))
     return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
-def _is_whole(folder: Path, manifest: Manifest) -> bool:
+def _is_whole(folder: Path, manifest: Artifact) -> bool:
     try:
         verify_files(folder, manifest)
     except ArtifactError:
@@ -102,7 +102,7 @@ def _is_whole(folder: Path, manifest: Manifest) -> bool:
     return (folder / MANIFEST_FILE).is_file()
 
 
-def _copy(directory: Path, folder: Path, manifest: Manifest) -> None:
+def _copy(directory: Path, folder: Path, manifest: Artifact) -> None:
     """Make `folder` in one rename, and remove the copies of other builds of the variant.
 
     Raises:

@@ -6,7 +6,7 @@ import hashlib
 import threading
 from pathlib import Path
 
-from edge_agent.runtime.manifest import Manifest, verify_files
+from edge_agent.runtime.manifest import Artifact, verify_files
 from models.store.manifest import MANIFEST_FILE, read_regular
 from router.base.errors import ArtifactError
 
@@ -20,7 +20,7 @@ class ArtifactWatch:
         digest: `sha256:…` of the manifest, which holds the digests of all other files.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest, manifest_bytes: bytes) -> None:
+    def __init__(self, directory: Path, manifest: Artifact, manifest_bytes: bytes) -> None:
         self.digest = _digest(manifest_bytes)
         self._directory = directory
         self._manifest = manifest

@@ -13,15 +13,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Protocol
 
 import structlog
 
 from edge_agent.config import LocalModels
 from edge_agent.generate.turn import Turn
-from edge_agent.serving.replica import LocalModel, LocalReplica
+from edge_agent.serving.artifact_watch import ArtifactWatch
+from edge_agent.serving.prompts import PromptCodec
 from router.base.errors import ConfigError, OverspillError
 from router.base.timers import end
-from router.values.replica import Replica
+from router.values.replica import Replica, ReplicaInfo
 
 log = structlog.get_logger("edge_agent")
 
@@ -30,7 +32,119 @@ _RETIRE_LOOK_S = 0.2
 _TEND_S = 2.0
 _DESCRIBE_PAUSE_S = (5.0, 60.0)  # between two attempts to read a broken artifact: at first, and at most
 
-Describe = Callable[[LocalModels], list[LocalModel]]
+
+class ServedHere(Replica, Protocol):
+    """A model of this device as a replica, whatever it does.
+
+    Attributes:
+        fault: why its artifact must not be loaded; empty when nothing is known against it.
+        notice: what an operator should know of a model that serves all the same.
+    """
+
+    fault: str
+    notice: str
+
+    @property
+    def codec(self) -> PromptCodec | None:
+        """Tokenizer and chat template; None where it has none, or they cannot be read."""
+        ...
+
+    @property
+    def watch(self) -> ArtifactWatch | None:
+        """Tells whether the artifact has changed; None for one that was broken from the start."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """`sha256:…` of the artifact's manifest; empty where it cannot be read."""
+        ...
+
+    @property
+    def loaded(self) -> bool: ...
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot answer; empty for one that can, or that loads with its first request."""
+        ...
+
+    @property
+    def remarks(self) -> str:
+        """All that an operator should know of it, empty when it is as configured."""
+        ...
+
+    @property
+    def failed(self) -> bool:
+        """Whether it should be loaded and is not; `load` tries again."""
+        ...
+
+    @property
+    def resting(self) -> bool:
+        """Whether it failed a moment ago."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits for an answer of it."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """Requests that it computes, or gathers, together at most."""
+        ...
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """Accelerators asked for and not had, a line each."""
+        ...
+
+    @property
+    def can_do_without_store(self) -> bool:
+        """Whether it is loaded, or can be loaded from its own copy, whatever has become of the store's files."""
+        ...
+
+    def prepare(self) -> None:
+        """Do ahead what the first load would otherwise wait for. Blocks; raises ArtifactError."""
+        ...
+
+    async def load(self) -> None:
+        """Load it before its first request; raises ReplicaUnreachable, which says why."""
+        ...
+
+    async def tend(self) -> None:
+        """Do what is to be done now and then."""
+        ...
+
+    def throttle(self, why: str) -> None:
+        """Offer less while the device is in trouble (`why`); an empty text ends that."""
+        ...
+
+    async def close(self) -> None:
+        """Free it; requests still inside end as `ReplicaBroken`."""
+        ...
+
+
+class Described(Protocol):
+    """A model before it is served."""
+
+    @property
+    def info(self) -> ReplicaInfo: ...
+
+    @property
+    def fault(self) -> str:
+        """Why it cannot be served, known before loading; empty for a whole artifact."""
+        ...
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Everything that its replica is made from: equal models need only one."""
+        ...
+
+    def replica(self, turn: Turn) -> ServedHere:
+        """Make its replica; `turn` is what the models of a device compute by."""
+        ...
+
+
+Describe = Callable[[LocalModels], Sequence[Described]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +152,7 @@ class _Entry:
     """A replica and everything it was made from: equal entries are one replica."""
 
     key: tuple[object, ...]
-    replica: LocalReplica
+    replica: ServedHere
 
 
 class Lineup:
@@ -67,7 +181,7 @@ class Lineup:
         self._tending: asyncio.Task[None] | None = None
         self._turn = Turn()
         self._entries: list[_Entry] = []
-        self._retiring: dict[asyncio.Task[None], LocalReplica] = {}
+        self._retiring: dict[asyncio.Task[None], ServedHere] = {}
 
     async def __aenter__(self) -> Lineup:
         self._tending = asyncio.create_task(self._tend(), name="tend models")
@@ -81,7 +195,7 @@ class Lineup:
         await asyncio.gather(*(replica.close() for replica in (*self.replicas, *retiring.values())))
 
     @property
-    def replicas(self) -> list[LocalReplica]:
+    def replicas(self) -> list[ServedHere]:
         return [entry.replica for entry in self._entries]
 
     async def apply(self, settings: LocalModels) -> None:
@@ -93,7 +207,7 @@ class Lineup:
         async with self._applying:
             await self._apply(settings)
 
-    def _described(self, settings: LocalModels) -> list[LocalModel]:
+    def _described(self, settings: LocalModels) -> Sequence[Described]:
         try:
             return self._describe(settings)
         except OverspillError as error:
@@ -105,10 +219,10 @@ class Lineup:
         fresh: list[_Entry] = []
         try:
             for model in await asyncio.to_thread(self._described, settings):
-                key = (model.info, model.limits, model.queue_limit, model.digest, model.fault, _how_loaded(settings))
+                key = (*model.key, _how_loaded(settings))
                 entry = known.get(key)
                 if entry is None:
-                    entry = _Entry(key, LocalReplica(model, self._turn))
+                    entry = _Entry(key, model.replica(self._turn))
                     fresh.append(entry)
                     if model.fault:
                         log.error("model broken", variant=model.info.variant, why=model.fault)
@@ -137,8 +251,9 @@ class Lineup:
             await _guarded(self._describe_broken())
             self._tell_condition()
 
-    async def _look_after(self, replica: LocalReplica) -> None:
+    async def _look_after(self, replica: ServedHere) -> None:
         """Notice what changed beneath a model, and load one again that could not be loaded."""
+        await replica.tend()
         watch = replica.watch
         if watch is not None and replica.loaded:
             watch.vouch()
@@ -157,7 +272,7 @@ class Lineup:
                 replica.notice, replica.fault = "", fault
                 if not fault:
                     await asyncio.to_thread(replica.prepare)
-        if replica.loop.failed and not replica.fault and (touched or not replica.loop.resting):
+        if replica.failed and not replica.fault and (touched or not replica.resting):
             await _loaded(replica)
 
     async def _describe_broken(self) -> None:
@@ -179,7 +294,7 @@ class Lineup:
             self._condition = condition
             self._on_condition()
 
-    def _retire(self, replica: LocalReplica) -> asyncio.Task[None]:
+    def _retire(self, replica: ServedHere) -> asyncio.Task[None]:
         task = asyncio.create_task(_retire(replica), name=f"retire {replica.info.variant}")
         self._retiring[task] = replica
         task.add_done_callback(self._retiring.pop)
@@ -197,19 +312,19 @@ def _how_loaded(settings: LocalModels) -> tuple[object, ...]:
     )
 
 
-async def _retire(replica: LocalReplica) -> None:
+async def _retire(replica: ServedHere) -> None:
     """Close a replica that the router no longer knows, when its answers are complete."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + _RETIRE_AFTER_S
     try:
-        while next(replica.loop.live, None) is not None and loop.time() < deadline_s:  # noqa: ASYNC110
+        while not replica.idle and loop.time() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(_RETIRE_LOOK_S)
     finally:
         await replica.close()
         log.info("model retired", variant=replica.info.variant)
 
 
-async def _loaded(replica: LocalReplica) -> None:
+async def _loaded(replica: ServedHere) -> None:
     """Load a model; one that cannot be loaded says so itself, and is tried again later."""
     try:
         await replica.load()

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from edge_agent.batching.manifest import read_encoder_manifest
 from edge_agent.config import LocalModels
 from edge_agent.device.memory import available_bytes
 from edge_agent.generate.batcher import BatchLimits
@@ -21,6 +22,7 @@ from edge_agent.serving.artifact_watch import ArtifactWatch
 from edge_agent.serving.memory_plan import KvPromises, need_of, reduced, slots_that_fit
 from edge_agent.serving.prompts import PromptCodec
 from edge_agent.serving.replica import LocalModel
+from edge_agent.serving.stateless import Artifact, StatelessModel, stateless_info
 from hardware_profiles.loader import Profile, RuntimeOptions
 from models.catalogue.families import Catalogue, Family, Variant, load_catalogue
 from models.store.manifest import MANIFEST_FILE, read_regular
@@ -79,7 +81,9 @@ def effective_settings(settings: LocalModels, profile: Profile) -> LocalModels:
     )
 
 
-def local_models(settings: LocalModels, profile: Profile, shelf: Shelf, speed: float = 1.0) -> list[LocalModel]:
+def local_models(
+    settings: LocalModels, profile: Profile, shelf: Shelf, speed: float = 1.0
+) -> list[LocalModel | StatelessModel]:
     """Describe every variant of `settings.variants`, best rung first; nothing is loaded.
 
     A variant whose artifact is missing or damaged is described too, with the reason in `fault`: one broken rung must
@@ -94,9 +98,13 @@ def local_models(settings: LocalModels, profile: Profile, shelf: Shelf, speed: f
     """
     settings = effective_settings(settings, profile)
     _check_engine_bounds(settings, profile)
-    found = [_described(name, _Terms(settings, profile, shelf, speed)) for name in settings.variants]
-    codecs = {model.info.family: model.codec for model in reversed(found) if model.codec is not None}
-    found = [dataclasses.replace(model, codec=codecs.get(model.info.family)) for model in found]
+    described = [_described(name, _Terms(settings, profile, shelf, speed)) for name in settings.variants]
+    generating = [model for model in described if isinstance(model, LocalModel)]
+    codecs = {model.info.family: model.codec for model in reversed(generating) if model.codec is not None}
+    found: list[LocalModel | StatelessModel] = [
+        dataclasses.replace(model, codec=codecs.get(model.info.family)) if isinstance(model, LocalModel) else model
+        for model in described
+    ]
     return sorted(found, key=lambda model: (model.info.family, model.info.rung))
 
 
@@ -110,7 +118,7 @@ class _Terms:
     speed: float
 
 
-def _described(name: str, terms: _Terms) -> LocalModel:
+def _described(name: str, terms: _Terms) -> LocalModel | StatelessModel:
     """Describe one variant, whole or broken."""
     catalogue, settings = terms.shelf.catalogue, terms.settings
     variant = catalogue.variant(name)
@@ -122,8 +130,10 @@ def _described(name: str, terms: _Terms) -> LocalModel:
             f"of family `{variant.family}` it runs: {', '.join(edge) or 'none'}",
             param="models.variants",
         )
-    window = min(settings.context_tokens, family.context_tokens)
     prior = _prior(family, variant, terms.profile, terms.speed)
+    if family.task == "embed":
+        return _stateless(_info(family, variant, family.context_tokens, prior), terms)
+    window = min(settings.context_tokens, family.context_tokens)
     model = LocalModel(
         info=_info(family, variant, window, prior),
         limits=_limits(settings, terms.profile),
@@ -137,11 +147,38 @@ def _described(name: str, terms: _Terms) -> LocalModel:
         return _whole(model, family, variant, terms)
     except ModelNotFound:
         raise
-    except Exception as error:  # one rung's files, whatever they hold, are the boundary of their faults
-        if not isinstance(error, OverspillError):
-            log.exception("artifact unreadable", variant=name)
-        why = error.message if isinstance(error, OverspillError) else in_words(error)
-        return dataclasses.replace(model, fault=why)
+    except Exception as error:  # noqa: BLE001 - one rung's files, whatever they hold, are the boundary of their faults
+        return dataclasses.replace(model, fault=_fault(name, error))
+
+
+def _fault(variant: str, error: Exception) -> str:
+    """Return what is wrong with an artifact that cannot be read."""
+    if isinstance(error, OverspillError):
+        return error.message
+    log.error("artifact unreadable", variant=variant, exc_info=error)
+    return in_words(error)
+
+
+def _stateless(info: ReplicaInfo, terms: _Terms) -> StatelessModel:
+    """Describe a variant of an encoder, whole or broken."""
+    settings, shelf = terms.settings, terms.shelf
+    options = msgspec.structs.replace(terms.profile.runtime, intra_op_threads=settings.intra_op_threads)
+    model = StatelessModel(
+        stateless_info(info),
+        settings.batching,
+        options,
+        settings.allow_provider_fallback,
+        settings.unload_idle_s,
+        copies=shelf.copies,
+    )
+    try:
+        directory = shelf.store.artifact_dir(info.variant)
+        raw = read_regular(directory / MANIFEST_FILE)
+        manifest = read_encoder_manifest(directory)
+    except Exception as error:  # noqa: BLE001 - as above
+        return dataclasses.replace(model, fault=_fault(info.variant, error))
+    artifact = Artifact(directory, manifest, ArtifactWatch(directory, manifest, raw))
+    return dataclasses.replace(model, info=stateless_info(info, manifest.context_tokens), artifact=artifact)
 
 
 def _whole(model: LocalModel, family: Family, variant: Variant, terms: _Terms) -> LocalModel:

@@ -58,8 +58,8 @@ def slots_that_fit(variant: str, need: MemoryNeed, slots: int, free_bytes: int) 
     if fitting >= 1:
         return min(slots, fitting)
     raise ReplicaUnreachable(
-        f"{variant} needs {_mib(need.total_bytes(1))} (weights {_mib(need.weights_bytes)}, workspace "
-        f"{_mib(need.workspace_bytes)}, KV cache {_mib(need.slot_bytes)} for one slot), {_mib(max(0, free_bytes))} are "
+        f"{variant} needs {mib(need.total_bytes(1))} (weights {mib(need.weights_bytes)}, workspace "
+        f"{mib(need.workspace_bytes)}, KV cache {mib(need.slot_bytes)} for one slot), {mib(max(0, free_bytes))} are "
         "free: leave it out of models.variants, lower models.context_tokens, or free memory"
     )
 
@@ -89,10 +89,11 @@ def _unused_bytes(runtime: Runtime) -> int:
 def reduced(variant: str, need: MemoryNeed, wanted: int, slots: int) -> str:
     """Say that a model got fewer slots than the configuration wants."""
     return (
-        f"{variant}: {slots} of {wanted} KV slots: {_mib(need.total_bytes(wanted))} would be needed for all of them "
-        f"({_mib(need.slot_bytes)} each); lower models.kv_slots or models.context_tokens, or free memory"
+        f"{variant}: {slots} of {wanted} KV slots: {mib(need.total_bytes(wanted))} would be needed for all of them "
+        f"({mib(need.slot_bytes)} each); lower models.kv_slots or models.context_tokens, or free memory"
     )
 
 
-def _mib(count: int) -> str:
+def mib(count: int) -> str:
+    """Return a size in words."""
     return f"{count / 2**20:.0f} MiB"

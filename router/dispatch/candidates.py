@@ -18,6 +18,7 @@ from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest, Locality
 from router.values.settings import FREE, Prices
 from router.values.situation import Candidate, Situation
+from router.values.task import GENERATES, Task
 
 
 def assess(pending: PendingRequest, pool: Pool) -> tuple[Situation | None, tuple[Rejection, ...]]:
@@ -58,7 +59,14 @@ def _candidates(
     objective, views, now_s, failed = request.objective, pool.views, pool.now_s, pending.failed
     needed, least_quality = pending.needed_tokens(settings), objective.min_quality
     bounded = pool.locality is not Locality.ANY or objective.locality is not Locality.ANY
-    choosy = bounded or bool(failed) or needed > served.least_context_tokens or least_quality > served.least_quality
+    generates = request.task is Task.GENERATE
+    choosy = (
+        not generates
+        or bounded
+        or bool(failed)
+        or needed > served.least_context_tokens
+        or least_quality > served.least_quality
+    )
     session = pool.session_replica.get(objective.session) if objective.session is not None else None
     free, telling, priority = settings.prices is FREE, affinity.telling, objective.priority
     whole_tokens = pending.whole_tokens
@@ -70,7 +78,17 @@ def _candidates(
         if (
             view.blocked
             or info.lacks
-            or (choosy and (bounded or name in failed or needed > info.context_tokens or info.quality < least_quality))
+            or info.tasks is not GENERATES
+            or (
+                choosy
+                and (
+                    bounded
+                    or not generates
+                    or name in failed
+                    or needed > info.context_tokens
+                    or info.quality < least_quality
+                )
+            )
         ):
             rejection = reject(pending, view, pool)
             if rejection is not None:

@@ -42,6 +42,7 @@ REASONS = {
 # code → what it means: the `rejected` of a candidate that could not be chosen.
 REJECTIONS = {
     "other-model": "serves another model, or the caller named one exact variant",
+    "task": "its model does something else than what is asked for, such as embeddings",
     "locality": "the caller's locality, or the policy's, excludes it",
     "context": "prompt and answer do not fit its context window",
     "quality": "below the caller's quality floor",

@@ -18,15 +18,19 @@ from router.dispatch.record import Rejection
 from router.dispatch.view import ReplicaView
 from router.values.replica import ReplicaInfo, SpeedPrior, Unreached
 from router.values.request import ChatPrompt, InferenceRequest, Locality
+from router.values.task import Call
 
 _RETRY_AFTER_S = 1.0
-NEVER = {"other-model", "locality", "lacks", "canary"}
+NEVER = {"other-model", "locality", "lacks", "canary", "task"}
 """Rejections of replicas that the request may never be served by."""
 
 
 def reject(pending: PendingRequest, view: ReplicaView, pool: Pool) -> Rejection | None:
     """Say why a replica is no candidate: the request's own bounds first, then the replica's state."""
     info, request = view.info, pending.request
+    if request.task not in info.tasks:
+        does = ", ".join(sorted(task.value for task in info.tasks))
+        return Rejection(info, "task", f"its model can {does}, asked to {request.task.value}")
     if pool.locality is not Locality.ANY or request.objective.locality is not Locality.ANY:
         out_of_bounds = _out_of_bounds(request, info, pool)
         if out_of_bounds:
@@ -116,9 +120,8 @@ def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> Ov
     """Return the error for a request that every replica was rejected for; a temporary reason comes first."""
     request = pending.request
     of_model = [r for r in rejections if r.code != "other-model"]
-    if not of_model:
-        known = {r.info.family for r in rejections} | {r.info.variant for r in rejections}
-        return ModelNotFound.of(request.model, known)
+    if all(r.code == "task" for r in of_model):
+        return _nobody_does(request, of_model, rejections)
     temporary = [r for r in of_model if r.temporary]
     if temporary:
         reasons = "; ".join(f"{r.info.replica_id}: {r.text}" for r in temporary)
@@ -128,13 +131,7 @@ def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> Ov
         return kind(f"no replica can take the request now ({reasons})", retry_after_s=again_s)
     too_long = [r.info for r in of_model if r.code == "context"]
     if too_long:
-        largest = max(too_long, key=lambda info: info.context_tokens)
-        return ContextTooLong.of(
-            largest.context_tokens,
-            f"the prompt has {_length(request)} tokens, and no window that may serve it is larger than that of "
-            f"{largest.replica_id}",
-            param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
-        )
+        return _fits_nowhere(request, max(too_long, key=lambda info: info.context_tokens))
     if any(r.code == "quality" for r in of_model):
         best = max(r.info.quality for r in of_model if r.code == "quality")
         return InvalidRequest(
@@ -148,6 +145,28 @@ def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> Ov
     return Unavailable(
         f"locality leaves no replica that may serve {request.model!r} at present ({reasons})",
         retry_after_s=_RETRY_AFTER_S,
+    )
+
+
+def _nobody_does(
+    request: InferenceRequest, of_model: Sequence[Rejection], rejections: Sequence[Rejection]
+) -> InvalidRequest:
+    if of_model:
+        return InvalidRequest(f"`model`: `{request.model}` does not serve this: {of_model[0].text}", param="model")
+    return ModelNotFound.of(request.model, {name for r in rejections for name in (r.info.family, r.info.variant)})
+
+
+def _fits_nowhere(request: InferenceRequest, largest: ReplicaInfo) -> ContextTooLong:
+    if isinstance(request.prompt, Call):
+        least = request.window_tokens or request.prompt_tokens
+        what, param = f"the longest input has at least {least} tokens", "input"
+    else:
+        what = f"the prompt has {_length(request)} tokens"
+        param = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
+    return ContextTooLong.of(
+        largest.context_tokens,
+        f"{what}, and no window that may serve it is larger than that of {largest.replica_id}",
+        param=param,
     )
 
 

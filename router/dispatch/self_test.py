@@ -22,13 +22,14 @@ from router.values.replica import Replica
 from router.values.request import (
     ChatPrompt,
     InferenceRequest,
+    Input,
     Message,
     Objective,
-    Prompt,
     SamplingParams,
     TextPrompt,
 )
 from router.values.settings import RouterSettings
+from router.values.task import EmbedCall
 
 log = structlog.get_logger("router")
 
@@ -59,11 +60,11 @@ class SelfTests:
         self._ids = count(1)
         self._stopped = False
 
-    def begin(self, replica: Replica, breaker: Breaker, like: Prompt, silent_s: float) -> None:
+    def begin(self, replica: Replica, breaker: Breaker, like: Input, silent_s: float) -> None:
         """Test `replica`, and tell its suspected `breaker`; does nothing after `stop`.
 
         Args:
-            like: a prompt of the kind that failed: chat or text.
+            like: a prompt of the kind that failed: chat, text or a call.
             silent_s: silence beyond that is a failure, within the bounds of what any replica gets.
         """
         if self._stopped:
@@ -81,7 +82,7 @@ class SelfTests:
     async def close(self) -> None:
         await end(*self._tasks)
 
-    async def _run(self, replica: Replica, breaker: Breaker, like: Prompt, limit_s: float) -> None:
+    async def _run(self, replica: Replica, breaker: Breaker, like: Input, limit_s: float) -> None:
         result, why = "untold", "it was given up"
         try:
             result, why = await self._ask(replica, self._request(replica, like), limit_s)
@@ -118,12 +119,11 @@ class SelfTests:
             log.exception("replica crashed", replica=name, request_id=request.request_id)
             return "failed", f"{name}: crashed with {type(error).__name__}, on a prompt of one word too"
 
-    def _request(self, replica: Replica, like: Prompt) -> InferenceRequest:
-        chat = isinstance(like, ChatPrompt)
+    def _request(self, replica: Replica, like: Input) -> InferenceRequest:
         return InferenceRequest(
             request_id=f"self-test-{next(self._ids)}",
             model=replica.info.variant,
-            prompt=ChatPrompt((Message("user", _WORD),)) if chat else TextPrompt(_WORD),
+            prompt=_one_word(like),
             sampling=SamplingParams(max_tokens=1, temperature=0.0),
             objective=Objective(),
             prompt_tokens=_PROMPT_TOKENS,
@@ -131,3 +131,10 @@ class SelfTests:
             accepted_at_s=self._clock.now_s(),
             attempts_left=1,
         )
+
+
+def _one_word(like: Input) -> Input:
+    """Return the shortest prompt of that kind."""
+    if isinstance(like, EmbedCall):
+        return EmbedCall((_WORD,))
+    return ChatPrompt((Message("user", _WORD),)) if isinstance(like, ChatPrompt) else TextPrompt(_WORD)

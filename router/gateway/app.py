@@ -18,6 +18,7 @@ from router.gateway.deps import (
     Telemetry,
 )
 from router.gateway.direct import Direct
+from router.gateway.embeddings_routes import EmbeddingsRoutes
 from router.gateway.errors import NoSuchPage, WrongMethod, dialect_of, render_error
 from router.gateway.http.cors import Origins
 from router.gateway.http.front import Front
@@ -72,6 +73,7 @@ def create_app(deps: GatewayDeps) -> Gateway:
     intake = Intake(deps, GatewayMetrics(deps.telemetry.registry))
     groups = (
         OpenAIRoutes(intake),
+        EmbeddingsRoutes(intake),
         KServeRoutes(intake),
         RepositoryRoutes(intake),
         OpsRoutes(intake),

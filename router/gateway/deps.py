@@ -17,14 +17,14 @@ from router.values.answer import Answer
 from router.values.credits import Asker, Grant, Want
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.repository import Repository
-from router.values.request import InferenceRequest, Locality, Prompt, PromptSize
+from router.values.request import InferenceRequest, Input, Locality, PromptSize
 from router.values.status import NO_GPU_READINGS, GpuReadings, RouterStatus, Tally
 
 
 class PromptCounter(Protocol):
     """Counts tokens with the tokenizer of a model, or estimates. Safe to call from a worker thread."""
 
-    def count(self, model: str, prompt: Prompt) -> PromptSize:
+    def count(self, model: str, prompt: Input) -> PromptSize:
         """Return the length of the rendered prompt.
 
         Raises:

@@ -31,14 +31,15 @@ from router.values.request import (
     ChatPrompt,
     FinishReason,
     InferenceRequest,
+    Input,
     Message,
     Objective,
-    Prompt,
     PromptSize,
     TextPrompt,
     TokenChunk,
     size_chars,
 )
+from router.values.task import Call, Output, Task
 from router.values.usage import Usage
 from router.wire import credits as wire_credits
 from router.wire import headers as wire_headers
@@ -140,15 +141,17 @@ class Intake:
         self._in_flight.discard(request_id)
         self.metrics.in_flight.set(len(self._in_flight))
 
-    def require_model(self, context: RequestContext, model: str) -> None:
+    def require_model(self, context: RequestContext, model: str, task: Task = Task.GENERATE) -> None:
         """Check that the model is known, once for each request; the dispatcher decides who serves it.
 
         Raises:
-            ModelNotFound: nobody serves it.
+            ModelNotFound: nobody serves it, or it does something else.
             Unavailable: an upstream that might serve it was never reached, or no model is known yet.
         """
         known = self.deps.dispatcher.known_models()
         if model in known and context.caller.may_use(model):
+            if task is not Task.GENERATE:  # a prompt for a model that generates nothing is the dispatcher's to refuse
+                self._require_task(context, model, task)
             return
         if not known and not self._unreached(context):
             # Nothing was found yet, which says nothing about the model: the caller shall come back.
@@ -157,6 +160,21 @@ class Intake:
                 retry_after_s=self.deps.limits.retry_after_s,
             )
         raise self.not_served(context, model, known)
+
+    def _require_task(self, context: RequestContext, model: str, task: Task) -> None:
+        """Refuse a model that does something else than what its path asks for; name those that do it."""
+        infos = self.deps.models()
+        tasks = {one for info in infos if model in (info.family, info.variant) for one in info.tasks}
+        if not tasks or task in tasks:
+            return
+        may_use = context.caller.may_use
+        able = sorted({info.family for info in infos if task in info.tasks and may_use(info.family)})
+        does = " and ".join(sorted(one.value for one in tasks))
+        raise ModelNotFound(
+            f"`model`: `{model}` is there to {does}, not to {task.value}; models here that {task.value}: "
+            f"{', '.join(able) or 'none'}",
+            param="model",
+        )
 
     async def start(self, context: RequestContext, api_request: ApiRequest) -> tuple[Answer, int]:
         """Count, build the request, dispatch it; returns the answer and the prompt's tokens with the first chunk ready.
@@ -188,6 +206,7 @@ class Intake:
             objective=objective,
             prompt_tokens=size.tokens,
             prompt_slack=size.slack,
+            window_tokens=size.window,
             accepted_at_s=context.accepted_at_s,
             prompt_bytes=len(context.body),
             continuation=api_request.continuation,
@@ -251,7 +270,7 @@ class Intake:
             return self._count_all(api_request.model, prompts)
         return await asyncio.to_thread(self._count_all, api_request.model, prompts)
 
-    def _count_all(self, model: str, prompts: list[Prompt]) -> PromptSize:
+    def _count_all(self, model: str, prompts: list[Input]) -> PromptSize:
         first, *others = (self.deps.prompts.count(model, prompt) for prompt in prompts)
         return first if not others else sum(others, start=first)
 
@@ -299,13 +318,25 @@ async def collect(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) 
     raise unfinished()
 
 
+async def collect_output(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) -> tuple[Output, int]:
+    """Return what a call came to, and the tokens of its inputs.
+
+    Raises:
+        ReplicaBroken: it ended without.
+    """
+    async for chunk in chunks:
+        if chunk.output is not None:
+            return chunk.output, chunk.prompt_tokens or prompt_tokens
+    raise unfinished()
+
+
 def unfinished() -> ReplicaBroken:
     return ReplicaBroken("the answer ended without a finish reason: it is incomplete, send the request again")
 
 
-def _with_continuation(prompt: Prompt, continuation: str) -> list[Prompt]:
+def _with_continuation(prompt: Input, continuation: str) -> list[Input]:
     """What to count: the prompt as the replica will see it, and a few template tokens too many."""
-    if not continuation:
+    if not continuation or isinstance(prompt, Call):
         return [prompt]
     if isinstance(prompt, ChatPrompt):
         return [ChatPrompt((*prompt.messages, Message("assistant", continuation)))]

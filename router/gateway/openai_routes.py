@@ -1,38 +1,24 @@
-"""/v1/models, /v1/chat/completions, /v1/completions, /v1/embeddings."""
+"""/v1/models, /v1/chat/completions, /v1/completions."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import orjson
 from starlette.routing import BaseRoute, Route
 
-from router.base.errors import ModelNotFound
 from router.gateway.endpoint import Endpoint, RequestContext, StreamReply, json_reply
 from router.gateway.errors import Reply
 from router.gateway.intake import Intake, collect
 from router.gateway.media import plain_body, require_json
 from router.gateway.sse import EventStream
 from router.values.request import ApiRequest, ChatPrompt
-from router.wire.body import decode_json
 from router.wire.openai.chat import CHAT_BODY, decode_chat
 from router.wire.openai.completion import COMPLETION_BODY, decode_completion
 from router.wire.openai.models import encode_models, model_cards
 from router.wire.openai.reply import EventEncoder, ReplyHead, encode_body
-
-
-class _Embedding(msgspec.Struct, frozen=True):
-    model: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-    input: str | list[str | int | list[int]]
-    encoding_format: str | None = None
-    dimensions: int | None = None
-    user: str | None = None
-
-
-_embedding_decoder = msgspec.json.Decoder(_Embedding)
 
 
 class OpenAIRoutes:
@@ -52,7 +38,6 @@ class OpenAIRoutes:
         return [
             page("/v1/chat/completions", "chat", self._chat, CHAT_BODY),
             page("/v1/completions", "completions", self._completions, COMPLETION_BODY),
-            page("/v1/embeddings", "embeddings", self._embeddings, _Embedding),
             page("/v1/models", "models", self._list_models),
             page("/v1/models/{model:path}", "model", self._show_model),
         ]
@@ -84,12 +69,6 @@ class OpenAIRoutes:
         whole = await collect(answer.chunks, prompt_tokens)
         body = encode_body(head, whole.text, whole.finish_reason, whole.usage)
         return Reply(body, headers=self._intake.reply_headers(context, answer))
-
-    async def _embeddings(self, context: RequestContext) -> Reply:
-        require_json(context)
-        body = plain_body(context, self._deps.limits.max_body_bytes)
-        call = decode_json(_embedding_decoder, body)
-        raise ModelNotFound(f"`model`: `{call.model[:80]}` is no embedding model; none is served here", param="model")
 
     async def _list_models(self, context: RequestContext) -> Reply:
         return json_reply(encode_models(self._cards(context)))

@@ -134,6 +134,7 @@ def encode_request(
     The tokens of a continuation are taken off `max_tokens`. What a server does not know is never sent to it, and no
     request that needs it is (`Dialect.lacks`).
     """
+    prompt = request.to_continue
     usage = {"include_usage": True}
     if dialect.running_usage:
         usage["continuous_usage_stats"] = True
@@ -144,14 +145,13 @@ def encode_request(
         **_sampling(request, dialect),
     }
     left = tokens_left(request)
-    if isinstance(request.prompt, ChatPrompt):
-        messages = [{"role": message.role, "content": message.content} for message in request.prompt.messages]
+    if isinstance(prompt, ChatPrompt):
+        messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
         if request.continuation:
             messages.append({"role": "assistant", "content": request.continuation})
             body.update(dialect.continues(request))
         body["messages"] = messages
     else:
-        prompt = request.prompt
         body["prompt"] = prompt.text if isinstance(prompt, TextPrompt) else list(prompt.token_ids)
         if request.continuation and dialect.ours:
             body["overspill_continuation"] = request.continuation

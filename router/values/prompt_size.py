@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from router.values.request import ChatPrompt, Prompt, PromptSize, TokenPrompt
+from router.values.request import ChatPrompt, Input, PromptSize, TokenPrompt
+from router.values.task import Call, EmbedCall
 
 _BYTES_PER_TOKEN = 3.5  # between prose (4.5 to 5) and code (2.5 to 3.5)
 _MOST_BYTES_PER_TOKEN = 8  # what no text but a monotonous one exceeds
 _TOKENS_PER_MESSAGE = 6
+_TOKENS_AROUND_TEXT = 2  # what encoders put before and behind a text
 
 
-def estimate_size(prompt: Prompt) -> PromptSize:
+def estimate_size(prompt: Input) -> PromptSize:
     """Guess the length of a prompt without its tokenizer, from its UTF-8 size; exact for token ids."""
+    if isinstance(prompt, Call):
+        return _estimate_call(prompt)
     if isinstance(prompt, TokenPrompt):
         return PromptSize(len(prompt.token_ids))
     texts = [message.content for message in prompt.messages] if isinstance(prompt, ChatPrompt) else [prompt.text]
     size = sum(len(text.encode()) for text in texts)
     template = _TOKENS_PER_MESSAGE * (len(texts) + 1) if isinstance(prompt, ChatPrompt) else 1
     tokens = int(size / _BYTES_PER_TOKEN) + template
+    return PromptSize(tokens, tokens - size // _MOST_BYTES_PER_TOKEN)
+
+
+def _estimate_call(call: EmbedCall) -> PromptSize:
+    sizes = [PromptSize(len(one)) if isinstance(one, tuple) else _estimate_text(one) for one in call.inputs]
+    whole = sum(sizes, start=PromptSize(0))
+    return PromptSize(max(whole.tokens, 1), whole.slack, window=max(size.tokens - size.slack for size in sizes))
+
+
+def _estimate_text(text: str) -> PromptSize:
+    size = len(text.encode("utf-8", "surrogatepass"))
+    tokens = int(size / _BYTES_PER_TOKEN) + _TOKENS_AROUND_TEXT
     return PromptSize(tokens, tokens - size // _MOST_BYTES_PER_TOKEN)

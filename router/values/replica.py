@@ -10,6 +10,7 @@ import msgspec
 
 from router.values.link import LinkSnapshot
 from router.values.request import Feature, InferenceRequest, Locality, TokenChunk
+from router.values.task import GENERATES, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class ReplicaInfo:
         backend: the `[[backends]]` entry that it comes from; empty for this tier's own and its upstream's.
         lacks: what requests may need and it does not do; see `InferenceRequest.needs`.
         version: of what serves there, as its source tells it; empty where it tells none.
+        tasks: what it does.
     """
 
     replica_id: str
@@ -95,6 +97,7 @@ class ReplicaInfo:
     backend: str = ""
     lacks: frozenset[Feature] = frozenset()
     version: str = ""
+    tasks: frozenset[Task] = GENERATES
 
     @property
     def device_key(self) -> str:

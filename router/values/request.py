@@ -6,8 +6,10 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from router.base.errors import InvalidRequest
 from router.values.constraint import Constraint, ConstraintKind
 from router.values.logprobs import TokenLogprob
+from router.values.task import Call, Output, Task
 
 
 class Locality(enum.Enum):
@@ -106,14 +108,15 @@ class TokenPrompt:
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
+Input = Prompt | Call
 
 IN_THREAD_CHARS = 20_000
 """Prompts from this size on take long enough to encode that a worker thread should do it, not the event loop."""
 _MESSAGE_CHARS = 32  # what an empty message costs the template, as text
 
 
-def size_chars(prompt: Prompt) -> int:
-    """Return how much text there is to encode; 0 for token ids."""
+def size_chars(prompt: Input) -> int:
+    """Return how much text there is to encode; 0 for token ids, and for calls, which their replica encodes."""
     if isinstance(prompt, ChatPrompt):
         return sum(len(message.content) + _MESSAGE_CHARS for message in prompt.messages)
     return len(prompt.text) if isinstance(prompt, TextPrompt) else 0
@@ -138,11 +141,13 @@ class PromptSize:
     Attributes:
         tokens: counted with the tokenizer of the model, or else the likeliest figure.
         slack: by how much that figure may be too high; 0 where it was counted.
+        window: what one window has to hold where that is not all of it: the longest input of a call, at the least.
         encoded: what was counted, if that was this prompt alone.
     """
 
     tokens: int
     slack: int = 0
+    window: int | None = None
     encoded: EncodedPrompt | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -241,7 +246,7 @@ class ApiRequest:
     """
 
     model: str
-    prompt: Prompt
+    prompt: Input
     sampling: SamplingParams
     continuation: str = ""
     stream: bool = False
@@ -313,13 +318,14 @@ class InferenceRequest:
         cache_salt: tells those apart for whom the caller speaks, so that they share no KV cache; empty if it does not.
         headers: trace context to pass on (`traceparent`), lower-case names.
         prompt_slack: by how much `prompt_tokens` may be too high; 0 unless it was estimated.
+        window_tokens: what one window has to hold of it, as in `PromptSize`.
         encoded: the prompt's token ids, where the gateway has them.
         attempts_left: replicas that may be tried for it, this tier's own bound (`max_attempts`) apart; None: no other.
     """
 
     request_id: str
     model: str
-    prompt: Prompt
+    prompt: Input
     sampling: SamplingParams
     objective: Objective
     prompt_tokens: int
@@ -329,14 +335,33 @@ class InferenceRequest:
     continuation_tokens: int = 0
     headers: tuple[tuple[str, str], ...] = ()
     prompt_slack: int = 0
+    window_tokens: int | None = None
     caller: str = field(default="", repr=False)
     cache_salt: str = field(default="", repr=False)
     encoded: EncodedPrompt | None = field(default=None, compare=False, repr=False)
     attempts_left: int | None = None
 
+    @property
+    def task(self) -> Task:
+        """What is asked of the model."""
+        return self.prompt.task if isinstance(self.prompt, Call) else Task.GENERATE
+
+    @property
+    def to_continue(self) -> Prompt:
+        """Its prompt, for a model that generates text.
+
+        Raises:
+            InvalidRequest: it is a call.
+        """
+        if isinstance(self.prompt, Call):
+            raise InvalidRequest(f"this model generates text, it does not {self.task.value}", param="model")
+        return self.prompt
+
     def needs(self) -> frozenset[Feature]:
         """What a replica has to do beyond plain text in and text out."""
         prompt, needs = self.prompt, self.sampling.needs()
+        if isinstance(prompt, Call):
+            return frozenset()
         if isinstance(prompt, ChatPrompt):
             needs.add(Feature.CONTINUED_CHAT if self.continuation else Feature.CHAT)
         elif isinstance(prompt, TokenPrompt):
@@ -364,8 +389,11 @@ class InferenceRequest:
 
     @property
     def least_prompt_tokens(self) -> int:
-        """What the prompt surely has: only this may rule out a window. Who serves it counts, and decides."""
-        return self.prompt_tokens - self.prompt_slack
+        """What the prompt surely has: only this may rule out a window. Who serves it counts, and decides.
+
+        Of a call it is one input, less the token that its answer counts as and that takes no room.
+        """
+        return self.prompt_tokens - self.prompt_slack if self.window_tokens is None else self.window_tokens - 1
 
     def most_answer_tokens(self, context_tokens: int) -> int:
         """Longest rest of the answer that the caller's cap and a window allow; at least 1."""
@@ -403,6 +431,7 @@ class TokenChunk:
         cached_tokens: how many tokens of the prompt were in a KV cache already and not computed: set on the first chunk
             by a replica that knows it then, on the last one by an upstream that tells it with its usage, else None.
         origin: set on the first chunk by an upstream tier, else None.
+        output: what a call came to, on its only chunk; None of generated text.
     """
 
     text: str
@@ -413,3 +442,4 @@ class TokenChunk:
     cached_tokens: int | None = None
     logprobs: tuple[TokenLogprob, ...] = field(default=(), repr=False)
     prompt_logprobs: tuple[TokenLogprob, ...] = field(default=(), repr=False)
+    output: Output | None = field(default=None, repr=False)

@@ -8,8 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from router.decisions.command import fetch, find
 from router.decisions.explain import five_lines
 from router.fleetwire.documents import DesiredConfig
 from router.values.request import Locality
+from tests.support.agents import served
 from tests.support.ports import refused_port, taken_port
 from tests.support.tiny_store import TinyWorld, build_world
 from tests.support.waiting import until
@@ -42,24 +42,6 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "ma
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> TinyWorld:
     return build_world(tmp_path_factory.mktemp("world"))
-
-
-@asynccontextmanager
-async def served(config: EdgeConfig) -> AsyncIterator[tuple[EdgeAgent, httpx.AsyncClient]]:
-    agent = EdgeAgent(config)
-    running = asyncio.create_task(agent.run())
-    serving = asyncio.create_task(agent.serving.wait())
-    await asyncio.wait({running, serving}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
-    serving.cancel()
-    if running.done():
-        running.result()
-    try:
-        limits = httpx.Limits(max_connections=400)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", timeout=60, limits=limits) as client:
-            yield agent, client
-    finally:
-        agent.stop()
-        await asyncio.wait_for(running, 30)
 
 
 def ignoring_eos(**more: object) -> dict[str, object]:

@@ -35,7 +35,7 @@ def open_onnx(request: RuntimeRequest) -> PackedRuntime:
     else:
         held = request.copies.hold(request.artifact_dir, manifest)
     prefix = read_prefix(held.folder, manifest)
-    opened = open_session(held.folder / "model.onnx", manifest, request)
+    opened = open_session(held.folder / "model.onnx", manifest.variant, request.options, request.missed)
     _check_graph(opened.session, manifest, request)
     if held.problem:
         request = dataclasses.replace(request, notes=(*request.notes, held.problem))

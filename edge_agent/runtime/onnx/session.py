@@ -8,8 +8,6 @@ from typing import Any
 
 import structlog
 
-from edge_agent.runtime.manifest import Manifest
-from edge_agent.runtime.protocol import RuntimeRequest
 from hardware_profiles.loader import RuntimeOptions
 from router.base.errors import ArtifactError
 from router.base.host import usable_cores
@@ -33,15 +31,18 @@ class OpenedSession:
     fallbacks: tuple[str, ...]
 
 
-def open_session(model: Path, manifest: Manifest, request: RuntimeRequest) -> OpenedSession:
+def open_session(model: Path, variant: str, options: RuntimeOptions, missed: tuple[str, ...] = ()) -> OpenedSession:
     """Load `model`.
+
+    Args:
+        missed: why runtimes that were preferred to this one are not used, a line each.
 
     Raises:
         ArtifactError: ONNX Runtime refuses it.
     """
     import onnxruntime as ort  # noqa: PLC0415  (an agent that serves no model must not pay 30 MB for it)
 
-    wanted = [name for name in request.options.providers if name in _PROVIDERS]
+    wanted = [name for name in options.providers if name in _PROVIDERS]
     present = set(ort.get_available_providers())
     fallbacks = [
         f"{name}: this build of onnxruntime has no {_PROVIDERS[name]}"
@@ -51,11 +52,11 @@ def open_session(model: Path, manifest: Manifest, request: RuntimeRequest) -> Op
     asked = [name for name in wanted if _PROVIDERS[name] in present] or ["cpu"]
     providers = [(_PROVIDERS[name], _OPTIONS.get(name, {})) for name in asked]
     try:
-        session = ort.InferenceSession(str(model), _session_options(ort, request.options), providers=providers)
+        session = ort.InferenceSession(str(model), _session_options(ort, options), providers=providers)
     except Exception as error:  # ONNX Runtime raises bare RuntimeError and pybind types of its own
         raise ArtifactError(
             f"onnxruntime {ort.__version__} cannot load {model} on {', '.join(asked)}: {error}; "
-            "check the artifact with: overspill models verify " + manifest.variant
+            "check the artifact with: overspill models verify " + variant
         ) from error
     session.disable_fallback()  # else a failing provider is replaced by the CPU in the middle of a run
     loaded = tuple(session.get_providers())
@@ -64,8 +65,8 @@ def open_session(model: Path, manifest: Manifest, request: RuntimeRequest) -> Op
         for name in asked
         if _PROVIDERS[name] not in loaded
     ]
-    for line in (*request.missed, *fallbacks):
-        log.warning("provider fallback", variant=manifest.variant, missing=line, using=loaded)
+    for line in (*missed, *fallbacks):
+        log.warning("provider fallback", variant=variant, missing=line, using=loaded)
     return OpenedSession(session, loaded, tuple(fallbacks))
 
 

@@ -46,6 +46,7 @@ def _family(rungs: list[ReplicaInfo]) -> dict[str, object]:
         "variants": list(dict.fromkeys(info.variant for info in rungs)),
         "quality": max(info.quality for info in rungs),
         "context_tokens": max(info.context_tokens for info in rungs),
+        "tasks": _tasks(rungs),
     }
 
 
@@ -57,6 +58,7 @@ def _variant(info: ReplicaInfo) -> dict[str, object]:
         "rung": info.rung,
         "quality": info.quality,
         "context_tokens": info.context_tokens,
+        "tasks": _tasks([info]),
         "tier": info.tier,
         "remote": info.remote,
         "device": info.device_key,
@@ -67,3 +69,7 @@ def _variant(info: ReplicaInfo) -> dict[str, object]:
             "source": info.prior.source,
         },
     }
+
+
+def _tasks(rungs: list[ReplicaInfo]) -> list[str]:
+    return sorted({task.value for info in rungs for task in info.tasks})

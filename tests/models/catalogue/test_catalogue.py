@@ -24,7 +24,8 @@ def test_built_in_families_are_sound() -> None:
         qualities = [variant.quality for variant in family.variants]
         assert qualities == sorted(qualities, reverse=True), "a lower rung cannot be better"
         assert family.variants[0].quality == 1.0
-        assert family.sources[0].sha256, "the preferred source is pinned"
+        first = family.sources[0]
+        assert all(first.files.values()) if first.files else first.sha256, "the preferred source is pinned"
         for variant in family.variants:
             assert variant.name.startswith(family.name)
             assert variant.precision == "fp32" or variant.budget is not None
@@ -49,7 +50,7 @@ def test_smollm2_has_the_promised_rungs() -> None:
 
 def test_families_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalogue = load_catalogue(write(tmp_path, TOY))
-    assert [family.name for family in catalogue] == ["smollm2-135m", "toy"]
+    assert [family.name for family in catalogue] == ["all-minilm-l6-v2", "smollm2-135m", "toy"]
     variant = catalogue.variant("toy-int8")
     assert (variant.family, variant.layers, variant.budget) == ("toy", (0, 2), None)
     monkeypatch.setenv("OVERSPILL_CATALOGUE", str(tmp_path))
@@ -117,7 +118,7 @@ def test_two_families_cannot_claim_one_variant(tmp_path: Path) -> None:
 
 def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
     catalogue = load_catalogue(write(tmp_path, TOY))
-    with pytest.raises(ModelNotFound, match="known families: smollm2-135m, toy; a path needs a slash") as caught:
+    with pytest.raises(ModelNotFound, match="known families: all-minilm-l6-v2, smollm2-135m, toy; a path needs a slash") as caught:
         catalogue.family("tiny")
     assert caught.value.param == "model"
     with pytest.raises(ModelNotFound, match="`toy-int8` is a variant of `toy`"):

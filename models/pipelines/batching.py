@@ -1,0 +1,193 @@
+"""Who waits at a stage, and who is computed together next: pure bookkeeping, the caller brings the time.
+
+Items wait in one line for each padding bucket, so that a short text is never padded to the length of a long one. The
+item that goes first says which line is served. The order is by priority; within one by urgency, which is a deadline, or
+else the time of arrival and some patience. A request of very many items stands in line as if they had come one batch
+after the other: it takes its turn with others instead of holding them up.
+
+A batch goes when it is full, when its oldest item has waited long enough, or when waiting on would cost the deadline of
+one of its items, by what batches of that size took.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Annotated, Generic, Protocol, TypeVar
+
+import msgspec
+
+_PATIENCE_S = 1.0  # who has no deadline is as urgent as who has one of so long
+_BATCH_APART_S = 0.05  # how much less urgent the items of each further batch of one request are
+_GAIN = 0.2
+_SPREAD = 1.5  # of what batches took: a deadline is lost by one that takes longer than the mean
+
+
+class BatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How items are gathered into batches.
+
+    Attributes:
+        max_size: items computed together at most; 1 batches nothing.
+        max_wait_ms: how long an item may wait for company while a worker is idle; 0 never waits: what came while all
+            workers were busy is company enough.
+        max_cost: bound on items times the size that they are padded to; 0 for none. What a batch takes of the memory.
+        buckets: sizes that items are padded to, ascending; larger ones, and all without buckets, wait in one line.
+    """
+
+    max_size: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
+    max_wait_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0
+    max_cost: Annotated[int, msgspec.Meta(ge=0)] = 0
+    buckets: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
+
+    def __post_init__(self) -> None:
+        if list(self.buckets) != sorted(set(self.buckets)):
+            raise ValueError(f"buckets = {list(self.buckets)} must ascend without repetition")
+
+
+class Waits(Protocol):
+    """What is known of an item that waits.
+
+    Attributes:
+        cost: its size, in the unit of the buckets.
+        rank: its place in its request, counted from 0.
+        due_s: when its request is worth nothing any more; infinity without a deadline.
+        over: nobody waits for it any more.
+    """
+
+    cost: int
+    rank: int
+    arrived_s: float
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def due_s(self) -> float: ...
+
+    @property
+    def over(self) -> bool: ...
+
+
+I = TypeVar("I", bound=Waits)  # noqa: E741 - an item
+_Key = tuple[int, float, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[I]):
+    """Items to compute together.
+
+    Attributes:
+        size: what each is padded to.
+    """
+
+    items: tuple[I, ...]
+    size: int
+
+    @property
+    def cost(self) -> int:
+        return len(self.items) * self.size
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long batches take: a fixed part, the least that was seen, and a part for each unit of cost."""
+
+    least_s: float = 0.0
+    unit_s: float = 0.0
+
+    def took(self, cost: int, seconds: float) -> None:
+        self.least_s = seconds if self.least_s == 0.0 else min(self.least_s + _GAIN * 1e-3, seconds)
+        unit_s = seconds / max(cost, 1)
+        self.unit_s = unit_s if self.unit_s == 0.0 else self.unit_s + _GAIN * (unit_s - self.unit_s)
+
+    def expected_s(self, cost: int) -> float:
+        return _SPREAD * max(self.least_s, cost * self.unit_s)
+
+
+@dataclass(slots=True)
+class Waiting(Generic[I]):
+    """The items that wait at one stage."""
+
+    settings: BatchSettings
+    pace: Pace = field(default_factory=Pace)
+    _lines: dict[int, list[tuple[_Key, I]]] = field(default_factory=dict)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _count: int = 0
+
+    def __len__(self) -> int:
+        """Count those that wait, some of whom nobody may wait for any more."""
+        return self._count
+
+    def add(self, item: I) -> None:
+        urgent_s = item.due_s if item.due_s < math.inf else item.arrived_s + _PATIENCE_S
+        urgent_s += (item.rank // self.settings.max_size) * _BATCH_APART_S
+        key = (-item.priority, urgent_s, next(self._numbers))
+        heapq.heappush(self._lines.setdefault(self._bucket(item.cost), []), (key, item))
+        self._count += 1
+
+    def clear(self) -> list[I]:
+        """Forget and return all."""
+        items = [item for line in self._lines.values() for _, item in line]
+        self._lines.clear()
+        self._count = 0
+        return items
+
+    def take(self, now_s: float) -> Batch[I] | float:
+        """Return the next batch, or how many seconds to wait for one; infinity: until somebody comes."""
+        bucket = self._first_bucket()
+        if bucket is None:
+            return math.inf
+        line = self._lines[bucket]
+        chosen = self._gathered(line, bucket)
+        size = max((item.cost for _, item in chosen), default=0) if bucket == 0 else bucket
+        full = len(chosen) >= self.settings.max_size or len(line) > 0
+        batch = Batch(tuple(item for _, item in chosen), size)
+        wait_s = 0.0 if full else self._may_wait_until(batch) - now_s
+        if wait_s > 0:
+            for entry in chosen:
+                heapq.heappush(line, entry)
+            self._count += len(chosen)
+            return wait_s
+        return batch
+
+    def _may_wait_until(self, batch: Batch[I]) -> float:
+        oldest_s = min(item.arrived_s for item in batch.items)
+        needs_s = self.pace.expected_s(batch.cost + batch.size)
+        lost_s = min(item.due_s for item in batch.items) - needs_s
+        return min(oldest_s + self.settings.max_wait_ms / 1e3, lost_s)
+
+    def _gathered(self, line: list[tuple[_Key, I]], bucket: int) -> list[tuple[_Key, I]]:
+        """Take the first items of a line, as many as fit one batch and at least one."""
+        most, bound = self.settings.max_size, self.settings.max_cost
+        chosen: list[tuple[_Key, I]] = []
+        size = bucket
+        while line and len(chosen) < most:
+            item = line[0][1]
+            if not item.over:
+                grown = max(size, item.cost)
+                if chosen and bound and (len(chosen) + 1) * grown > bound:
+                    break
+                size = grown
+                chosen.append(line[0])
+            heapq.heappop(line)
+            self._count -= 1
+        return chosen
+
+    def _first_bucket(self) -> int | None:
+        """Return the line whose first item goes first, those dropped on the way that nobody waits for."""
+        best: int | None = None
+        for bucket, line in self._lines.items():
+            while line and line[0][1].over:
+                heapq.heappop(line)
+                self._count -= 1
+            if line and (best is None or line[0][0] < self._lines[best][0][0]):
+                best = bucket
+        return best
+
+    def _bucket(self, cost: int) -> int:
+        """Return what an item is padded to; 0 where no bucket holds it."""
+        at = bisect_left(self.settings.buckets, cost)
+        return self.settings.buckets[at] if at < len(self.settings.buckets) else 0

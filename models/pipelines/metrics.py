@@ -1,0 +1,54 @@
+"""The stages of pipelines as Prometheus families, read at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from models.pipelines.replica import PipelineReplica
+from models.pipelines.stage import SIZES, StageCounters
+
+_LABELS = ("variant", "stage")
+_COUNTERS = {
+    "busy_s": ("busy_seconds", "Time that its workers computed, all together."),
+    "waited_s": ("wait_seconds", "Time that its inputs waited, all together."),
+    "items": ("inputs", "Inputs computed."),
+    "cost": ("tokens", "Size of the inputs computed, in tokens where they have some."),
+    "padded": ("padded_tokens", "The same with the padding of their batches."),
+    "failed": ("failed_inputs", "Inputs that failed."),
+    "isolated": ("isolated_requests", "Requests that failed alone, without the batch that they came in."),
+    "late": ("late_inputs", "Inputs dropped since their deadline had passed."),
+}
+
+
+def stage_metrics(replicas: Iterable[PipelineReplica]) -> Iterator[Metric]:
+    """Describe every stage of every pipeline that is loaded."""
+    queue = GaugeMetricFamily("overspill_stage_queue_inputs", "Inputs that wait at a stage.", labels=_LABELS)
+    busy = GaugeMetricFamily("overspill_stage_busy_workers", "Workers that compute a batch now.", labels=_LABELS)
+    workers = GaugeMetricFamily("overspill_stage_workers", "Workers of a stage.", labels=_LABELS)
+    sizes = HistogramMetricFamily("overspill_stage_batch_inputs", "Inputs of a batch.", labels=_LABELS)
+    counters = {
+        field: CounterMetricFamily(f"overspill_stage_{name}", text, labels=_LABELS)
+        for field, (name, text) in _COUNTERS.items()
+    }
+    for replica in replicas:
+        for stage in replica.stages:
+            labels = [replica.info.variant, stage.plan.name]
+            queue.add_metric(labels, stage.waiting)
+            busy.add_metric(labels, stage.busy)
+            workers.add_metric(labels, stage.plan.workers)
+            sizes.add_metric(labels, _buckets(stage.counters), sum_value=stage.counters.items)
+            for field, family in counters.items():
+                family.add_metric(labels, float(getattr(stage.counters, field)))
+    yield from (queue, busy, workers, sizes)
+    yield from counters.values()
+
+
+def _buckets(counters: StageCounters) -> list[tuple[str, float]]:
+    found, total = [], 0
+    for most, count in zip((*map(float, SIZES), float("inf")), counters.sizes, strict=True):
+        total += count
+        found.append(("+Inf" if most == float("inf") else str(most), float(total)))
+    return found

@@ -1,0 +1,124 @@
+"""A stage's function in a process of its own: what crashes or leaks there takes nothing else along.
+
+The process is begun anew after its end. A batch on which it ended counts as failed like any other, so it is halved
+until the input is found that ends processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from models.pipelines.stage import Opens, Work
+from router.base.errors import ConfigError, OverspillError, RequestFailed, in_words
+
+_JOIN_S = 5.0
+_OPENED = "opened"
+
+
+class ProcessWork:
+    """A function of a batch in a child process; called by one thread at a time.
+
+    Args:
+        open: a picklable maker of the function; runs in the child.
+    """
+
+    def __init__(self, name: str, open: Opens) -> None:  # noqa: A002 - the stage's own word
+        self._name = name
+        self._open = open
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._pipe: Connection | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the child, None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Begin the child, and wait until its function is made.
+
+        Raises:
+            OverspillError: it cannot be made; says why.
+        """
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        self._pipe = ours
+        self._process = context.Process(target=_serve, args=(theirs, self._open), name=self._name, daemon=True)
+        self._process.start()
+        theirs.close()
+        told = self._received()
+        if told != _OPENED:
+            self.close()
+            raise told if isinstance(told, OverspillError) else ConfigError(f"{self._name}: {in_words(told)}")
+
+    def __call__(self, batch: list[Any]) -> Sequence[Any]:
+        if self._process is None:
+            self.start()
+        pipe = self._pipe
+        if pipe is None:
+            raise RequestFailed(f"{self._name}: its process is gone")
+        pipe.send_bytes(pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL))
+        results = self._received()
+        if isinstance(results, BaseException):
+            raise results
+        return results  # type: ignore[no-any-return]
+
+    def _received(self) -> Any:
+        pipe = self._pipe
+        try:
+            return pickle.loads(pipe.recv_bytes()) if pipe is not None else None  # noqa: S301 - our own child's
+        except (EOFError, OSError):
+            process = self._process
+            if process is not None:
+                process.join(_JOIN_S)
+            code = None if process is None else process.exitcode
+            self.close()
+            return RuntimeError(f"the process of {self._name} ended with code {code}")
+
+    def close(self) -> None:
+        """End the child: it is asked to, and killed if it does not."""
+        process, self._process = self._process, None
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            pipe.close()
+        if process is not None:
+            process.join(_JOIN_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+
+
+def _serve(pipe: Connection, open: Opens) -> None:  # noqa: A002
+    """Make the function, and call it for every batch until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's: it ends its children in order
+    work: Work
+    try:
+        work = open()
+    except BaseException as error:  # noqa: BLE001 - told to the parent, which knows what it means
+        _send(pipe, error)
+        os._exit(1)
+    _send(pipe, _OPENED)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            batch = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our own parent's
+            try:
+                results: Any = list(work(batch))
+            except Exception as error:  # noqa: BLE001 - the batch's failure, for the parent to divide
+                results = error
+            _send(pipe, results)
+
+
+def _send(pipe: Connection, value: Any) -> None:
+    try:
+        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        pickle.loads(data)  # noqa: S301 - what cannot be read back is told in words
+    except Exception:  # noqa: BLE001 - an exception of any library
+        data = pickle.dumps(RuntimeError(in_words(value) if isinstance(value, BaseException) else repr(type(value))))
+    pipe.send_bytes(data)

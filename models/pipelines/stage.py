@@ -1,0 +1,244 @@
+"""One stage of a pipeline: its queue, its own workers, its figures.
+
+A stage is a function of a batch. Its workers are threads that take batches out of its queue and hand the results on by
+themselves, so that neither a slow stage behind it nor a busy event loop keeps one waiting. A worker of a `processes`
+pool is such a thread too, which waits for a process of its own (`process.py`).
+
+A batch that fails is halved until the input is alone that it fails on: only who sent that is told.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import structlog
+
+from models.pipelines.batching import Batch, BatchSettings, Waiting
+from models.pipelines.ticket import Item, Outcomes, Ticket
+from router.base.errors import DeadlineLost, OverspillError, RequestFailed, in_words
+
+log = structlog.get_logger("models.pipelines")
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Upper bounds of the classes in which the sizes of batches are counted."""
+
+ALONE = BatchSettings()
+"""Each input by itself."""
+
+Work = Callable[[list[Any]], Sequence[Any]]
+"""A function of a batch: one result for each value, in order. A result that is an exception is that value's own."""
+
+
+class Opens(Protocol):
+    """Makes a stage's function for one worker; called in the worker's thread, and loads what the function needs."""
+
+    def __call__(self) -> Work: ...
+
+
+def cost_of_one(value: Any) -> int:  # noqa: ARG001 - the cost of any value
+    """Every item costs the same."""
+    return 1
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """A stage before it runs.
+
+    Attributes:
+        open: makes its function, once for each worker.
+        workers: batches computed at once: the instances of a model.
+        cost: size of a value at this stage, in the unit of the buckets.
+    """
+
+    name: str
+    open: Opens
+    workers: int = 1
+    batching: BatchSettings = ALONE
+    cost: Callable[[Any], int] = cost_of_one
+    pool: Literal["threads", "processes"] = "threads"
+
+
+@dataclass(slots=True)
+class StageCounters:
+    """What a stage did since it was made; written by its workers, under its lock.
+
+    Attributes:
+        sizes: batches by size, in the classes of `SIZES` and one beyond.
+        busy_s: time that its workers computed, all together; waited_s: that its items waited.
+        padded, cost: what was computed, and the part of it that was no padding.
+        isolated: requests that failed alone, after the batch that they came in.
+        late: items dropped since their deadline had passed.
+    """
+
+    batches: int = 0
+    items: int = 0
+    busy_s: float = 0.0
+    waited_s: float = 0.0
+    cost: int = 0
+    padded: int = 0
+    failed: int = 0
+    isolated: int = 0
+    late: int = 0
+    sizes: list[int] = field(default_factory=lambda: [0] * (len(SIZES) + 1))
+
+    def ran(self, batch: Batch[Item], took_s: float, now_s: float) -> None:
+        size = len(batch.items)
+        self.batches += 1
+        self.items += size
+        self.busy_s += took_s
+        self.waited_s += sum(now_s - took_s - item.arrived_s for item in batch.items)
+        self.cost += sum(item.cost for item in batch.items)
+        self.padded += batch.cost
+        self.sizes[next((index for index, most in enumerate(SIZES) if size <= most), len(SIZES))] += 1
+
+
+class Owner(Protocol):
+    """The pipeline of a stage, as the stage's workers see it."""
+
+    def came(self, stage: int, outcomes: Outcomes) -> None:
+        """Take what came of items at a stage."""
+        ...
+
+    def broke(self, why: str) -> None:
+        """The function failed again and again, whatever it got."""
+        ...
+
+
+_FAILURES_BEFORE_BROKEN = 3
+
+
+class Stage:
+    """A stage that runs, from `start` to `stop`.
+
+    Args:
+        index: which of its pipeline's stages it is.
+        now_s: the time, on the pipeline's clock.
+    """
+
+    def __init__(self, plan: StagePlan, index: int, owner: Owner, now_s: Callable[[], float]) -> None:
+        self.plan = plan
+        self.counters = StageCounters()
+        self.busy = 0
+        self._index = index
+        self._owner = owner
+        self._now_s = now_s
+        self._waiting: Waiting[Item] = Waiting(plan.batching)
+        self._news = threading.Condition()
+        self._ending = False
+        self._failures = 0
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def waiting(self) -> int:
+        """Items in its queue."""
+        return len(self._waiting)
+
+    def start(self, works: Sequence[Work], name: str) -> None:
+        """Begin to work, one thread for each function."""
+        self._ending = False
+        for number, work in enumerate(works):
+            title = f"{name}-{self.plan.name}-{number}"
+            thread = threading.Thread(target=self._serve, args=(work,), name=title, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> list[Item]:
+        """End the workers after the batches that they compute; returns the items that still waited. Blocks."""
+        with self._news:
+            self._ending = True
+            left = self._waiting.clear()
+            self._news.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        self._threads.clear()
+        return left
+
+    def put(self, items: Sequence[Item]) -> None:
+        """Queue items."""
+        with self._news:
+            for item in items:
+                self._waiting.add(item)
+            self._news.notify(min(len(items), self.plan.workers))
+
+    def _serve(self, work: Work) -> None:
+        while (batch := self._next()) is not None:
+            outcomes = self._timed(batch, work)
+            with self._news:
+                self.busy -= 1
+            self._owner.came(self._index, outcomes)
+            if self._failures >= _FAILURES_BEFORE_BROKEN:
+                self._failures = 0
+                self._owner.broke(f"stage {self.plan.name} failed {_FAILURES_BEFORE_BROKEN} times in a row")
+
+    def _next(self) -> Batch[Item] | None:
+        with self._news:
+            while not self._ending:
+                found = self._waiting.take(self._now_s())
+                if isinstance(found, Batch):
+                    self.busy += 1
+                    if len(self._waiting):
+                        self._news.notify()  # what is left is another idle worker's
+                    return found
+                self._news.wait(None if found == math.inf else found)
+            return None
+
+    def _timed(self, batch: Batch[Item], work: Work) -> Outcomes:
+        """Compute a batch, without those whose time is over."""
+        now_s = self._now_s()
+        late = [item for item in batch.items if item.due_s <= now_s]
+        if late:
+            batch = Batch(tuple(item for item in batch.items if item.due_s > now_s), batch.size)
+        outcomes: list[tuple[Item, Any]] = [(item, _too_late(item, self.plan.name)) for item in late]
+        if batch.items:
+            began_s = time.perf_counter()
+            failed: set[Ticket] = set()
+            outcomes += self._computed(batch.items, work, failed)
+            took_s = time.perf_counter() - began_s
+            with self._news:
+                self.counters.ran(batch, took_s, self._now_s())
+                self.counters.isolated += len(failed) if len(batch.items) > 1 else 0
+                self._waiting.pace.took(batch.cost, took_s)
+        with self._news:
+            self.counters.late += len(late)
+            self.counters.failed += sum(isinstance(result, BaseException) for _, result in outcomes)
+        return outcomes
+
+    def _computed(self, items: tuple[Item, ...], work: Work, failed: set[Ticket]) -> list[tuple[Item, Any]]:
+        """Compute items, in halves where they fail together; of a request that has failed no further one is tried."""
+        items = tuple(item for item in items if item.ticket not in failed)
+        if not items:
+            return []
+        try:
+            results = list(work([item.value for item in items]))
+            if len(results) != len(items):
+                raise RequestFailed(  # noqa: TRY301 - it is the function's failure like any other
+                    f"stage {self.plan.name} returned {len(results)} results for {len(items)} inputs"
+                )
+        except Exception as error:  # noqa: BLE001 - whatever the function raises, and whoever wrote it
+            if len(items) > 1:
+                half = len(items) // 2
+                return [*self._computed(items[:half], work, failed), *self._computed(items[half:], work, failed)]
+            failed.add(items[0].ticket)
+            if not isinstance(error, OverspillError):
+                self._failures += 1
+                log.warning("input failed", stage=self.plan.name, error=in_words(error))
+            return [(items[0], _own(error, self.plan.name))]
+        self._failures = 0
+        return [(item, _own(result, self.plan.name)) for item, result in zip(items, results, strict=True)]
+
+
+def _own(result: Any, stage: str) -> Any:
+    """Return a result; an exception as an error of the tree."""
+    if not isinstance(result, BaseException) or isinstance(result, OverspillError):
+        return result
+    return RequestFailed(f"an input fails in stage {stage}: {type(result).__name__}: {in_words(result)}")
+
+
+def _too_late(item: Item, stage: str) -> DeadlineLost:
+    return DeadlineLost(f"the deadline passed before input {item.rank} reached stage {stage}", retry_after_s=1.0)

@@ -1,0 +1,63 @@
+"""What models do besides generating text: calls whose answer is one value, computed in one go and kept by nobody.
+
+To the router such a call is a prompt whose answer is a single token: what its inputs cost is the prefill, its first
+token is its last one, and a replica that breaks is followed by another that begins anew.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Task(enum.Enum):
+    """What is asked of a model; the value is its name in messages and in lists of models."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+
+
+GENERATES: frozenset[Task] = frozenset({Task.GENERATE})
+"""What a replica does that says nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedCall:
+    """Texts to be turned into vectors.
+
+    Attributes:
+        inputs: each a text, or token ids as the model's tokenizer writes them, its special tokens included.
+        dimensions: length of the vectors, cut from the model's own and normalised again; None leaves them whole.
+    """
+
+    inputs: tuple[str | tuple[int, ...], ...]
+    dimensions: int | None = None
+
+    @property
+    def task(self) -> Task:
+        return Task.EMBED
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """One vector of unit length for each input, in order.
+
+    Attributes:
+        data: float32, little-endian, one vector after the other.
+        dimensions: of each.
+    """
+
+    data: bytes
+    dimensions: int
+
+    def __len__(self) -> int:
+        return len(self.data) // (4 * self.dimensions)
+
+    def row(self, index: int) -> bytes:
+        """Return one vector's bytes."""
+        size = 4 * self.dimensions
+        return self.data[index * size : (index + 1) * size]
+
+
+Call = EmbedCall
+Output = Embeddings

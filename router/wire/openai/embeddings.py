@@ -1,0 +1,139 @@
+"""/v1/embeddings: requests into calls, vectors into replies.
+
+An input is a text or a list of token ids, and a request holds one or a list of them. Vectors go out as numbers, or as
+the base64 of little-endian float32, which client libraries ask for by themselves. Unknown fields are tolerated; known
+ones that would change a vector and are not served are refused by name.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from router.base.errors import InvalidRequest
+from router.values.request import ApiRequest, SamplingParams
+from router.values.task import EmbedCall, Embeddings
+from router.wire.body import decode_json
+from router.wire.names import refuse_fields
+from router.wire.openai.unserved import Rule, only, refuse_unserved
+
+MAX_INPUTS = 2048
+"""Inputs of one request at most, as at OpenAI."""
+
+_ONE_PIECE = SamplingParams(max_tokens=1)
+"""A call's answer counts as one token."""
+
+Encoding = Literal["float", "base64"]
+
+
+class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of /v1/embeddings.
+
+    Attributes:
+        dimensions: length of the vectors: the first elements of whole ones, normalised again.
+        priority: higher is better, as in `x-overspill-priority`.
+    """
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    input: str | list[str | int | list[int]]
+    encoding_format: Encoding | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    user: str | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    # Known, and served only at the value that changes nothing.
+    truncate_prompt_tokens: Any = None
+    add_special_tokens: Any = None
+    normalize: Any = None
+    messages: Any = None
+    embed_dtype: Any = None
+    input_type: Any = None
+
+
+_UNSERVED: tuple[Rule, ...] = (
+    ("truncate_prompt_tokens", only(), "inputs are not cut: a vector of half a text is none of it; send pieces"),
+    ("add_special_tokens", only(True), "texts get their special tokens: send token ids to choose them"),
+    ("normalize", only(True), "vectors have unit length: leave it out"),
+    ("messages", only(), "conversations are not embedded: send `input`"),
+    ("embed_dtype", only("float32"), "vectors are float32: leave it out"),
+    ("input_type", only("document"), "queries and documents are embedded alike: leave it out"),
+)
+_decoder = msgspec.json.Decoder(EmbeddingBody)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """A decoded request, and how its vectors are to be written."""
+
+    request: ApiRequest
+    encoding: Encoding
+
+
+def decode_embeddings(body: bytes) -> EmbeddingRequest:
+    """Decode the body of /v1/embeddings.
+
+    Raises:
+        InvalidRequest: naming the field at fault.
+    """
+    raw = decode_json(_decoder, body)
+    refuse_fields(body, EmbeddingBody.__struct_fields__)
+    refuse_unserved(raw, _UNSERVED)
+    call = EmbedCall(_inputs(raw.input), raw.dimensions)
+    return EmbeddingRequest(
+        ApiRequest(raw.model, call, _ONE_PIECE, priority=raw.priority), raw.encoding_format or "float"
+    )
+
+
+def _inputs(raw: str | list[str | int | list[int]]) -> tuple[str | tuple[int, ...], ...]:
+    if isinstance(raw, str) or (raw and isinstance(raw[0], int)):
+        return (_input(raw, "input"),)
+    if len(raw) > MAX_INPUTS:
+        raise InvalidRequest(
+            f"`input` has {len(raw)} elements, at most {MAX_INPUTS} are taken at once: send several requests",
+            param="input",
+        )
+    if not raw:
+        raise InvalidRequest("`input` is empty: send a text, or a list of them", param="input")
+    return tuple(_input(one, f"input[{index}]") for index, one in enumerate(raw))
+
+
+def _input(raw: object, at: str) -> str | tuple[int, ...]:
+    if not raw and raw != 0:
+        raise InvalidRequest(f"`{at}` is empty: send text, or at least one token id", param=at)
+    if isinstance(raw, str):
+        return raw
+    if not isinstance(raw, list):
+        raise InvalidRequest(f"`{at}`: texts and lists of token ids, not a number among them", param=at)
+    for index, token_id in enumerate(raw):
+        if not isinstance(token_id, int) or not 0 <= token_id < 2**31:
+            raise InvalidRequest(f"`{at}[{index}]` is no token id", param=f"{at}[{index}]")
+    return tuple(raw)
+
+
+def encode_embeddings(model: str, vectors: Embeddings, encoding: Encoding, prompt_tokens: int) -> bytes:
+    """Return the body of a reply."""
+    rows = (vectors.row(index) for index in range(len(vectors)))
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": base64.b64encode(row).decode() if encoding == "base64" else _numbers(row),
+        }
+        for index, row in enumerate(rows)
+    ]
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+    return orjson.dumps({"object": "list", "data": data, "model": model, "usage": usage})
+
+
+def _numbers(row: bytes) -> list[float]:
+    """Return float32 values; written with as many digits as a double has, they read back to the same bits."""
+    numbers = array("f", row)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()

@@ -1,0 +1,125 @@
+"""Artifacts of encoders, made from a small random BERT: the graph against transformers, recipes, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+from models.catalogue.families import Catalogue, Family, Source, Variant
+from models.encoder.artifact import make_encoder
+from models.encoder.graph import round_blocks, write_encoder
+from models.formats.encoder import read_encoder
+from models.pipelines.embedding import padded
+from models.store.store import ModelStore
+from router.base.errors import ArtifactError
+
+CONFIG = BertConfig(
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=32,
+)
+BATCH = [[3], [5, 6, 7, 8, 9], list(range(20, 50)), [95, 0]]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(3)
+    model = BertModel(CONFIG).eval()
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.add_(0.05 * torch.randn_like(tensor))  # gains and biases that are not 1 and 0
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(source: Path) -> np.ndarray:
+    model = BertModel.from_pretrained(source).eval()
+    with torch.no_grad():
+        rows = [model(torch.tensor([ids])).last_hidden_state[0].mean(dim=0) for ids in BATCH]
+    found: np.ndarray = torch.stack(rows).numpy()
+    return found
+
+
+def pooled(folder: Path, batch: list[list[int]]) -> np.ndarray:
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    ids, mask = padded(batch)
+    found: np.ndarray = session.run(None, {"input_ids": ids, "mask": mask})[0]
+    return found
+
+
+def test_the_float32_graph_equals_transformers(source: Path, expected: np.ndarray, tmp_path: Path) -> None:
+    write_encoder(read_encoder(source), tmp_path, int8=False)
+    assert np.abs(pooled(tmp_path, BATCH) - expected).max() < 1e-5
+
+
+def test_the_8_bit_graph_is_close_and_ignores_company(source: Path, expected: np.ndarray, tmp_path: Path) -> None:
+    write_encoder(read_encoder(source), tmp_path, int8=True)
+    together = pooled(tmp_path, BATCH)
+    cosine = (together * expected).sum(axis=1) / np.linalg.norm(together, axis=1) / np.linalg.norm(expected, axis=1)
+    assert cosine.min() > 0.999
+    for index, ids in enumerate(BATCH):
+        assert np.abs(pooled(tmp_path, [ids])[0] - together[index]).max() < 1e-5
+
+
+def test_blocks_are_rounded_by_their_own_scale() -> None:
+    weight = np.random.default_rng(1).normal(size=(64, 3)).astype(np.float32) * np.array([1, 100, 1e-6], np.float32)
+    values, scales = round_blocks(weight)
+    back = (values.astype(np.float32) - 128) * scales[:, :, None]
+    assert (np.abs(back.reshape(3, 64).T - weight) <= scales.max(axis=1) / 2 * 1.001).all()
+
+
+def store_of(source: Path, root: Path) -> ModelStore:
+    variants = [
+        Variant(name="b-fp32", rung=0, quality=1.0, quality_measured="it is", precision="fp32", format="weights"),
+        Variant(name="b-fp32-onnx", rung=1, quality=1.0, quality_measured="it is", precision="fp32", format="onnx"),
+        Variant(name="b-int8", rung=2, quality=0.9, quality_measured="no", precision="int8", format="onnx"),
+    ]
+    family = Family(
+        name="b",
+        title="B",
+        task="embed",
+        parameters=1000,
+        context_tokens=24,
+        licence="none",
+        sources=(Source(uri=f"dir:{source}"),),
+        variants=tuple(variants),
+    )
+    return ModelStore(root, Catalogue([family]))
+
+
+def test_an_artifact_is_made_once(source: Path, tmp_path: Path) -> None:
+    store, notes = store_of(source, tmp_path), []
+    for name in ("b-fp32-onnx", "b-int8"):
+        folder = make_encoder(store.catalogue.variant(name), store, note=notes.append)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        assert (manifest["dimensions"], manifest["context_tokens"], manifest["precision"]) == (64, 24, name[2:6])
+        store.check_artifact(name)
+        before = (folder / "manifest.json").stat().st_mtime_ns
+        make_encoder(store.catalogue.variant(name), store, note=notes.append)
+        assert (folder / "manifest.json").stat().st_mtime_ns == before
+        assert notes[-1] == f"{name}: already made"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"model_type": "llama"}, "model_type"), ({"hidden_act": "relu"}, "relu"), ({"hidden_size": 0}, "hidden_size")],
+)
+def test_other_architectures_are_refused(source: Path, tmp_path: Path, change: dict[str, object], says: str) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((source / name).read_bytes())
+    config = json.loads((source / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ArtifactError, match=says):
+        read_encoder(tmp_path)

@@ -1,0 +1,306 @@
+"""Pipelines that really run, in threads and processes: order, isolation, deadlines, slow stages, crashes, reloads."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from models.pipelines.batching import BatchSettings
+from models.pipelines.pipeline import Pipeline, PipelinePlan
+from models.pipelines.process import ProcessWork
+from models.pipelines.stage import StagePlan, Work
+from router.base.clock import MonotonicClock
+from router.base.errors import (
+    ConfigError,
+    DeadlineLost,
+    InvalidRequest,
+    OverspillError,
+    ReplicaBroken,
+    RequestFailed,
+    Unavailable,
+)
+from tests.support.waiting import until
+
+BATCHED = BatchSettings(max_size=64)
+
+
+def stage(name: str, work: Work, **more: Any) -> StagePlan:
+    return StagePlan(name, lambda: work, **{"batching": BATCHED, **more})
+
+
+@asynccontextmanager
+async def running(*stages: StagePlan, **more: Any) -> AsyncIterator[Pipeline]:
+    broke: Callable[[str], None] = more.pop("broke", lambda _: None)
+    pipeline = Pipeline(PipelinePlan("test", stages, **more), MonotonicClock(), broke)
+    await pipeline.open()
+    try:
+        yield pipeline
+    finally:
+        await pipeline.close()
+
+
+async def ask(pipeline: Pipeline, *values: Any, priority: int = 0, due_s: float = math.inf) -> list[Any]:
+    return await pipeline.run(values, priority=priority, due_s=due_s, cost=len(values))
+
+
+def doubled(batch: list[int]) -> list[int]:
+    return [2 * value for value in batch]
+
+
+def poisoned(batch: list[int]) -> list[int]:
+    if -1 in batch:
+        raise ValueError("minus one")
+    return doubled(batch)
+
+
+async def test_results_come_in_order_whatever_the_batches() -> None:
+    async with running(stage("one", doubled, batching=BatchSettings(3)), stage("two", doubled, workers=3)) as pipeline:
+        assert await ask(pipeline, *range(50)) == [4 * value for value in range(50)]
+        many = await asyncio.gather(*(ask(pipeline, value, value + 1) for value in range(40)))
+        assert many == [[4 * value, 4 * value + 4] for value in range(40)]
+        assert (pipeline.requests, pipeline.items) == (0, 0)
+
+
+async def test_a_poisoned_input_does_not_fail_its_batch() -> None:
+    gate = threading.Event()
+
+    def work(batch: list[int]) -> list[int]:
+        gate.wait(10)
+        return poisoned(batch)
+
+    async with running(stage("model", work)) as pipeline:
+        first = asyncio.create_task(ask(pipeline, 0))
+        await until(lambda: pipeline.stages[0].busy)
+        asks = [asyncio.create_task(ask(pipeline, -1 if value == 13 else value)) for value in range(32)]
+        await until(lambda: pipeline.stages[0].waiting == 32)
+        gate.set()
+        found = await asyncio.gather(first, *asks, return_exceptions=True)
+        counters = pipeline.stages[0].counters
+    assert [value for value in found if not isinstance(value, BaseException)] == [
+        [0],
+        *([2 * value] for value in range(32) if value != 13),
+    ]
+    poison = found[14]
+    assert isinstance(poison, RequestFailed)
+    assert "minus one" in poison.message
+    assert counters.sizes[SIZE_32] == 1  # they were one batch
+    assert (counters.failed, counters.isolated) == (1, 1)
+
+
+SIZE_32 = 5  # its class in `models.pipelines.stage.SIZES`
+
+
+async def test_a_request_fails_as_a_whole_and_others_do_not() -> None:
+    async with running(stage("model", poisoned)) as pipeline:
+        good, bad = await asyncio.gather(ask(pipeline, 1, 2), ask(pipeline, 3, -1, 4), return_exceptions=True)
+    assert good == [2, 4]
+    assert isinstance(bad, RequestFailed)
+
+
+async def test_an_error_of_the_tree_is_its_senders_own() -> None:
+    def work(batch: list[int]) -> list[Any]:
+        return [InvalidRequest("odd", param="input") if value % 2 else value for value in batch]
+
+    async with running(stage("check", work)) as pipeline:
+        good, bad = await asyncio.gather(ask(pipeline, 2), ask(pipeline, 3), return_exceptions=True)
+    assert good == [2]
+    assert isinstance(bad, InvalidRequest)
+    assert bad.param == "input"
+
+
+async def test_a_wrong_number_of_results_is_an_error() -> None:
+    async with running(stage("model", lambda batch: batch[1:])) as pipeline:
+        with pytest.raises(RequestFailed, match="returned 0 results for 1 inputs"):
+            await ask(pipeline, 1)
+
+
+async def test_a_slow_stage_does_not_hold_up_the_model() -> None:
+    gate = threading.Event()
+
+    def slow(batch: list[int]) -> list[int]:
+        gate.wait(10)
+        return batch
+
+    async with running(stage("model", doubled), stage("post", slow, batching=BatchSettings(1))) as pipeline:
+        asks = [asyncio.create_task(ask(pipeline, value)) for value in range(100)]
+        await until(lambda: pipeline.stages[0].counters.items == 100)  # though none has left the second
+        assert pipeline.stages[1].counters.items == 0
+        assert pipeline.requests == 100
+        gate.set()
+        assert [await one for one in asks] == [[2 * value] for value in range(100)]
+
+
+async def test_what_is_too_late_is_not_computed() -> None:
+    gate = threading.Event()
+    seen: list[int] = []
+
+    def work(batch: list[int]) -> list[int]:
+        gate.wait(10)
+        seen.extend(batch)
+        return batch
+
+    async with running(stage("model", work)) as pipeline:
+        first = asyncio.create_task(ask(pipeline, 1))
+        await until(lambda: pipeline.stages[0].busy)
+        due_s = time.monotonic() + 0.02
+        second, third = asyncio.create_task(ask(pipeline, 2, due_s=due_s)), asyncio.create_task(ask(pipeline, 3))
+        await asyncio.sleep(0.05)
+        gate.set()
+        assert (await first, await third) == ([1], [3])
+        with pytest.raises(DeadlineLost):
+            await second
+        assert pipeline.stages[0].counters.late == 1
+    assert seen == [1, 3]
+
+
+async def test_a_caller_who_leaves_is_not_computed_for() -> None:
+    gate = threading.Event()
+    seen: list[int] = []
+
+    def work(batch: list[int]) -> list[int]:
+        gate.wait(10)
+        seen.extend(batch)
+        return batch
+
+    async with running(stage("model", work)) as pipeline:
+        first, second = asyncio.create_task(ask(pipeline, 1)), None
+        await until(lambda: pipeline.stages[0].busy)
+        second = asyncio.create_task(ask(pipeline, 2))
+        await asyncio.sleep(0.01)
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        gate.set()
+        await first
+        await ask(pipeline, 3)
+    assert seen == [1, 3]
+
+
+async def test_more_than_fits_is_refused_with_a_time_to_come_back() -> None:
+    gate = threading.Event()
+    async with running(stage("model", lambda batch: [gate.wait(10) for _ in batch]), queue_items=3) as pipeline:
+        inside = asyncio.create_task(ask(pipeline, 1, 2))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable) as refused:
+            await ask(pipeline, 3, 4)
+        assert refused.value.retry_after_s > 0
+        gate.set()
+        await inside
+        await ask(pipeline, *range(10))  # alone, it may be as large as it likes
+
+
+async def test_a_stage_that_fails_whatever_it_gets_is_told() -> None:
+    told: list[str] = []
+
+    def work(batch: list[int]) -> list[int]:
+        raise RuntimeError("no device")
+
+    async with running(stage("model", work), broke=told.append) as pipeline:
+        for value in range(3):
+            with pytest.raises(RequestFailed, match="no device"):
+                await ask(pipeline, value)
+        await asyncio.sleep(0.05)
+    assert told == ["stage model failed 3 times in a row"]
+
+
+async def test_one_request_of_many_poisons_breaks_nothing() -> None:
+    told: list[str] = []
+    async with running(stage("model", poisoned), broke=told.append) as pipeline:
+        with pytest.raises(RequestFailed):
+            await ask(pipeline, *[-1] * 50)
+        assert await ask(pipeline, 4) == [8]
+        await asyncio.sleep(0.05)
+    assert told == []
+
+
+async def test_closing_ends_who_is_inside() -> None:
+    gate = threading.Event()
+    async with running(
+        stage("model", lambda batch: [gate.wait(10) for _ in batch]), stage("post", doubled)
+    ) as pipeline:
+        inside = [asyncio.create_task(ask(pipeline, value)) for value in range(5)]
+        await until(lambda: pipeline.stages[0].busy)
+        closing = asyncio.create_task(pipeline.close())
+        await asyncio.sleep(0.05)
+        gate.set()
+        await closing
+        found = await asyncio.gather(*inside, return_exceptions=True)
+    assert all(isinstance(one, ReplicaBroken) for one in found)
+
+
+# ── processes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def open_doubled() -> Work:
+    return doubled
+
+
+def deadly(batch: list[int]) -> list[int]:
+    if -9 in batch:
+        os._exit(9)
+    return poisoned(batch)
+
+
+def open_deadly() -> Work:
+    return deadly
+
+
+def open_failing() -> Work:
+    raise ConfigError("there is no such device", param="device")
+
+
+def pids(batch: list[int]) -> list[int]:
+    return [os.getpid() for _ in batch]
+
+
+def open_pids() -> Work:
+    return pids
+
+
+@pytest.mark.process
+async def test_a_process_pool_computes_elsewhere_and_ends() -> None:
+    plan = StagePlan("model", open_pids, workers=2, batching=BatchSettings(1), pool="processes")
+    async with running(plan) as pipeline:
+        found = set(await ask(pipeline, *range(20)))
+    assert os.getpid() not in found
+    assert 1 <= len(found) <= 2
+    for pid in found:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.process
+async def test_an_input_that_ends_its_process_fails_alone() -> None:
+    async with running(StagePlan("model", open_deadly, batching=BATCHED, pool="processes")) as pipeline:
+        values = [1, 2, -9, 4]
+        found = await asyncio.gather(*(ask(pipeline, value) for value in values), return_exceptions=True)
+        assert [one for one in found if not isinstance(one, BaseException)] == [[2], [4], [8]]
+        assert isinstance(found[2], RequestFailed)
+        assert "ended with code 9" in found[2].message
+        assert await ask(pipeline, 5) == [10]
+
+
+@pytest.mark.process
+async def test_a_function_that_cannot_be_made_says_why() -> None:
+    pipeline = Pipeline(PipelinePlan("test", (StagePlan("model", open_failing, pool="processes"),)), MonotonicClock())
+    with pytest.raises(OverspillError, match="there is no such device"):
+        await pipeline.open()
+
+
+@pytest.mark.process
+def test_an_exception_of_the_child_is_raised_here() -> None:
+    work = ProcessWork("test", partial(open_deadly))
+    try:
+        with pytest.raises(ValueError, match="minus one"):
+            work([-1])
+        assert list(work([3])) == [6]
+    finally:
+        work.close()

@@ -1,0 +1,31 @@
+"""Whole edge agents in a test's own process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+
+from edge_agent.config import EdgeConfig
+from edge_agent.daemon import EdgeAgent
+
+
+@asynccontextmanager
+async def served(config: EdgeConfig) -> AsyncIterator[tuple[EdgeAgent, httpx.AsyncClient]]:
+    """Run an agent until the block ends; give it and a client of its gateway."""
+    agent = EdgeAgent(config)
+    running = asyncio.create_task(agent.run())
+    serving = asyncio.create_task(agent.serving.wait())
+    await asyncio.wait({running, serving}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    serving.cancel()
+    if running.done():
+        running.result()
+    try:
+        limits = httpx.Limits(max_connections=400)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.port}", timeout=60, limits=limits) as client:
+            yield agent, client
+    finally:
+        agent.stop()
+        await asyncio.wait_for(running, 30)
