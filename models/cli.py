@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -185,13 +186,17 @@ def verify(
     catalogue: CatalogueFolder = None,
 ) -> None:
     """Measure an INT8 variant beside float32: perplexity, agreement, speed, memory. Exits with 1 over its budget."""
+    opened = _open(store, catalogue)
+    if opened.catalogue.family_of(variant).task == "embed":
+        _verify_encoder(opened, variant, as_json)
+        return
     from models.measure.verify import VerifyOptions, render  # noqa: PLC0415 — brings torch and onnx
     from models.measure.verify import verify as run  # noqa: PLC0415
 
     options = VerifyOptions(threads, chunks=4 if quick else 0, speed=not quick, memory=not quick)
     console = Console(stderr=as_json)
     with noting(console) as note:
-        found = run(variant, _open(store, catalogue), options=options, note=note)
+        found = run(variant, opened, options=options, note=note)
     if as_json:
         typer.echo(found.to_json())
     else:
@@ -287,6 +292,23 @@ def build(
         f"{engine.runtime} {engine.runtime_version}, INT8 checked in the {engine.int8_checked}[/]",
         soft_wrap=True,
     )
+
+
+def _verify_encoder(store: ModelStore, variant: str, as_json: bool) -> None:
+    from models.encoder.verify import verify_encoder  # noqa: PLC0415 — brings onnx
+
+    found = verify_encoder(store.catalogue.variant(variant), store)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+    else:
+        typer.echo(
+            f"{found.variant}: cosine with float32 {found.mean_cosine:.5f} (least {found.least_cosine:.5f}) over "
+            f"{found.texts} texts; the same nearest text for {found.same_nearest_pct:.1f} %"
+        )
+    for failure in found.failures:
+        typer.echo(f"✗ {failure}", err=True)
+    if found.failures:
+        raise typer.Exit(1)
 
 
 def _write(done: str, run: Callable[[Note], Path]) -> None:

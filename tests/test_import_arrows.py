@@ -43,8 +43,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("models.text", "models.catalogue"),
         ("models.store",),
         ("models.graph",),
-        ("models.encoder", "models.measure", "models.prune", "models.tensorrt"),
-        ("models.int8", "models.progress", "models.show"),
+        ("models.measure", "models.prune", "models.tensorrt"),
+        ("models.encoder", "models.int8", "models.progress", "models.show"),
         ("models.cli",),
     ),
     "cloud_tier": (

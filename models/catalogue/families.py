@@ -114,11 +114,13 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     Attributes:
         family: filled in from the file.
         rung: 0 is the best.
-        quality: perplexity of rung 0 / perplexity of this rung on the test set's text, at most 1.
+        quality: perplexity of rung 0 / perplexity of this rung on the test set's text, at most 1; of an encoder the
+            mean cosine with rung 0.
         quality_measured: what was measured, where and when.
         layers: layers kept by a depth-pruned rung, None for all.
         format: `weights` (the family's source, for the engine) or `onnx` (an artifact, for an edge runtime).
         derived_from: the variant it is made of; None for one made of the source.
+        min_cosine: of an encoder: what `verify` asks of the mean cosine with float32.
         rotation_seed: of an int8 variant, the rotation that was chosen on the selection set; None takes the first that
             keeps what float32 says.
     """
@@ -134,6 +136,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     runtimes: tuple[Literal["torch", "onnxruntime", "tensorrt"], ...] = ()
     derived_from: str | None = None
     rotation_seed: int | None = None
+    min_cosine: float | None = None
     budget: Budget | None = None
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ def test_built_in_families_are_sound() -> None:
         assert all(first.files.values()) if first.files else first.sha256, "the preferred source is pinned"
         for variant in family.variants:
             assert variant.name.startswith(family.name)
-            assert variant.precision == "fp32" or variant.budget is not None
+            assert variant.precision == "fp32" or variant.budget or variant.min_cosine
             assert catalogue.variant(variant.name) == variant
             assert catalogue.family_of(variant.name) == family
 
@@ -118,7 +118,9 @@ def test_two_families_cannot_claim_one_variant(tmp_path: Path) -> None:
 
 def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
     catalogue = load_catalogue(write(tmp_path, TOY))
-    with pytest.raises(ModelNotFound, match="known families: all-minilm-l6-v2, smollm2-135m, toy; a path needs a slash") as caught:
+    with pytest.raises(
+        ModelNotFound, match="known families: all-minilm-l6-v2, smollm2-135m, toy; a path needs a slash"
+    ) as caught:
         catalogue.family("tiny")
     assert caught.value.param == "model"
     with pytest.raises(ModelNotFound, match="`toy-int8` is a variant of `toy`"):
