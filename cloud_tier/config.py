@@ -1,8 +1,8 @@
 """The cloud tier's configuration.
 
-Its tables: `[server]`, `[grpc]`, `[cors]`, `[[models]]`, `[[backends]]`, `[router]`, `[scaling]`, `[jobs]`,
-`[decisions]`, `[telemetry]`, `[auth]`, `[limits]`. `examples/cloud.toml` documents every key. Environment variables lie
-over the file (`OVERSPILL_CLOUD__SERVER__PORT=8701`), flags over both.
+Its tables: `[server]`, `[tls]`, `[grpc]`, `[cors]`, `[[models]]`, `[[backends]]`, `[router]`, `[scaling]`, `[jobs]`,
+`[decisions]`, `[telemetry]`, `[auth]`, `[tenants]`, `[limits]`. `examples/cloud.toml` documents every key. Environment
+variables lie over the file (`OVERSPILL_CLOUD__SERVER__PORT=8701`), flags over both.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from router.base.loopback import is_loopback
 from router.decisions.settings import DecisionFileSettings
 from router.gateway.grpc.settings import GrpcSettings
 from router.gateway.http.settings import CorsSettings
+from router.gateway.tls.settings import TlsSettings
 from router.jobs.settings import JobsSettings
 from router.policy.registry import load_policy
 from router.tenants.keys_file import clear_key
@@ -175,6 +176,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Everything `overspill cloud serve` can be told."""
 
     server: ServerConfig = ServerConfig()
+    tls: TlsSettings = TlsSettings()
     grpc: GrpcSettings = GrpcSettings()
     cors: CorsSettings = CorsSettings()
     models: tuple[ModelConfig, ...] = ()

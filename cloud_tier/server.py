@@ -45,6 +45,7 @@ from router.gateway.connection import ConnectionLimits
 from router.gateway.grpc.listener import GrpcListener
 from router.gateway.jobs.calls import Calls
 from router.gateway.listener import Listener, allow_open_files, bind
+from router.gateway.tls.certificates import ServerCertificates
 from router.jobs.jobs import open_jobs
 from router.tenants.tenancy import open_tenancy
 from router.tracing.otlp import open_traces
@@ -83,7 +84,7 @@ class CloudTier:
 
         Raises:
             ArtifactError: a tokenizer or chat template is damaged.
-            ConfigError: `[telemetry]` needs a library that is missing.
+            ConfigError: `[telemetry]` needs a library that is missing; `[tls]` names files that are none.
         """
         self._config = plan.config
         self._clock = clock or MonotonicClock()
@@ -139,8 +140,10 @@ class CloudTier:
         watch_scaling(self.scale, self._telemetry)
         self.app = self._gateway(plan, encoders)
         server = plan.config.server
-        self._grpc = GrpcListener(self.app, plan.config.grpc, (server.host, server.port), _limits(plan.config.limits))
-        self._listener = Listener(self.app, _connection_limits(plan.config.limits), self._telemetry.registry)
+        tls = ServerCertificates(plan.config.tls) if plan.config.tls.enabled else None
+        address, limits = (server.host, server.port), _limits(plan.config.limits)
+        self._grpc = GrpcListener(self.app, plan.config.grpc, address, limits, tls=tls)
+        self._listener = Listener(self.app, _connection_limits(plan.config.limits), self._telemetry.registry, tls)
 
     @property
     def phase(self) -> Phase:

@@ -21,6 +21,7 @@ from router.base.loopback import is_loopback
 from router.decisions.settings import DecisionFileSettings
 from router.gateway.grpc.settings import GrpcSettings
 from router.gateway.http.settings import CorsSettings
+from router.gateway.tls.settings import TlsSettings
 from router.jobs.settings import JobsSettings
 from router.policy.registry import load_policy
 from router.tenants.keys_file import clear_key
@@ -167,6 +168,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     agent: AgentSettings = AgentSettings()
     gateway: GatewaySettings = GatewaySettings()
+    tls: TlsSettings = TlsSettings()
     grpc: GrpcSettings = GrpcSettings()
     cors: CorsSettings = CorsSettings()
     models: LocalModels = LocalModels()

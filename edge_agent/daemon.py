@@ -48,6 +48,7 @@ from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.grpc.listener import GrpcListener
 from router.gateway.jobs.calls import Calls
 from router.gateway.listener import Listener, allow_open_files, bind
+from router.gateway.tls.certificates import ServerCertificates
 from router.jobs.jobs import open_jobs
 from router.signals.link import Link, LinkPrior
 from router.tenants.tenancy import open_tenancy
@@ -116,6 +117,7 @@ class EdgeAgent:
         )
         self._condition_news = asyncio.Event()
         self._was_broken = False
+        self._tls: ServerCertificates | None = None
         self._prompts = PromptCounters(self.infos)
 
     @property
@@ -137,6 +139,7 @@ class EdgeAgent:
         limit_arenas(_MALLOC_ARENAS)
         log.info("profile", name=self.profile.name, why=self.match.reason)
         allow_open_files(_CONNECTIONS)
+        self._tls = ServerCertificates(self.config.tls) if self.config.tls.enabled else None
         bound = bind(self.config.gateway.host, self.config.gateway.port, "gateway")
         self.port = bound.getsockname()[1]
         async with contextlib.AsyncExitStack() as stack:
@@ -149,7 +152,7 @@ class EdgeAgent:
                 self.serving.set()
                 log.info(
                     "serving",
-                    url=f"http://{_shown(self.config.gateway.host)}:{self.port}",
+                    url=f"http{'s' if self._tls else ''}://{_shown(self.config.gateway.host)}:{self.port}",
                     models=[replica.info.variant for replica in self.lineup.replicas if not replica.problem],
                     broken=[replica.info.variant for replica in self.lineup.replicas if replica.problem] or None,
                     upstream=self.config.upstream.url or None,
@@ -174,8 +177,8 @@ class EdgeAgent:
             await stack.enter_async_context(self.jobs)
         deps, gateway = self._gateway_deps(), self.config.gateway
         app = create_app(deps)
-        self._listener = Listener(app, _CONNECTIONS, self.telemetry.registry)
-        self._grpc = GrpcListener(app, self.config.grpc, (gateway.host, gateway.port), deps.limits)
+        self._listener = Listener(app, _CONNECTIONS, self.telemetry.registry, self._tls)
+        self._grpc = GrpcListener(app, self.config.grpc, (gateway.host, gateway.port), deps.limits, tls=self._tls)
         listening = await stack.enter_async_context(self._listener.running(bound))
         await stack.enter_async_context(self._grpc.running())
         listening.add_done_callback(lambda _: self.stop())  # one that dies ends the agent, which is started again

@@ -29,6 +29,8 @@ PAGE_ALLOWED = "overspill.page_allowed"
 """Of a scope: an operator lets pages of the origin that it names read answers (`router.gateway.http.cors`)."""
 HEADERS = "overspill.headers"
 """Of a scope: its headers as `wire.headers.lower_case` reads them."""
+CERTIFICATE = "overspill.certificate"
+"""Of a scope: the digest of the client certificate that this tier's own TLS has verified; absent without one."""
 ADMITTED = "overspill.admitted"
 """Of a scope of `router.gateway.listener`: called when a request was let in; its connection has proved itself then."""
 
@@ -83,10 +85,13 @@ class Authentication:
             _require_this_host(scope, headers)
             return self._tenancy.directory.nobody
         client = scope.get("client")
-        return identify(self._tenancy, headers, None if client is None else client[0])
+        peer = None if client is None else client[0]
+        return identify(self._tenancy, headers, peer, certificate=scope.get(CERTIFICATE))
 
 
-def identify(tenancy: Tenancy, headers: Mapping[str, str], peer: str | None) -> Caller:
+def identify(
+    tenancy: Tenancy, headers: Mapping[str, str], peer: str | None, *, certificate: str | None = None
+) -> Caller:
     """Return whom the credentials of a request let in, over whatever protocol it came, where keys are needed.
 
     A key goes before a certificate: devices of one proxy may still be told apart by their tokens.
@@ -94,6 +99,7 @@ def identify(tenancy: Tenancy, headers: Mapping[str, str], peer: str | None) -> 
     Args:
         headers: lower-case names; over gRPC, the metadata.
         peer: the address that the connection came from; None through a Unix socket.
+        certificate: the digest of the one that the connection itself has shown.
 
     Raises:
         Unauthenticated: there are none, or none that is known.
@@ -105,6 +111,8 @@ def identify(tenancy: Tenancy, headers: Mapping[str, str], peer: str | None) -> 
             raise Unauthenticated("this API key is not known here", param="authorization")
         return found
     found = tenancy.by_certificate(headers, peer)
+    if found is None and certificate is not None:
+        found = tenancy.directory.by_certificate(certificate)
     if found is None:
         raise Unauthenticated("an API key is required: send `authorization: Bearer <key>`", param="authorization")
     return found

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from router.gateway.auth import ADMITTED
+from router.gateway.auth import ADMITTED, CERTIFICATE
 from router.gateway.connection_table import ConnectionTable
 from router.gateway.endpoint import CONNECTION
 
@@ -123,9 +123,12 @@ class _LingeringTransport:
         if self.is_closing():
             return
         self.lingers = True
-        self._transport.write_eof()
+        half_closes = self._transport.can_write_eof()  # TLS does not: its peer knows from `connection: close`
+        if half_closes:
+            self._transport.write_eof()
         self._transport.resume_reading()
-        asyncio.get_running_loop().call_later(_LINGER_S, self._transport.abort)
+        close = self._transport.abort if half_closes else self._transport.close
+        asyncio.get_running_loop().call_later(_LINGER_S, close)
 
     def discard(self, data: bytes) -> None:
         """Drop what still comes; whoever sends for ever is cut off."""
@@ -145,8 +148,10 @@ class GuardedProtocol(HttpToolsProtocol):
         server_state: ServerState,
         app_state: dict[str, object],
         _loop: asyncio.AbstractEventLoop | None = None,
+        certificate: str = "",
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._certificate = certificate
         self.timeout_keep_alive = config.limits.keep_alive_s  # type: ignore[assignment]  # a float does
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = self._piece_bytes = 0
@@ -255,6 +260,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._take_absolute_target()
         self.scope[ADMITTED] = self._admitted  # type: ignore[literal-required]
         self.scope[CONNECTION] = self  # type: ignore[literal-required]
+        if self._certificate:
+            self.scope[CERTIFICATE] = self._certificate  # type: ignore[literal-required]
         self.config.table.busy(self)
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":

@@ -19,8 +19,11 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from router.base.errors import ConfigError
-from router.gateway.connection import ConnectionLimits, ServerSettings
+from router.base.timers import end
+from router.gateway.connection import ConnectionLimits, GuardedProtocol, ServerSettings
 from router.gateway.metrics import ConnectionMetrics
+from router.gateway.tls.accept import TlsAcceptor
+from router.gateway.tls.certificates import ServerCertificates
 
 log = structlog.get_logger("router.gateway")
 
@@ -76,13 +79,21 @@ def allow_open_files(limits: ConnectionLimits) -> None:
 class Listener(uvicorn.Server):
     """Serves one application on a bound socket while `running`; its owner handles the signals."""
 
-    def __init__(self, app: ASGIApp, limits: ConnectionLimits, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: ConnectionLimits,
+        registry: CollectorRegistry | None = None,
+        tls: ServerCertificates | None = None,
+    ) -> None:
         """Prepare; `running` serves.
 
         Args:
             registry: where to tell of the connections.
+            tls: what to serve TLS with; without, the socket speaks plainly.
         """
         self._settings = ServerSettings(app, _within_open_files(limits), backlog=_BACKLOG, close_s=_CLOSE_S)
+        self._tls = tls
         super().__init__(self._settings)
         if registry is not None:
             registry.register(ConnectionMetrics(self._settings.table))
@@ -107,7 +118,8 @@ class Listener(uvicorn.Server):
         Raises:
             Exception: what ended the listener: instead of entering the block, or at its end.
         """
-        task = asyncio.create_task(self.serve(sockets=[bound]), name="gateway")
+        task = asyncio.create_task(self.serve(sockets=[bound] if self._tls is None else []), name="gateway")
+        securing = [] if self._tls is None else self._secure(self._tls, bound)
         try:
             while not self.started and not task.done():  # noqa: ASYNC110 - uvicorn announces nothing
                 await asyncio.sleep(_LOOK_S)
@@ -116,8 +128,22 @@ class Listener(uvicorn.Server):
             yield task
         finally:
             self.should_exit = True
+            await end(*securing)
             await asyncio.wait({task})
         task.result()
+
+    def _secure(self, tls: ServerCertificates, bound: socket.socket) -> list[asyncio.Task[None]]:
+        """Accept TLS on `bound`, and follow the files of its certificate."""
+
+        def protocol(certificate: str) -> GuardedProtocol:
+            return GuardedProtocol(self._settings, self.server_state, {}, certificate=certificate)
+
+        handshake_s = self._settings.limits.header_timeout_s
+        acceptor = TlsAcceptor(self._settings.table, tls, handshake_s, protocol)
+        return [
+            asyncio.create_task(acceptor.run(bound, _BACKLOG), name="tls"),
+            asyncio.create_task(tls.watch(), name="certificates"),
+        ]
 
 
 def _within_open_files(limits: ConnectionLimits) -> ConnectionLimits:

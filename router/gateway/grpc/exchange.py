@@ -6,6 +6,8 @@ So intake, promises, authentication, limits, errors and metrics are the very sam
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import ssl
 import urllib.parse
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ import grpc
 from starlette.types import ASGIApp, Message, Scope
 
 from router.base.loopback import is_loopback
+from router.gateway.auth import CERTIFICATE
 from router.wire.headers import DEADLINE
 
 _MOST_DEADLINE_S = 7 * 24 * 3600.0
@@ -117,6 +120,8 @@ class Exchange:
             "client": _client(context, headers),
             "server": None,
         }
+        if certificate := _certificate(context):
+            scope[CERTIFICATE] = certificate
         found, pieces, sent = Answered(), [], False
 
         async def receive() -> Message:
@@ -172,6 +177,12 @@ def _is_number(text: str) -> bool:
 def _is_sooner(text: str, than_ms: float) -> bool:
     """Whether a deadline of the metadata is sooner; one that is no number is left to be refused."""
     return not _is_number(text) or float(text) <= than_ms
+
+
+def _certificate(context: grpc.aio.ServicerContext) -> str:
+    """Return the digest of the client's certificate, which the handshake has verified; empty where it sent none."""
+    shown = context.auth_context().get("x509_pem_cert")
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(shown[0].decode())).hexdigest() if shown else ""
 
 
 def _client(context: grpc.aio.ServicerContext, headers: list[tuple[bytes, bytes]]) -> tuple[str, int] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from starlette.types import ASGIApp
@@ -13,6 +13,7 @@ from router.base.errors import ConfigError
 from router.base.extras import install
 from router.gateway.deps import GatewayLimits
 from router.gateway.grpc.settings import GrpcSettings
+from router.gateway.tls.certificates import PemFiles, ServerCertificates
 
 if TYPE_CHECKING:
     from router.gateway.grpc.servicer import Servicer
@@ -31,12 +32,22 @@ class GrpcListener:
         port: that it listens on, once it runs.
     """
 
-    def __init__(self, app: ASGIApp, settings: GrpcSettings, address: tuple[str, int], limits: GatewayLimits) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: GrpcSettings,
+        address: tuple[str, int],
+        limits: GatewayLimits,
+        *,
+        tls: ServerCertificates | None = None,
+    ) -> None:
         """Prepare; `running` serves.
 
         Args:
             address: host and port of the HTTP gateway, as configured.
+            tls: what to serve TLS with; without, the port speaks plainly.
         """
+        self._tls = tls
         self._app = app
         self._enabled = settings.enabled
         self._host = address[0]
@@ -79,9 +90,10 @@ class GrpcListener:
         server.add_generic_rpc_handlers((self._servicer.handler(),))
         host = f"[{self._host.strip('[]')}]" if ":" in self._host else self._host
         try:
-            self.port = server.add_insecure_port(f"{host}:{self.port}")
-        except RuntimeError as error:
             where = f"{host}:{self.port}"
+            secured = None if self._tls is None else _credentials(self._tls)
+            self.port = server.add_insecure_port(where) if secured is None else server.add_secure_port(where, secured)
+        except RuntimeError as error:
             remedy = "choose another grpc.port, or stop what has it"
             raise ConfigError(f"cannot listen on {where} for gRPC: {remedy}", param="grpc.port") from error
         await server.start()
@@ -90,3 +102,22 @@ class GrpcListener:
             yield
         finally:
             await server.stop(_CLOSE_S)
+
+
+def _credentials(tls: ServerCertificates) -> Any:
+    """Return credentials that follow the files: grpcio asks at each connection whether there are others."""
+    import grpc  # noqa: PLC0415 - an extra, and at hand where this is called
+
+    def configuration(files: PemFiles) -> Any:
+        return grpc.ssl_server_certificate_configuration([(files.key, files.certificate)], files.authorities)
+
+    served = tls.files
+
+    def renewed() -> Any:
+        nonlocal served
+        if tls.files is served:
+            return None
+        served = tls.files
+        return configuration(served)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(served), renewed, tls.wants_client_certificates)

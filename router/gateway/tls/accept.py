@@ -1,0 +1,111 @@
+"""Accepting TLS: every connection has its place in the table, and a bound on its time, from before its handshake.
+
+The event loop's own TLS server would show a connection only after its handshake: strangers who never end theirs would
+hold as many as the system allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+from collections.abc import Callable
+
+import structlog
+
+from router.base.timers import end
+from router.gateway.connection_table import ConnectionTable, Peer
+from router.gateway.tls.certificates import ServerCertificates
+
+log = structlog.get_logger("router.gateway")
+
+_AGAIN_S = 1.0  # after the system has refused another socket
+
+MakeProtocol = Callable[[str], asyncio.Protocol]
+
+
+class TlsAcceptor:
+    """Accepts connections on a socket, and hands each to a protocol when it is secure.
+
+    Args:
+        handshake_s: a handshake that takes longer ends its connection.
+        protocol: makes one for a connection, given the digest of its client's certificate, empty where it sent none.
+    """
+
+    def __init__(
+        self, table: ConnectionTable, certificates: ServerCertificates, handshake_s: float, protocol: MakeProtocol
+    ) -> None:
+        self._table = table
+        self._certificates = certificates
+        self._handshake_s = handshake_s
+        self._protocol = protocol
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    async def run(self, bound: socket.socket, backlog: int) -> None:
+        """Accept on a bound socket that does not block, until cancelled; handshakes under way end then."""
+        loop = asyncio.get_running_loop()
+        bound.listen(backlog)
+        try:
+            while True:
+                try:
+                    accepted, address = await loop.sock_accept(bound)
+                except OSError as error:  # no file left, or one that has hung up already
+                    log.warning("connection not accepted", why=str(error))
+                    await asyncio.sleep(_AGAIN_S)
+                    continue
+                self._begin(loop, accepted, address)
+        finally:
+            await end(*self._handshakes)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop, accepted: socket.socket, address: object) -> None:
+        client = (str(address[0]), int(address[1])) if isinstance(address, tuple) else None
+        handshake = _Handshake(client)
+        if not self._table.opened(handshake):
+            accepted.close()  # to say why would take the handshake that there is no room for
+            return
+        handshake.task = task = loop.create_task(self._secure(loop, accepted, handshake), name="tls handshake")
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _secure(self, loop: asyncio.AbstractEventLoop, accepted: socket.socket, handshake: _Handshake) -> None:
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            await loop.connect_accepted_socket(
+                lambda: _Secured(self._protocol, lambda: self._table.lost(handshake)),
+                accepted,
+                ssl=self._certificates.context,
+                ssl_handshake_timeout=self._handshake_s,
+            )
+        except (OSError, asyncio.TimeoutError):  # ssl.SSLError is an OSError: no client of ours, or one that left
+            accepted.close()
+        finally:
+            self._table.lost(handshake)
+
+
+class _Handshake:
+    """A connection in the table until it is secure."""
+
+    def __init__(self, client: Peer) -> None:
+        self.client = client
+        self.task: asyncio.Task[None] | None = None
+
+    def make_room(self) -> None:
+        """Close: the table needs room for another connection."""
+        if self.task is not None:
+            self.task.cancel()
+
+
+class _Secured(asyncio.Protocol):
+    """Learns that a handshake is done, and gives the connection to the protocol that it is for."""
+
+    def __init__(self, make: MakeProtocol, done: Callable[[], None]) -> None:
+        self._make = make
+        self._done = done
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # a server makes no other
+        self._done()
+        shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        protocol = self._make(hashlib.sha256(shown).hexdigest() if shown else "")
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
