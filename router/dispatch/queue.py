@@ -114,7 +114,7 @@ class QueueEntry:
 class _Line(Generic[_K]):
     """Places in order: a sorted list. To shift some thousand pointers takes microseconds, and no void is kept.
 
-    A place holds a key, the entry's order among equals, and the entry.
+    A place holds a key, the entry's order among equals, and the entry, which stands in a line once.
     """
 
     __slots__ = ("places",)
@@ -129,8 +129,8 @@ class _Line(Generic[_K]):
     def remove(self, place: tuple[_K, int, QueueEntry]) -> None:
         places = self.places
         index = bisect_left(places, place)
-        if index == len(places) or places[index] is not place:  # a rank that is no number is in no order
-            index = next(at for at, other in enumerate(places) if other is place)
+        if index == len(places) or places[index][2] is not place[2]:  # a rank that is no number is in no order
+            index = next(at for at, other in enumerate(places) if other[2] is place[2])
         del places[index]
 
     def first(self) -> tuple[_K, int, QueueEntry] | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from router.base.structs import FrozenStruct
 from router.dispatch.peers import Peers
 from router.dispatch.record import Rejection
 from router.signals.canary import Canary, Side
@@ -13,7 +14,7 @@ from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest
 
 
-class Sides(msgspec.Struct, frozen=True, gc=False):
+class Sides(FrozenStruct, frozen=True):
     """What is said of all replicas that may ever serve a request, as in `Situation`."""
 
     best_quality: float
@@ -24,7 +25,7 @@ class Sides(msgspec.Struct, frozen=True, gc=False):
     remote_down: bool = False
 
 
-class Part(msgspec.Struct, frozen=True, gc=False):
+class Part(FrozenStruct, frozen=True):
     """Replicas that serve a model: all, or one deployment of a canary with what serves both.
 
     Attributes:
@@ -38,7 +39,7 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 NOBODY = Part(())
 
 
-class Served(msgspec.Struct, frozen=True, gc=False):
+class Served(FrozenStruct, frozen=True):
     """Which replicas serve a model.
 
     Attributes:

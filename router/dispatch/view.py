@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
+from router.base.structs import MutableStruct
 from router.dispatch.record import ReplicaLoad
 from router.signals.health import Health
 from router.signals.occupancy import sibling_load
@@ -15,7 +14,7 @@ from router.values.prediction import InFlightLoad, SiblingLoad
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot
 
 
-class ReplicaView(msgspec.Struct, gc=False):
+class ReplicaView(MutableStruct):
     """One replica as it stands now, shared by the decisions of one moment.
 
     Attributes:

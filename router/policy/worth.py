@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from router.base.structs import FrozenStruct
 from router.values.length import LengthCurve
 from router.values.offer import Ask, Offer
 from router.values.prediction import Prediction
@@ -39,7 +40,7 @@ _LEAST_SIGMA = 0.05
 _JOINED = 0.5  # of the way from the batch now to a full one, that an answer meets on average
 
 
-class Worth(msgspec.Struct, frozen=True, gc=False):
+class Worth(FrozenStruct, frozen=True):
     """One pairing, judged.
 
     Attributes:

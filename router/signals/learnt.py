@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import msgspec
-
+from router.base.structs import FrozenStruct
 from router.signals.level import Level
 from router.signals.prefill import PrefillLine
 from router.signals.token_clock import TokenClock
@@ -33,7 +32,7 @@ def _upper(start_log: float = _INITIAL_HIGH_LOG) -> BandedQuantile:
     return BandedQuantile(COVERAGE, start_log, least=0.0)
 
 
-class Figures(msgspec.Struct, frozen=True, gc=False):
+class Figures(FrozenStruct, frozen=True):
     """A replica's speeds at a time.
 
     Attributes:
@@ -51,7 +50,7 @@ class Figures(msgspec.Struct, frozen=True, gc=False):
     pessimism_log: float
 
 
-class Factors(msgspec.Struct, frozen=True, gc=False):
+class Factors(FrozenStruct, frozen=True):
     """What is learnt of one band of a device's occupancy, as factors."""
 
     pace_bias: float

@@ -48,7 +48,7 @@ def fresh(snapshot: ReplicaSnapshot) -> float:
 
 def backlog_tokens(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> float:
     """Count the prompt tokens that a replica has taken in and not computed."""
-    told: float = snapshot.queued_prefill_tokens
+    told = float(snapshot.queued_prefill_tokens)
     if told and snapshot.age_s > 0:
         told *= fresh(snapshot)
     told += mine.unopened_prefill_tokens

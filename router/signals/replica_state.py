@@ -6,8 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import msgspec
-
+from router.base.structs import MutableStruct
 from router.signals.learnt import FIGURES_LAST_S, Device, Speeds
 from router.signals.occupancy import backlog_tokens, left_tokens, occupied_slots
 from router.signals.upper import NORMAL_90, band_of
@@ -16,7 +15,7 @@ from router.values.prediction import InFlightLoad, SiblingLoad
 from router.values.replica import ReplicaSnapshot
 
 
-class ReplicaState(msgspec.Struct, gc=False):
+class ReplicaState(MutableStruct):
     """See the module; the first seven say for which moment it was computed.
 
     Attributes:

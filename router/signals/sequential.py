@@ -27,7 +27,7 @@ class _Wealth:
     @property
     def now(self) -> float:
         """Their mean."""
-        return sum(math.exp(min(log, 700.0)) for log in self._logs) / len(self._logs)
+        return sum([math.exp(min(log, 700.0)) for log in self._logs]) / len(self._logs)
 
     def multiply(self, factors: Sequence[float]) -> None:
         self._logs = [log + math.log(factor) for log, factor in zip(self._logs, factors, strict=True)]

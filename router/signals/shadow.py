@@ -80,7 +80,7 @@ class _Device:
         """Prefill that comes before that of a newcomer."""
         if not self.prefills:
             return 0.0
-        return self.prefill_left_s + sum(s.prefill_s for s in itertools.islice(self.prefills, 1, None))
+        return self.prefill_left_s + sum([s.prefill_s for s in itertools.islice(self.prefills, 1, None)])
 
     def next_event(self) -> tuple[float, _Sequence | None]:
         """Return the time of the next event, and whose it is."""

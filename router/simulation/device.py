@@ -171,7 +171,7 @@ class Device:
 
     def _set_round(self) -> None:
         rungs = self.spec.rungs
-        self._round_s = sum(rungs[i].step_s(batch) for i, batch in enumerate(self._decoding) if batch)
+        self._round_s = sum([rungs[i].step_s(batch) for i, batch in enumerate(self._decoding) if batch])
 
     def _settle(self) -> None:
         """Bring prefill and token clock to the present."""

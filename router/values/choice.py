@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from router.base.structs import FrozenStruct
 from router.values.situation import Candidate
 
 
-class Choice(msgspec.Struct, frozen=True, gc=False):
+class Choice(FrozenStruct, frozen=True):
     """Send it there; if the candidate is not free, wait, and decide again when a slot is.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import msgspec
+from router.base.structs import FrozenStruct
 
 RATIO = 1.1
 """Ratio between the edges of two neighbouring bins."""
@@ -22,7 +22,7 @@ def position_of(tokens: float) -> float:
     return math.log(tokens) * _PER_LOG if tokens > 1.0 else 0.0
 
 
-class LengthCurve(msgspec.Struct, frozen=True, gc=False):
+class LengthCurve(FrozenStruct, frozen=True):
     """Distribution of what is left to generate, in tokens.
 
     Attributes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
+from router.base.structs import FrozenStruct
 
 
-class LinkSnapshot(msgspec.Struct, frozen=True, gc=False):
+class LinkSnapshot(FrozenStruct, frozen=True):
     """A frozen snapshot of a link.
 
     Attributes:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import msgspec
-
+from router.base.structs import FrozenStruct
 from router.values.length import LengthCurve
 
 
-class Offer(msgspec.Struct, frozen=True, gc=False):
+class Offer(FrozenStruct, frozen=True):
     """What one replica offers a request, were its device to run this rung alone.
 
     Attributes:
@@ -42,7 +41,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
     latest_s: float
 
 
-class Ask(msgspec.Struct, frozen=True, gc=False):
+class Ask(FrozenStruct, frozen=True):
     """A newcomer.
 
     Attributes:

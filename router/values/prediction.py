@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
+from router.base.structs import FrozenStruct
 from router.values.replica import ReplicaInfo
 
 
-class Demand(msgspec.Struct, frozen=True, gc=False):
+class Demand(FrozenStruct, frozen=True):
     """What a request asks of a replica, in tokens and bytes still to process.
 
     Attributes:
@@ -27,7 +26,7 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
     answer_high_tokens: int = 0
 
 
-class InFlightLoad(msgspec.Struct, frozen=True, gc=False):
+class InFlightLoad(FrozenStruct, frozen=True):
     """What this tier itself has sent to a replica and not seen the end of: known at once, without a report.
 
     Attributes:
@@ -46,7 +45,7 @@ class InFlightLoad(msgspec.Struct, frozen=True, gc=False):
 NOTHING_IN_FLIGHT = InFlightLoad()
 
 
-class SiblingLoad(msgspec.Struct, frozen=True, gc=False):
+class SiblingLoad(FrozenStruct, frozen=True):
     """Another rung of the same device that has sequences: it shares the device's slots and its time.
 
     Attributes:
@@ -68,7 +67,7 @@ class SiblingLoad(msgspec.Struct, frozen=True, gc=False):
         return min(self.occupied, self.slots)
 
 
-class Prediction(msgspec.Struct, frozen=True, gc=False):
+class Prediction(FrozenStruct, frozen=True):
     """Seconds from now. `_high_s` is the figure expected to hold nine times in ten.
 
     Attributes:
@@ -112,7 +111,7 @@ class Prediction(msgspec.Struct, frozen=True, gc=False):
         return self.ttft_high_s + max(answer_tokens - 1, 0) * self.tpot_high_s
 
 
-class TtftFeatures(msgspec.Struct, frozen=True, gc=False):
+class TtftFeatures(FrozenStruct, frozen=True):
     """What a request found when it was sent, and what it was told then.
 
     Attributes:

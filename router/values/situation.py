@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from router.base.structs import FrozenStruct
 from router.values.length import LengthCurve
 from router.values.prediction import Prediction
 from router.values.replica import ReplicaInfo
@@ -11,7 +10,7 @@ from router.values.request import Objective
 from router.values.settings import RouterSettings
 
 
-class Candidate(msgspec.Struct, frozen=True, gc=False):
+class Candidate(FrozenStruct, frozen=True):
     """A replica that may serve the request, and what that would cost.
 
     Attributes:
@@ -39,7 +38,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     kv_short: bool = False
 
 
-class Situation(msgspec.Struct, frozen=True, gc=False):
+class Situation(FrozenStruct, frozen=True):
     """One request and the candidates that no hard constraint excludes. At least one.
 
     Attributes:

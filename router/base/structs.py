@@ -1,0 +1,19 @@
+"""What the values of a decision inherit from.
+
+A decision makes some of them for every candidate: structs of msgspec take a tenth of the time of frozen dataclasses,
+and none can be part of a circle that the garbage collector would have to find. That is set in these bases because
+mypyc, which may compile them, knows bases and no keywords of a class; `frozen=True` is said again by each class, since
+type checkers do not inherit it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class FrozenStruct(msgspec.Struct, frozen=True, gc=False):
+    """A value between two stages."""
+
+
+class MutableStruct(msgspec.Struct, gc=False):
+    """What one stage keeps up to date."""
