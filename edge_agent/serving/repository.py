@@ -78,7 +78,7 @@ class LocalRepository:
         try:
             await self._lineup.apply(_laid(self._configured(), added, removed))
         except ConfigError as error:
-            raise InvalidRequest(error.message, param="model") from error
+            raise InvalidRequest(error.message.removeprefix("models: "), param="model") from error
         self._added, self._removed = added, removed
 
     def _loadable(self, name: str) -> frozenset[str]:

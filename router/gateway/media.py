@@ -8,6 +8,7 @@ from router.base.errors import InvalidRequest
 from router.gateway.endpoint import RequestContext
 from router.gateway.errors import BodyTooLarge, UnsupportedMedia
 
+_OF_BROWSERS = frozenset({"origin", "referer", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest"})
 _FORMS = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
 
 
@@ -56,6 +57,18 @@ def require_no_form(context: RequestContext) -> None:
             f"`content-type: {given[:80]}` is not read here: send application/json or application/octet-stream",
             param="content-type",
         )
+
+
+def require_no_page(context: RequestContext) -> None:
+    """Refuse these content types where a browser sent them; what curl says of a body by itself is no reason.
+
+    Browsers name the page that sends a form, or say that it is none.
+
+    Raises:
+        UnsupportedMedia: a web page may have sent it.
+    """
+    if not _OF_BROWSERS.isdisjoint(context.headers):
+        require_no_form(context)
 
 
 def require_json(context: RequestContext) -> None:

@@ -97,7 +97,7 @@ class GrpcListener:
             remedy = "choose another grpc.port, or stop what has it"
             raise ConfigError(f"cannot listen on {where} for gRPC: {remedy}", param="grpc.port") from error
         await server.start()
-        log.info("gRPC", host=host, port=self.port)
+        log.info("serving gRPC", host=host, port=self.port, tls=self._tls is not None)
         try:
             yield
         finally:

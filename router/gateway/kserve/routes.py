@@ -15,7 +15,7 @@ from router.gateway.intake import Intake
 from router.gateway.kserve.batch import Answered, answer_all, answer_one, requests_of
 from router.gateway.kserve.models import Models
 from router.gateway.kserve.stream import GenerateStream
-from router.gateway.media import plain_body, require_no_form
+from router.gateway.media import plain_body, require_no_form, require_no_page
 from router.gateway.tenant_routes import require_monitor
 from router.wire.headers import DEGRADED
 from router.wire.kserve.call import InferCall
@@ -142,7 +142,7 @@ class KServeRoutes:
 
     def _asked(self, context: RequestContext) -> tuple[str, InferCall]:
         model = self._models.require(context)
-        require_no_form(context)
+        require_no_page(context)
         return model, decode_generate(plain_body(context, self._deps.limits.max_body_bytes))
 
 

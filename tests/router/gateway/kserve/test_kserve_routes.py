@@ -284,3 +284,13 @@ def test_paths_of_v2_below_a_model_know_their_version(http: httpx.Client) -> Non
         assert http.get(f"/v2/models/tiny/versions/1/{path}").status_code == 200
         assert http.get(f"/v2/models/tiny/versions/2/{path}").status_code == 404
         assert http.get(f"/v2/models/other/{path}").status_code == 404
+
+
+@pytest.mark.parametrize("endpoint", ["generate", "generate_stream"])
+def test_what_curl_calls_a_form_is_read_where_no_page_sent_it(http: httpx.Client, endpoint: str) -> None:
+    """`curl -d '{…}'`, as Triton's own documentation has it, says `application/x-www-form-urlencoded`."""
+    body, form = b'{"text_input": "say hi"}', {"content-type": "application/x-www-form-urlencoded"}
+    path = f"/v2/models/tiny/{endpoint}"
+    assert http.post(path, content=body, headers=form).status_code == 200
+    for page in ({"origin": "http://localhost:3000"}, {"referer": "http://localhost/"}, {"sec-fetch-site": "none"}):
+        assert http.post(path, content=body, headers={**form, **page}).status_code == 415
