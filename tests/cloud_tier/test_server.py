@@ -25,6 +25,7 @@ from router.decisions.reader import DecisionReader
 from router.decisions.settings import DecisionFileSettings
 from router.gateway import connection
 from router.gateway.listener import bind
+from router.tenants.tenancy import KeySources
 from router.values.settings import RouterSettings
 from tests.support.fake_engine import FakeEngine, broken_config, toy_model_directory
 from tests.support.ports import taken_port
@@ -62,7 +63,9 @@ def _plan(
         limits=limits or LimitsConfig(),
     )
     catalogue = load_catalogue()
-    return Plan(config, line_up(entries, catalogue, ModelStore(toy, catalogue)), catalogue, keys or {})
+    return Plan(
+        config, line_up(entries, catalogue, ModelStore(toy, catalogue)), catalogue, KeySources.of(keys or {}), ""
+    )
 
 
 class Running:

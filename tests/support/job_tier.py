@@ -107,7 +107,7 @@ class JobTier:
         await self._stack.enter_async_context(self.dispatcher)
         await self._stack.enter_async_context(self.jobs)
         app = create_app(self.deps)
-        await self.jobs.serve(Calls(app.router, self.deps.tenancy.directory))
+        await self.jobs.serve(Calls(app.api.router, self.deps.tenancy.directory))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)

@@ -21,6 +21,7 @@ from edge_agent.daemon import EdgeAgent
 from models.catalogue.families import load_catalogue
 from models.store.store import ModelStore
 from router.gateway.listener import bind
+from router.tenants.tenancy import KeySources
 from tests.support.fake_engine import FakeEngine, toy_model_directory
 from tests.support.fake_nvml import Card, Nvml
 from tests.support.tiny_store import TinyWorld
@@ -75,7 +76,7 @@ def _plan(toy: Path) -> Plan:
     )
     catalogue = load_catalogue()
     config = CloudConfig(server=ServerConfig(port=0, warm_up=False), models=entries)
-    return Plan(config, line_up(entries, catalogue, ModelStore(toy, catalogue)), catalogue, {})
+    return Plan(config, line_up(entries, catalogue, ModelStore(toy, catalogue)), catalogue, KeySources.of({}), "")
 
 
 @contextlib.asynccontextmanager

@@ -19,6 +19,7 @@ from cloud_tier.server import CloudTier, Phase
 from models.catalogue.families import load_catalogue
 from models.store.store import ModelStore
 from router.gateway.listener import bind
+from router.tenants.tenancy import KeySources
 from router.upstream.settings import BackendSettings
 from router.values.settings import RouterSettings
 from tests.support.fake_engine import FakeEngine, toy_model_directory
@@ -44,7 +45,7 @@ def _plan(toy: Path, **tables) -> Plan:
     )
     catalogue = load_catalogue()
     specs = line_up(config.models, catalogue, ModelStore(toy, catalogue)) if config.models else ()
-    return Plan(config, specs, catalogue, {})
+    return Plan(config, specs, catalogue, KeySources.of({}), "")
 
 
 @contextlib.asynccontextmanager
