@@ -36,6 +36,8 @@ _INPUT_NAMES: Mapping[str, Sequence[str]] = {
     "frequency_penalty": ("frequency_penalty",),
     "repetition_penalty": ("repetition_penalty",),
     "ignore_eos": ("ignore_eos",),
+    "min_p": ("min_p",),
+    "min_tokens": ("min_tokens",),
 }
 _TOLD_ANYWAY = ("max_tokens", "temperature", "top_p")
 """Parameters that a request tells of although no input is called so."""
@@ -46,10 +48,10 @@ _NEEDED = {
     "frequency_penalty": {Feature.PENALTIES},
     "repetition_penalty": {Feature.REPETITION_PENALTY},
     "ignore_eos": {Feature.IGNORE_EOS},
+    "min_p": {Feature.MIN_P},
+    "min_tokens": {Feature.MIN_TOKENS},
 }
 _NEVER = (
-    Feature.MIN_P,
-    Feature.MIN_TOKENS,
     Feature.STOP_IDS,
     Feature.LOGIT_BIAS,
     Feature.ALLOWED_IDS,

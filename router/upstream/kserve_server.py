@@ -46,6 +46,16 @@ class _Server(msgspec.Struct):
     """`GET /v2`."""
 
     name: str = ""
+    extensions: list[str] = []
+
+    @property
+    def is_triton(self) -> bool:
+        return self.name.lower() == "triton"
+
+    @property
+    def configures(self) -> bool:
+        """Whether it tells of its models as Triton does, and generates as that does."""
+        return self.is_triton or "generate" in self.extensions
 
 
 class _Listed(msgspec.Struct):
@@ -67,7 +77,7 @@ class KServeServer(ForeignServer):
         self, url: str, name: str, settings: BackendSettings, surroundings: Surroundings, options: ServerOptions
     ) -> None:
         super().__init__(url, name, settings, surroundings, options)
-        self._triton = False
+        self._triton = self._configures = False
         self._indexes = True
         self._exports = False
         self._metrics_url = _metrics_url(self.endpoint, settings.kserve.metrics_url)
@@ -189,7 +199,7 @@ class KServeServer(ForeignServer):
     async def _discover(self, states: Mapping[str, _Listed], ready: frozenset[str]) -> None:
         reply = await self._get("/v2")
         told = msgspec.json.decode(reply.content, type=_Server) if reply.status_code == 200 else _Server()
-        self._triton = told.name.lower() == "triton"
+        self._triton, self._configures = told.is_triton, told.configures
         self._exports = self._triton and bool(self._metrics_url)
         self.facts = ReplicaFacts(kind="triton" if self._triton else "kserve")
         known = {model.served: model for model in self._settings.models}
@@ -221,7 +231,7 @@ class KServeServer(ForeignServer):
             return None
         try:
             metadata = msgspec.json.decode(reply.content, type=Metadata)
-            config = await self._config(name) if self._triton else None
+            config = await self._config(name) if self._configures else None
             streams = config is not None and config.decoupled
             for step in config.steps if config is not None else ():  # an ensemble streams where one of its steps does
                 streams = streams or (await self._config(step)).decoupled

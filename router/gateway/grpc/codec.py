@@ -104,12 +104,20 @@ def stream_response(messages: Mapping[str, Any], request: Any, event: Mapping[st
     )
     response.parameters[FINAL].bool_param = bool(event["finish_reason"])
     shape = next((list(tensor.shape) for tensor in request.inputs if tensor.name == TEXT_INPUT), [1])
-    for name in [output.name for output in request.outputs] or ["text_output"]:
+    wanted = [output.name for output in request.outputs] or ["text_output"]
+    # What was asked for by an input comes along; the finish reason that is asked for here alone does not.
+    for name in (name for name in event if name in wanted or name in _flagged(request)):
         value = event[name]
         element = value.encode() if isinstance(value, str) else value
         response.outputs.add(name=name, datatype=OUTPUTS[name], shape=shape)
         response.raw_output_contents.append(to_bytes(Tensor(name, OUTPUTS[name], (1,), (element,))))
     return messages["ModelStreamInferResponse"](infer_response=response)
+
+
+def _flagged(request: Any) -> set[str]:
+    """Return the outputs that inputs of a request ask for."""
+    named = {tensor.name for tensor in request.inputs} | set(request.parameters)
+    return {name.removeprefix("return_") for name in named if name.startswith("return_")} & OUTPUTS.keys()
 
 
 def stream_error(messages: Mapping[str, Any], request: Any, text: str) -> Any:

@@ -107,7 +107,7 @@ def infer_call(
         echo=not first.exclude_input_in_output,
         stream=first.stream,
         final_marker=first.triton_enable_empty_final_response,
-        outputs=_outputs(outputs, first.binary_data_output),
+        outputs=_outputs(outputs, first),
     )
 
 
@@ -136,15 +136,17 @@ def _refuse_differences(read: Sequence[Parameters]) -> None:
             raise InvalidRequest(f"`{name}`: differs between the prompts of one request", param=name)
 
 
-def _outputs(wanted: Sequence[tuple[str, Mapping[str, Any]]], binary_by_default: bool) -> tuple[tuple[str, bool], ...]:
+def _outputs(wanted: Sequence[tuple[str, Mapping[str, Any]]], read: Parameters) -> tuple[tuple[str, bool], ...]:
     found = []
     for index, (name, parameters) in enumerate(wanted):
         if name not in OUTPUTS:
             at = f"outputs[{index}].name"
             raise InvalidRequest(f"`{at}`: no such output; known outputs: {', '.join(OUTPUTS)}", param=at)
-        binary = parameters.get("binary_data", binary_by_default)
+        binary = parameters.get("binary_data", read.binary_data_output)
         if not isinstance(binary, bool):
             at = f"outputs[{index}].parameters.binary_data"
             raise InvalidRequest(f"`{at}`: expected true or false", param=at)
         found.append((name, binary))
-    return tuple(found) or (("text_output", binary_by_default),)
+    found = found or [("text_output", read.binary_data_output)]
+    named = {name for name, _ in found}
+    return (*found, *((name, read.binary_data_output) for name in read.telling if name not in named))

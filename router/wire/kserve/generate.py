@@ -14,7 +14,7 @@ from msgspec import Meta
 from router.base.errors import InvalidRequest
 from router.wire.body import decode_json
 from router.wire.kserve.call import OUTPUTS, VERSION, InferCall, PromptCall
-from router.wire.kserve.parameters import INPUTS, SAMPLING_INPUT, TEXT_INPUT, read_parameters
+from router.wire.kserve.parameters import INPUTS, SAMPLING_INPUT, TEXT_INPUT, Parameters, read_parameters
 from router.wire.kserve.reply import Row, output_tensors
 from router.wire.kserve.tensors import Tensor, to_json
 from router.wire.names import refuse_fields, refuse_names
@@ -60,7 +60,7 @@ def decode_generate(body: bytes) -> InferCall:
         deadline_s=None if read.timeout is None else read.timeout / 1e6,
         echo=not read.exclude_input_in_output,
         stream=read.stream,
-        outputs=_outputs(raw.outputs),
+        outputs=_outputs(raw.outputs, read),
     )
 
 
@@ -69,12 +69,12 @@ def _sampling_tensor(value: Any) -> Tensor:
     return Tensor(SAMPLING_INPUT, "BYTES", (1,), (text.encode(),))
 
 
-def _outputs(wanted: list[str]) -> tuple[tuple[str, bool], ...]:
+def _outputs(wanted: list[str], read: Parameters) -> tuple[tuple[str, bool], ...]:
     for index, name in enumerate(wanted):
         if name not in OUTPUTS:
             at = f"outputs[{index}]"
             raise InvalidRequest(f"`{at}`: no such output; known outputs: {', '.join(OUTPUTS)}", param=at)
-    return tuple((name, False) for name in wanted) or (("text_output", False),)
+    return tuple((name, False) for name in dict.fromkeys([*(wanted or ["text_output"]), *read.telling]))
 
 
 def encode_generate(model: str, call: InferCall, row: Row) -> bytes:

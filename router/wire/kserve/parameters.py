@@ -48,6 +48,9 @@ INPUTS: dict[str, type] = {
     "ignore_eos": bool,
     "exclude_input_in_output": bool,
     "stream": bool,
+    "return_finish_reason": bool,
+    "return_num_input_tokens": bool,
+    "return_num_output_tokens": bool,
 }
 
 
@@ -68,6 +71,10 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ignore_eos: bool = False
     exclude_input_in_output: bool = True
     stream: bool | None = None
+    # Asks of Triton's vLLM backend, for outputs of those names.
+    return_finish_reason: bool = False
+    return_num_input_tokens: bool = False
+    return_num_output_tokens: bool = False
     # What clients send as request parameters of the protocol itself.
     timeout: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     binary_data_output: bool = False
@@ -76,6 +83,16 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence_start: bool = False
     sequence_end: bool = False
     triton_enable_empty_final_response: bool = False
+
+    @property
+    def telling(self) -> tuple[str, ...]:
+        """The outputs that are asked for beside the text."""
+        asked = (
+            ("finish_reason", self.return_finish_reason),
+            ("num_input_tokens", self.return_num_input_tokens),
+            ("num_output_tokens", self.return_num_output_tokens),
+        )
+        return tuple(name for name, wanted in asked if wanted)
 
     @property
     def sampling(self) -> SamplingParams:

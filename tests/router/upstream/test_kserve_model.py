@@ -12,8 +12,6 @@ from router.values.request import Feature
 ALWAYS_LACKING = {
     Feature.PROMPT_IDS,
     Feature.CONTINUED_IDS,
-    Feature.MIN_P,
-    Feature.MIN_TOKENS,
     Feature.STOP_IDS,
     Feature.LOGIT_BIAS,
     Feature.ALLOWED_IDS,
@@ -69,7 +67,7 @@ def test_tensorrt_llm_takes_tensors_of_its_own_names() -> None:
     assert found.spelling["stop"] == "stop_words"
     assert found.greedy_by_top_k
     assert found.slots == 16
-    assert found.lacks == {*ALWAYS_LACKING, Feature.IGNORE_EOS}
+    assert found.lacks == {*ALWAYS_LACKING, Feature.IGNORE_EOS, Feature.MIN_P, Feature.MIN_TOKENS}
 
 
 def test_any_other_model_is_told_what_every_model_may_be_told() -> None:

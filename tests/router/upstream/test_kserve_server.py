@@ -210,9 +210,10 @@ async def test_our_own_gateway_is_such_a_server_too() -> None:
         (source,) = backend_sources([settings], Surroundings(CLOCK, SourceHooks(), lambda _: None), environ={})
         async with source:
             replica = await replica_of(source, "tiny-int8")
-            chat, ids = {Feature.CHAT, Feature.CONTINUED_CHAT}, {Feature.PROMPT_IDS, Feature.CONTINUED_IDS}
-            assert replica.info.lacks == chat | ids
-            request = ask("say hello there world", seed=3, top_k=5, stop=("x",))
+            can = {Feature.TOP_K, Feature.SEED, Feature.PENALTIES, Feature.REPETITION_PENALTY, Feature.IGNORE_EOS}
+            assert not replica.info.lacks & (can | {Feature.MIN_P, Feature.MIN_TOKENS})
+            assert {Feature.CHAT, Feature.PROMPT_IDS, Feature.LOGPROBS, Feature.LOGIT_BIAS} <= replica.info.lacks
+            request = ask("say hello there world", seed=3, top_k=5, stop=("x",), min_p=0.1, min_tokens=2)
             assert await answer(replica, request) == ("hello there world", FinishReason.STOP, 3)
             assert tier.dispatcher.requests[-1].sampling == request.sampling
             assert replica.info.context_tokens == 2048

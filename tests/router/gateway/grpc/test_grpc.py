@@ -373,6 +373,18 @@ async def test_a_decoupled_model_answers_piece_by_piece(rig: Rig) -> None:
     assert rig.dispatcher.requests[0].request_id == "s1"
 
 
+async def test_a_stream_tells_more_where_it_is_asked_to(rig: Rig) -> None:
+    async with triton_aio.InferenceServerClient(rig.address) as client:
+
+        async def asking() -> AsyncIterator[dict]:
+            flags = [tensor(name, "BOOL", True) for name in ("stream", "return_num_output_tokens")]
+            yield {"model_name": "tiny", "inputs": [text("slow a b c"), *flags]}
+
+        results = [result async for result, _ in client.stream_infer(asking())]
+    assert sum(int(result.as_numpy("num_output_tokens")[0]) for result in results) == 3
+    assert all(result.as_numpy("finish_reason") is None for result in results)
+
+
 async def test_a_stream_without_pieces_answers_each_request_once(rig: Rig) -> None:
     found = await gathered(rig.address, asked("say a b", "say c d", stream=False))
     assert sorted(found) == [("0", "a b", "", True), ("1", "c d", "", True)]

@@ -231,6 +231,16 @@ def test_generate_takes_parameters_at_the_top_and_below(fields: dict) -> None:
     }
 
 
+def test_outputs_are_asked_for_by_inputs_too_as_tritons_vllm_backend_has_them() -> None:
+    flags = {"return_finish_reason": True, "return_num_output_tokens": True, "return_num_input_tokens": False}
+    wanted = ["text_output", "finish_reason", "num_output_tokens"]
+    assert [name for name, _ in infer(parameters=flags).outputs] == wanted
+    assert [name for name, _ in infer(*(tensor(n, "BOOL", v) for n, v in flags.items())).outputs] == wanted
+    assert [name for name, _ in infer(parameters=flags, outputs=[{"name": "finish_reason"}]).outputs] == wanted[1:]
+    generated = decode_generate(orjson.dumps({"text_input": "hello", **flags}))
+    assert [name for name, _ in generated.outputs] == wanted
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
