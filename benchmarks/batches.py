@@ -1,0 +1,339 @@
+"""A batch beside online traffic, and a tier that is killed in the middle of it: what each costs the other.
+
+    python -m benchmarks.batches [--json FILE] [--lines 10000] [--turns 4] [--turn-s 30] [--engine stub real]
+
+Twice, each time with a cloud tier in a process of its own:
+
+1. **Beside**: online requests come in bursts (Poisson within a burst, exponential bursts and silences), by turns with and
+   without a batch in progress; the same arrivals in each pair of turns. Told is the time to the first token as the client
+   sees it, and how many lines were answered meanwhile.
+2. **Killed**: a batch, the tier killed with SIGKILL after a third and after two thirds of its lines. Told is how often
+   each line stands in the output, and how often it was computed.
+
+The engine is a stub that answers at once, in a process of its own, or SmolLM2 on this machine (with fewer lines). Exits
+with 1 where a line is missing or answered twice, or p95 is more than 1.2 times as long beside a batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from benchmarks._stub_engine import MODEL
+from examples.demo.processes import Child, free_port, overspill
+
+REAL = "smollm2-135m-fp32"
+HERE = Path(__file__).resolve().parent.parent
+MOST_SLOWDOWN = 1.2
+START_S = 120.0
+POLL_S = 0.2
+CONFIG = """\
+[server]
+port = {port}
+warm_up = true
+
+[jobs]
+dir = "{folder}/jobs"
+min_free_mbytes = 0
+"""
+STUB = """
+[[backends]]
+name = "stub"
+urls = ["{url}"]
+[[backends.models]]
+served = "stub"
+slots = 16
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What answers, and how much is asked of it.
+
+    Attributes:
+        lines: of the batch during which the tier is killed; filler: of one that runs beside online requests.
+        rate: online requests a second within a burst.
+    """
+
+    name: str
+    model: str
+    lines: int
+    filler: int
+    rate: float
+    max_tokens: int
+
+
+class Tier:
+    """A cloud tier by its command, and a client of it."""
+
+    def __init__(self, folder: Path, kind: Kind, stub_url: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.kind = kind
+        config = folder / "cloud.toml"
+        text = CONFIG.format(port=self.port, folder=folder)
+        config.write_text(text + (STUB.format(url=stub_url) if stub_url else ""))
+        more = () if stub_url else ("--model", REAL)
+        self.child = Child("cloud", overspill("cloud", "serve", "--config", str(config), *more), folder / "cloud.log")
+
+    async def start(self, http: aiohttp.ClientSession) -> None:
+        self.child.start()
+        ends_s = time.monotonic() + START_S
+        while time.monotonic() < ends_s:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with http.get(f"{self.url}/v1/models") as reply:
+                    if reply.status == 200 and (await reply.json())["data"]:
+                        return
+            await asyncio.sleep(POLL_S)
+        raise RuntimeError(f"the tier did not start: {self.child.log.read_text()[-2000:]}")
+
+    def line(self, number: int, tag: str) -> dict[str, Any]:
+        return {
+            "custom_id": f"{tag}-{number}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": _chat(self.kind, f"{tag} line {number} says something short"),
+        }
+
+    async def submit(self, http: aiohttp.ClientSession, lines: int, tag: str) -> str:
+        form = aiohttp.FormData({"purpose": "batch"})
+        text = "\n".join(json.dumps(self.line(number, tag)) for number in range(lines))
+        form.add_field("file", text.encode(), filename="lines.jsonl")
+        async with http.post(f"{self.url}/v1/files", data=form) as reply:
+            file = await reply.json()
+        asked = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        async with http.post(f"{self.url}/v1/batches", json=asked) as reply:
+            return str((await reply.json())["id"])
+
+    async def batch(self, http: aiohttp.ClientSession, batch_id: str) -> dict[str, Any]:
+        async with http.get(f"{self.url}/v1/batches/{batch_id}") as reply:
+            found: dict[str, Any] = await reply.json()
+            return found
+
+    async def wait(self, http: aiohttp.ClientSession, batch_id: str, answered: int | None) -> dict[str, Any]:
+        """Wait until so many lines are answered; None: until it has ended."""
+        while True:
+            batch = await self.batch(http, batch_id)
+            counts = batch["request_counts"]
+            if batch["status"] in {"completed", "failed", "expired", "cancelled"}:
+                return batch
+            if answered is not None and counts["completed"] + counts["failed"] >= answered:
+                return batch
+            await asyncio.sleep(POLL_S)
+
+    async def cancel(self, http: aiohttp.ClientSession, batch_id: str) -> dict[str, Any]:
+        async with http.post(f"{self.url}/v1/batches/{batch_id}/cancel") as reply:
+            await reply.read()
+        return await self.wait(http, batch_id, None)
+
+
+def _chat(kind: Kind, text: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    return {"model": kind.model, "messages": messages, "max_tokens": kind.max_tokens, "temperature": 0}
+
+
+def arrivals(kind: Kind, turn_s: float, seed: int) -> list[float]:
+    """Return when online requests come in a turn: bursts of some seconds, and silences."""
+    draw, found = random.Random(seed), []
+    at_s = draw.uniform(0.0, 2.0)
+    while at_s < turn_s:
+        burst_ends_s = at_s + draw.expovariate(1 / 4.0)
+        while at_s < min(burst_ends_s, turn_s):
+            found.append(at_s)
+            at_s += draw.expovariate(kind.rate)
+        at_s += draw.expovariate(1 / 4.0)
+    return found
+
+
+async def _ask(http: aiohttp.ClientSession, tier: Tier, text: str) -> float:
+    """Return the seconds to the first text, as the client sees it."""
+    body = {**_chat(tier.kind, text), "stream": True}
+    began_s, first_s = time.perf_counter(), None
+    async with http.post(f"{tier.url}/v1/chat/completions", json=body) as reply:
+        reply.raise_for_status()
+        async for line in reply.content:
+            if first_s is None and b'"content":"' in line and b'"content":""' not in line:
+                first_s = time.perf_counter()
+    if first_s is None:
+        raise RuntimeError("an answer without text")
+    return first_s - began_s
+
+
+async def turn(http: aiohttp.ClientSession, tier: Tier, turn_s: float, seed: int) -> list[float]:
+    """One turn of online traffic; returns the times to the first token."""
+    began_s, tasks = time.monotonic(), []
+    for number, at_s in enumerate(arrivals(tier.kind, turn_s, seed)):
+        await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
+        tasks.append(asyncio.create_task(_ask(http, tier, f"online {seed} {number} asks for something")))
+    found = await asyncio.gather(*tasks)
+    await asyncio.sleep(max(0.0, began_s + turn_s - time.monotonic()))
+    return list(found)
+
+
+async def beside(http: aiohttp.ClientSession, tier: Tier, pairs: int, turn_s: float) -> list[dict[str, Any]]:
+    """Online traffic by turns with a batch and without."""
+    seen: dict[bool, list[float]] = {False: [], True: []}
+    lines = 0
+    await turn(http, tier, turn_s / 2, 0)  # nobody is measured on a tier that has just started
+    for pair in range(1, pairs + 1):
+        for batch in (False, True) if pair % 2 else (True, False):
+            batch_id = await tier.submit(http, tier.kind.filler, f"filler{pair}") if batch else ""
+            if batch:
+                await tier.wait(http, batch_id, 1)
+            seen[batch] += await turn(http, tier, turn_s, pair)
+            if batch:
+                lines += (await tier.cancel(http, batch_id))["request_counts"]["completed"]
+            print(
+                f"  {tier.kind.name} pair {pair} {'with' if batch else 'without'} a batch: {_ms(seen[batch])}",
+                flush=True,
+            )
+    return [
+        {
+            "engine": tier.kind.name,
+            "batch": batch,
+            "requests": len(times),
+            "ttft_p50_ms": round(_quantile(times, 0.5) * 1e3, 2),
+            "ttft_p95_ms": round(_quantile(times, 0.95) * 1e3, 2),
+            "seconds": pairs * turn_s,
+            "lines_answered": lines if batch else 0,
+        }
+        for batch, times in seen.items()
+    ]
+
+
+async def killed(http: aiohttp.ClientSession, tier: Tier, asked: str) -> dict[str, Any]:
+    """A batch, and two kills of the tier in the middle of it."""
+    lines, began_s = tier.kind.lines, time.monotonic()
+    batch_id = await tier.submit(http, lines, "kept")
+    at = []
+    for share in (lines // 3, 2 * lines // 3):
+        batch = await tier.wait(http, batch_id, share)
+        tier.child.kill()
+        at.append(batch["request_counts"]["completed"])
+        print(f"  {tier.kind.name}: killed after {at[-1]} of {lines} lines", flush=True)
+        await tier.start(http)
+    batch = await tier.wait(http, batch_id, None)
+    async with http.get(f"{tier.url}/v1/files/{batch['output_file_id']}/content") as reply:
+        answers = [json.loads(line) for line in (await reply.text()).splitlines()]
+    times = Counter(answer["custom_id"] for answer in answers)
+    computed = await _computed(http, asked)
+    return {
+        "engine": tier.kind.name,
+        "lines": lines,
+        "killed_after": at,
+        "status": batch["status"],
+        "answered_once": sum(count == 1 for count in times.values()),
+        "answered_more_than_once": sum(count > 1 for count in times.values()),
+        "missing": sum(f"kept-{number}" not in times for number in range(lines)),
+        "wrong": sum(not _belongs(tier, answer) for answer in answers) if asked else None,
+        "computed": computed,
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
+
+
+async def _computed(http: aiohttp.ClientSession, asked: str) -> int | None:
+    """How many answers to lines the stub has computed to their end; None where nobody counts them."""
+    if not asked:
+        return None
+    async with http.get(asked) as reply:
+        return sum(count for text, count in (await reply.json()).items() if text.startswith("kept"))
+
+
+def _belongs(tier: Tier, answer: dict[str, Any]) -> bool:
+    """Whether an answer of the stub is that to its own line."""
+    number = int(answer["custom_id"].rpartition("-")[2])
+    said = answer["response"]["body"]["choices"][0]["message"]["content"]
+    return bool(said == tier.line(number, "kept")["body"]["messages"][0]["content"])
+
+
+@contextlib.asynccontextmanager
+async def engine(kind: Kind, folder: Path) -> AsyncIterator[str]:
+    """The stub's URL while it runs; empty for an engine of the tier's own."""
+    if kind.model != MODEL:
+        yield ""
+        return
+    port = free_port()
+    child = Child("stub", [sys.executable, "-m", "benchmarks._stub_engine", str(port)], folder / "stub.log")
+    child.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        child.kill()
+
+
+async def measure(kind: Kind, pairs: int, turn_s: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        timeout = aiohttp.ClientTimeout(total=600)
+        async with engine(kind, folder) as stub_url, aiohttp.ClientSession(timeout=timeout) as http:
+            tier = Tier(folder, kind, stub_url)
+            try:
+                await tier.start(http)
+                rows = await beside(http, tier, pairs, turn_s)
+                return rows, await killed(http, tier, f"{stub_url}/asked" if stub_url else "")
+            finally:
+                tier.child.kill()
+
+
+def _quantile(times: Sequence[float], share: float) -> float:
+    return statistics.quantiles(times, n=100, method="inclusive")[round(share * 100) - 1]
+
+
+def _ms(times: Sequence[float]) -> str:
+    return f"p50 {_quantile(times, 0.5) * 1e3:.1f} ms, p95 {_quantile(times, 0.95) * 1e3:.1f} ms of {len(times)}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--lines", type=int, default=10_000, help="of the batch on the stub")
+    parser.add_argument("--real-lines", type=int, default=60, help="of the batch on SmolLM2")
+    parser.add_argument("--turns", type=int, default=4, help="pairs of turns")
+    parser.add_argument("--turn-s", type=float, default=30.0)
+    parser.add_argument("--engine", nargs="+", choices=("stub", "real"), default=["stub", "real"])
+    options = parser.parse_args()
+    kinds = {
+        "stub": Kind("stub", MODEL, options.lines, 50_000, 5.0, 64),
+        "real": Kind("SmolLM2-135M", REAL, options.real_lines, 5_000, 1.5, 24),
+    }
+    rows, kills, ratios = [], [], {}
+    for name in options.engine:
+        print(f"{kinds[name].name}:", flush=True)
+        beside_rows, kill = asyncio.run(measure(kinds[name], options.turns, options.turn_s))
+        without, with_batch = beside_rows
+        ratios[kinds[name].name] = round(with_batch["ttft_p95_ms"] / without["ttft_p95_ms"], 3)
+        rows += beside_rows
+        kills.append(kill)
+    print(f"\n{'engine':14}{'batch':>7}{'online':>8}{'p50 ms':>9}{'p95 ms':>9}{'lines':>8}{'p95 / without':>15}")
+    for row in rows:
+        ratio = f"{ratios[row['engine']]:.2f}" if row["batch"] else ""
+        shown = f"{row['engine']:14}{'yes' if row['batch'] else 'no':>7}{row['requests']:>8}{row['ttft_p50_ms']:>9.1f}"
+        print(f"{shown}{row['ttft_p95_ms']:>9.1f}{row['lines_answered']:>8}{ratio:>15}")
+    for kill in kills:
+        print(
+            f"{kill['engine']}: {kill['lines']} lines, killed after {' and '.join(map(str, kill['killed_after']))}: "
+            f"{kill['answered_once']} answered once, {kill['answered_more_than_once']} more than once, "
+            f"{kill['missing']} missing, {kill['computed']} computed, in {kill['seconds']} s"
+        )
+    if options.json:
+        options.json.write_text(json.dumps({"online": rows, "p95_ratio": ratios, "killed": kills}, indent=1))
+    sound = all(k["answered_once"] == k["lines"] and not k["wrong"] for k in kills)
+    return 0 if sound and all(ratio <= MOST_SLOWDOWN for ratio in ratios.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
