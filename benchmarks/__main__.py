@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-APART = {"batches", "routing", "spill", "engine", "engine_soak", "gpu"}
+APART = {"routing", "spill", "engine", "engine_soak", "gpu"}
 
 
 def machine() -> dict[str, object]:
