@@ -295,6 +295,9 @@ class Dispatcher:
             raise _shutting_down()
         request = journey.request
         until_s = self.clock.now_s() + self.settings.max_wait_ms / 1e3
+        if request.objective.defer:  # who can be answered later waits for no longer than the first token may take
+            promised_s = request.objective.ttft_s or self.settings.ttft_slo_ms / 1e3
+            until_s = min(until_s, request.accepted_at_s + promised_s)
         ends_s = request.objective.ends_s
         if ends_s is not None:
             until_s = min(until_s, request.accepted_at_s + ends_s)

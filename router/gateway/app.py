@@ -24,6 +24,7 @@ from router.gateway.http.cors import Origins
 from router.gateway.http.front import Front
 from router.gateway.intake import Intake
 from router.gateway.jobs.batch_routes import BatchRoutes
+from router.gateway.jobs.deferred_routes import DeferredRoutes
 from router.gateway.jobs.file_routes import FileRoutes
 from router.gateway.jobs.off import JobsOff
 from router.gateway.kserve.repository import RepositoryRoutes
@@ -90,12 +91,12 @@ def create_app(deps: GatewayDeps) -> Gateway:
     return Gateway(api, Front(known, origins=Origins(deps.cors, local_pages=deps.local_pages)))
 
 
-def _job_routes(intake: Intake) -> tuple[FileRoutes | BatchRoutes | JobsOff, ...]:
+def _job_routes(intake: Intake) -> tuple[FileRoutes | BatchRoutes | DeferredRoutes | JobsOff, ...]:
     jobs = intake.deps.jobs
     if jobs is None:
         return (JobsOff(intake),)
     intake.deps.telemetry.registry.register(JobMetrics(jobs))
-    return (FileRoutes(intake, jobs), BatchRoutes(intake, jobs))
+    return (FileRoutes(intake, jobs), BatchRoutes(intake, jobs), DeferredRoutes(intake, jobs))
 
 
 def _http_error(request: Request, error: Exception) -> Response:

@@ -33,6 +33,8 @@ class OpenAIRoutes:
         def page(path: str, name: str, handler: Any, takes: type | None = None) -> Route:
             methods = ["GET"] if takes is None else ["POST"]
             admits = takes is not None
+            if admits and self._intake.deferral is not None:
+                handler = self._intake.deferral.around(handler)
             return Route(path, Endpoint(name, handler, self._intake, admits=admits, takes=takes), methods=methods)
 
         return [

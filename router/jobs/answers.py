@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import msgspec
 import orjson
 
 from router.base.errors import OverspillError
 from router.jobs.lines import LineFault
+from router.jobs.objects import embedded
 from router.jobs.records import Batch, BatchStatus, Line, LineAnswer, LineKind
 
 
 def answered(line: Line, status: int, request_id: str, body: bytes) -> LineAnswer:
     """A reply was received: a success belongs into the output file, anything else into that of errors."""
-    response = {"status_code": status, "request_id": request_id, "body": _embedded(body)}
+    response = {"status_code": status, "request_id": request_id, "body": embedded(body)}
     kind = LineKind.OUTPUT if 200 <= status < 300 else LineKind.ERROR
     return LineAnswer(line.batch_id, line.number, kind, _encode(_id(line), line.custom_id, response, None))
 
@@ -48,14 +48,6 @@ def _id(line: Line) -> str:
 def request_id(line: Line) -> str:
     """Return the request id of a line: the same each time it is run, and no other line's."""
     return f"{line.batch_id}.{line.number}"
-
-
-def _embedded(body: bytes) -> object:
-    try:
-        msgspec.json.decode(body, type=msgspec.Raw)
-        return orjson.Fragment(body)
-    except msgspec.DecodeError:
-        return body.decode("utf-8", "replace")
 
 
 def _encode(line_id: str, custom_id: str | None, response: object, error: object) -> bytes:

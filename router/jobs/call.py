@@ -14,6 +14,7 @@ class Call:
         owner: whose it is: what it costs is theirs.
         path: of the API, e.g. `/v1/chat/completions`.
         headers: lower-case names of ours that hold for it.
+        in_slack: it runs when nobody else is served, and is no reason for anything; otherwise it is one of many.
     """
 
     request_id: str
@@ -21,6 +22,7 @@ class Call:
     path: str
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
+    in_slack: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Told:
 
 
 class Ask(Protocol):
-    """Puts one request to the tier at the lowest priority; cancelling it cancels its work."""
+    """Puts one request to the tier; cancelling it cancels its work."""
 
     async def __call__(self, call: Call) -> Told:
         """Return the reply. Never raises an `OverspillError`: errors are replies."""

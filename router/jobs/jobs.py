@@ -20,17 +20,28 @@ from router.base.clock import Clock
 from router.base.credentials import secret
 from router.base.errors import ConfigError, InvalidRequest
 from router.base.timers import end
-from router.jobs import batches
+from router.jobs import batches, deferred, events
 from router.jobs.call import Ask
 from router.jobs.database import Database, place_of
+from router.jobs.deferring import Deferring
 from router.jobs.errors import QuotaReached, StorageFull
 from router.jobs.files import Files, Incoming
 from router.jobs.lifecycle import Lifecycle
 from router.jobs.pages import Page
-from router.jobs.records import BATCH_PURPOSE, Batch, BatchStatus, StoredFile, new_id
+from router.jobs.records import (
+    BATCH_PURPOSE,
+    Asking,
+    Batch,
+    BatchStatus,
+    Deferred,
+    DeferredStatus,
+    StoredFile,
+    new_id,
+)
 from router.jobs.runner import Runner
 from router.jobs.settings import JobsSettings, window_s
 from router.jobs.slack import Slack
+from router.jobs.webhook import Webhook, key_of
 from router.values.replica import ReplicaSnapshot
 
 log = structlog.get_logger("router.jobs")
@@ -39,6 +50,7 @@ T = TypeVar("T")
 
 _CLEAN_UP_S = 60.0
 _DAY_S = 86_400
+_HOUR_S = 3_600
 _RETRY_S = 60.0
 
 
@@ -48,6 +60,7 @@ class Jobs:
     Args:
         load: a snapshot of every replica.
         database: the URL in force; empty is SQLite in `settings.dir`.
+        webhook_secret: the secret in force.
         wall: Unix time, in seconds.
         max_line_bytes: of one request of a batch.
 
@@ -62,6 +75,7 @@ class Jobs:
         load: Callable[[], Sequence[ReplicaSnapshot]],
         *,
         database: str = "",
+        webhook_secret: str = "",
         wall: Callable[[], float] = time.time,
         max_line_bytes: int = 16 * 1024 * 1024,
     ) -> None:
@@ -71,9 +85,12 @@ class Jobs:
         self._wall = wall
         self._folder = Path(settings.dir).expanduser()
         self._url = database
+        self._webhook_secret = webhook_secret
         self._files = Files(self._folder, settings)
         self._max_line_bytes = max_line_bytes
         self._runner: Runner | None = None
+        self._deferring: Deferring | None = None
+        self._webhook: Webhook | None = None
         self._held_bytes = 0
 
     async def __aenter__(self) -> Jobs:
@@ -104,11 +121,19 @@ class Jobs:
         """Begin to run lines, until the end."""
         runner = Runner(self._database, self._lifecycle, self.slack, self._clock, ask)
         self._runner = await self._stack.enter_async_context(runner)
+        tells = bool(self.settings.webhook_url)
+        deferring = Deferring(self._database, self._clock, self._wall, ask, tells=tells)
+        self._deferring = await self._stack.enter_async_context(deferring)
+        if tells:
+            webhook = Webhook(self.settings.webhook_url, self._webhook_secret, self._database, self._clock, self._wall)
+            self._webhook = await self._stack.enter_async_context(webhook)
 
     async def stop(self) -> None:
         """Run no lines any more; those that run are stopped, and run again after the next start."""
         if self._runner is not None:
             await self._runner.stop()
+        if self._deferring is not None:
+            await self._deferring.stop()
 
     # ── files ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -234,12 +259,70 @@ class Jobs:
         self._look()
         return batch
 
+    # ── deferred requests ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def defer(self, owner: str, request: Asking, why: Mapping[str, str]) -> Deferred:
+        """Keep a request that cannot be served now; it is on the disk when this returns.
+
+        Raises:
+            QuotaReached, StorageFull: there is no room for it.
+        """
+        now_s = self._wall()
+        kept = Deferred(
+            id=new_id("deferred_", now_s),
+            owner=owner,
+            asked=request.asked,
+            status=DeferredStatus.QUEUED,
+            path=request.path,
+            request_id=request.request_id,
+            headers=orjson.dumps([list(line) for line in request.headers]).decode(),
+            body=request.body,
+            why=orjson.dumps(dict(why)).decode(),
+            created_s=int(now_s),
+            expires_s=int(now_s + self.settings.deferred_hours * _HOUR_S),
+        )
+
+        def keep(connection: Connection) -> Deferred:
+            self._files.require_room(connection, owner, deferred.held_bytes(connection) + len(request.body))
+            return deferred.add(connection, kept, self.settings.max_deferred)
+
+        found = await self._database.run(keep)
+        if self._deferring is not None:
+            self._deferring.look()
+        return found
+
+    async def find_deferred(self, asked: str) -> Deferred | None:
+        """Return what is kept of an asking."""
+        return await self._database.run(lambda c: deferred.find(c, asked))
+
+    async def deferred(self, owner: str, deferred_id: str) -> Deferred:
+        return await self._database.run(lambda c: deferred.get(c, owner, deferred_id))
+
+    async def list_deferred(self, owner: str, page: Page) -> tuple[list[Deferred], bool]:
+        return await self._database.run(lambda c: deferred.list_page(c, owner, page))
+
+    async def forget_deferred(self, owner: str, deferred_id: str) -> None:
+        """Forget a deferred request; one that waits is not answered any more."""
+        await self._database.run(lambda c: deferred.remove(c, owner, deferred_id))
+        if self._deferring is not None:
+            self._deferring.forget(deferred_id)
+
     # ── beside ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def runner(self) -> Runner | None:
         """What runs lines; None before `serve`."""
         return self._runner
+
+    @property
+    def deferring(self) -> Deferring | None:
+        """What answers deferred requests; None before `serve`."""
+        return self._deferring
+
+    @property
+    def webhook(self) -> Webhook | None:
+        """What tells of it elsewhere; None where there is none."""
+        return self._webhook
 
     @property
     def held_bytes(self) -> int:
@@ -266,10 +349,15 @@ class Jobs:
 
     def _expire(self, connection: Connection, now_s: float) -> list[str]:
         batches.expire(connection, now_s - self.settings.keep_days * _DAY_S)
+        deferred.forget(connection, now_s - self.settings.deferred_hours * _HOUR_S)
+        given_up = events.forget(connection, now_s - self.settings.deferred_hours * _HOUR_S)
+        if given_up:
+            log.warning("events given up: the webhook took none of them in time", events=given_up)
         return self._files.expire(connection, now_s)
 
     def _measure(self, connection: Connection) -> int:
-        return self._files.held_bytes(connection) + batches.answers_bytes(connection)
+        answers = batches.answers_bytes(connection) + deferred.held_bytes(connection)
+        return self._files.held_bytes(connection) + answers
 
 
 def open_jobs(
@@ -278,12 +366,14 @@ def open_jobs(
     """Return the jobs of a tier, None where its settings name no folder.
 
     Raises:
-        ConfigError: the environment variable that is to hold the database's URL is not set.
+        ConfigError: an environment variable that is to hold the database's URL or the secret is not set.
     """
     if not settings.dir:
         return None
     database = secret(settings.database, "jobs.database")
-    return Jobs(settings, clock, load, database=database, max_line_bytes=max_line_bytes)
+    webhook_secret = secret(settings.webhook_secret, "jobs.webhook_secret")
+    key_of(webhook_secret)
+    return Jobs(settings, clock, load, database=database, webhook_secret=webhook_secret, max_line_bytes=max_line_bytes)
 
 
 def _locked(folder: Path) -> IO[str]:

@@ -14,7 +14,7 @@ import orjson
 import structlog
 from sqlalchemy import Connection
 
-from router.jobs import batches
+from router.jobs import batches, events
 from router.jobs.answers import not_run, refused
 from router.jobs.database import Database
 from router.jobs.errors import NoSuchJob, StorageFull
@@ -126,7 +126,8 @@ class Lifecycle:
         def fail(connection: Connection) -> None:
             file = self._files.keep(connection, incoming, self._file_of(batch, LineKind.ERROR, incoming, now_s))
             to, before = BatchStatus.FAILED, BatchStatus.VALIDATING
-            batches.move(connection, batch.id, now_s, to, before, errors=told, error_file_id=file.id)
+            if batches.move(connection, batch.id, now_s, to, before, errors=told, error_file_id=file.id):
+                self._tell(connection, batch.id, to, now_s)
 
         await self._database.run(fail)
         log.info("batch failed", batch=batch.id, faults=len(faults), first=faults[0].message)
@@ -142,12 +143,17 @@ class Lifecycle:
                 for kind, incoming in written.items()
                 if incoming.bytes
             }
-            batches.end(connection, batch, now_s, to, files)
+            if batches.end(connection, batch, now_s, to, files):
+                self._tell(connection, batch.id, to, now_s)
 
         await self._database.run(done)
         for incoming in written.values():
             incoming.drop()
         log.info("batch ended", batch=batch.id, status=to.value, completed=batch.completed, failed=batch.failed)
+
+    def _tell(self, connection: Connection, batch_id: str, status: BatchStatus, now_s: int) -> None:
+        if self._settings.webhook_url:
+            events.add(connection, f"batch.{status.value}", {"id": batch_id}, now_s)
 
     def _write(self, kind: LineKind, batch: Batch, lines: list[bytes] | None) -> Incoming:
         """Write one of its files, from the database where no lines are given. Blocks."""

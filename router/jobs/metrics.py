@@ -44,6 +44,20 @@ class JobMetrics(Collector):
             "Requests of batches that were stopped for online ones, and run again.",
             value=0 if runner is None else runner.stopped,
         )
+        deferring, webhook = self._jobs.deferring, self._jobs.webhook
+        yield CounterMetricFamily(
+            "overspill_deferred_answered",
+            "Deferred requests that have ended, answered or given up.",
+            value=0 if deferring is None else deferring.answered,
+        )
+        yield CounterMetricFamily(
+            "overspill_webhook_told", "Events that the webhook has taken.", value=0 if webhook is None else webhook.told
+        )
+        yield GaugeMetricFamily(
+            "overspill_webhook_failing",
+            "1 while the webhook does not take what it is told.",
+            value=0 if webhook is None else float(bool(webhook.fault)),
+        )
         yield GaugeMetricFamily(
             "overspill_jobs_held_bytes", "What files and answers take on the disk.", value=self._jobs.held_bytes
         )

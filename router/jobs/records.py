@@ -97,6 +97,76 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Asking:
+    """A request as it may be kept.
+
+    Attributes:
+        asked: tells one asking from another, None where its client gave it no id.
+        headers: lower-case names of ours that hold for it.
+    """
+
+    asked: str | None
+    path: str
+    request_id: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+class DeferredStatus(str, enum.Enum):
+    """Where a deferred request is."""
+
+    QUEUED = "queued"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A request that could not be served when it came.
+
+    Attributes:
+        asked: tells one asking from another, None where its client gave it no id.
+        headers: of ours that hold for it, as JSON pairs.
+        why: it was deferred: code and message, as JSON.
+        expires_s: when it is given up, or its answer forgotten.
+        tries: how often it failed for reasons that may pass.
+        status_code, answer: the reply, once there is one.
+    """
+
+    id: str
+    owner: str
+    asked: str | None
+    status: DeferredStatus
+    path: str
+    request_id: str
+    headers: str
+    body: bytes
+    why: str
+    created_s: int
+    expires_s: int
+    ended_s: int | None = None
+    tries: int = 0
+    status_code: int | None = None
+    answer: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something for the webhook; its id stays the same however often it is sent.
+
+    Attributes:
+        due_s: when it is sent next.
+    """
+
+    id: str
+    created_s: int
+    body: bytes
+    tries: int = 0
+    due_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """One request of a batch.
 

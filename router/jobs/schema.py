@@ -60,6 +60,41 @@ BATCHES = Table(
     Index("batches_by_status", "status"),
 )
 
+DEFERRED = Table(
+    "deferred",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("owner", String(128), nullable=False),
+    Column("asked", String(64), unique=True),
+    Column("status", String(16), nullable=False),
+    Column("path", String(64), nullable=False),
+    Column("request_id", String(128), nullable=False),
+    Column("headers", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("why", Text, nullable=False),
+    Column("created_s", BigInteger, nullable=False),
+    Column("expires_s", BigInteger, nullable=False),
+    _time("ended_s"),
+    Column("tries", Integer, nullable=False),
+    Column("status_code", Integer),
+    Column("answer", LargeBinary),
+    Index("deferred_of", "owner", "id"),
+    Index("deferred_by_status", "status", "id"),
+)
+"""`asked` tells one asking from another: who asks again under the same request id gets what is kept already."""
+
+EVENTS = Table(
+    "events",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("created_s", BigInteger, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("due_s", BigInteger, nullable=False),
+    Index("events_due", "due_s", "id"),
+)
+"""What the webhook has not taken yet; written in the transaction of what it tells."""
+
 LINES = Table(
     "lines",
     METADATA,

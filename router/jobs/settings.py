@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from router.base.credentials import url_fault
 from router.base.errors import InvalidRequest
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -32,6 +33,12 @@ class JobsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         max_lines: of one batch.
         min_free_mbytes: room on the disk that is left to others.
         keep_days: files and ended batches are deleted after so long, unless their caller asked for less.
+        deferred_hours: a deferred request that was not answered after so long is given up, and an answer that nobody
+            fetched is forgotten.
+        max_deferred: deferred requests kept at once, those that were answered included.
+        webhook_url: where to tell of deferred requests that were answered and batches that ended, besides their being
+            there to be fetched; empty: nowhere.
+        webhook_secret: signs what is sent there (`whsec_…`); `env:NAME` is read from the environment.
         concurrency: lines that run at once at most; 0: as many as there are free slots.
         beside_slowdown: what lines may slow down answers of online requests that run beside them, as a share; lines
             that would cost more wait until there are none.
@@ -46,8 +53,20 @@ class JobsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     max_lines: Count = 50_000
     min_free_mbytes: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 500
     keep_days: Annotated[float, msgspec.Meta(gt=0, le=3_650)] = 30.0
+    deferred_hours: Annotated[float, msgspec.Meta(gt=0, le=8_760)] = 24.0
+    max_deferred: Count = 1_000
+    webhook_url: str = ""
+    webhook_secret: str = ""
     concurrency: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
     beside_slowdown: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.05
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot say; msgspec puts the key's path in front of a ValueError."""
+        fault = url_fault(self.webhook_url) if self.webhook_url else ""
+        if fault:
+            raise ValueError(f"webhook_url: {fault}")
+        if self.webhook_url and not self.webhook_secret:
+            raise ValueError("webhook_url needs webhook_secret: what is sent there is signed")
 
 
 def window_s(text: str) -> int:

@@ -270,6 +270,7 @@ class Objective:
         deadline_s: accepted → last token, in seconds.
         late_s: seconds after the deadline over which the value of the answer falls from 1 to 0; None: at once.
         shorten: an overloaded tier may cap the answer at `overload_answer_tokens`.
+        defer: what cannot be served within its promise is kept, and answered later.
         priority: higher is better; negative may be shed first.
         min_quality: lowest acceptable quality of a rung, in [0, 1].
         session: requests of one session prefer one replica.
@@ -280,6 +281,7 @@ class Objective:
     deadline_s: float | None = None
     late_s: float | None = None
     shorten: bool = False
+    defer: bool = False
     priority: int = 0
     locality: Locality = Locality.ANY
     min_quality: float = 0.0

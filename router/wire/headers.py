@@ -21,6 +21,7 @@ from router.wire.names import (
     ATTEMPTS_LEFT,
     CACHE_SALT,
     DEADLINE,
+    DEFER,
     DEMAND,
     HOPS,
     INSTANCE,
@@ -45,6 +46,7 @@ __all__ = [
     "CACHE_SALT",
     "CONFLICT",
     "DEADLINE",
+    "DEFER",
     "DEGRADED",
     "DEMAND",
     "HOPS",
@@ -190,7 +192,10 @@ def parse_objective(headers: Mapping[str, str], default: Objective) -> Objective
 
 
 def objective_headers(objective: Objective) -> list[tuple[str, str]]:
-    """Return the headers that `parse_objective` reads back as `objective`."""
+    """Return the headers that `parse_objective` reads back as `objective`.
+
+    That it may be deferred is not passed on: only the tier that the caller asked keeps its request.
+    """
     lines = []
     for name, value_s in (
         (TTFT, objective.ttft_s),
@@ -352,11 +357,18 @@ def _priority(text: str) -> int:
     return -size if text.startswith("-") else size
 
 
-def _allowed(text: str) -> bool:
+def _may_be_shortened(text: str) -> bool:
+    return _allowed(text, SHORTEN, "to have none shortened")
+
+
+def _may_be_deferred(text: str) -> bool:
+    return _allowed(text, DEFER, "to have none deferred")
+
+
+def _allowed(text: str, name: str, otherwise: str) -> bool:
     if text.lower() != _ALLOW:
         raise InvalidRequest(
-            f"`{SHORTEN}: {header_safe(text[:40])}`: expected `{_ALLOW}`; leave the header out to have none shortened",
-            param=SHORTEN,
+            f"`{name}: {header_safe(text[:40])}`: expected `{_ALLOW}`; leave the header out {otherwise}", param=name
         )
     return True
 
@@ -384,7 +396,8 @@ def _session(text: str) -> str:
 # Field of `Objective` → the names of its header; and header → field and what reads it.
 _LIMITS = {"ttft_s": TTFT_NAMES, "tpot_s": TPOT_NAMES, "deadline_s": (DEADLINE,), "late_s": (LATE_VALUE,)}
 _WISHES: dict[str, tuple[str, Callable[[str], object]]] = {
-    SHORTEN: ("shorten", _allowed),
+    SHORTEN: ("shorten", _may_be_shortened),
+    DEFER: ("defer", _may_be_deferred),
     PRIORITY: ("priority", _priority),
     LOCALITY: ("locality", _locality),
     MIN_QUALITY: ("min_quality", _quality),

@@ -20,6 +20,7 @@ TTFT = "x-overspill-ttft-slo-ms"
 TPOT = "x-overspill-tpot-slo-ms"
 LATE_VALUE = "x-overspill-late-value"
 SHORTEN = "x-overspill-shorten"
+DEFER = "x-overspill-defer"
 PRIORITY = "x-overspill-priority"
 LOCALITY = "x-overspill-locality"
 MIN_QUALITY = "x-overspill-min-quality"
@@ -37,6 +38,7 @@ REQUEST_NAMES = (
     DEADLINE,
     LATE_VALUE,
     SHORTEN,
+    DEFER,
     PRIORITY,
     LOCALITY,
     MIN_QUALITY,

@@ -91,6 +91,7 @@ class JobTier:
             msgspec.structs.replace(settings, dir=str(folder)),
             CLOCK,
             self.dispatcher.load,
+            webhook_secret=settings.webhook_secret,
             **more,
         )
         self.deps = gateway_deps(
@@ -104,9 +105,9 @@ class JobTier:
 
     async def __aenter__(self) -> JobTier:
         self._stack = contextlib.AsyncExitStack()
+        app = create_app(self.deps)
         await self._stack.enter_async_context(self.dispatcher)
         await self._stack.enter_async_context(self.jobs)
-        app = create_app(self.deps)
         await self.jobs.serve(Calls(app.api.router, self.deps.tenancy.directory))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"

@@ -8,10 +8,11 @@ from router.base.errors import InvalidRequest
 from router.gateway.endpoint import Endpoint, RequestContext, json_reply
 from router.gateway.errors import Reply
 from router.gateway.intake import Intake
-from router.gateway.jobs.objects import CreateBatch, batch_object, decode_create_batch, encode, encode_list, page_in
+from router.gateway.jobs.bodies import CreateBatch, decode_create_batch, encode, encode_list, page_in
 from router.gateway.jobs.query import query_of
 from router.gateway.media import plain_body, require_json
 from router.jobs.jobs import Jobs
+from router.jobs.objects import batch_object
 from router.values.request import Objective
 from router.wire import headers as wire_headers
 from router.wire.names import CACHE_SALT, LOCALITY, MIN_QUALITY, REQUEST_NAMES, SESSION, SHORTEN, refuse_query

@@ -60,7 +60,7 @@ def _scope(call: Call, caller: Caller) -> Scope:
         "client": None,
         "server": None,
         CALLER: caller,
-        IN_SLACK: True,
+        IN_SLACK: call.in_slack,
     }
 
 

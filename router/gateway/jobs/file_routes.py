@@ -12,10 +12,11 @@ from router.base.errors import InvalidRequest
 from router.gateway.endpoint import Endpoint, RequestContext, StreamReply, json_reply
 from router.gateway.errors import Reply
 from router.gateway.intake import Intake
-from router.gateway.jobs.objects import encode, encode_list, file_object, keep_s, page_in
+from router.gateway.jobs.bodies import encode, encode_list, keep_s, page_in
 from router.gateway.jobs.query import query_of
 from router.gateway.jobs.upload import Upload, Uploads
 from router.jobs.jobs import Jobs
+from router.jobs.objects import file_object
 from router.jobs.records import BATCH_PURPOSE
 
 _PIECE_BYTES = 256 * 1024

@@ -8,7 +8,7 @@ from router.gateway.endpoint import Endpoint, RequestContext
 from router.gateway.errors import NoSuchPage, Reply
 from router.gateway.intake import Intake
 
-_PATHS = ("/v1/files", "/v1/files/{rest:path}", "/v1/batches", "/v1/batches/{rest:path}")
+_PATHS = ("/v1/files", "/v1/files/{rest:path}", "/v1/batches", "/v1/batches/{rest:path}", "/v1/deferred/{rest:path}")
 
 
 class JobsOff:
@@ -24,8 +24,8 @@ class JobsOff:
     async def _refuse(self, context: RequestContext) -> Reply:
         """Off on this tier: `jobs.dir` names no folder."""
         raise NoSuchPage(
-            f"{context.path[:80]}: this tier keeps no files and runs no batches: its operator has to name a folder "
-            "with `jobs.dir`"
+            f"{context.path[:80]}: this tier keeps no files, batches or deferred requests: its operator has to name a "
+            "folder with `jobs.dir`"
         )
 
 

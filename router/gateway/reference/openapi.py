@@ -27,6 +27,7 @@ _ASKS = {
     wire_headers.LOCALITY: ("string", "any, local-only or cloud-only"),
     wire_headers.MIN_QUALITY: ("number", "of the rung that answers, from 0 to 1"),
     wire_headers.SHORTEN: ("string", "allow: an overloaded tier may cap the answer"),
+    wire_headers.DEFER: ("string", "allow: what cannot be served now is kept, and answered later (202)"),
     wire_headers.SESSION: ("string", "requests of one session like to meet the same replica"),
     wire_headers.CACHE_SALT: ("string", "requests with other salts share no KV cache"),
     wire_headers.REQUEST_ID: ("string", "the caller's own id of the request"),

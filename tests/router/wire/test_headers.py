@@ -18,9 +18,10 @@ def parsed(**lines: str) -> Objective:
 
 
 def test_a_late_value_and_a_permission_are_read() -> None:
-    found = parsed(deadline_ms="1500", late_value="500", shorten="allow")
-    assert (found.deadline_s, found.late_s, found.shorten) == (1.5, 0.5, True)
-    assert (parsed().late_s, parsed().shorten) == (None, False)
+    found = parsed(deadline_ms="1500", late_value="500", shorten="allow", defer="allow")
+    assert (found.deadline_s, found.late_s, found.shorten, found.defer) == (1.5, 0.5, True, True)
+    assert (parsed().late_s, parsed().shorten, parsed().defer) == (None, False, False)
+    assert headers.DEFER not in dict(headers.objective_headers(found))  # it is asked of one tier alone
 
 
 @given(deadline_s=MILLISECONDS, late_s=MILLISECONDS, shorten=st.booleans())
@@ -45,6 +46,8 @@ def test_a_late_value_without_a_deadline_is_refused_with_the_remedy() -> None:
         (headers.LATE_VALUE, "soon"),
         (headers.LATE_VALUE, "1e12"),
         (headers.SHORTEN, "yes"),
+        (headers.DEFER, "yes"),
+        (headers.DEFER, "allow, deny"),
         (headers.SHORTEN, ""),
         (headers.SHORTEN, "allow, deny"),
     ],
@@ -62,6 +65,7 @@ def test_a_wrong_value_is_named(name: str, value: str) -> None:
         ("x-overspill-late-value-ms", headers.LATE_VALUE),
         ("x-overspil-late-value", headers.LATE_VALUE),
         ("x-overspill-shortened", headers.SHORTEN),
+        ("x-overspill-defered", headers.DEFER),
         ("overspill_shorten", headers.SHORTEN),
         ("x-overspill-attempts", headers.ATTEMPTS_LEFT),
     ],

@@ -1,4 +1,4 @@
-"""Files and batches as OpenAI's objects, and what a request for a batch says."""
+"""What requests for files and batches say, and lists page by page."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import orjson
 
 from router.base.errors import InvalidRequest
 from router.jobs.pages import Page
-from router.jobs.records import Batch, StoredFile
 from router.wire.body import decode_json
 from router.wire.headers import whole_number
 
 _ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-_STAMPS = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 _MOST_LABELS = 16
 
 
@@ -89,40 +87,6 @@ def page_in(query: Mapping[str, str], *, default: int, most: int) -> Page:
     if order not in {"asc", "desc"}:
         raise InvalidRequest(f"`order`: `{order[:20]}`: expected `asc` or `desc`", param="order")
     return Page(limit, query.get("after") or None, newest_first=order == "desc")
-
-
-def file_object(file: StoredFile) -> dict[str, Any]:
-    return {
-        "id": file.id,
-        "object": "file",
-        "bytes": file.bytes,
-        "created_at": file.created_s,
-        "expires_at": file.expires_s,
-        "filename": file.filename,
-        "purpose": file.purpose,
-        "status": "processed",
-        "status_details": None,
-    }
-
-
-def batch_object(batch: Batch) -> dict[str, Any]:
-    errors = {"object": "list", "data": orjson.loads(batch.errors)} if batch.errors else None
-    return {
-        "id": batch.id,
-        "object": "batch",
-        "endpoint": batch.endpoint,
-        "errors": errors,
-        "input_file_id": batch.input_file_id,
-        "completion_window": batch.window,
-        "status": batch.status.value,
-        "output_file_id": batch.output_file_id,
-        "error_file_id": batch.error_file_id,
-        "created_at": batch.created_s,
-        "expires_at": batch.expires_s,
-        **{f"{step}_at": getattr(batch, f"{step}_s") for step in _STAMPS},
-        "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
-        "metadata": orjson.loads(batch.labels),
-    }
 
 
 def encode(value: Mapping[str, Any]) -> bytes:

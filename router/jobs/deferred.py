@@ -1,0 +1,128 @@
+"""Deferred requests in the database: kept once, answered once, whatever is killed when."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
+
+from router.jobs.errors import NoSuchJob, QuotaReached
+from router.jobs.pages import Page, page_of
+from router.jobs.records import Deferred, DeferredStatus
+from router.jobs.schema import DEFERRED
+
+_RETRY_S = 60.0
+
+
+def asking(owner: str, request_id: str, path: str, body: bytes) -> str:
+    """Return what tells one asking from another: the same request under the same id is one, however often it comes."""
+    digest = hashlib.sha256()
+    for part in (owner.encode(), request_id.encode(), path.encode(), body):
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def find(connection: Connection, asked: str) -> Deferred | None:
+    """Return what is kept of an asking."""
+    row = connection.execute(select(DEFERRED).where(DEFERRED.c.asked == asked)).mappings().first()
+    return None if row is None else _deferred(row)
+
+
+def add(connection: Connection, deferred: Deferred, most: int) -> Deferred:
+    """Keep a request; if its asking is kept already, return that.
+
+    Raises:
+        QuotaReached: so many are kept.
+    """
+    kept = None if deferred.asked is None else find(connection, deferred.asked)
+    if kept is not None:
+        return kept
+    if int(connection.execute(select(func.count()).select_from(DEFERRED)).scalar_one()) >= most:
+        raise QuotaReached(f"{most} deferred requests are kept here, the most", retry_after_s=_RETRY_S)
+    connection.execute(insert(DEFERRED).values(**{**asdict(deferred), "status": deferred.status.value}))
+    return deferred
+
+
+def get(connection: Connection, owner: str, deferred_id: str) -> Deferred:
+    """Return a deferred request of this caller.
+
+    Raises:
+        NoSuchJob: there is none of that id.
+    """
+    query = select(DEFERRED).where(DEFERRED.c.id == deferred_id, DEFERRED.c.owner == owner)
+    row = connection.execute(query).mappings().first()
+    if row is None:
+        raise NoSuchJob(f"there is no deferred request `{deferred_id[:64]}` of yours here", param="deferred_id")
+    return _deferred(row)
+
+
+def list_page(connection: Connection, owner: str, page: Page) -> tuple[list[Deferred], bool]:
+    """Return a page of a caller's deferred requests, and whether there are more."""
+    query = select(DEFERRED).where(DEFERRED.c.owner == owner)
+    rows, more = page_of(connection, query, DEFERRED.c.id, page)
+    return [_deferred(row) for row in rows], more
+
+
+def queued(connection: Connection, limit: int) -> list[Deferred]:
+    """Return those that wait, the oldest first."""
+    query = select(DEFERRED).where(DEFERRED.c.status == DeferredStatus.QUEUED.value)
+    rows = connection.execute(query.order_by(DEFERRED.c.id).limit(limit)).mappings()
+    return [_deferred(row) for row in rows]
+
+
+def end(
+    connection: Connection, deferred_id: str, to: DeferredStatus, now_s: int, reply: tuple[int, bytes] | None = None
+) -> bool:
+    """Answer or give up one that waits; returns whether it still did.
+
+    Args:
+        reply: HTTP status and body.
+    """
+    status, body = reply or (None, None)
+    step = update(DEFERRED).where(DEFERRED.c.id == deferred_id, DEFERRED.c.status == DeferredStatus.QUEUED.value)
+    ended = step.values(status=to.value, ended_s=now_s, status_code=status, answer=body)
+    return connection.execute(ended).rowcount == 1
+
+
+def tried(connection: Connection, deferred_id: str) -> None:
+    """Count a failure that may pass."""
+    connection.execute(update(DEFERRED).where(DEFERRED.c.id == deferred_id).values(tries=DEFERRED.c.tries + 1))
+
+
+def remove(connection: Connection, owner: str, deferred_id: str) -> None:
+    """Forget one of this caller: what waits is then not answered.
+
+    Raises:
+        NoSuchJob: there is none of that id.
+    """
+    get(connection, owner, deferred_id)
+    connection.execute(delete(DEFERRED).where(DEFERRED.c.id == deferred_id))
+
+
+def late(connection: Connection, now_s: float) -> list[Deferred]:
+    """Return those that wait and are to be given up."""
+    waits = (DEFERRED.c.status == DeferredStatus.QUEUED.value, DEFERRED.c.expires_s <= now_s)
+    return [_deferred(row) for row in connection.execute(select(DEFERRED).where(*waits)).mappings()]
+
+
+def forget(connection: Connection, ended_before_s: float) -> None:
+    """Forget those that ended long ago."""
+    connection.execute(delete(DEFERRED).where(DEFERRED.c.ended_s <= ended_before_s))
+
+
+def count(connection: Connection, owner: str | None = None) -> int:
+    """How many wait."""
+    waits = select(func.count()).where(DEFERRED.c.status == DeferredStatus.QUEUED.value)
+    return int(connection.execute(waits if owner is None else waits.where(DEFERRED.c.owner == owner)).scalar_one())
+
+
+def held_bytes(connection: Connection) -> int:
+    """What they take."""
+    size = func.length(DEFERRED.c.body) + func.coalesce(func.length(DEFERRED.c.answer), 0)
+    return int(connection.execute(select(func.coalesce(func.sum(size), 0))).scalar_one())
+
+
+def _deferred(row: RowMapping) -> Deferred:
+    return Deferred(**{**row, "status": DeferredStatus(row["status"])})

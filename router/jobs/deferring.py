@@ -1,0 +1,157 @@
+"""Answers deferred requests as soon as the tier can: a few at once, in the order in which they came.
+
+After a refusal one request alone tries again, later and later; once one is answered, the others follow. So a fleet of
+devices whose link comes back asks with one request each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+import orjson
+import structlog
+from sqlalchemy import Connection
+
+from router.base.clock import Clock
+from router.base.timers import end
+from router.jobs import deferred, events
+from router.jobs.call import Ask, Call, Told
+from router.jobs.database import Database
+from router.jobs.errors import StorageFull
+from router.jobs.objects import deferred_object
+from router.jobs.records import Deferred, DeferredStatus
+
+log = structlog.get_logger("router.jobs")
+
+_LOOK_S = 2.0
+_AT_ONCE = 4
+_AHEAD = 256
+_MOST_TRIES = 5
+_FIRST_PAUSE_S = 0.5
+_MOST_PAUSE_S = 30.0
+_MAY_PASS = frozenset({401, 408, 409, 425, 429, 500, 502, 503, 504})
+
+
+class Deferring:
+    """Use as `async with`, inside that of the database.
+
+    Args:
+        tells: a webhook is told of what has ended.
+        wall: Unix time, in seconds.
+
+    Attributes:
+        answered: since the start.
+    """
+
+    def __init__(self, database: Database, clock: Clock, wall: Callable[[], float], ask: Ask, *, tells: bool) -> None:
+        self._database = database
+        self._clock = clock
+        self._wall = wall
+        self._ask = ask
+        self._tells = tells
+        self._news = asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._at_once = _AT_ONCE
+        self._pause_s = 0.0
+        self._again_at_s = 0.0
+        self._due_s: dict[str, float] = {}  # of those that were refused
+        self.answered = 0
+
+    async def __aenter__(self) -> Deferring:
+        self._task = asyncio.create_task(self._run(), name="jobs deferred")
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Stop what runs: it is answered after the next start."""
+        await end(self._task, *self._tasks.values())
+
+    def look(self) -> None:
+        """A request was deferred, or forgotten."""
+        self._news.set()
+
+    def forget(self, deferred_id: str) -> None:
+        """Stop one that runs."""
+        if deferred_id in self._tasks:
+            self._tasks[deferred_id].cancel()
+
+    async def _run(self) -> None:
+        while True:
+            self._news.clear()
+            try:
+                await self._turn()
+            except StorageFull as error:
+                log.warning("deferred requests wait", why=error.message)
+            except Exception:  # the task's boundary: one bad turn must not end them all
+                log.exception("deferred requests crashed")
+            wait_s = min(_LOOK_S, max(self._again_at_s - self._clock.now_s(), 0.05)) if self._pause_s else _LOOK_S
+            timer = asyncio.get_running_loop().call_later(wait_s, self._news.set)
+            await self._news.wait()
+            timer.cancel()
+
+    async def _turn(self) -> None:
+        for late in await self._database.run(lambda c: deferred.late(c, self._wall())):
+            self.forget(late.id)
+            await self._end(late, DeferredStatus.EXPIRED, None)
+        room = self._at_once - len(self._tasks)
+        if room <= 0 or self._clock.now_s() < self._again_at_s:
+            return
+        waiting = await self._database.run(lambda c: deferred.queued(c, _AHEAD))
+        now_s, known = self._clock.now_s(), {request.id for request in waiting}
+        self._due_s = {name: due_s for name, due_s in self._due_s.items() if name in known}
+        due = [request for request in waiting if self._due_s.get(request.id, 0.0) <= now_s]
+        for request in [request for request in due if request.id not in self._tasks][:room]:
+            self._tasks[request.id] = task = asyncio.create_task(self._answer(request), name=f"answer {request.id}")
+            task.add_done_callback(partial(self._done, request.id))
+
+    def _done(self, deferred_id: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(deferred_id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a deferred request crashed", id=deferred_id, exc_info=error)
+            self._pause()
+        self._news.set()
+
+    async def _answer(self, request: Deferred) -> None:
+        headers = tuple((name, value) for name, value in orjson.loads(request.headers))
+        told = await self._ask(Call(request.id, request.owner, request.path, request.body, headers, in_slack=False))
+        if told.status in _MAY_PASS and not await self._is_final(request, told):
+            self._pause()
+            self._due_s[request.id] = self._again_at_s + (told.retry_after_s or 0.0)  # another one may try before
+            return
+        self._pause_s, self._again_at_s, self._at_once = 0.0, 0.0, _AT_ONCE
+        status = DeferredStatus.COMPLETED if 200 <= told.status < 300 else DeferredStatus.FAILED
+        await self._end(request, status, (told.status, told.body))
+
+    async def _is_final(self, request: Deferred, told: Told) -> bool:
+        if told.retry_after_s is not None:
+            return False  # there is no capacity, which says nothing of the request
+        await self._database.run(partial(_tried, request.id))
+        return request.tries + 1 >= _MOST_TRIES
+
+    async def _end(self, request: Deferred, to: DeferredStatus, reply: tuple[int, bytes] | None) -> None:
+        """Write what became of one, and tell the webhook of it, in one transaction."""
+        now_s = self._wall()
+
+        def work(connection: Connection) -> bool:
+            if not deferred.end(connection, request.id, to, int(now_s), reply):
+                return False
+            if self._tells:
+                ended = deferred.get(connection, request.owner, request.id)
+                events.add(connection, f"deferred.{to.value}", deferred_object(ended), now_s)
+            return True
+
+        self.answered += await self._database.run(work)
+
+    def _pause(self) -> None:
+        """Something cannot be served now: one tries again, later and later."""
+        self._at_once = 1
+        self._pause_s = min(max(self._pause_s * 2, _FIRST_PAUSE_S), _MOST_PAUSE_S)
+        self._again_at_s = self._clock.now_s() + self._pause_s
+
+
+def _tried(deferred_id: str, connection: Connection) -> None:
+    deferred.tried(connection, deferred_id)

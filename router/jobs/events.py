@@ -1,0 +1,42 @@
+"""Events for the webhook, in the database until it has taken them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, delete, insert, select, update
+
+from router.jobs.records import Event, new_id
+from router.jobs.schema import EVENTS
+
+
+def add(connection: Connection, kind: str, data: dict[str, Any], now_s: float) -> None:
+    """Add an event, in the transaction of what it tells of."""
+    event_id = new_id("evt_", now_s)
+    told = {"id": event_id, "object": "event", "created_at": int(now_s), "type": kind, "data": data}
+    event = Event(event_id, int(now_s), orjson.dumps(told), 0, int(now_s))
+    connection.execute(insert(EVENTS).values(**asdict(event)))
+
+
+def due(connection: Connection, now_s: float, limit: int) -> list[Event]:
+    """Return those to be sent now, the oldest first."""
+    query = select(EVENTS).where(EVENTS.c.due_s <= now_s).order_by(EVENTS.c.id).limit(limit)
+    return [Event(**row) for row in connection.execute(query).mappings()]
+
+
+def taken(connection: Connection, event_id: str) -> None:
+    """The webhook has it."""
+    connection.execute(delete(EVENTS).where(EVENTS.c.id == event_id))
+
+
+def put_off(connection: Connection, event_id: str, due_s: float) -> None:
+    """It could not be told."""
+    step = update(EVENTS).where(EVENTS.c.id == event_id)
+    connection.execute(step.values(tries=EVENTS.c.tries + 1, due_s=int(due_s)))
+
+
+def forget(connection: Connection, created_before_s: float) -> int:
+    """Give up those that nobody took for too long; returns how many."""
+    return connection.execute(delete(EVENTS).where(EVENTS.c.created_s <= created_before_s)).rowcount

@@ -1,0 +1,129 @@
+"""Tells a webhook of what has ended: at least once, signed, under an id by which the receiver makes it exactly once.
+
+Signed as the Standard Webhooks specification says (standardwebhooks.com), which OpenAI's SDKs check
+(`client.webhooks.unwrap`): HMAC-SHA256 over `id.timestamp.body` with the secret's bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Callable
+from functools import partial
+
+import httpx
+import structlog
+
+from router.base.clock import Clock
+from router.base.errors import ConfigError, in_words
+from router.base.timers import end
+from router.base.tls import client_context
+from router.jobs import events
+from router.jobs.database import Database
+from router.jobs.errors import StorageFull
+from router.jobs.records import Event
+
+log = structlog.get_logger("router.jobs")
+
+_LOOK_S = 1.0
+_AT_ONCE = 16
+_TIMEOUT_S = 15.0
+_FIRST_RETRY_S = 1.0
+_MOST_RETRY_S = 300.0
+_PREFIX = "whsec_"
+
+
+class Webhook:
+    """Use as `async with`, inside that of the database.
+
+    Args:
+        url: where to POST.
+        secret: as `whsec_` and base64, or any text.
+        wall: Unix time, in seconds.
+
+    Attributes:
+        fault: why the last attempt failed; empty if it did not.
+    """
+
+    def __init__(self, url: str, secret: str, database: Database, clock: Clock, wall: Callable[[], float]) -> None:
+        self._url = url
+        self._key = key_of(secret)
+        self._database = database
+        self._clock = clock
+        self._wall = wall
+        self.told = 0
+        self.fault = ""
+
+    async def __aenter__(self) -> Webhook:
+        self._http = httpx.AsyncClient(verify=client_context(None, None, None), timeout=_TIMEOUT_S)
+        self._task = asyncio.create_task(self._run(), name="jobs webhook")
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await end(self._task)
+        await self._http.aclose()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                due = await self._database.run(lambda c: events.due(c, self._wall(), _AT_ONCE))
+                for event in due:
+                    await self._tell(event)
+            except StorageFull as error:
+                self.fault = error.message
+            except Exception:  # the task's boundary: what was not told is told again
+                log.exception("webhook crashed")
+            await self._clock.sleep(_LOOK_S)
+
+    async def _tell(self, event: Event) -> None:
+        why = await self._post(event)
+        if not why:
+            self.told += 1
+            self.fault = ""
+            await self._database.run(partial(_taken, event.id))
+            return
+        if why != self.fault:
+            log.warning("webhook not told", event_id=event.id, why=why)
+        self.fault = why
+        due_s = self._wall() + min(_FIRST_RETRY_S * 2 ** min(event.tries, 30), _MOST_RETRY_S)
+        await self._database.run(lambda c: events.put_off(c, event.id, due_s))
+
+    async def _post(self, event: Event) -> str:
+        """Send it; returns why it was not taken."""
+        headers = {"content-type": "application/json", **signed(self._key, event.id, int(self._wall()), event.body)}
+        try:
+            reply = await self._http.post(self._url, content=event.body, headers=headers)
+        except httpx.HTTPError as error:
+            return in_words(error)
+        return "" if reply.is_success else f"HTTP {reply.status_code}"
+
+
+def key_of(secret: str) -> bytes:
+    """Return the bytes that a secret stands for.
+
+    Raises:
+        ConfigError: it begins with `whsec_`, and no base64 follows.
+    """
+    if not secret.startswith(_PREFIX):
+        return secret.encode()
+    try:
+        return base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        raise ConfigError(
+            "jobs.webhook_secret: after `whsec_` base64 is expected, as `openssl rand -base64 24` makes it",
+            param="jobs.webhook_secret",
+        ) from None
+
+
+def signed(key: bytes, event_id: str, now_s: int, body: bytes) -> dict[str, str]:
+    """Return the headers that say who sent a body, and when."""
+    digest = hmac.new(key, f"{event_id}.{now_s}.".encode() + body, hashlib.sha256).digest()
+    signature = base64.b64encode(digest).decode()
+    return {"webhook-id": event_id, "webhook-timestamp": str(now_s), "webhook-signature": f"v1,{signature}"}
+
+
+def _taken(event_id: str, connection: object) -> None:
+    events.taken(connection, event_id)  # type: ignore[arg-type]
