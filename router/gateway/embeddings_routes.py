@@ -19,7 +19,8 @@ class EmbeddingsRoutes:
         self._intake = intake
 
     def routes(self) -> list[BaseRoute]:
-        endpoint = Endpoint("embeddings", self._embed, self._intake, admits=True, takes=EmbeddingBody)
+        handler = self._intake.deferrable(self._embed)
+        endpoint = Endpoint("embeddings", handler, self._intake, admits=True, takes=EmbeddingBody)
         return [Route("/v1/embeddings", endpoint, methods=["POST"])]
 
     async def _embed(self, context: RequestContext) -> Reply:

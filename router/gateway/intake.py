@@ -19,7 +19,7 @@ from router.base.errors import (
 )
 from router.gateway.bodies import BodyRoom
 from router.gateway.deps import GatewayDeps
-from router.gateway.endpoint import RequestContext, draining_or_starting
+from router.gateway.endpoint import Handler, RequestContext, draining_or_starting
 from router.gateway.jobs.deferral import Deferral
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.retries import fingerprint, says_retry
@@ -59,7 +59,11 @@ class Intake:
         self.room = BodyRoom(deps.limits)
         self._in_flight: set[str] = set()
         self._traffic = deps.jobs.slack if deps.jobs is not None else None
-        self.deferral = Deferral(deps.jobs, deps.limits.max_body_bytes) if deps.jobs is not None else None
+        self._deferral = None if deps.jobs is None else Deferral(deps.jobs, deps.limits.max_body_bytes)
+
+    def deferrable(self, handler: Handler) -> Handler:
+        """Return a handler of requests that may be deferred, where the tier keeps them and their caller allows it."""
+        return handler if self._deferral is None else self._deferral.around(handler)
 
     def load(self, context: RequestContext) -> wire_load.LoadReport:
         """Return the tier's load, and what the asker may send here, if it is an instance that may ask."""

@@ -33,8 +33,7 @@ class OpenAIRoutes:
         def page(path: str, name: str, handler: Any, takes: type | None = None) -> Route:
             methods = ["GET"] if takes is None else ["POST"]
             admits = takes is not None
-            if admits and self._intake.deferral is not None:
-                handler = self._intake.deferral.around(handler)
+            handler = self._intake.deferrable(handler) if admits else handler
             return Route(path, Endpoint(name, handler, self._intake, admits=admits, takes=takes), methods=methods)
 
         return [
