@@ -96,8 +96,8 @@ class Tier:
         ends_s = time.monotonic() + START_S
         while time.monotonic() < ends_s:
             with contextlib.suppress(aiohttp.ClientError):
-                async with http.get(f"{self.url}/v1/models") as reply:
-                    if reply.status == 200 and (await reply.json())["data"]:
+                async with http.get(f"{self.url}/health/ready") as ready, http.get(f"{self.url}/v1/models") as models:
+                    if ready.status == models.status == 200 and (await models.json())["data"]:
                         return
             await asyncio.sleep(POLL_S)
         raise RuntimeError(f"the tier did not start: {self.child.log.read_text()[-2000:]}")

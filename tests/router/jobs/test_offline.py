@@ -1,4 +1,4 @@
-"""A real edge agent whose uplink is cut: what may be deferred outlives a kill, and is answered when the link is back."""
+"""A real edge agent whose uplink is cut: deferred requests outlive a kill, and are answered when the link is back."""
 
 from __future__ import annotations
 
