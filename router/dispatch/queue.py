@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from bisect import bisect_left, insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -152,6 +152,7 @@ class RequestQueue:
         self._last_sheddable: _Line[Key] = _Line()
         self._sheddable = self._in_slack = 0
         self._aside: list[tuple[QueueEntry, int, Mapping[str, float], float]] = []
+        self._callers: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -169,6 +170,7 @@ class RequestQueue:
         entry.order = next(self._order)
         self._sheddable += entry.sheddable
         self._in_slack += entry.in_slack
+        self._callers[entry.request.caller] += 1
 
     def leave(self, entry: QueueEntry) -> None:
         """Remove an entry; one that is not in the queue is ignored."""
@@ -176,6 +178,10 @@ class RequestQueue:
             del self._entries[entry]
             self._sheddable -= entry.sheddable
             self._in_slack -= entry.in_slack
+            caller = entry.request.caller
+            self._callers[caller] -= 1
+            if not self._callers[caller]:
+                del self._callers[caller]
         self.displace(entry)
 
     def place(
@@ -259,16 +265,25 @@ class RequestQueue:
     def crowded_out(self, settings: RouterSettings) -> QueueEntry | None:
         """Return the entry to refuse because a class is full: the last in order of that class, None if none is.
 
-        That need not be the newcomer: it is the one of least priority, and among those of least rank.
+        That need not be the newcomer: it is the one of least priority, and among those of least rank. Where callers
+        share, it is a caller's who has more than its share of the places, so that nobody is crowded out by one alone.
         """
+        fair = settings.fairness.callers > 1.0 and len(self._callers) > 1
         if self._sheddable > settings.max_sheddable_queue:
-            return self._last(self._last_sheddable)
-        return self._last(self._last_of_all) if len(self._entries) > settings.max_queue else None
+            return self._last(self._last_sheddable, fair=fair)
+        return self._last(self._last_of_all, fair=fair) if len(self._entries) > settings.max_queue else None
 
-    @staticmethod
-    def _last(line: _Line[Key]) -> QueueEntry | None:
+    def _last(self, line: _Line[Key], *, fair: bool) -> QueueEntry | None:
         place = line.first()
-        return None if place is None else place[2]
+        if place is None or not fair:
+            return None if place is None else place[2]
+        last, share = place[2], len(self._entries) / len(self._callers)
+        for _, _, entry in line.places:
+            if entry.request.objective.priority != last.request.objective.priority:
+                break
+            if not entry.bound.done() and self._callers[entry.request.caller] > share:
+                return entry
+        return last
 
     def displace(self, entry: QueueEntry) -> None:
         """Take an entry out of where it waits; it stays in the queue."""

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.base.errors import OverspillError, Unauthenticated
 from router.base.loopback import is_local_page, is_loopback
 from router.gateway.errors import Misdirected, dialect_of, render_error, send_reply
+from router.tenants.settings import CERTIFICATE_HEADERS
 from router.tenants.tenancy import Tenancy
 from router.tenants.tenant import Caller
 from router.wire import headers as wire_headers
@@ -22,7 +23,7 @@ OPEN_PATHS = frozenset(
         *("/docs", "/openapi.json"),
     }
 )
-"""Probes need no credentials; these pages tell nothing but health, load and what every copy can be asked."""
+"""Probes need no credentials; these pages tell them nothing but health and what every copy can be asked."""
 CALLER = "overspill.caller"
 """Of a scope: the `Caller` who was let in; absent on a page that is open to all."""
 PAGE_ALLOWED = "overspill.page_allowed"
@@ -34,6 +35,8 @@ CERTIFICATE = "overspill.certificate"
 ADMITTED = "overspill.admitted"
 """Of a scope of `router.gateway.listener`: called when a request was let in; its connection has proved itself then."""
 
+_SAYS_WHO = frozenset({"authorization", wire_headers.INSTANCE, *CERTIFICATE_HEADERS})
+"""Headers that tell who sends a probe."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 _FORWARDED = re.compile(r'(?:^|[;,])\s*(?:host|for)\s*=\s*(?:"([^"]*)"|([^;,\s]*))', re.IGNORECASE)
 # Names that a proxy on this host was called by: what it passes on without `x-forwarded-for` looks like this host's own.
@@ -57,7 +60,7 @@ class Authentication:
             return
         headers = scope[HEADERS] = wire_headers.lower_case(scope["headers"])
         if scope["path"] in OPEN_PATHS:
-            if wire_headers.INSTANCE in headers:  # a tier that asks for credits: they are given to those let in
+            if not _SAYS_WHO.isdisjoint(headers):  # load and credits are told to those let in
                 with contextlib.suppress(OverspillError):
                     scope[CALLER] = self._caller(scope, headers)
             await self._app(scope, receive, send)

@@ -66,7 +66,10 @@ class Intake:
         return handler if self._deferral is None else self._deferral.around(handler)
 
     def load(self, context: RequestContext) -> wire_load.LoadReport:
-        """Return the tier's load, and what the asker may send here, if it is an instance that may ask."""
+        """Return the tier's load as its caller may know it, and what it may send here if it is an instance that asks.
+
+        Where keys are needed, nothing is told to those without, and of models what a tenant may see.
+        """
         asker = self._asker(context)
         want: Want | None = None
         try:
@@ -74,10 +77,17 @@ class Intake:
         except wire_credits.UnreadableCredits:
             self.metrics.credit_headers_unreadable.inc()
             want = NOTHING_WANTED
-        report = load_of(self.deps)
+        report = self._load_for(context)
         if asker is None or want is None:
             return report
         return replace(report, grant=self.deps.dispatcher.admission.grant(asker, want))
+
+    def _load_for(self, context: RequestContext) -> wire_load.LoadReport:
+        deps, caller = self.deps, context.caller
+        if not (context.known or deps.tenancy.directory.open):
+            return wire_load.summarise((), kv_usage=None, waiting=0)
+        seen = [load for load in deps.dispatcher.load() if caller.may_use(load.info.variant)]
+        return wire_load.summarise(seen, kv_usage=deps.kv_usage(), waiting=deps.dispatcher.waiting)
 
     def _asker(self, context: RequestContext) -> Asker | None:
         if not context.known:
@@ -287,12 +297,6 @@ class Intake:
         if wire_load.FORMAT_HEADER in context.headers:
             lines.append((wire_load.HEADER, wire_load.encode_orca(self.load(context))))
         return lines
-
-
-def load_of(deps: GatewayDeps) -> wire_load.LoadReport:
-    """Return what the tier has to tell about its load."""
-    dispatcher = deps.dispatcher
-    return wire_load.summarise(dispatcher.load(), kv_usage=deps.kv_usage(), waiting=dispatcher.waiting)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import orjson
 from prometheus_client.exposition import choose_encoder
 from starlette.routing import BaseRoute, Route
@@ -109,4 +110,6 @@ class OpsRoutes:
                 f"no decision is kept for `{wanted[:128]}`: only your own recent ones are; ids are in `x-request-id`",
                 param="request_id",
             )
-        return json_reply(orjson.dumps(decision.to_json(), option=orjson.OPT_NON_STR_KEYS))
+        seen = tuple(row for row in decision.candidates if caller.may_use(row.variant))
+        shown = msgspec.structs.replace(decision, candidates=seen)
+        return json_reply(orjson.dumps(shown.to_json(), option=orjson.OPT_NON_STR_KEYS))

@@ -31,6 +31,7 @@ _NEAR = 0.02  # probability by which the device may be worse than the best and s
 _LIKELY = 0.4  # below this probability nobody joins others on a device: it would slow down what is likely
 _LATER_SHARE = 0.5  # a free replica is taken if it is worth so much of what a busy one is after its wait
 _TAKEN_SOON_S = 1.0  # for one that found a free slot, and waits behind others for it
+_STEEP = 32  # how steeply a caller is put back beyond its share
 _LOOK_AGAIN_S = 0.05  # at the earliest, for one that may be lost
 
 
@@ -195,9 +196,13 @@ def fair_rank(worth: Worth, situation: Situation) -> float:
 
 
 def put_back(situation: Situation) -> float:
-    """How far the request's caller is put back: 1 where nothing bounds it, or it took no more than its share."""
+    """How far the request's caller is put back: 1 where callers do not share, or it took no more than its share.
+
+    Steeply: value a second differs by tens between short requests and long ones, and who floods a tier may well send
+    the short ones. A tenth more than the share counts 20 times, a quarter more 1,000 times.
+    """
     most = situation.settings.fairness.callers
-    return min(situation.caller_excess, most) if most > 1.0 else 1.0
+    return min(situation.caller_excess**_STEEP, most) if most > 1.0 else 1.0
 
 
 def _tight(situation: Situation) -> bool:

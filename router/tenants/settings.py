@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
 from router.tenants.certificate import is_network
 
 CertificateHeader = Literal["off", "client-cert", "x-forwarded-client-cert", "x-client-cert", "ssl-client-cert"]
+CERTIFICATE_HEADERS: tuple[str, ...] = tuple(name for name in get_args(CertificateHeader) if name != "off")
 
 
 class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -94,11 +94,12 @@ class Fairness(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     Attributes:
         oldest_first: of the device time given out while others wait, this share goes to who has waited longest for it,
             of the highest priority, whatever that costs, while its promise is more likely kept than not.
-        callers: a caller who took more device time than its share is put back by at most this factor.
+        callers: a tenant (or key) that took more device time than its share lately is put back behind the others, by at
+            most this factor of value a second; while the queue is full, it is crowded out first. 0: they do not share.
     """
 
     oldest_first: Share = 0.0
-    callers: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 0.0
+    callers: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 1_000.0
 
 
 Pattern = Annotated[str, msgspec.Meta(max_length=256)]

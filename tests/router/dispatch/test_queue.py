@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from router.dispatch.queue import QueueEntry, RequestQueue
 from router.dispatch.record import DecisionRecord
 from router.signals.length import LengthWatch
 from router.values.length import LengthCurve
-from router.values.settings import RouterSettings
+from router.values.settings import Fairness, RouterSettings
 from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import request
 
@@ -30,8 +31,11 @@ def clock() -> VirtualClock:
     return VirtualClock()
 
 
-def entry(clock: VirtualClock, age_s: float = 0.0, *, priority: int = 0, continuing: bool = False) -> QueueEntry:
-    asked = request(clock, accepted_at_s=1000.0 - age_s, priority=priority, continuation_tokens=4 if continuing else 0)
+def entry(
+    clock: VirtualClock, age_s: float = 0.0, *, priority: int = 0, continuing: bool = False, caller: str = ""
+) -> QueueEntry:
+    tokens = 4 if continuing else 0
+    asked = request(clock, accepted_at_s=1000.0 - age_s, priority=priority, continuation_tokens=tokens, caller=caller)
     watch = LengthWatch([], LengthCurve.exactly(10), None, [])
     pending = PendingRequest(asked, frozenset(), wait_until_s=math.inf, length=watch)
     return QueueEntry(pending, DecisionRecord.of(asked, "slo-utility"), clock.now_s())
@@ -158,6 +162,21 @@ async def test_the_one_of_least_priority_and_rank_is_crowded_out(clock: VirtualC
     assert queue.crowded_out(bounds) is worse
     queue.leave(worse)
     assert sorted(map(id, queue)) == sorted(map(id, (high, important, newcomer)))
+
+
+async def test_where_callers_share_one_who_holds_most_places_is_crowded_out(clock: VirtualClock) -> None:
+    queue, shares = RequestQueue(), RouterSettings(max_queue=3, max_sheddable_queue=3)
+    alone = msgspec.structs.replace(shares, fairness=Fairness(callers=0.0))
+    flood = [put(queue, entry(clock, caller="flood"), 5.0 + number) for number in range(3)]
+    small = put(queue, entry(clock, caller="small"), 1.0)
+    assert queue.crowded_out(alone) is small
+    assert queue.crowded_out(shares) is flood[0], "the least of those of who holds more than half of the places"
+    queue.leave(flood[0])
+    urgent = put(queue, entry(clock, caller="flood", priority=1), 1.0)
+    assert queue.crowded_out(shares) is flood[1], "of the least priority"
+    for one in (urgent, flood[1], flood[2]):
+        queue.leave(one)
+    assert queue.crowded_out(shares) is None
 
 
 async def test_of_equals_the_newest_is_crowded_out(clock: VirtualClock) -> None:

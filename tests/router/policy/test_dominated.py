@@ -89,8 +89,8 @@ def case_of(one: Candidate, fairness: Fairness, **changes: Any) -> Situation:
 def test_fairness_bounds_the_factor_by_which_a_caller_is_put_back(pace_s: float, callers: float, excess: float) -> None:
     one = timed(candidate("int8"), 0.1, pace_s, 0.0)
     asked = {"caller_excess": excess, "objective": Objective(deadline_s=60.0)}
-    free, fair = case_of(one, Fairness(), **asked), case_of(one, Fairness(callers=callers), **asked)
+    free, fair = case_of(one, Fairness(callers=0.0), **asked), case_of(one, Fairness(callers=callers), **asked)
     worth = worth_of(one, free)
-    factor = min(excess, callers) if callers else 1.0
+    factor = min(excess**32, callers) if callers else 1.0
     assert fair_rank(worth, fair) == pytest.approx(worth.rank / factor)
     assert fair_rank(worth, free) == worth.rank, "without a setting nobody is put back"

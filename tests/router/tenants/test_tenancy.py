@@ -187,6 +187,26 @@ async def test_models_that_are_not_a_tenants_are_not_there_for_it(keys: Path) ->
         assert "these are: none yet" in reply.text
 
 
+async def test_probes_tell_load_to_those_let_in_and_of_models_what_they_may_see(keys: Path) -> None:
+    mine = add_key(keys, NewKey("mine"), {"models": ("tiny-int8",)})
+    others = add_key(keys, NewKey("others"), {"models": ("large*",)})
+    async with House(keys).open() as house:
+        told = [(await house.get("/health/ready", key)).headers["endpoint-load-metrics"] for key in (mine, others, "?")]
+        anonymous = await house.http.get("/health/ready")
+    assert ["tiny-int8" in line for line in told] == [True, False, False]
+    assert anonymous.status_code == 200
+    assert "tiny-int8" not in anonymous.headers["endpoint-load-metrics"]
+
+
+async def test_a_decision_tells_of_no_model_that_is_not_its_tenants(keys: Path) -> None:
+    operator = add_key(keys, NewKey("ops", role=Role.OPERATOR), {})
+    mine = add_key(keys, NewKey("mine"), {"models": (FAMILY,)})
+    async with House(keys).open() as house:
+        await house.ask(mine, **{"x-request-id": "r1"})
+        own, all_of_it = [(await house.get("/v1/decisions/r1", key)).json() for key in (mine, operator)]
+    assert (len(own.get("candidates", ())), len(all_of_it["candidates"])) == (0, 1)
+
+
 # ── changes while it runs ───────────────────────────────────────────────────────────────────────────────────────────
 
 
