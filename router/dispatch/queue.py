@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from typing import Any, Generic, TypeVar
 
 from router.dispatch.pending import PendingRequest
@@ -25,6 +25,7 @@ from router.values.request import InferenceRequest
 from router.values.settings import RouterSettings
 
 Key = tuple[bool, int, float, float]
+_LOOKS = 256  # entries looked at for one whose caller has more than its share of the places
 """Sorts entries: a begun answer first, then priority, then rank, then age."""
 
 _K = TypeVar("_K", Key, float)
@@ -278,7 +279,7 @@ class RequestQueue:
         if place is None or not fair:
             return None if place is None else place[2]
         last, share = place[2], len(self._entries) / len(self._callers)
-        for _, _, entry in line.places:
+        for _, _, entry in islice(line.places, _LOOKS):
             if entry.request.objective.priority != last.request.objective.priority:
                 break
             if not entry.bound.done() and self._callers[entry.request.caller] > share:
