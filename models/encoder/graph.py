@@ -5,27 +5,24 @@ Inputs, with B texts of at most S tokens, both dynamic:
 Output:
     pooled float32 (B, H): the mean over the tokens of each text, not normalised.
 
-8-bit matrices are `MatMulNBits`: weights in blocks of 32 with a scale each, inputs rounded by block and row while they
-are multiplied. Static Q/DQ with one scale for a whole input, which TensorRT would take, loses a fortieth of the cosine
-here, since a few channels are a hundred times larger than the rest (docs/decisions.md); and with one scale found for
-each batch (dynamic quantization), what a text becomes would depend on the texts beside it.
+In 8 bits, weights are rounded with a scale for each output, and inputs with a scale for each row, found while they are
+computed: a vector does not depend on its company. Static Q/DQ with one scale for a whole input, which TensorRT would
+take, loses a fortieth of the cosine here, since a few channels are a hundred times larger than the rest
+(docs/decisions.md).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from onnx import TensorProto, helper
 
-from models.formats.encoder import Array, EncoderLayer, EncoderWeights, Matrix, Norm
+from models.formats.encoder import EncoderLayer, EncoderWeights, Matrix, Norm
 from models.graph.graph import GraphWriter
+from models.graph.int8 import LEVELS, quantize_columns
 
-_BLOCK = 32
-_BITS = 8
-_INT8_INPUTS = 4  # accuracy_level: inputs are rounded to int8 too, by block and row
+_ZERO = 128  # rows are rounded to unsigned numbers around it: CPUs multiply unsigned by signed fastest
 _MASKED = -1e9
 
 
@@ -33,19 +30,6 @@ def write_encoder(weights: EncoderWeights, directory: Path, *, int8: bool) -> Pa
     """Write `model.onnx` and its data file into `directory`; returns the path of `model.onnx`."""
     with GraphWriter(directory) as writer:
         return _EncoderGraph(weights, writer, int8).write()
-
-
-def round_blocks(weight: Array) -> tuple[npt.NDArray[np.uint8], Array]:
-    """Round a matrix (in, out) to 8 bits, symmetric, in blocks of 32 inputs of one output.
-
-    Returns:
-        uint8 (out, in / 32, 32), offset by 128, and float32 scales (out, in / 32).
-    """
-    blocks = weight.T.reshape(weight.shape[1], -1, _BLOCK)
-    largest = np.maximum(np.abs(blocks).max(axis=2), np.finfo(np.float32).tiny * 127)
-    scales = (largest / 127).astype(np.float32)
-    rounded = np.clip(np.rint(blocks / scales[:, :, None]), -127, 127).astype(np.int16)
-    return (rounded + 128).astype(np.uint8), scales
 
 
 class _EncoderGraph:
@@ -103,17 +87,27 @@ class _EncoderGraph:
 
     def _matmul(self, name: str, x: str, matrix: Matrix) -> str:
         w = self.writer
-        rows, columns = matrix.weight.shape
-        if self.int8 and rows % _BLOCK == 0:
-            values, scales = round_blocks(matrix.weight)
-            parts = [w.constant(f"{name}.weight", values), w.constant(f"{name}.scale", scales.reshape(-1))]
-            sizes: dict[str, Any] = {"K": rows, "N": columns, "bits": _BITS, "block_size": _BLOCK}
-            product = w.add(
-                "MatMulNBits", [x, *parts], name, domain="com.microsoft", accuracy_level=_INT8_INPUTS, **sizes
-            )
-        else:
+        bias = w.constant(f"{name}.bias", matrix.bias)
+        if not self.int8:
             product = w.add("MatMul", [x, w.constant(f"{name}.weight", matrix.weight)], name)
-        return w.add("Add", [product, w.constant(f"{name}.bias", matrix.bias)], f"{name}.biased")
+            return w.add("Add", [product, bias], f"{name}.biased")
+        values, scales = quantize_columns(matrix.weight)
+        rounded, row_scale = self._rounded(f"{name}.input", x)
+        zero = w.constant("row_zero", np.array(_ZERO, np.uint8))
+        whole = w.add("MatMulInteger", [rounded, w.constant(f"{name}.weight", values), zero], f"{name}.whole")
+        product = w.add("Cast", [whole], f"{name}.float", to=TensorProto.FLOAT)
+        product = w.add("Mul", [product, w.constant(f"{name}.scale", scales)], f"{name}.columns")
+        return w.add("Add", [w.add("Mul", [product, row_scale], name), bias], f"{name}.biased")
+
+    def _rounded(self, name: str, x: str) -> tuple[str, str]:
+        """Round every row by its own largest number; returns uint8 around 128, and the scales (B, S, 1)."""
+        w = self.writer
+        largest = w.add("ReduceMax", [w.add("Abs", [x], f"{name}.size"), w.ints(-1)], f"{name}.largest", keepdims=1)
+        step = w.add("Mul", [largest, w.constant("level", np.array(1 / LEVELS, np.float32))], f"{name}.step")
+        scale = w.add("Max", [step, w.constant("tiny", np.array(1e-30, np.float32))], f"{name}.scale")
+        steps = w.add("Round", [w.add("Div", [x, scale], f"{name}.scaled")], f"{name}.steps")
+        shifted = w.add("Add", [steps, w.constant("shift", np.array(_ZERO, np.float32))], f"{name}.shifted")
+        return w.add("Cast", [shifted], f"{name}.rounded", to=TensorProto.UINT8), scale
 
     def _gelu(self, name: str, x: str) -> str:
         """X · (1 + erf(x / √2)) / 2, in the form that runtimes fuse."""

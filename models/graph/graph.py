@@ -126,9 +126,7 @@ class GraphWriter:
         """Write `model.onnx` beside the data file and return its path."""
         self._data.close()
         graph = helper.make_graph(self.nodes, name, *graph_io, initializer=list(self._initializers.values()))
-        opsets = [helper.make_opsetid("", OPSET)]
-        opsets += [helper.make_opsetid(name, 1) for name in sorted({node.domain for node in self.nodes} - {""})]
-        model = helper.make_model(graph, opset_imports=opsets, producer_name="overspill")
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="overspill")
         model.ir_version = 9
         path = self._directory / "model.onnx"
         path.write_bytes(model.SerializeToString(deterministic=True))

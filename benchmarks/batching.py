@@ -1,0 +1,301 @@
+"""Stateless models: batches under 64 clients, and a pipeline whose last stage is slow.
+
+    python -m benchmarks.batching [--json FILE] [--variant V] [--clients N] [--deadline-ms MS] [--rounds N] [--seconds S]
+
+**clients**: real agents over HTTP (`overspill edge run`), one a batch size, on the real MiniLM. Each of 64 clients sends
+a short text, waits for its vector, and sends the next one; each request says its deadline. The agents are asked by
+turns in one run, and only one is at work at a time. `in_time_per_s` counts answers that came within the deadline, by
+the client's watch. With several texts a request, clients index documents instead of asking questions.
+
+**slow post-process**: the same encoder in a pipeline whose last stage takes 10 ms an input, by 4 threads of its own;
+and the same functions one after the other in one worker, as a server does that knows no stages. `model_busy` is the
+share of the time that the encoder computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from edge_agent.batching.encoder import load_encoder, shape_of
+from edge_agent.batching.manifest import read_encoder_manifest
+from hardware_profiles.loader import RuntimeOptions
+from models.pipelines.batching import BatchSettings
+from models.pipelines.embedding import Text, embedding_stages
+from models.pipelines.pipeline import Pipeline, PipelinePlan
+from models.pipelines.stage import StagePlan
+from models.store.store import ModelStore
+from router.base.clock import MonotonicClock
+
+WORDS = tuple(
+    "the agent answers first and the cloud takes over when the queue grows too deep for a promise to hold".split()  # noqa: SIM905
+)
+TEXT_WORDS = 5
+POST_S = 0.010
+POST_WORKERS = 4
+PIPELINE_INPUTS = 600
+
+
+def text_of(number: int) -> str:
+    """Return a short text of which no two clients send the same one at a time."""
+    return " ".join(WORDS[(number * 7 + step * step) % len(WORDS)] for step in range(TEXT_WORDS))
+
+
+@contextlib.contextmanager
+def agent(variant: str, max_size: int, folder: Path) -> Iterator[str]:
+    """Start an agent that serves `variant` in batches of at most `max_size`; give its address."""
+    log = (folder / f"agent-{max_size}.log").open("w+")
+    environment = {
+        **os.environ,
+        "OVERSPILL_EDGE__GATEWAY__PORT": "0",
+        "OVERSPILL_EDGE__AGENT__LOG_FORMAT": "json",
+        "OVERSPILL_EDGE__AGENT__CACHE_DIR": str(folder / "cache"),
+        "OVERSPILL_EDGE__MODELS__VARIANTS": json.dumps([variant]),
+        "OVERSPILL_EDGE__MODELS__PRELOAD": json.dumps([variant]),
+        "OVERSPILL_EDGE__MODELS__INTRA_OP_THREADS": "1",
+        "OVERSPILL_EDGE__MODELS__BATCHING__MAX_SIZE": str(max_size),
+    }
+    command = [sys.executable, "-m", "overspill", "edge", "run"]
+    with log, subprocess.Popen(command, stdout=log, stderr=log, env=environment) as process:
+        try:
+            yield _address(process, Path(log.name))
+        finally:
+            process.terminate()
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    for _ in range(600):
+        for line in log.read_text().splitlines():
+            if '"serving"' in line:
+                return str(json.loads(line)["url"])
+        if process.poll() is not None:
+            raise SystemExit(f"the agent ended: {log.read_text()[-2000:]}")
+        time.sleep(0.1)
+    raise SystemExit("the agent did not start within 60 s")
+
+
+@dataclass
+class Seen:
+    """What the clients saw in all rounds of one batch size."""
+
+    max_size: int
+    seconds: float = 0.0
+    latencies_s: list[float] = field(default_factory=list)
+    refused: int = 0
+    other: int = 0
+
+    def row(self, deadline_s: float) -> dict[str, Any]:
+        in_time = sum(latency <= deadline_s for latency in self.latencies_s)
+        ordered = sorted(self.latencies_s) or [float("nan")]
+        return {
+            "max_size": self.max_size,
+            "in_time_per_s": round(in_time / self.seconds, 1),
+            "answered_per_s": round(len(self.latencies_s) / self.seconds, 1),
+            "refused_per_s": round(self.refused / self.seconds, 1),
+            "failed": self.other,
+            "p50_ms": round(1e3 * statistics.median(ordered), 1),
+            "p99_ms": round(1e3 * ordered[int(0.99 * (len(ordered) - 1))], 1),
+        }
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked of an agent."""
+
+    variant: str
+    clients: int
+    deadline_s: float
+    seconds: float
+    texts: int
+
+
+async def press(url: str, load: Load, seen: Seen | None) -> None:
+    """Keep all clients busy for a while; without `seen`, to warm up."""
+    headers = {"x-overspill-deadline-ms": f"{1e3 * load.deadline_s:.0f}"}
+    ends_s = time.perf_counter() + load.seconds
+
+    async def client(number: int, session: aiohttp.ClientSession) -> None:
+        asked = number
+        while time.perf_counter() < ends_s:
+            given = [text_of(asked + 13 * index) for index in range(load.texts)]
+            body = {"model": load.variant, "input": given, "encoding_format": "base64"}
+            began_s = time.perf_counter()
+            async with session.post(f"{url}/v1/embeddings", json=body, headers=headers) as reply:
+                await reply.read()
+            took_s = time.perf_counter() - began_s
+            if seen is not None and reply.status == 200:
+                seen.latencies_s.append(took_s)
+            elif seen is not None and reply.status in {429, 503}:
+                seen.refused += 1
+            elif seen is not None:
+                seen.other += 1
+            if reply.status != 200:
+                await asyncio.sleep(min(float(reply.headers.get("retry-after-ms", 50)) / 1e3, 0.1))
+            asked += load.clients
+
+    connector = aiohttp.TCPConnector(limit=load.clients)
+    began_s = time.perf_counter()
+    async with aiohttp.ClientSession(connector=connector) as session:
+        await asyncio.gather(*(client(number, session) for number in range(load.clients)))
+    if seen is not None:
+        seen.seconds += time.perf_counter() - began_s
+
+
+async def under_clients(urls: dict[int, str], load: Load, rounds: int) -> list[dict[str, Any]]:
+    """Ask the agents by turns."""
+    found = {size: Seen(size) for size in urls}
+    for url in urls.values():
+        await press(url, Load(load.variant, load.clients, 5.0, 1.0, load.texts), None)
+    for turn in range(rounds):
+        for size in urls if turn % 2 == 0 else reversed(urls):
+            await press(urls[size], load, found[size])
+    return [seen.row(load.deadline_s) for seen in found.values()]
+
+
+# ── a slow last stage ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def slow(batch: list[Any]) -> list[Any]:
+    """A post-process that takes 10 ms an input: a database, a file, a service."""
+    time.sleep(POST_S * len(batch))
+    return batch
+
+
+@contextlib.asynccontextmanager
+async def staged(variant: str, *, apart: bool) -> AsyncIterator[Pipeline]:
+    """Give the pipeline of a variant with a slow last stage, which is a stage of its own, or a part of the model's."""
+    store = ModelStore()
+    folder = store.artifact_dir(variant)
+    manifest = read_encoder_manifest(folder)
+    encoder = load_encoder(folder, manifest, RuntimeOptions(intra_op_threads=1), None)
+    batching = BatchSettings(max_size=16, max_cost=4096)
+    stages = embedding_stages(shape_of(folder, manifest), encoder.work, batching)
+    if apart:
+        post = StagePlan("post", lambda: slow, workers=POST_WORKERS, batching=BatchSettings(4))
+        plan = PipelinePlan("staged", (*stages, post))
+    else:
+        works = [stage.open() for stage in stages]
+        busy = Busy(works[1])
+
+        def whole(batch: list[Any]) -> list[Any]:
+            parts = [batch[at : at + 4] for at in range(0, len(batch), 4)]
+            done = list(works[2](busy(list(works[0](batch)))))
+            _side_by_side([lambda part=part: slow(part) for part in parts])  # type: ignore[misc]
+            return done
+
+        plan = PipelinePlan("one", (StagePlan("whole", lambda: whole, batching=BatchSettings(16)),))
+    pipeline = Pipeline(plan, MonotonicClock())
+    await pipeline.open()
+    try:
+        yield pipeline
+    finally:
+        await pipeline.close()
+        if not apart:
+            pipeline.stages[0].counters.busy_s = busy.seconds
+
+
+@dataclass
+class Busy:
+    """A function that is timed."""
+
+    work: Any
+    seconds: float = 0.0
+
+    def __call__(self, batch: list[Any]) -> Any:
+        began_s = time.perf_counter()
+        try:
+            return self.work(batch)
+        finally:
+            self.seconds += time.perf_counter() - began_s
+
+
+def _side_by_side(calls: Sequence[Any]) -> None:
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+async def slow_stage(variant: str) -> list[dict[str, Any]]:
+    """Send all inputs at once through both arrangements; their last stages have the same 4 threads."""
+    rows = []
+    for apart in (False, True):
+        async with staged(variant, apart=apart) as pipeline:
+            values = [[Text(" ".join([text_of(number)] * 6), None)] for number in range(PIPELINE_INPUTS)]
+            began_s = time.perf_counter()
+            await asyncio.gather(*(pipeline.run(v, priority=0, due_s=float("inf"), cost=1) for v in values))
+            took_s = time.perf_counter() - began_s
+        model = next(stage for stage in pipeline.stages if stage.plan.name in {"encode", "whole"})
+        rows.append(
+            {
+                "stages": "each with its own workers" if apart else "one after the other",
+                "inputs_per_s": round(PIPELINE_INPUTS / took_s, 1),
+                "model_busy": round(model.counters.busy_s / took_s, 3),
+            }
+        )
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> None:
+    print("  ".join(f"{name:>16}" for name in rows[0]))
+    for row in rows:
+        print("  ".join(f"{value!s:>16.25}" for value in row.values()))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `--json` holds."""
+
+    variant: str
+    clients: int
+    deadline_ms: float
+    single: list[dict[str, Any]]
+    documents: list[dict[str, Any]]
+    slow_post_process: list[dict[str, Any]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--variant", default="all-minilm-l6-v2-int8")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--deadline-ms", type=float, default=250.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    given = parser.parse_args()
+    rows: dict[int, list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        urls = {size: stack.enter_context(agent(given.variant, size, Path(name))) for size in (1, 64)}
+        for texts in (1, 8):
+            load = Load(given.variant, given.clients, given.deadline_ms / 1e3 * texts, given.seconds, texts)
+            rows[texts] = asyncio.run(under_clients(urls, load, given.rounds))
+            print(f"\n{given.variant}: {given.clients} clients, {texts} text(s) a request, {load.deadline_s:g} s")
+            table(rows[texts])
+            one, many = (row["in_time_per_s"] for row in rows[texts])
+            print(f"batches of 64 over batches of 1, in time: {many / max(one, 0.1):.2f}x")
+    post = asyncio.run(slow_stage(given.variant))
+    print(f"\na post-process of {1e3 * POST_S:g} ms an input in {POST_WORKERS} threads")
+    table(post)
+    if given.json is not None:
+        report = Report(given.variant, given.clients, given.deadline_ms, rows[1], rows[8], post)
+        given.json.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
