@@ -1,11 +1,12 @@
 """Stateless models: batches under 64 clients, and a pipeline whose last stage is slow.
 
-    python -m benchmarks.batching [--json FILE] [--variant V] [--clients N] [--deadline-ms MS] [--rounds N] [--seconds S]
+    python -m benchmarks.batching [--json FILE] [--variant V] [--clients N] [--deadline-ms MS] [--rounds N]
+        [--seconds S]
 
-**clients**: real agents over HTTP (`overspill edge run`), one a batch size, on the real MiniLM. Each of 64 clients sends
-a short text, waits for its vector, and sends the next one; each request says its deadline. The agents are asked by
-turns in one run, and only one is at work at a time. `in_time_per_s` counts answers that came within the deadline, by
-the client's watch. With several texts a request, clients index documents instead of asking questions.
+**clients**: real agents over HTTP (`overspill edge run`), one a batch size, on the real MiniLM. Each of 64 clients
+sends a short text, waits for its vector, and sends the next one; each request says its deadline. The agents are asked
+by turns in one run, and only one is at work at a time. `in_time_per_s` counts answers that came within the deadline,
+by the client's watch. With several texts a request, clients index documents instead of asking questions.
 
 **slow post-process**: the same encoder in a pipeline whose last stage takes 10 ms an input, by 4 threads of its own;
 and the same functions one after the other in one worker, as a server does that knows no stages. `model_busy` is the

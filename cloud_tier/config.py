@@ -17,6 +17,7 @@ import msgspec
 
 from cloud_tier.engines.settings import CloudBackend
 from cloud_tier.scaling.settings import ScalingSettings
+from models.pipelines.settings import ModelBatching
 from router.base import config
 from router.base.credentials import MAX_PRIORITY, key_ceilings
 from router.base.errors import ConfigError
@@ -85,6 +86,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         draft: a model that drafts for this one: a variant, or a Hugging Face directory, with the same vocabulary. It
             takes memory and time of its own; None drafts out of what was said before.
         draft_tokens: as in `cloud_tier.engine.protocol.EngineConfig`; None is 4 with a `draft`, else 0.
+        batching: of a sentence encoder: how its inputs become batches.
         max_context_tokens, prefix_caching, step_timeout_s, start_timeout_s: as in
             `cloud_tier.engine.protocol.EngineConfig`.
     """
@@ -110,6 +112,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     step_timeout_s: Seconds = 60.0
     start_timeout_s: Seconds = 300.0
     gpus: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
+    batching: ModelBatching = ModelBatching()
 
     def __post_init__(self) -> None:
         """Check what the types cannot say; msgspec puts the entry's path in front of a ValueError."""

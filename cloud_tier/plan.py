@@ -8,11 +8,15 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from cloud_tier.backends import plan_servers
 from cloud_tier.config import CloudConfig, key_sources, require_keys
+from cloud_tier.encoders.lineup import divide, line_up_encoders
 from cloud_tier.engines.command import ServerSpec
 from cloud_tier.lineup import EngineSpec, line_up
 from models.catalogue.families import Catalogue, load_catalogue
+from models.pipelines.replica import ServedPipeline
 from models.store.store import ModelStore, default_root
 from models.store.templates import templates_in
 from router.base.credentials import resolved, secret
@@ -33,6 +37,7 @@ class Plan:
     Attributes:
         keys: who may come in; its file has been read once.
         usage_database: where usage is kept, empty where it is not.
+        encoders: sentence encoders, which compute batches in processes of their own.
         servers: vLLM servers that the tier starts itself; each stands among the backends of `config` too.
     """
 
@@ -43,6 +48,7 @@ class Plan:
     usage_database: str = dataclasses.field(repr=False)
     renderers: Renderers = no_renderers
     servers: tuple[ServerSpec, ...] = ()
+    encoders: tuple[ServedPipeline, ...] = ()
 
 
 def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> Plan:
@@ -70,11 +76,18 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
     folder = config.server.models_dir
     catalogue = load_catalogue()
     store = ModelStore(Path(folder).expanduser() if folder else default_root(), catalogue)
+    generating, encoding = divide(config.models, catalogue)
+    encoders = line_up_encoders(encoding, catalogue, store)
+    if encoders:
+        _require_engine()
+    config = msgspec.structs.replace(config, models=tuple(generating))
     servers = plan_servers(config, catalogue, store)
     if servers.config.models:
         _require_engine()
     specs = line_up(servers.config.models, catalogue, store, servers.engine_gpus)
-    return Plan(servers.config, specs, catalogue, keys, database, templates_in(catalogue, store), servers.specs)
+    return Plan(
+        servers.config, specs, catalogue, keys, database, templates_in(catalogue, store), servers.specs, encoders
+    )
 
 
 def _require_engine() -> None:

@@ -30,6 +30,8 @@ from cloud_tier.replicas import EngineReplica, SupervisedEngine
 from cloud_tier.repository import EngineRepository
 from cloud_tier.scaling.watch import ScaleWatch
 from models.catalogue.places import places_in
+from models.pipelines.metrics import StageMetrics
+from models.pipelines.replica import PipelineReplica
 from models.text.chat import PromptEncoder
 from router.base import systemd
 from router.base.clock import Clock, MonotonicClock
@@ -51,7 +53,7 @@ from router.tenants.tenancy import open_tenancy
 from router.tracing.otlp import open_traces
 from router.upstream.foreign import Surroundings
 from router.upstream.sources import Sources, backend_sources
-from router.values.replica import ReplicaInfo
+from router.values.replica import Replica, ReplicaInfo
 
 log = structlog.get_logger("cloud_tier")
 
@@ -96,8 +98,10 @@ class CloudTier:
             EngineReplica(make_engine(spec.engine, self._clock), encoders[spec.info.variant], spec.info)
             for spec in plan.specs
         ]
+        self._encoders = [PipelineReplica(served, self._clock) for served in plan.encoders]
         self._telemetry = Telemetry()
         self._telemetry.registry.register(EngineMetrics(self._replicas))
+        self._telemetry.registry.register(StageMetrics(lambda: self._encoders))
         self._gpus = GpuWatch(self._clock)
         self._telemetry.registry.register(GpuMetrics(lambda: self._gpus.readings))
         ProcessCollector(registry=self._telemetry.registry)
@@ -133,7 +137,7 @@ class CloudTier:
             warm_up=plan.config.server.warm_up,
             drain_s=plan.config.server.drain_s,
             publish=self._publish,
-            elsewhere=lambda: [replica.info for replica in self._sources.replicas],
+            elsewhere=lambda: [replica.info for replica in [*self._encoders, *self._sources.replicas]],
         )
         self.jobs = open_jobs(plan.config.jobs, self._clock, self._dispatcher.load, plan.config.limits.max_body_bytes)
         self.scale = ScaleWatch(self._dispatcher, plan.config.scaling, self._clock, self._publish)
@@ -182,7 +186,7 @@ class CloudTier:
                     await self._begin_serving()
                     systemd.notify(systemd.READY)
                     host, port = bound.getsockname()[:2]
-                    log.info("serving", host=host, port=port, models=[r.info.variant for r in self._replicas])
+                    log.info("serving", host=host, port=port, models=[info.variant for info in self._own])
                     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stopping.cancel()
@@ -227,7 +231,7 @@ class CloudTier:
     def _publish(self) -> None:
         """Tell the router which replicas there are now; engines that start are none yet."""
         if self._phase is not Phase.STARTING:
-            self._dispatcher.set_replicas(self.scale.stand_in([*self.repository.serving, *self._sources.replicas]))
+            self._dispatcher.set_replicas(self.scale.stand_in(self._serving))
 
     async def _begin_serving(self) -> None:
         self._phase = Phase.SERVING
@@ -246,6 +250,7 @@ class CloudTier:
         for replica in self._replicas:
             log.info("starting engine", engine=replica.info.replica_id)
         starts = [asyncio.create_task(replica.engine.start()) for replica in self._replicas]
+        starts += [asyncio.create_task(_loaded(encoder)) for encoder in self._encoders]
         try:
             await asyncio.gather(*starts)
         finally:
@@ -292,6 +297,7 @@ class CloudTier:
     async def _stop_engines(self) -> None:
         self._sources.lose("this tier is shutting down")
         stops = await asyncio.gather(*(r.engine.stop() for r in self._replicas), return_exceptions=True)
+        await asyncio.gather(*(encoder.close() for encoder in self._encoders))
         for replica, error in zip(self._replicas, stops, strict=True):
             if isinstance(error, BaseException):
                 log.error("engine did not stop cleanly", engine=replica.info.replica_id, exc_info=error)
@@ -330,15 +336,25 @@ class CloudTier:
             )
         )
 
+    @property
+    def _own(self) -> list[ReplicaInfo]:
+        """What this tier computes itself."""
+        return [*(replica.info for replica in self._replicas), *(encoder.info for encoder in self._encoders)]
+
+    @property
+    def _serving(self) -> list[Replica]:
+        """What answers: engines that the operator has not unloaded, encoders, and backends."""
+        return [*self.repository.serving, *self._encoders, *self._sources.replicas]
+
     def _models(self) -> list[ReplicaInfo]:
-        infos = [replica.info for replica in [*self.repository.serving, *self._sources.replicas]]
+        infos = [replica.info for replica in self._serving]
         return infos + [info for info in self.scale.absent() if info not in infos]
 
     def ready(self) -> tuple[bool, str]:
         """Whether requests may come, and if not, why."""
         if self._phase is not Phase.SERVING:
             return False, self._phase.value
-        snapshots = [replica.snapshot() for replica in [*self.repository.serving, *self._sources.replicas]]
+        snapshots = [replica.snapshot() for replica in self._serving]
         if any(snapshot.available for snapshot in snapshots):
             return True, ""
         if self.scale.stands_in:
@@ -351,6 +367,16 @@ class CloudTier:
         """Seconds until the first engine should serve again, 0 where that is not known."""
         replicas = [*self._replicas, *self._sources.replicas]
         return min((s for replica in replicas if (s := replica.snapshot().back_in_s) > 0), default=0.0)
+
+
+async def _loaded(encoder: PipelineReplica) -> None:
+    """Load an encoder before the tier serves.
+
+    Raises:
+        ReplicaUnreachable: it cannot be loaded; says why.
+    """
+    log.info("starting encoder", model=encoder.info.variant)
+    await encoder.load()
 
 
 async def serve(plan: Plan, make_engine: EngineFactory = torch_engine) -> None:

@@ -86,7 +86,7 @@ def read_encoder(directory: Path) -> EncoderWeights:
     Raises:
         ArtifactError: a file is missing or damaged, or the model is no BERT encoder of this kind.
     """
-    config = _config(directory / "config.json")
+    config = read_encoder_config(directory)
     file = SafetensorsFile(directory / "model.safetensors")
     prefix = "bert." if "bert.embeddings.word_embeddings.weight" in file.names else ""
 
@@ -126,7 +126,13 @@ def read_encoder(directory: Path) -> EncoderWeights:
     )
 
 
-def _config(path: Path) -> EncoderConfig:
+def read_encoder_config(directory: Path) -> EncoderConfig:
+    """Read config.json.
+
+    Raises:
+        ArtifactError: it is missing, or of no encoder of this kind.
+    """
+    path = directory / "config.json"
     try:
         config = msgspec.json.decode(path.read_bytes(), type=EncoderConfig)
     except OSError as error:

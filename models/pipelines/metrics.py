@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from models.pipelines.replica import PipelineReplica
 from models.pipelines.stage import SIZES, StageCounters
@@ -44,6 +45,24 @@ def stage_metrics(replicas: Iterable[PipelineReplica]) -> Iterator[Metric]:
                 family.add_metric(labels, float(getattr(stage.counters, field)))
     yield from (queue, busy, workers, sizes)
     yield from counters.values()
+
+
+class StageMetrics(Collector):
+    """The same as a collector of its own.
+
+    Args:
+        replicas: every pipeline that there is now.
+    """
+
+    def __init__(self, replicas: Callable[[], Iterable[PipelineReplica]]) -> None:
+        self._replicas = replicas
+
+    def describe(self) -> Iterator[Metric]:
+        """Name nothing in advance: the models are known only when they are served."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        return stage_metrics(self._replicas())
 
 
 def _buckets(counters: StageCounters) -> list[tuple[str, float]]:

@@ -28,6 +28,7 @@ from router.base.errors import (
     Shed,
     Unavailable,
 )
+from router.upstream import embeddings
 from router.upstream.dialect import OVERSPILL, Dialect
 from router.values.request import (
     ChatPrompt,
@@ -38,6 +39,7 @@ from router.values.request import (
     SamplingParams,
     TextPrompt,
 )
+from router.values.task import EmbedCall
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
 
@@ -119,6 +121,8 @@ def _is_ascii_line(text: str) -> bool:
 
 
 def path_of(request: InferenceRequest) -> str:
+    if isinstance(request.prompt, EmbedCall):
+        return embeddings.PATH
     return CHAT_PATH if isinstance(request.prompt, ChatPrompt) else COMPLETIONS_PATH
 
 
@@ -134,6 +138,8 @@ def encode_request(
     The tokens of a continuation are taken off `max_tokens`. What a server does not know is never sent to it, and no
     request that needs it is (`Dialect.lacks`).
     """
+    if isinstance(request.prompt, EmbedCall):
+        return embeddings.encode_call(request.prompt, model)
     prompt = request.to_continue
     usage = {"include_usage": True}
     if dialect.running_usage:

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Protocol
 from router.base.clock import Clock
 from router.base.errors import Refused, ReplicaUnreachable
 from router.signals.credit_account import CreditAccount
+from router.upstream import embeddings
 from router.upstream import openai as openai_client
 from router.upstream.call import UpstreamRequest
-from router.upstream.stream import LostNews, TransferSample, fetch_whole, open_stream
+from router.upstream.stream import LostNews, TransferSample, fetch_answer, fetch_whole, open_stream
 from router.upstream.transport import StreamingClient
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import FinishReason, InferenceRequest, TokenChunk
 from router.values.status import ReplicaFacts
+from router.values.task import Call
 from router.wire.load import LoadReport, VariantLoad
 
 if TYPE_CHECKING:
@@ -201,6 +203,9 @@ class UpstreamReplica:
         Args:
             fields: see `UpstreamRequest.fields`.
         """
+        if isinstance(request.prompt, Call):
+            yield await self._called(request)
+            return
         left = openai_client.tokens_left(request)
         if left is not None and left < 1:
             yield TokenChunk("", 0, finish_reason=FinishReason.LENGTH)
@@ -222,6 +227,15 @@ class UpstreamReplica:
                         yield chunk
             finally:
                 stream.close()
+
+    async def _called(self, request: InferenceRequest) -> TokenChunk:
+        """Put a call to the server; its answer comes in one piece."""
+        tier, call = self._tier, self._call(request, None)
+        with self._counted(request, 1):
+            whole = await fetch_answer(tier.client, call, tier.clock, tier.lost)
+            tier.learn(whole.transfer)
+            self.chunks_received += 1
+            return embeddings.decode_answer(whole.body, request, whole.origin, call.who)
 
     async def compute_prompt(self, request: InferenceRequest, fields: Mapping[str, object]) -> bytes:
         """Have the prompt of a request computed, and return the answer in one piece, of one token.

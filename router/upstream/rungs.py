@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from router.values.replica import ReplicaInfo, SpeedPrior
+from router.values.task import GENERATES, Task
 
 _Speed = Annotated[float, msgspec.Meta(ge=1e-3, le=1e9)]
 # Names end in our own reply headers, logs and metrics.
@@ -32,6 +33,7 @@ class _Rung(msgspec.Struct):
     context_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] = 1
     tier: _Name = "cloud"
     device: _Name = ""
+    tasks: tuple[str, ...] = ("generate",)
     prior: _Prior | None = None
 
 
@@ -81,7 +83,8 @@ def read_rungs(body: bytes, endpoint: str) -> Rungs:
 
 
 def _info(rung: _Rung, endpoint: str) -> ReplicaInfo | None:
-    if rung.kind != "variant" or not rung.variant or rung.prior is None:
+    tasks = frozenset(task for task in Task if task.value in rung.tasks)
+    if rung.kind != "variant" or not rung.variant or rung.prior is None or not tasks:
         return None
     return ReplicaInfo(
         replica_id=f"{rung.tier}/{rung.variant}",
@@ -93,6 +96,7 @@ def _info(rung: _Rung, endpoint: str) -> ReplicaInfo | None:
         rung=rung.rung,
         quality=rung.quality,
         context_tokens=rung.context_tokens,
+        tasks=GENERATES if tasks == GENERATES else tasks,
         device=f"{endpoint} {rung.device or rung.variant}",  # a tier that tells of no devices: one for each rung
         prior=SpeedPrior(
             prefill_tokens_per_s=rung.prior.prefill_tokens_per_s,

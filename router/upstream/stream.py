@@ -36,7 +36,7 @@ from router.wire import headers as wire_headers
 from router.wire import load as wire_load
 
 _MAX_ERROR_BYTES = 64 * 1024
-_MAX_WHOLE_BYTES = 4 * 1024 * 1024
+_MAX_WHOLE_BYTES = 64 * 1024 * 1024  # 2,048 vectors of 4,096 numbers in base64 are 45 MB
 _ERROR_BODY_S = 5.0
 _END_S = 0.25
 _USAGE_S = 1.0  # between the finish reason and what may follow it
@@ -91,13 +91,32 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
         raise
 
 
-async def fetch_whole(client: StreamingClient, call: UpstreamRequest, clock: Clock, lost: LostNews) -> bytes:
-    """Send a request whose answer comes in one piece, and return that; cancelling it cancels the work there.
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """An answer that came in one piece, and who it says answered."""
+
+    body: bytes
+    transfer: TransferSample
+    origin: Origin | None
+
+
+async def fetch_answer(client: StreamingClient, call: UpstreamRequest, clock: Clock, lost: LostNews) -> WholeAnswer:
+    """Send a request whose answer comes in one piece; cancelling it cancels the work there.
 
     Raises:
         InvalidRequest, Refused, ReplicaUnreachable: as `Replica.generate` says.
     """
-    response, _ = await _send(client, call, clock, lost)
+    response, transfer = await _send(client, call, clock, lost)
+    body = await _whole_body(response, call, lost)
+    return WholeAnswer(body, transfer, openai_client.origin_of(response.headers))
+
+
+async def fetch_whole(client: StreamingClient, call: UpstreamRequest, clock: Clock, lost: LostNews) -> bytes:
+    """As `fetch_answer`; the body alone."""
+    return (await fetch_answer(client, call, clock, lost)).body
+
+
+async def _whole_body(response: Response, call: UpstreamRequest, lost: LostNews) -> bytes:
     try:
         with _Bound(lost, None):
             body = await _read_some(response, _MAX_WHOLE_BYTES)
