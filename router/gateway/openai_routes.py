@@ -44,9 +44,11 @@ class OpenAIRoutes:
         ]
 
     async def _chat(self, context: RequestContext) -> Reply | StreamReply:
+        """Answer a conversation; whole, or with `stream` as server-sent events."""
         return await self._generate(context, decode_chat)
 
     async def _completions(self, context: RequestContext) -> Reply | StreamReply:
+        """Continue a raw prompt; whole, or with `stream` as server-sent events."""
         return await self._generate(context, decode_completion)
 
     async def _generate(self, context: RequestContext, decode: Callable[[bytes], ApiRequest]) -> Reply | StreamReply:
@@ -72,9 +74,11 @@ class OpenAIRoutes:
         return Reply(body, headers=self._intake.reply_headers(context, answer))
 
     async def _list_models(self, context: RequestContext) -> Reply:
+        """Families and variants that may be asked for."""
         return json_reply(encode_models(self._cards(context)))
 
     async def _show_model(self, context: RequestContext) -> Reply:
+        """One of them."""
         wanted = context.params["model"]
         cards = self._cards(context)
         for card in cards:

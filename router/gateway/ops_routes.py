@@ -48,6 +48,7 @@ class OpsRoutes:
         return ("/v1/scale", "/v1/scale/{model:path}") if self._deps.scale is not None else ()
 
     async def _live(self, context: RequestContext) -> Reply:  # noqa: ARG002
+        """Whether the process answers at all."""
         return json_reply(b'{"status":"live"}')
 
     async def _ready(self, context: RequestContext) -> Reply:
@@ -63,6 +64,7 @@ class OpsRoutes:
         return reply
 
     async def _show_version(self, context: RequestContext) -> Reply:  # noqa: ARG002
+        """The release that runs here."""
         return json_reply(orjson.dumps({"version": installed("overspill")}))
 
     async def _show_metrics(self, context: RequestContext) -> Reply:
@@ -74,6 +76,7 @@ class OpsRoutes:
         return reply
 
     async def _status(self, context: RequestContext) -> Reply:
+        """Replicas, load, breakers and GPUs: what `overspill cloud status` shows."""
         require_monitor(context)
         deps = self._deps
         ready, why = deps.ready()
@@ -91,6 +94,7 @@ class OpsRoutes:
         return json_reply(encode(status))
 
     async def _scale(self, context: RequestContext) -> Reply:
+        """How many replicas of a model there should be, for autoscalers."""
         require_monitor(context)
         model = context.params.get("model")
         told = None if self._deps.scale is None else self._deps.scale(model)
@@ -102,6 +106,7 @@ class OpsRoutes:
         return json_reply(orjson.dumps(told))
 
     async def _decision(self, context: RequestContext) -> Reply:
+        """Why a request went where it went."""
         wanted = context.params["request_id"]
         caller = context.caller
         decision = self._deps.dispatcher.explain(wanted, None if caller.role is Role.OPERATOR else caller.digest)

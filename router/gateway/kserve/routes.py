@@ -60,13 +60,16 @@ class KServeRoutes:
         return found
 
     async def _server(self, context: RequestContext) -> Reply:  # noqa: ARG002
+        """What this server is, and which extensions of V2 it has."""
         body = {"name": "overspill", "version": self._version, "extensions": EXTENSIONS}
         return json_reply(orjson.dumps(body))
 
     async def _live(self, context: RequestContext) -> Reply:  # noqa: ARG002
+        """Whether the process answers at all."""
         return json_reply(b'{"live":true}')
 
     async def _ready(self, context: RequestContext) -> Reply:
+        """Whether requests may come in."""
         refusal = draining_or_starting(self._deps)
         return json_reply(b'{"ready":true}') if refusal is None else render_error(refusal, context.dialect)
 
@@ -80,6 +83,7 @@ class KServeRoutes:
         return json_reply(orjson.dumps(model_config(context.params["model"], found, self._models.slots(found))))
 
     async def _model_ready(self, context: RequestContext) -> Reply:
+        """Whether a replica of the model can take a request now."""
         self._models.require_ready(context)
         return json_reply(orjson.dumps({"name": context.params["model"], "ready": True}))
 
