@@ -14,6 +14,7 @@ from cloud_tier.engine.protocol import Engine, EngineRequest
 from cloud_tier.warm_up import measure_speed
 from models.text.chat import PromptEncoder
 from models.text.tokenizer import TextStream
+from models.text.tools.answer import with_tools
 from router.base.clock import Clock
 from router.base.errors import ContextTooLong, ReplicaBroken
 from router.base.extras import installed
@@ -110,9 +111,12 @@ class EngineReplica:
             yield TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH, prompt_tokens=len(ids))
             return
         tokenizer = self._prompts.tokenizer
-        sampling = dataclasses.replace(request.sampling, min_tokens=request.min_tokens_left)
+        tools = with_tools(request, self._prompts)
+        wanted = request.sampling if tools is None else tools.sampling
+        said = request.continuation if tools is None else tools.said
+        sampling = dataclasses.replace(wanted, min_tokens=request.min_tokens_left)
         text = TextStream(
-            tokenizer, sampling.stop, prompt_tail=request.continuation, unwatched_tokens=sampling.min_tokens
+            tokenizer, sampling.stop, said, sampling.min_tokens, frozenset() if tools is None else tools.shown
         )
         stream = self.engine.generate(
             EngineRequest(
@@ -124,13 +128,13 @@ class EngineReplica:
                 arrival_s=request.accepted_at_s,
                 eos_ids=tokenizer.eos_ids,
                 cache_owner=request.cache_owner,
-                said=request.continuation if request.sampling.constraint is not None else "",
+                said=said if sampling.constraint is not None else "",
             )
         )
         told = Told(text, tokenizer, len(ids), logprobs=sampling.logprobs is not None)
         async with contextlib.aclosing(stream):
             async for chunk in stream:
-                answered = told.chunk(chunk)
+                answered = told.chunk(chunk) if tools is None else tools.onto(told.chunk(chunk))
                 if answered.finish_reason is not None:
                     await stream.aclose()  # before the caller reads on: the KV blocks are free at once
                     yield answered

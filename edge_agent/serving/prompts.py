@@ -51,8 +51,14 @@ class PromptCodec:
     def encode(self, prompt: Prompt, continuation: str = "") -> list[int]:
         return self.encoder.encode(prompt, continuation)
 
-    def text_stream(self, stop: Sequence[str], continuation: str, unwatched_tokens: int = 0) -> TextStream:
-        return TextStream(self.encoder.tokenizer, stop, prompt_tail=continuation, unwatched_tokens=unwatched_tokens)
+    def text_stream(
+        self,
+        stop: Sequence[str],
+        continuation: str,
+        unwatched_tokens: int = 0,
+        shown: frozenset[int] = frozenset(),
+    ) -> TextStream:
+        return TextStream(self.encoder.tokenizer, stop, continuation, unwatched_tokens, shown)
 
     def logprob_stream(self) -> LogprobStream:
         return LogprobStream(self.encoder.tokenizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from edge_agent.generate.batcher import BatchLimits, Sequence
@@ -18,6 +18,7 @@ from edge_agent.runtime.protocol import Runtime
 from edge_agent.serving.artifact_watch import ArtifactWatch
 from edge_agent.serving.prompts import PromptCodec
 from models.text.grammar import Matcher
+from models.text.tools.answer import with_tools
 from router.base.errors import ContextTooLong, InvalidRequest, OverspillError, ReplicaUnreachable, Unavailable
 from router.base.extras import installed
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
@@ -259,7 +260,11 @@ class LocalReplica:
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
         self._admit()
         prompt_ids = await self._encode(request)
-        generation = self._generation(request, prompt_ids, await self._matcher(request))
+        tools = with_tools(request, self._readable_codec().encoder)
+        if tools is not None:
+            request = replace(request, sampling=tools.sampling, continuation=tools.said)
+        shown = frozenset() if tools is None else tools.shown
+        generation = self._generation(request, prompt_ids, await self._matcher(request), shown)
         self._admit()  # again: encoding and compiling may have taken a while
         self.loop.submit(generation)
         try:
@@ -267,7 +272,7 @@ class LocalReplica:
                 item = await generation.inbox.get()
                 if isinstance(item, OverspillError):
                     raise item
-                yield item
+                yield item if tools is None else tools.onto(item)
                 if item.finish_reason is not None:
                     return
         finally:
@@ -328,7 +333,9 @@ class LocalReplica:
             return None
         return await asyncio.wrap_future(self._readable_codec().grammars.begin(constraint, request.continuation))
 
-    def _generation(self, request: InferenceRequest, prompt_ids: list[int], matcher: Matcher | None) -> Generation:
+    def _generation(
+        self, request: InferenceRequest, prompt_ids: list[int], matcher: Matcher | None, shown: frozenset[int]
+    ) -> Generation:
         sampling, codec = request.sampling, self._readable_codec()
         check_token_rules(sampling, codec.vocab_size, codec.eos_ids)
         ends = ending_ids(sampling, codec.eos_ids)
@@ -347,7 +354,7 @@ class LocalReplica:
                 scored=sampling.prompt_logprobs,
                 matcher=matcher,
             ),
-            text=codec.text_stream(sampling.stop, request.continuation, request.min_tokens_left),
+            text=codec.text_stream(sampling.stop, request.continuation, request.min_tokens_left, shown),
             ending_ids=ends,
             logprobs=_logprobs(sampling, codec),
         )

@@ -6,7 +6,7 @@ import datetime as dt
 import functools
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from models.formats.config import read_json
 from models.text.tokenizer import Tokenizer
+from models.text.tools.format import ToolFormat, in_own_words
+from models.text.tools.prompted import function_of, in_plain_messages
+from models.text.tools.registry import format_of, open_format
 from router.base.errors import ArtifactError, ContextTooLong, InvalidRequest
-from router.values.request import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
+from router.values.request import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt, texts_of
 
 TEMPLATE_FILE = "chat_template.jinja"
 _NORMALISED = 2  # Unicode normalisation (NFC) can join up to two characters into a byte's worth of text each
@@ -74,10 +77,19 @@ class ChatTemplate:
         """Write `chat_template.jinja` into `directory`."""
         (directory / TEMPLATE_FILE).write_text(self.source, encoding="utf-8")
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, continuation: str = "") -> str:
+    def render(
+        self,
+        messages: Sequence[Message | dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        add_generation_prompt: bool = True,
+        continuation: str = "",
+    ) -> str:
         """Return the prompt text.
 
         Args:
+            messages: plain turns, or objects as templates take them.
+            tools: functions as templates take them.
             add_generation_prompt: end with the opening of the assistant's turn.
             continuation: the beginning of the assistant's answer, to be continued: put after that opening.
 
@@ -86,7 +98,8 @@ class ChatTemplate:
         """
         try:
             text = self._template.render(
-                messages=[{"role": message.role, "content": message.content} for message in messages],
+                messages=[_plain(message) if isinstance(message, Message) else message for message in messages],
+                tools=list(tools) or None,
                 add_generation_prompt=add_generation_prompt or bool(continuation),
                 **self._specials,
             )
@@ -104,6 +117,7 @@ class PromptEncoder:
         tokenizer: the model's.
         template: the model's; None for a base model, which then takes no chat.
         prepend_bos: raw text is preceded by the first token of the model's sequences.
+        tools: how the model writes calls of tools, or is asked to.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, *, prepend_bos: bool | None = None) -> None:
@@ -114,6 +128,9 @@ class PromptEncoder:
         """
         self.tokenizer = tokenizer
         self.template = template
+        written = None if template is None else format_of(template.source)
+        self._knows_tools = written is not None
+        self.tools = open_format(written or "hermes")
         wanted = tokenizer.adds_bos if prepend_bos is None else prepend_bos
         self.prepend_bos = wanted and tokenizer.bos_id is not None
 
@@ -148,8 +165,8 @@ class PromptEncoder:
                 )
             return
         is_chat = isinstance(prompt, ChatPrompt)
-        texts = [message.content for message in prompt.messages] if isinstance(prompt, ChatPrompt) else [prompt.text]
-        turns = len(texts) if is_chat else 0
+        texts = list(texts_of(prompt)) if isinstance(prompt, ChatPrompt) else [prompt.text]
+        turns = len(prompt.messages) if isinstance(prompt, ChatPrompt) else 0
         characters = sum(map(len, texts))
         limit = _NORMALISED * window_tokens
         if turns <= window_tokens and (characters <= limit or characters <= limit * self._longest_token):
@@ -181,7 +198,7 @@ class PromptEncoder:
                 raise InvalidRequest(
                     "this model has no chat template; send its prompt to /v1/completions", param="messages"
                 )
-            return self._chat(self.template, prompt.messages, continuation)
+            return self._chat(self.template, prompt, continuation)
         if isinstance(prompt, TextPrompt):
             return self._with_bos(self.tokenizer.encode(prompt.text + continuation))
         unknown = next((token for token in prompt.token_ids if not 0 <= token < self.tokenizer.vocab_size), None)
@@ -219,22 +236,66 @@ class PromptEncoder:
         first = self.tokenizer.token_of(self.tokenizer.bos_id) if self.prepend_bos else None
         return rendered.removeprefix(first or "")
 
-    def _chat(self, template: ChatTemplate, messages: Sequence[Message], continuation: str) -> list[int]:
+    def _chat(self, template: ChatTemplate, prompt: ChatPrompt, continuation: str) -> list[int]:
         """Encode a conversation: special tokens come from the template alone.
 
         One that somebody wrote into a message stays the text it is, or a user could close his own turn and speak as
-        the system.
+        the system. The one that opens calls of tools is the model's own word in what is continued.
         """
-        mark = self.tokenizer.mark_special
-        marked = [Message(mark(message.role, _MARK), mark(message.content, _MARK)) for message in messages]
-        pieces = template.render(marked, continuation=mark(continuation, _MARK)).split(_MARK)
-        return [token for piece in pieces for token in self.tokenizer.encode(piece)]
+        tools = prompt.tools if prompt.tools is not None and prompt.tools.callable else None
+        messages, told = prompt.messages, [function_of(tool) for tool in tools.offered] if tools is not None else []
+        if prompt.uses_tools and not self._knows_tools:
+            messages, told = tuple(in_plain_messages(messages, tools, self.tools)), []
+        if tools is not None and continuation:
+            continuation = in_own_words(self.tools, continuation)
+        opener = self.tools.style.opener
+        begun = [continuation]
+        if tools is not None and self.tokenizer.special_id(opener) is not None:
+            begun = continuation.split(opener)
+        mark = functools.partial(self.tokenizer.mark_special, mark=_MARK)
+        names = {call.call_id: call.name for message in messages for call in message.tool_calls}
+        text = template.render(
+            [_turn(message, mark, self.tools, names) for message in messages],
+            tools=[_marked(function, mark) for function in told],
+            continuation=opener.join(map(mark, begun)),
+        )
+        return [token for piece in text.split(_MARK) for token in self.tokenizer.encode(piece)]
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         bos = self.tokenizer.bos_id
         if not self.prepend_bos or bos is None or ids[:1] == [bos]:
             return ids
         return [bos, *ids]
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    return {"role": message.role, "content": message.content}
+
+
+def _turn(message: Message, mark: Callable[[str], str], form: ToolFormat, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a turn as templates take it, all text of it marked."""
+    turn: dict[str, Any] = {"role": mark(message.role), "content": mark(message.content)}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "type": "function",
+                "id": mark(form.call_id(call.call_id)),
+                "function": {"name": mark(call.name), "arguments": _marked(json.loads(call.arguments), mark)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        turn |= {"tool_call_id": mark(form.call_id(message.call_id)), "name": mark(names.get(message.call_id, ""))}
+    return turn
+
+
+def _marked(value: Any, mark: Callable[[str], str]) -> Any:
+    """Return a JSON value with every text in it marked."""
+    if isinstance(value, str):
+        return mark(value)
+    if isinstance(value, dict):
+        return {mark(key): _marked(item, mark) for key, item in value.items()}
+    return [_marked(item, mark) for item in value] if isinstance(value, list) else value
 
 
 class _Generation(jinja2.ext.Extension):

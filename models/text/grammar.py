@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from models.text.json_options import LENIENT_OPTIONS, STRICT_OPTIONS
 from router.base.errors import InvalidRequest, RequestFailed
 from router.values.constraint import Constraint, ConstraintKind
 
@@ -37,11 +38,6 @@ _SMALL_CHARS = 8_192
 _MOST_KEPT, _MOST_KEPT_CHARS = 64, 262_144
 _WALK_TOKENS = 8
 _ERROR_CHARS = 300
-_JSON_OPTIONS = {
-    # Enough for indented JSON; unbounded, a small model never leaves it.
-    "whitespace_pattern": r"[ \n\t\r]{1,32}",
-}
-_LENIENT = {"lenient": True, "coerce_one_of": True}
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 20_000,  # a schema of some thousand optional properties
     "initial_lexer_fuel": 1_000_000,  # about 20 ms
@@ -95,8 +91,13 @@ class Matcher:
 
     def advance_text(self, text: str) -> bool:
         """Take text of the answer that was said before, by whomever; whether the constraint allows it."""
-        ids = self._tokenizer.tokenize_str(text)
-        return self._inner.try_consume_tokens(ids) == len(ids) and not self._inner.is_error()
+        for special in (False, True):  # what opens a call may be a special token
+            ids = self._tokenizer.tokenize_str(text, parse_special=special)
+            tried = self._inner.deep_copy()
+            if tried.try_consume_tokens(ids) == len(ids) and not tried.is_error():
+                self._inner = tried
+                return True
+        return False
 
     def _note(self) -> None:
         if self._inner.is_error():
@@ -239,7 +240,8 @@ def _grammar_of(constraint: Constraint) -> str:
     source = constraint.source
     try:
         if constraint.kind is ConstraintKind.JSON_SCHEMA:
-            return LLMatcher.grammar_from_json_schema(schema_text(source), overrides=_options(strict=constraint.strict))
+            options: Any = STRICT_OPTIONS if constraint.strict else LENIENT_OPTIONS
+            return LLMatcher.grammar_from_json_schema(schema_text(source), overrides=options)
         if constraint.kind is ConstraintKind.REGEX:
             # As everywhere but in Unicode's tables, whose newest digits no validator knows: \d is 0 to 9.
             return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(source, 'd')}/")
@@ -248,10 +250,6 @@ def _grammar_of(constraint: Constraint) -> str:
         return LLMatcher.grammar_from_lark(_lark_of_gbnf(source) if constraint.kind is ConstraintKind.GBNF else source)
     except (ValueError, RecursionError) as error:
         raise _refusal(constraint, str(error)) from error
-
-
-def _options(*, strict: bool) -> Any:
-    return _JSON_OPTIONS if strict else _JSON_OPTIONS | _LENIENT
 
 
 def schema_text(source: str) -> str:

@@ -188,6 +188,11 @@ class Tokenizer:
         """Return the bytes of one id as they are told of: a special token's are its name."""
         return self.piece(token_id) or (self.token_of(token_id) or "").encode()
 
+    def special_id(self, text: str) -> int | None:
+        """Return the special token that is written so, None if there is none."""
+        token = self._backend.token_to_id(text) if text else None
+        return token if token in self._special else None
+
     def for_grammars(self) -> llguidance.LLTokenizer:
         """Return the vocabulary as llguidance takes it; half a second's work. See `models.text.grammar`."""
         import llguidance  # noqa: PLC0415 (7 MB that only constrained requests need)
@@ -223,7 +228,12 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] = (), prompt_tail: str = "", unwatched_tokens: int = 0
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        prompt_tail: str = "",
+        unwatched_tokens: int = 0,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         """Start a stream.
 
@@ -231,13 +241,14 @@ class TextStream:
             stop: generation ends before the first of these.
             prompt_tail: text of this answer that was emitted before (a continuation); a stop string may begin in it.
             unwatched_tokens: no stop string is looked for in the text of so many ids.
+            shown: special tokens that are text here, as they are written.
 
         Raises:
             InvalidRequest: a stop string is empty.
         """
         if not all(stop):
             raise InvalidRequest("`stop` holds an empty string; leave it out", param="stop")
-        self._tokenizer = tokenizer
+        self._tokenizer, self._shown = tokenizer, shown
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._watches = [_Watch(text) for text in stop]
         self._held = ""
@@ -251,12 +262,12 @@ class TextStream:
     def push(self, token_ids: Sequence[int]) -> TextDelta:
         """Return the text that can be shown after these further ids; empty for ever once stopped."""
         if not self._watches:
-            return TextDelta(self._utf8.decode(b"".join(map(self._tokenizer.piece, token_ids))), len(token_ids))
+            return TextDelta(self._utf8.decode(b"".join(map(self._piece, token_ids))), len(token_ids))
         shown, taken = "", 0
         for token_id in token_ids:  # one by one: which of them completes a stop string is what is counted up to
             if self._stopped:
                 break
-            text = self._utf8.decode(self._tokenizer.piece(token_id))
+            text = self._utf8.decode(self._piece(token_id))
             free, self._unwatched_tokens = self._unwatched_tokens > 0, max(0, self._unwatched_tokens - 1)
             shown += text if free else self._take(text)
             taken += 1
@@ -269,6 +280,9 @@ class TextStream:
         rest = self._take(self._utf8.decode(b"", final=True))
         held, self._held = self._held, ""
         return rest if self._stopped else rest + held
+
+    def _piece(self, token_id: int) -> bytes:
+        return (self._tokenizer.spelling if token_id in self._shown else self._tokenizer.piece)(token_id)
 
     def _take(self, text: str) -> str:
         before = len(self._held)

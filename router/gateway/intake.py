@@ -349,7 +349,7 @@ def _with_continuation(prompt: Input, continuation: str) -> list[Input]:
     if not continuation or isinstance(prompt, Call):
         return [prompt]
     if isinstance(prompt, ChatPrompt):
-        return [ChatPrompt((*prompt.messages, Message("assistant", continuation)))]
+        return [replace(prompt, messages=(*prompt.messages, Message("assistant", continuation)))]
     if isinstance(prompt, TextPrompt):
         return [TextPrompt(prompt.text + continuation)]
     return [prompt, TextPrompt(continuation)]

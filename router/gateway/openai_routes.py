@@ -15,6 +15,7 @@ from router.gateway.intake import Intake, collect
 from router.gateway.media import plain_body, require_json
 from router.gateway.sse import EventStream
 from router.values.request import ApiRequest, ChatPrompt
+from router.wire.openai.calls import AnswerCalls
 from router.wire.openai.chat import CHAT_BODY, decode_chat
 from router.wire.openai.completion import COMPLETION_BODY, decode_completion
 from router.wire.openai.models import encode_models, model_cards
@@ -62,15 +63,19 @@ class OpenAIRoutes:
             created_s=int(time.time()),
             model=answer.route.variant,
         )
+        calls = _calls_of(api_request)
         if api_request.stream:
             encoder = EventEncoder(
-                head, include_usage=api_request.include_usage, running_usage=api_request.running_usage
+                head,
+                include_usage=api_request.include_usage,
+                running_usage=api_request.running_usage,
+                calls=calls,
             )
             events = EventStream(answer, encoder, prompt_tokens, context.request_id, self._intake.metrics)
             first = await events.first()
             return StreamReply(self._intake.reply_headers(context, answer), first, events)
         whole = await collect(answer.chunks, prompt_tokens)
-        body = encode_body(head, whole.text, whole.finish_reason, whole.usage)
+        body = encode_body(head, whole.text, whole.finish_reason, whole.usage, calls)
         return Reply(body, headers=self._intake.reply_headers(context, answer))
 
     async def _list_models(self, context: RequestContext) -> Reply:
@@ -89,3 +94,11 @@ class OpenAIRoutes:
     def _cards(self, context: RequestContext) -> list[dict[str, object]]:
         cards = model_cards(self._deps.models(), self._created_s)
         return [card for card in cards if context.caller.may_use(str(card["id"]))]
+
+
+def _calls_of(request: ApiRequest) -> AnswerCalls | None:
+    """Return what reads the calls of an answer, None where it can have none."""
+    prompt = request.prompt
+    if not isinstance(prompt, ChatPrompt) or prompt.tools is None or not prompt.tools.callable:
+        return None
+    return AnswerCalls(request.continuation, legacy=request.legacy_functions)

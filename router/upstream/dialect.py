@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal
 
 from router.upstream import constrained
 from router.values.request import ChatPrompt, Feature, InferenceRequest
@@ -26,6 +27,7 @@ class Dialect:
         spelling: a sampling parameter's name in `SamplingParams` → its name there; one that is missing is not taken.
         token_ids: takes prompts of token ids.
         constraints: how it takes what an answer has to match.
+        tools: takes tools; `strictly`: arguments match their schema only where that is asked for.
         neutral: what is said where the request says nothing, because the server's own default is another than OpenAI's:
             a model's `generation_config.json`, or a sampler of its own.
     """
@@ -39,6 +41,7 @@ class Dialect:
     token_ids: bool = False
     neutral: Mapping[str, object] | None = None
     constraints: constrained.Spellings = field(default_factory=lambda: constrained.OPENAI)
+    tools: Literal["no", "yes", "strictly"] = "yes"
 
     @property
     def lacks(self) -> frozenset[Feature]:
@@ -50,7 +53,11 @@ class Dialect:
             lacking.add(Feature.CONTINUED_CHAT)
         if not self.token_ids:
             lacking.add(Feature.PROMPT_IDS)
-        return frozenset({*lacking, Feature.CONTINUED_IDS, *constrained.lacking(self.constraints)})
+        if self.tools == "no":
+            lacking.add(Feature.TOOLS)
+        return frozenset(
+            {*lacking, Feature.CONTINUED_IDS, Feature.CONTINUED_TOOLS, *constrained.lacking(self.constraints)}
+        )
 
     def continues(self, request: InferenceRequest) -> dict[str, object]:
         """Return the fields that make a chat go on with `request.continuation`, its last message."""
@@ -109,6 +116,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
                 token_ids=True,
                 neutral=_ALL_TOKENS,
                 constraints=constrained.VLLM,
+                tools="strictly",
             ),
             Dialect(
                 "sglang",

@@ -59,6 +59,8 @@ _NEVER = (
     Feature.LOGPROBS,
     Feature.PROMPT_LOGPROBS,
     *constrained.lacking({}),
+    Feature.TOOLS,
+    Feature.CONTINUED_TOOLS,
 )
 """What no request tells such a model."""
 

@@ -40,6 +40,7 @@ from router.values.request import (
     TextPrompt,
 )
 from router.values.task import EmbedCall
+from router.values.tool_calls import CallDelta
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
 
@@ -204,8 +205,19 @@ _JSON_OF: Mapping[str, Callable[[Any], object]] = {
 }
 
 
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct):
+    index: int = 0
+    function: _Function | None = None
+
+
 class _Delta(msgspec.Struct):
     content: str | None = None
+    tool_calls: list[_Call] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -274,6 +286,14 @@ class Event(msgspec.Struct):
             return ""
         choice = self.choices[0]
         return (choice.delta.content if choice.delta is not None else choice.text) or ""
+
+    @property
+    def calls(self) -> list[CallDelta]:
+        """What it adds to calls of tools."""
+        delta = self.choices[0].delta if self.choices else None
+        found = [] if delta is None or delta.tool_calls is None else delta.tool_calls
+        functions = [(call.index, call.function) for call in found if call.function is not None]
+        return [CallDelta(index, called.name or "", called.arguments or "") for index, called in functions]
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -22,6 +22,7 @@ from router.base.timers import Interrupted, Interruptible
 from router.upstream import openai as openai_client
 from router.upstream.call import UpstreamRequest, remaining
 from router.upstream.openai import Event
+from router.upstream.tools import calls_in_text
 from router.upstream.transport import (
     ConnectTrace,
     NotConnectedError,
@@ -228,6 +229,8 @@ class OpenStream:
         self._origin: Origin | None = openai_client.origin_of(response.headers)
         self._parser = call.parser(response.headers)
         self._last: Event | None = None
+        self._last_text = ""
+        self._calls = calls_in_text(call.request)
         self._failure: str | None = None
         self._attempts: int | None = None
         self._done = False
@@ -309,10 +312,13 @@ class OpenStream:
                 self._prompt_tokens = event.usage.told_prompt_tokens(call.context_tokens)
                 if self._cached_tokens is None:
                     self._cached_tokens = event.usage.told_cached_tokens(self._prompt_tokens or call.context_tokens)
-            if event.finish_reason is not None:
-                self._last = event
-            elif event.text and self._last is None:
-                chunks.append(self._chunk(event.text, None, None))
+            text = event.text if self._last is None else ""
+            if self._calls is not None and self._last is None:
+                text = self._calls.write([text, *event.calls])
+            if event.finish_reason is not None and self._last is None:
+                self._last, self._last_text = event, text
+            elif text:
+                chunks.append(self._chunk(text, None, None))
             self._done, self._cut = self._done or event.done, self._cut or event.cut
 
     def _finish(self, chunks: list[TokenChunk]) -> None:
@@ -322,7 +328,10 @@ class OpenStream:
             return
         # A continuation's count holds the text before it: no count of the caller's prompt.
         counted = None if self._call.request.continuation else self._prompt_tokens
-        chunks.append(self._chunk(self._last.text, self._last.finish_reason, counted))
+        text, reason = self._last_text, self._last.finish_reason
+        if self._calls is not None and reason is FinishReason.STOP:
+            text += self._calls.finish()
+        chunks.append(self._chunk(text, reason, counted))
 
     def _chunk(self, text: str, finish: FinishReason | None, prompt_tokens: int | None) -> TokenChunk:
         told = self._told_tokens

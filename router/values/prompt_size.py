@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.values.request import ChatPrompt, Input, PromptSize, TokenPrompt
+from router.values.request import ChatPrompt, Input, PromptSize, TokenPrompt, texts_of
 from router.values.task import Call, EmbedCall
 
 _BYTES_PER_TOKEN = 3.5  # between prose (4.5 to 5) and code (2.5 to 3.5)
@@ -17,7 +17,7 @@ def estimate_size(prompt: Input) -> PromptSize:
         return _estimate_call(prompt)
     if isinstance(prompt, TokenPrompt):
         return PromptSize(len(prompt.token_ids))
-    texts = [message.content for message in prompt.messages] if isinstance(prompt, ChatPrompt) else [prompt.text]
+    texts = list(texts_of(prompt)) if isinstance(prompt, ChatPrompt) else [prompt.text]
     size = sum(len(text.encode()) for text in texts)
     template = _TOKENS_PER_MESSAGE * (len(texts) + 1) if isinstance(prompt, ChatPrompt) else 1
     tokens = int(size / _BYTES_PER_TOKEN) + template

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from router.base.errors import InvalidRequest
 from router.values.constraint import Constraint, ConstraintKind
 from router.values.logprobs import TokenLogprob
 from router.values.task import Call, Output, Task
+from router.values.tool_calls import ToolCall, Tools
 
 
 class Locality(enum.Enum):
@@ -60,6 +61,8 @@ class Feature(enum.Enum):
     LARK = "answers by a grammar in Lark's notation"
     GBNF = "answers by a grammar in llama.cpp's notation"
     CONTINUED_CONSTRAINT = "continuing a constrained answer that broke off"
+    TOOLS = "tools"
+    CONTINUED_TOOLS = "continuing an answer with tools that broke off"
 
 
 FEATURE_OF = {
@@ -80,17 +83,34 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat turn; `content` is plain text (content parts are joined by the codec)."""
+    """One chat turn; `content` is plain text (content parts are joined by the codec).
+
+    Attributes:
+        tool_calls: what an assistant's turn called.
+        call_id: whose result a turn of the role `tool` is.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, to be rendered by the chat template of the model that serves it."""
+    """A conversation, to be rendered by the chat template of the model that serves it.
+
+    Attributes:
+        tools: what the answer may call; None where the request has none.
+    """
 
     messages: tuple[Message, ...]
+    tools: Tools | None = None
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether it takes a server that knows of tools."""
+        return self.tools is not None or any(message.tool_calls or message.role == "tool" for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +135,20 @@ IN_THREAD_CHARS = 20_000
 _MESSAGE_CHARS = 32  # what an empty message costs the template, as text
 
 
+def texts_of(prompt: ChatPrompt) -> Iterator[str]:
+    """Return the texts of a conversation: what was said and called, and the tools."""
+    for message in prompt.messages:
+        yield message.content
+        for call in message.tool_calls:
+            yield call.name + call.arguments
+    for tool in () if prompt.tools is None else prompt.tools.offered:
+        yield tool.name + tool.description + tool.parameters
+
+
 def size_chars(prompt: Input) -> int:
     """Return how much text there is to encode; 0 for token ids, and for calls, which their replica encodes."""
     if isinstance(prompt, ChatPrompt):
-        return sum(len(message.content) + _MESSAGE_CHARS for message in prompt.messages)
+        return sum(len(text) + _MESSAGE_CHARS for text in texts_of(prompt))
     return len(prompt.text) if isinstance(prompt, TextPrompt) else 0
 
 
@@ -243,12 +273,14 @@ class ApiRequest:
         running_usage: usage in every event (`continuous_usage_stats`): the exact token count of each.
         priority, deadline_s: the header of the same meaning beats them.
         continuation: text of the answer that another replica already emitted.
+        legacy_functions: calls are told in OpenAI's older way.
     """
 
     model: str
     prompt: Input
     sampling: SamplingParams
     continuation: str = ""
+    legacy_functions: bool = False
     stream: bool = False
     include_usage: bool = False
     running_usage: bool = False
@@ -366,6 +398,8 @@ class InferenceRequest:
             return frozenset()
         if isinstance(prompt, ChatPrompt):
             needs.add(Feature.CONTINUED_CHAT if self.continuation else Feature.CHAT)
+            if prompt.uses_tools:
+                needs |= {Feature.TOOLS, Feature.CONTINUED_TOOLS} if self.continuation else {Feature.TOOLS}
         elif isinstance(prompt, TokenPrompt):
             needs.add(Feature.CONTINUED_IDS if self.continuation else Feature.PROMPT_IDS)
         else:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from router.base.errors import InvalidRequest
+from router.values.constraint import Constraint, ConstraintKind
 from router.values.request import ApiRequest, ChatPrompt, Message
+from router.values.tool_calls import Tools
 from router.wire.body import decode_json
 from router.wire.names import refuse_fields
 from router.wire.openai.fields import UNSERVED, Fields, request_of
 from router.wire.openai.messages import RawMessage, message_of
 from router.wire.openai.sampling import sampling_of
+from router.wire.openai.tools import Function, FunctionChoice, NamedTool, RawTool, functions_of, tools_of
 from router.wire.openai.unserved import Rule, only, refuse_unserved
 
 MAX_MESSAGES = 16_384
@@ -24,10 +28,11 @@ class _Chat(Fields, frozen=True, kw_only=True):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     top_logprobs: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
+    tools: list[RawTool] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[Function] | None = None
+    function_call: FunctionChoice | None = None
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
@@ -36,10 +41,6 @@ class _Chat(Fields, frozen=True, kw_only=True):
 _UNSERVED: tuple[Rule, ...] = (
     *UNSERVED,
     ("top_logprobs", only(0), "log probabilities are not returned by this server: leave it out"),
-    ("tools", only([]), "tool calls are not offered by this server: leave it out"),
-    ("tool_choice", only("none", "auto"), "tool calls are not offered by this server: leave it out"),
-    ("functions", only([]), "function calls are not offered by this server: leave it out"),
-    ("function_call", only("none", "auto"), "function calls are not offered by this server: leave it out"),
     ("modalities", only(["text"]), 'answers are plain text: leave it out or send ["text"]'),
     ("audio", only(), "answers are plain text: leave it out"),
     ("web_search_options", only(), "web search is not offered by this server: leave it out"),
@@ -63,7 +64,22 @@ def decode_chat(body: bytes) -> ApiRequest:
     if not messages:
         raise InvalidRequest("`messages` is empty: send at least one message", param="messages")
     continuation = _take_continuation(raw, messages)
-    return request_of(raw, ChatPrompt(tuple(messages)), continuation, sampling_of(raw, None))
+    tools = tools_of(raw.tools, raw.tool_choice, parallel=raw.parallel_tool_calls)
+    legacy = functions_of(raw.functions, raw.function_call) if tools is None else None
+    prompt = ChatPrompt(tuple(messages), tools or legacy)
+    request = request_of(raw, prompt, continuation, sampling_of(raw, None))
+    _refuse_constraint_beside(prompt.tools, request.sampling.constraint)
+    return request if legacy is None else replace(request, legacy_functions=True)
+
+
+def _refuse_constraint_beside(tools: Tools | None, constraint: Constraint | None) -> None:
+    """An answer that may call tools is JSON by a schema, or free: others leave no room for calls."""
+    if tools is None or not tools.callable or constraint is None or constraint.kind is ConstraintKind.JSON_SCHEMA:
+        return
+    raise InvalidRequest(
+        f"`{constraint.param}`: an answer that may call `tools` is constrained by a JSON schema, or not at all",
+        param=constraint.param,
+    )
 
 
 def _take_continuation(raw: _Chat, messages: list[Message]) -> str:
@@ -86,4 +102,9 @@ def _take_continuation(raw: _Chat, messages: list[Message]) -> str:
         )
     if len(messages) == 1:
         raise InvalidRequest("`messages`: nothing precedes the message to continue", param="messages")
+    if messages[-1].tool_calls:
+        raise InvalidRequest(
+            f"`{at}.tool_calls`: what is to be continued is text: send the call as its `content`",
+            param=f"{at}.tool_calls",
+        )
     return messages.pop().content

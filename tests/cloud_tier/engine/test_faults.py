@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from cloud_tier.engine import core as engine_core
 from cloud_tier.engine import drawing
 from cloud_tier.engine.attention import KvCache
 from cloud_tier.engine.core import EngineBroken
@@ -227,7 +228,7 @@ def test_a_request_that_cannot_be_taken_in_is_told_at_the_next_step(
     def create(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(drawing.SamplerState, "create", create)
+    monkeypatch.setattr(engine_core.SamplerState, "create", create)
     bench.add(1, prompt(20))
     monkeypatch.undo()
     assert bench.run()[0] == _alone(llama, prompt(20))

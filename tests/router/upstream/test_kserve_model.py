@@ -24,6 +24,8 @@ ALWAYS_LACKING = {
     Feature.LARK,
     Feature.GBNF,
     Feature.CONTINUED_CONSTRAINT,
+    Feature.TOOLS,
+    Feature.CONTINUED_TOOLS,
 }
 
 

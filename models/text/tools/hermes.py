@@ -1,0 +1,33 @@
+"""Hermes and Qwen: `<tool_call>` around an object. Also what models are asked for whose templates know no tools."""
+
+from __future__ import annotations
+
+from models.text.tools.format import TEXT, CallWords, functions, literal, only_calls, repeated
+from router.values.tool_calls import CANONICAL, CLOSE, OPEN, CallStyle, Tools
+
+
+class Hermes:
+    """`models.text.tools.format.ToolFormat`. Its text is the form between the stages."""
+
+    style: CallStyle = CANONICAL
+    words = CallWords(f"{OPEN}\n", f"\n{OPEN}\n", ', "arguments": ', f"}}\n{CLOSE}")
+
+    def call_id(self, given: str) -> str:
+        return given
+
+    def rules(self, tools: Tools, content: str, opener_id: int | None) -> str:
+        more = repeated(f"{literal(self.words.following)} function", tools)
+        lines = [functions(tools, self.words)]
+        call = f"{literal(self.words.first)} function {more}"
+        if only_calls(tools):
+            return "\n".join([f"start: {call}", *lines])
+        if content != "TEXT":
+            return "\n".join([f"start: content | {call}", f"content: {content}", *lines])
+        if opener_id is not None:
+            call = f"TEXT? <[{opener_id}]> {literal(chr(10))} function {more}"
+            return "\n".join([f"start: TEXT | {call}", TEXT, *lines])
+        opened = f"opened[lazy]: /(.|\\n)*{OPEN}/"
+        return "\n".join([f"start: TEXT | opened {literal(chr(10))} function {more}", opened, TEXT, *lines])
+
+
+FORMAT = Hermes()

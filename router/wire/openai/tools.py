@@ -1,0 +1,133 @@
+"""Tools, as chat bodies say it: `tools`, `tool_choice`, and the older `functions`, `function_call`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from router.base.errors import InvalidRequest
+from router.values.tool_calls import Tool, ToolCall, ToolChoice, Tools
+
+MAX_TOOLS = 128
+FunctionName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
+
+
+class Function(msgspec.Struct, frozen=True):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class RawTool(msgspec.Struct, frozen=True):
+    type: str
+    function: Function | None = None
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str
+
+
+class NamedTool(msgspec.Struct, frozen=True):
+    type: str = "function"
+    function: _Named | None = None
+
+
+class RawCall(msgspec.Struct, frozen=True):
+    class Called(msgspec.Struct, frozen=True):
+        name: str
+        arguments: str = "{}"
+
+    id: str = ""
+    type: str = "function"
+    function: Called | None = None
+
+
+def tools_of(
+    tools: list[RawTool] | None, choice: str | NamedTool | None, *, parallel: bool | None = None
+) -> Tools | None:
+    """Return the tools of a request, None where it has none.
+
+    Raises:
+        InvalidRequest: naming the field at fault.
+    """
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise InvalidRequest("`tool_choice`: there are no `tools` to choose from", param="tool_choice")
+        return None
+    offered = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools))
+    return _chosen(offered, choice, "tool_choice", parallel=parallel is not False)
+
+
+def functions_of(functions: list[Function] | None, choice: str | _Named | None) -> Tools | None:
+    """Return the tools of a request in the older way, of which an answer calls one at most."""
+    if not functions:
+        return None
+    named = NamedTool(function=choice) if isinstance(choice, _Named) else choice
+    return _chosen(tuple(map(tool_of, functions)), named, "function_call", parallel=False)
+
+
+FunctionChoice = str | _Named
+
+
+def tool_of(function: Function) -> Tool:
+    schema = function.parameters or {"type": "object", "properties": {}}
+    return Tool(
+        function.name, function.description or "", msgspec.json.encode(schema).decode(), strict=bool(function.strict)
+    )
+
+
+def calls_of(raw: list[RawCall], at: str) -> tuple[ToolCall, ...]:
+    """Return what an assistant's turn called.
+
+    Raises:
+        InvalidRequest: naming the part at fault.
+    """
+    calls = []
+    for index, call in enumerate(raw):
+        if call.function is None:
+            raise InvalidRequest(f"`{at}[{index}].function` is required", param=f"{at}[{index}].function")
+        calls.append(ToolCall(call.id, call.function.name, arguments_of(call.function.arguments, f"{at}[{index}]")))
+    return tuple(calls)
+
+
+def arguments_of(text: str, at: str) -> str:
+    """Return the arguments of a call in the history, checked.
+
+    Raises:
+        InvalidRequest: they are no JSON object.
+    """
+    try:
+        value = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequest(
+            f"`{at}.function.arguments`: expected a JSON object, as text", param=f"{at}.function.arguments"
+        )
+    return text or "{}"
+
+
+def _tool(raw: RawTool, at: str) -> Tool:
+    if raw.type != "function" or raw.function is None:
+        raise InvalidRequest(f"`{at}`: `{raw.type[:40]}` is not served: send tools of type `function`", param=at)
+    return tool_of(raw.function)
+
+
+def _chosen(offered: tuple[Tool, ...], choice: str | NamedTool | None, at: str, *, parallel: bool) -> Tools:
+    if len(offered) > MAX_TOOLS:
+        raise InvalidRequest(f"`tools`: {len(offered)}, at most {MAX_TOOLS} are served", param="tools")
+    names = [tool.name for tool in offered]
+    if len(set(names)) < len(names):
+        raise InvalidRequest("`tools`: two have one name", param="tools")
+    if isinstance(choice, NamedTool):
+        name = choice.function.name if choice.function is not None else ""
+        if name not in names:
+            raise InvalidRequest(f"`{at}`: `{name[:64]}` is none of the `tools`", param=at)
+        return Tools(offered, ToolChoice.REQUIRED, name, parallel=False)
+    known = {kind.value: kind for kind in ToolChoice}
+    if choice is not None and choice not in known:
+        raise InvalidRequest(f"`{at}`: `{choice[:40]}`: expected one of {', '.join(known)}, or a tool", param=at)
+    return Tools(offered, ToolChoice.AUTO if choice is None else known[choice], parallel=parallel)
