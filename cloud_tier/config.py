@@ -22,6 +22,7 @@ from router.base import config
 from router.base.credentials import MAX_PRIORITY, key_ceilings
 from router.base.errors import ConfigError
 from router.base.loopback import is_loopback
+from router.cache.settings import CacheSettings
 from router.decisions.settings import DecisionFileSettings
 from router.gateway.grpc.settings import GrpcSettings
 from router.gateway.http.settings import CorsSettings
@@ -191,6 +192,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     telemetry: TelemetrySettings = TelemetrySettings()
     auth: AuthConfig = AuthConfig()
     tenants: TenantSettings = TenantSettings()
+    cache: CacheSettings = CacheSettings()
     limits: LimitsConfig = LimitsConfig()
 
     def __post_init__(self) -> None:

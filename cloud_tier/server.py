@@ -39,6 +39,7 @@ from router.base.errors import ReplicaError
 from router.base.garbage import collect_while_few_wait
 from router.base.loopback import is_loopback
 from router.base.timers import end
+from router.cache.metrics import open_cache
 from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
@@ -323,6 +324,7 @@ class CloudTier:
                 clock=self._clock,
                 models=self._models,
                 tenancy=self._tenancy,
+                cache=open_cache(plan.config.cache, self._clock, self._models, self._telemetry.registry),
                 ready=self.ready,
                 back_in_s=self._back_in_s,
                 limits=_limits(plan.config.limits),

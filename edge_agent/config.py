@@ -18,6 +18,7 @@ from router.base.config import Flag, decode, load, overlay
 from router.base.credentials import MAX_PRIORITY, key_ceilings, resolved, url_fault
 from router.base.errors import ConfigError
 from router.base.loopback import is_loopback
+from router.cache.settings import CacheSettings
 from router.decisions.settings import DecisionFileSettings
 from router.gateway.grpc.settings import GrpcSettings
 from router.gateway.http.settings import CorsSettings
@@ -177,6 +178,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     router: RouterSettings = RouterSettings()
     decisions: DecisionFileSettings = DecisionFileSettings()
     tenants: TenantSettings = TenantSettings()
+    cache: CacheSettings = CacheSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     jobs: JobsSettings = JobsSettings()
     fleet: FleetConfig = FleetConfig()

@@ -39,6 +39,7 @@ from router.base.credentials import resolved, secret
 from router.base.garbage import collect_while_few_wait
 from router.base.loopback import is_loopback
 from router.base.timers import end, within
+from router.cache.metrics import open_cache
 from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
@@ -356,6 +357,7 @@ class EdgeAgent:
             clock=self.clock,
             models=self.infos,
             tenancy=self._tenancy,
+            cache=open_cache(self.config.cache, self.clock, self.infos, self.telemetry.registry),
             ready=self.ready,
             notices=lambda: self._fleet.notices if self._fleet is not None else (),
             limits=GatewayLimits(max_body_bytes=settings.max_body_bytes, max_requests=settings.max_requests),

@@ -20,7 +20,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "router": (
         ("router.base",),
         ("router.values", "router.fleetwire", "router.client"),
-        ("router.wire", "router.signals", "router.decisions", "router.tracing", "router.tenants"),
+        ("router.wire", "router.signals", "router.decisions", "router.tracing", "router.tenants", "router.cache"),
         ("router.policy", "router.upstream", "router.jobs"),
         ("router.dispatch",),
         ("router.gateway", "router.simulation"),

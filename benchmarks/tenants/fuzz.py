@@ -20,6 +20,8 @@ import httpx
 
 from benchmarks.tenants.house import Words, quiet
 from router.base.clock import MonotonicClock
+from router.cache.exact import AnswerCache
+from router.cache.settings import CacheSettings
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import create_app
@@ -154,6 +156,7 @@ class Found:
     sent: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
     answers: int = 0
+    hits: int = 0
     faults: list[str] = field(default_factory=list)
 
 
@@ -170,6 +173,7 @@ def run(requests: int, seed: int) -> dict[str, object]:
         "seed": seed,
         "statuses": {str(status): count for status, count in sorted(found.statuses.items())},
         "answers": found.answers,
+        "from_the_cache": found.hits,
         "faults": found.faults[:20],
         "took_s": round(time.monotonic() - began_s, 1),
     }
@@ -196,6 +200,7 @@ async def _send_all(requests: int, seed: int, path: Path) -> Found:
             clock=clock,
             models=lambda: [replica.info for replica in replicas],
             tenancy=Tenancy(known, clock),
+            cache=AnswerCache(CacheSettings(max_mbytes=1), clock, lambda: [replica.info for replica in replicas]),
             scale=lambda model: {} if model is None else None,
         )
         transport = httpx.ASGITransport(create_app(deps), raise_app_exceptions=False)
@@ -214,6 +219,7 @@ async def _worker(http: httpx.AsyncClient, draw: random.Random, left: object, fo
         found.sent += 1
         found.statuses[reply.status_code] += 1
         found.answers += "I answer" in reply.text
+        found.hits += reply.headers.get("x-overspill-cache") == "hit"
         told = reply.text + repr(sorted(reply.headers.items()))
         sent = f"{who or 'nobody'}: {method} {path} {headers} {body[:200]!r} -> {reply.status_code}"
         if reply.status_code >= 500 and reply.status_code != 503:

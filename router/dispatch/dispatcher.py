@@ -160,7 +160,13 @@ class Dispatcher:
         if journey.route is None:
             await chunks.aclose()
             raise ReplicaBroken("the replica ended without an answer")
-        journey.answer = Answer(journey.route, OpenedAnswer(first, chunks), lambda: journey.ready, journey.used)
+        journey.answer = Answer(
+            journey.route,
+            OpenedAnswer(first, chunks),
+            lambda: journey.ready,
+            journey.used,
+            seamless=lambda: not journey.counts_own_text,
+        )
         return journey.answer
 
     def _family(self, model: str) -> str:

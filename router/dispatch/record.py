@@ -36,6 +36,7 @@ REASONS = {
     "cloud-first": "the policy prefers the cloud, and that keeps the objective",
     "smallest-rung": "the policy prefers the smallest rung that keeps the objective",
     "hedge": "the first token of the replica chosen before was late; this one, asked beside it, was sooner",
+    "cache": "the very same was asked before, and its answer given again; no replica was asked",
     "failover": "the replica chosen before this one failed or refused",
 }
 

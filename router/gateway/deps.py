@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from prometheus_client import CollectorRegistry
 
 from router.base.clock import Clock
+from router.cache.exact import AnswerCache
 from router.decisions.line import Decision
 from router.gateway.http.settings import CorsSettings
 from router.jobs.jobs import Jobs
@@ -149,6 +150,7 @@ class GatewayDeps:
         tier: what this tier calls itself in `x-overspill-tier` and `/v1/models`.
         models: the replicas that `/v1/models` lists, local and remote.
         tenancy: who may come in and what each may ask for. Without any keys, only callers on loopback are let in.
+        cache: answers that may be given again; None where none are kept.
         ready: whether new requests may come in, and if not, why (`starting`, `draining`).
         notices: what an operator should know although the tier is ready; told on `/health/ready`.
         back_in_s: seconds until a tier that is not ready should be, 0 where that is not known.
@@ -169,6 +171,7 @@ class GatewayDeps:
     clock: Clock
     models: Callable[[], Sequence[ReplicaInfo]]
     tenancy: Tenancy = field(repr=False)
+    cache: AnswerCache | None = None
     ready: Callable[[], tuple[bool, str]] = always_ready
     notices: Callable[[], Sequence[str]] = tuple
     limits: GatewayLimits = field(default_factory=GatewayLimits)

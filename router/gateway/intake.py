@@ -229,8 +229,20 @@ class Intake:
             headers=passed_on,
             encoded=size.encoded,
             attempts_left=attempts_left,
+            cache=wire_headers.cache_use(context.headers),
         )
         context.drop_body()
+        answer = self.deps.cache.find(request) if self.deps.cache is not None else None
+        if answer is None:
+            answer = await self._dispatched(context, request)
+        context.chunks = answer.chunks
+        if context.stay is not None:
+            context.stay.answered(lambda: (answer.route.variant, answer.used()))
+        context.timings_ms.append(("first-token", (time.perf_counter() - counted) * 1000))
+        return answer, size.tokens
+
+    async def _dispatched(self, context: RequestContext, request: InferenceRequest) -> Answer:
+        """Have a request answered by a replica; a credit of its instance pays for it, unless it is refused."""
         asker = self._asker(context)
         give_back = self.deps.dispatcher.admission.charge(asker) if asker is not None else None
         try:
@@ -239,11 +251,7 @@ class Intake:
             if give_back is not None:
                 give_back()
             raise
-        context.chunks = answer.chunks
-        if context.stay is not None:
-            context.stay.answered(lambda: (answer.route.variant, answer.used()))
-        context.timings_ms.append(("first-token", (time.perf_counter() - counted) * 1000))
-        return answer, size.tokens
+        return answer if self.deps.cache is None else self.deps.cache.keep(request, answer)
 
     def not_served(self, context: RequestContext, model: str, known: Iterable[str]) -> OverspillError:
         """Return the error for a model that nobody serves who is known here, or that is not for this caller to know."""
@@ -293,6 +301,8 @@ class Intake:
     def reply_headers(self, context: RequestContext, answer: Answer) -> list[tuple[str, str]]:
         """Say who answers and why, how long it took, and, to callers that ask for it, the tier's load."""
         lines = wire_headers.route_headers(answer.route)
+        if answer.cache:
+            lines.append((wire_headers.CACHE, answer.cache))
         lines.append(("server-timing", ", ".join(f"{name};dur={ms:.2f}" for name, ms in context.timings_ms)))
         if wire_load.FORMAT_HEADER in context.headers:
             lines.append((wire_load.HEADER, wire_load.encode_orca(self.load(context))))

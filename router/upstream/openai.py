@@ -112,6 +112,7 @@ def _our_headers(request: InferenceRequest, objective: Objective) -> list[tuple[
     headers = wire_headers.objective_headers(objective)
     headers += wire_headers.next_hop(request.headers)
     headers += wire_headers.cache_salt_headers(request.cache_owner)
+    headers += wire_headers.cache_use_headers(request.cache)
     if request.attempts_left is not None:
         headers.append((wire_headers.ATTEMPTS_LEFT, str(request.attempts_left)))
     return headers

@@ -52,9 +52,13 @@ class Answer:
             generator raises `ReplicaBroken` when no replica could finish. Closing it cancels the work.
         ready: whether the next chunk is here already, so that whoever writes chunks out may write several at once.
         used: the tokens of it that were handed on so far, and of its prompt.
+        cache: `hit` if it was given before, `miss` if it may be given again; empty otherwise.
+        seamless: whether one replica made all of it so far.
     """
 
     route: Route
     chunks: AsyncGenerator[TokenChunk, None]
     ready: Callable[[], bool] = _never
     used: Callable[[], Usage] = _nothing
+    cache: str = ""
+    seamless: Callable[[], bool] = _never

@@ -74,6 +74,16 @@ FEATURE_OF = {
 }
 
 
+class CacheUse(enum.Enum):
+    """What a caller lets the cache of answers do."""
+
+    FULL = "full"
+    REFRESH = "no-cache"
+    """Compute the answer, and keep it."""
+    NOTHING = "no-store"
+    """Neither give a kept answer nor keep this one."""
+
+
 class FinishReason(enum.Enum):
     """Why generation ended, in the words of the OpenAI API."""
 
@@ -355,6 +365,7 @@ class InferenceRequest:
         window_tokens: what one window has to hold of it, as in `PromptSize`.
         encoded: the prompt's token ids, where the gateway has them.
         attempts_left: replicas that may be tried for it, this tier's own bound (`max_attempts`) apart; None: no other.
+        cache: what caches of answers may do with it, here and in tiers behind.
     """
 
     request_id: str
@@ -374,6 +385,7 @@ class InferenceRequest:
     cache_salt: str = field(default="", repr=False)
     encoded: EncodedPrompt | None = field(default=None, compare=False, repr=False)
     attempts_left: int | None = None
+    cache: CacheUse = CacheUse.FULL
 
     @property
     def task(self) -> Task:

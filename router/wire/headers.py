@@ -15,10 +15,11 @@ from dataclasses import replace
 
 from router.base.errors import InvalidRequest
 from router.values.answer import Route
-from router.values.request import Locality, Objective
+from router.values.request import CacheUse, Locality, Objective
 from router.values.trace import TRACEPARENT, TRACESTATE
 from router.wire.names import (
     ATTEMPTS_LEFT,
+    CACHE,
     CACHE_SALT,
     DEADLINE,
     DEFER,
@@ -43,6 +44,7 @@ from router.wire.names import (
 
 __all__ = [
     "ATTEMPTS_LEFT",
+    "CACHE",
     "CACHE_SALT",
     "CONFLICT",
     "DEADLINE",
@@ -77,6 +79,8 @@ __all__ = [
     "attempts_left",
     "cache_salt",
     "cache_salt_headers",
+    "cache_use",
+    "cache_use_headers",
     "header_safe",
     "lower_case",
     "next_hop",
@@ -251,6 +255,29 @@ def cache_salt(headers: Mapping[str, str]) -> str:
     if given and not _CACHE_SALT.fullmatch(given):
         raise InvalidRequest(f"`{CACHE_SALT}` must be 1 to 128 printable ASCII characters", param=CACHE_SALT)
     return given
+
+
+def cache_use(headers: Mapping[str, str]) -> CacheUse:
+    """Return what the caller lets caches of answers do; what a reply says there of itself says nothing.
+
+    Raises:
+        InvalidRequest: it is no such wish.
+    """
+    wish = headers.get(CACHE, "").lower()
+    if wish in {"", "hit", "miss"}:
+        return CacheUse.FULL
+    if wish in {CacheUse.REFRESH.value, CacheUse.NOTHING.value}:
+        return CacheUse(wish)
+    raise InvalidRequest(
+        f"`{CACHE}: {header_safe(wish[:40])}`: expected `no-store` (neither give a kept answer nor keep this one) or "
+        "`no-cache` (compute it anew)",
+        param=CACHE,
+    )
+
+
+def cache_use_headers(wish: CacheUse) -> list[tuple[str, str]]:
+    """Return the header that `cache_use` reads back; nothing for what needs no word."""
+    return [] if wish is CacheUse.FULL else [(CACHE, wish.value)]
 
 
 def cache_salt_headers(owner: str) -> list[tuple[str, str]]:

@@ -30,6 +30,7 @@ INSTANCE = "x-overspill-instance"
 DEMAND = "x-overspill-demand"
 ATTEMPTS_LEFT = "x-overspill-attempts-left"
 CACHE_SALT = "x-overspill-cache-salt"
+CACHE = "x-overspill-cache"
 
 PREFIX = "x-overspill-"
 REQUEST_NAMES = (
@@ -48,6 +49,7 @@ REQUEST_NAMES = (
     INSTANCE,
     DEMAND,
     CACHE_SALT,
+    CACHE,
 )
 
 # Names other routers use for the same promise; the first one present wins.

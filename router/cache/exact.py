@@ -1,0 +1,172 @@
+"""Answers that are given again to who asks for the very same, where that would come out the same: exact, and private.
+
+An answer is kept under all that it depends on and under whose it is: the caller and its cache salt. Only repeatable
+requests have a key (temperature 0, or a seed); only whole answers of one replica at full quality are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from router.base.clock import Clock
+from router.cache.settings import CacheSettings
+from router.values.answer import Answer, Route
+from router.values.replica import ReplicaInfo
+from router.values.request import CacheUse, ChatPrompt, InferenceRequest, TextPrompt, TokenChunk, TokenPrompt
+from router.values.usage import Usage
+
+_CHUNK_BYTES = 240  # of a chunk beside its text: the object, its fields, its place in a list
+_ENTRY_BYTES = 700
+_LONGEST_SHARE = 0.25  # of the memory, for one answer
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An answer.
+
+    Attributes:
+        replicas: what served its variant then: another version would answer otherwise.
+    """
+
+    chunks: tuple[TokenChunk, ...]
+    route: Route
+    usage: Usage
+    replicas: frozenset[tuple[str, str]]
+    size_bytes: int
+    kept_at_s: float
+
+
+class AnswerCache:
+    """The answers of one tier. When its memory is full, the caller who holds most loses its longest unused answer.
+
+    Args:
+        models: the replicas that there are now.
+
+    Attributes:
+        hits, misses, kept, evicted: counted since the start; `evicted` for want of memory.
+        size_bytes: of all answers.
+    """
+
+    def __init__(self, settings: CacheSettings, clock: Clock, models: Callable[[], Sequence[ReplicaInfo]]) -> None:
+        self._most_bytes = settings.max_mbytes * 1_000_000
+        self._max_age_s = settings.max_age_s
+        self._clock = clock
+        self._models = models
+        self._answers: dict[str, OrderedDict[bytes, Kept]] = {}  # by caller
+        self._bytes: dict[str, int] = {}
+        self.size_bytes = 0
+        self.hits = self.misses = self.kept = self.evicted = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._answers.values()))
+
+    def find(self, request: InferenceRequest) -> Answer | None:
+        """Return the answer to a request that was asked before by the same caller, as a stream of the same chunks."""
+        key = _key(request) if self._most_bytes else None
+        if key is None or request.cache is not CacheUse.FULL:
+            return None
+        own = self._answers.get(request.caller)
+        found = None if own is None else own.get(key)
+        if found is None or not self._holds(found):
+            self.misses += 1
+            if found is not None:
+                self._drop(request.caller, key)
+            return None
+        self.hits += 1
+        self._answers[request.caller].move_to_end(key)
+        told = replace(found.usage, cached_tokens=found.usage.prompt_tokens)
+        return Answer(found.route, _replayed(found), _at_once, lambda: told, cache="hit")
+
+    def keep(self, request: InferenceRequest, answer: Answer) -> Answer:
+        """Return the same answer, which is kept once it is whole, if it may be given again."""
+        key = _key(request) if self._most_bytes else None
+        if key is None or request.cache is CacheUse.NOTHING:
+            return answer
+        answer.chunks = self._kept_at_end(key, request.caller, answer, answer.chunks)
+        answer.cache = "miss"
+        return answer
+
+    async def _kept_at_end(
+        self, key: bytes, caller: str, answer: Answer, source: AsyncGenerator[TokenChunk, None]
+    ) -> AsyncGenerator[TokenChunk, None]:
+        seen, size = list[TokenChunk](), _ENTRY_BYTES
+        most_bytes = self._most_bytes * _LONGEST_SHARE
+        try:
+            async for chunk in source:
+                size += _CHUNK_BYTES + len(chunk.text)
+                if size <= most_bytes:
+                    seen.append(replace(chunk, origin=None) if chunk.origin is not None else chunk)
+                    if chunk.finish_reason is not None and answer.seamless() and not answer.route.degraded:
+                        self._put(key, caller, tuple(seen), answer, size)
+                else:
+                    seen.clear()
+                yield chunk
+        finally:
+            await source.aclose()
+
+    def _put(self, key: bytes, caller: str, chunks: tuple[TokenChunk, ...], answer: Answer, size: int) -> None:
+        if key in self._answers.get(caller, {}):
+            self._drop(caller, key)
+        route = replace(answer.route, reason="cache", predicted_ttft_s=None)
+        replicas = self._serving(answer.route.variant)
+        kept = Kept(chunks, route, answer.used(), replicas, size, self._clock.now_s())
+        self._answers.setdefault(caller, OrderedDict())[key] = kept
+        self._bytes[caller] = self._bytes.get(caller, 0) + size
+        self.size_bytes += size
+        self.kept += 1
+        while self.size_bytes > self._most_bytes:
+            most = max(self._bytes, key=self._bytes.__getitem__)
+            self._drop(most, next(iter(self._answers[most])))
+            self.evicted += 1
+
+    def _holds(self, kept: Kept) -> bool:
+        fresh = self._clock.now_s() - kept.kept_at_s <= self._max_age_s
+        return fresh and bool(kept.replicas) and kept.replicas == self._serving(kept.route.variant)
+
+    def _serving(self, variant: str) -> frozenset[tuple[str, str]]:
+        return frozenset((info.replica_id, info.version) for info in self._models() if info.variant == variant)
+
+    def _drop(self, caller: str, key: bytes) -> None:
+        own = self._answers[caller]
+        size = own.pop(key).size_bytes
+        self.size_bytes -= size
+        self._bytes[caller] -= size
+        if not own:
+            del self._answers[caller], self._bytes[caller]
+
+
+def _key(request: InferenceRequest) -> bytes | None:
+    """Return a digest of all that an answer depends on, None where it need not come out the same."""
+    prompt, asked = request.prompt, request.objective
+    if not request.sampling.repeatable or not isinstance(prompt, (ChatPrompt, TextPrompt, TokenPrompt)):
+        return None
+    what = (
+        request.cache_salt,
+        request.model,
+        type(prompt).__name__,
+        prompt,
+        request.sampling,
+        request.continuation,
+        asked.locality,
+        asked.min_quality,
+    )
+    try:
+        return hashlib.sha256(msgspec.msgpack.encode(what)).digest()
+    except (TypeError, ValueError, OverflowError):  # half a surrogate pair, say: it is served, and not kept
+        return None
+
+
+async def _replayed(kept: Kept) -> AsyncGenerator[TokenChunk, None]:
+    for index, chunk in enumerate(kept.chunks):
+        last = chunk.finish_reason is not None
+        cached = kept.usage.prompt_tokens if index == 0 or last else None
+        yield replace(chunk, cached_tokens=cached, prompt_tokens=kept.usage.prompt_tokens if last else None)
+
+
+def _at_once() -> bool:
+    return True
