@@ -27,6 +27,7 @@ _MAX_HEAD_BYTES = 64 * 1024
 _MAX_TARGET_BYTES = 16 * 1024
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _COME_BACK = b"retry-after: 1\r\nretry-after-ms: 1000\r\n"
+_AGREE_S = 1.0
 _LINGER_S = 2.0  # and at most this much is then read and dropped:
 _LINGER_BYTES = 64 * 1024 * 1024
 
@@ -116,8 +117,10 @@ class _LingeringTransport:
             self._transport.close()
 
     def close_now(self) -> None:
-        """Close as soon as what was written is sent."""
+        """Close as soon as what was written is sent; over TLS, whose peer is asked to agree, within a second."""
         self._transport.close()
+        if not self._transport.can_write_eof():
+            asyncio.get_running_loop().call_later(_AGREE_S, self._transport.abort)
 
     def linger(self) -> None:
         if self.is_closing():
@@ -305,6 +308,13 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._unread_timer is not None:
             self._unread_timer.cancel()
             self._unread_timer = None
+
+    def shutdown(self) -> None:
+        """The server ends: an idle connection is closed, whatever its peer says to that."""
+        if self.cycle is None or self.cycle.response_complete:
+            self._lingering.close_now()
+        else:
+            super().shutdown()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - what uvicorn says; the refusal says the same
         self._refuse(400)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 import httpx
+import psutil
 import pytest
 import trustme
 import uvloop
@@ -261,6 +262,26 @@ async def test_a_handshake_that_never_ends_is_cut_and_counts_as_a_connection(fil
                 with contextlib.suppress(ConnectionError):
                     assert await asyncio.wait_for(loop.sock_recv(one, 10), 10) == b""
         await until(lambda: len(listener._settings.table) == 0)
+
+
+async def test_an_idle_client_that_does_not_agree_to_the_end_is_closed_all_the_same(files: Files) -> None:
+    """One that has to give way would otherwise hold its file for half a minute, in no table."""
+    async with secured(files.settings(), max_connections=2) as (port, listener):
+        silent = await asyncio.open_connection("localhost", port, ssl=files.client())
+        silent[1].transport.pause_reading()  # it never answers `close_notify`
+        own = silent[1].get_extra_info("sockname")[1]
+        async with httpx.AsyncClient(verify=files.client()) as http:
+            assert (await http.get(f"https://localhost:{port}/health")).status_code == 200
+            assert listener._settings.table.closed == 1
+            assert own in served_ends(port)
+            await until(lambda: own not in served_ends(port), 10)
+        silent[1].transport.abort()
+
+
+def served_ends(port: int) -> set[int]:
+    """Return the ports of the clients whose connections this process still holds open as their server."""
+    held = psutil.Process().net_connections("tcp")
+    return {one.raddr.port for one in held if one.laddr.port == port and one.raddr}
 
 
 async def test_garbage_instead_of_a_handshake_costs_nobody_a_traceback(
