@@ -12,7 +12,7 @@ TORCH  := torch>=2.11,<2.14
 export OVERSPILL_MODELS ?= $(CURDIR)/.overspill/models
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-fast check bench bench-routing bench-decision bench-engine bench-gpu models clean broker proto
+.PHONY: demo test test-fast check bench bench-routing bench-decision bench-engine bench-gpu bench-gateway models clean broker proto
 
 demo: $(STAMPS)/run broker models
 	$(BIN)/python -m examples.demo $(if $(KEEP),--keep)
@@ -45,6 +45,10 @@ bench-decision: $(STAMPS)/dev
 # OVERSPILL_BENCH_VLLM_PYTHON and OVERSPILL_BENCH_LLAMA_PYTHON name their interpreters; QUICK=1 for one short round.
 bench-engine: $(STAMPS)/dev models
 	$(BIN)/python -m benchmarks.engine $(if $(QUICK),--quick --rounds 1,--json benchmarks/results/engine.json) $(ARGS)
+
+# What the door costs, beside a bare server, nginx (Debian's nginx-light), LiteLLM, sglang-router, and ours of before.
+bench-gateway: $(STAMPS)/dev
+	$(BIN)/python -m benchmarks.gateway --json benchmarks/results/gateway.json $(ARGS)
 
 # Where there is an NVIDIA GPU: the engine's decoding against the memory's bandwidth and transformers, and every path
 # through CUDA, NCCL and TensorRT.

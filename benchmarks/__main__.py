@@ -1,8 +1,8 @@
 """Run every benchmark, one after the other, and keep their JSON: `make bench` or `python -m benchmarks [NAME …]`.
 
 `routing` and `engine` have targets of their own, `make bench-routing` and `make bench-engine`: they take as long as all
-others together, and `engine` wants servers that are installed apart. `make bench-gpu` wants a GPU. `engine_soak` is
-started as a module: 20 minutes.
+others together, and `engine` wants servers that are installed apart, as does `make bench-gateway`. `make bench-gpu`
+wants a GPU. `engine_soak` is started as a module: 20 minutes.
 `spill` is told on its command line which servers of other makers to start.
 Results go to `benchmarks/results/<name>.json`, stamped with the machine, the day and the commit. What follows `--` goes
 to the benchmark: `python -m benchmarks links -- --lte UP DOWN`.
