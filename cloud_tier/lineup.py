@@ -94,7 +94,7 @@ def _placed(engine: EngineConfig, entry: ModelConfig, gpus: tuple[str, ...], spa
     cache_tokens = engine.kv_cache_tokens
     if entry.kv_cache_tokens is None and engine.device == "cuda":
         models = _models(engine)
-        token_bytes = sum(_numbers(model, 1) - _numbers(model, 0) for model in models) * _DTYPE_BYTES[engine.dtype]
+        token_bytes = sum(_kv_numbers(model) for model in models) * _DTYPE_BYTES[engine.dtype]
         window = min(engine.max_context_tokens or models[0].max_context_tokens, models[0].max_context_tokens)
         most = max(cache_tokens, engine.max_running * window)
         cache_tokens = min(
@@ -113,21 +113,25 @@ def _wanted(spec: EngineSpec, entry: ModelConfig) -> Wanted:
     engine = spec.engine
     if engine.device == "cpu":
         return Wanted(entry.label, 0, 0, entry.gpus)
-    numbers = sum(_numbers(model, engine.kv_cache_tokens) for model in _models(engine))
+    numbers = sum(_weights(model) + _kv_numbers(model) * engine.kv_cache_tokens for model in _models(engine))
     total_bytes = numbers * _DTYPE_BYTES[engine.dtype]
     return Wanted(
         entry.label, engine.tensor_parallel, total_bytes // engine.tensor_parallel + GPU_WORKING_BYTES, entry.gpus
     )
 
 
-def _numbers(model: Shape, cached_tokens: int) -> int:
-    """Count the weights of a model, and the keys and values of so many tokens."""
+def _kv_numbers(model: Shape) -> int:
+    """Count the keys and values of one token."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim
+
+
+def _weights(model: Shape) -> int:
+    """Count the weights of a model."""
     per_layer = model.hidden_size * (
         2 * model.num_heads * model.head_dim + 2 * model.num_kv_heads * model.head_dim + 3 * model.intermediate_size
     )
     embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
-    cached = 2 * model.num_layers * model.num_kv_heads * model.head_dim * cached_tokens
-    return model.num_layers * per_layer + embeddings + cached
+    return model.num_layers * per_layer + embeddings
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -140,8 +144,7 @@ class Source:
     @property
     def model(self) -> Shape:
         """The sizes of what is kept."""
-        weights = open_weights(self.path)
-        return (weights if self.layers is None else weights.keep_layers(self.layers)).config
+        return open_weights(self.path, self.layers).config
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -171,17 +174,16 @@ def _spec(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, gpus: int
     if entry.path is not None:
         directory = Path(entry.path).expanduser()
         family = family_of_directory(directory)
-        source, layers = directory.resolve(), None
+        source = Source(directory.resolve())
         name, family_name = entry.served_name, entry.family or entry.served_name
         rung, quality = entry.rung, entry.quality
     else:
         variant, family = find_variant(str(entry.variant), catalogue)
-        source, layers = store.source_path(family.name), variant.layers
+        source = Source(store.source_path(family.name), variant.layers)
         name, family_name = variant.name, family.name
         rung, quality = variant.rung, variant.quality
     _check_split(entry, source)
-    kept = Source(source, layers)
-    engine = _engine(entry, kept, _draft(entry, kept, catalogue, store), gpus, room)
+    engine = _engine(entry, source, _draft(entry, source, catalogue, store), gpus, room)
     info = ReplicaInfo(
         replica_id=f"engine/{name}",
         endpoint=f"engine/{name}",
@@ -194,7 +196,7 @@ def _spec(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, gpus: int
         context_tokens=min(engine.max_context_tokens or family.context_tokens, family.context_tokens),
         prior=_rough_prior(family.parameters, engine),
     )
-    return EngineSpec(info, source, family.prepend_bos, engine)
+    return EngineSpec(info, source.path, family.prepend_bos, engine)
 
 
 def find_variant(name: str, catalogue: Catalogue) -> tuple[Variant, Family]:
@@ -298,7 +300,7 @@ def _cpu_kv_tokens(models: Sequence[Shape], dtype: str, rows: int, room: _Room) 
     """
     # Twice: running sequences also lie in rows of their own. W8A8 keeps keys and values in two bytes.
     number_bytes = 4 if dtype == "float32" else 2
-    token_bytes = sum(2 * 2 * model.num_layers * model.num_kv_heads * model.head_dim * number_bytes for model in models)
+    token_bytes = sum(2 * _kv_numbers(model) * number_bytes for model in models)
     wanted = max(rows * _ROW_TOKENS, models[0].max_context_tokens)
     return max(_LEAST_KV_TOKENS, min(wanted, room.kv_bytes // token_bytes))
 
@@ -321,13 +323,13 @@ def _device(entry: ModelConfig, gpus: int) -> Literal["cpu", "cuda"]:
     return "cuda"
 
 
-def _check_split(entry: ModelConfig, source: Path) -> None:
+def _check_split(entry: ModelConfig, source: Source) -> None:
     """Refuse more ranks than KV heads: a head is the smallest share a rank can hold.
 
     Raises:
         ConfigError: there are.
     """
-    kv_heads = open_weights(source).config.num_kv_heads
+    kv_heads = source.model.num_kv_heads
     if entry.tensor_parallel > kv_heads:
         raise ConfigError(
             f"tensor_parallel = {entry.tensor_parallel} for {entry.label}: the model has {kv_heads} KV heads, "

@@ -23,10 +23,7 @@ def check_model(config: EngineConfig) -> None:
         ArtifactError: there is no such model, or not those layers of it.
         ConfigError: it cannot be split over so many ranks.
     """
-    weights = open_weights(Path(config.weights))
-    if config.layers is not None:
-        weights = weights.keep_layers(config.layers)
-    model = weights.config
+    model = open_weights(Path(config.weights), config.layers).config
     shard(
         0,
         config.tensor_parallel,

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("cloud_tier.engine")
 
-_FAILED_DRAFTS = 3  # after which drafts come from what was said before
 _SMOOTHING = 0.2  # weight of the newest step in the smoothed figures
 
 
@@ -79,7 +78,7 @@ class EngineCore:
         self._pace = Pace()
         self._speculation = Speculation()
         self._drafts: Drafts = NgramDrafts() if draft is None else ModelDrafts(draft, config.token_budget)
-        self._failed = self._failed_drafts = 0
+        self._failed = 0
         self._untold: list[Tokens] = []
         self.compiling = Compiling(config.weights)
 
@@ -203,17 +202,7 @@ class EngineCore:
 
     def _with_drafts(self, plan: list[Scheduled]) -> list[Scheduled]:
         began_s = self._clock.now_s()
-        try:
-            plan = self._scheduler.with_drafts(plan, self._config.draft_tokens, self._drafts, self._speculation)
-        except EngineBroken:
-            raise
-        except Exception as error:
-            self._failed_drafts += 1
-            ends = self._failed_drafts == _FAILED_DRAFTS
-            log.warning("drafting failed", ends=ends, error=in_words(error), exc_info=True)
-            if ends:
-                self._drafts = NgramDrafts()
-            return plan
+        plan = self._scheduler.with_drafts(plan, self._config.draft_tokens, self._drafts, self._speculation)
         drafted = sum(len(entry.draft) for entry in plan)
         if drafted:
             self._speculation.note_drafting(drafted, self._clock.now_s() - began_s)

@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import structlog
+
 from cloud_tier.engine.messages import Compute, Segment
 from cloud_tier.engine.sequence import Sequence as Request
+from router.base.errors import in_words
 
 if TYPE_CHECKING:
     from cloud_tier.engine.model import Computed
+
+log = structlog.get_logger("cloud_tier.engine")
+
+_FAILURES = 3  # after which a model drafts no more
 
 Asked = tuple[Request, int]
 """A sequence whose newest token is not computed yet, and the most tokens that may be drafted for it."""
 
 
 class Drafts(Protocol):
-    """What drafts for greedy sequences. Nothing depends on it but time: whatever is wrong is refused."""
+    """What drafts for greedy sequences. Nothing depends on it but time: whatever is wrong is refused.
+
+    What fails in drafting ends no step: it drafts nothing then.
+    """
 
     def room(self, request: Request, most: int) -> int:
         """Return how many tokens it would draft, at most `most`."""
@@ -58,19 +68,23 @@ class ModelDrafts:
     def __init__(self, compute: Callable[[Compute], Computed], token_budget: int) -> None:
         self._compute = compute
         self._token_budget = token_budget
+        self._failures = 0
         # By handle: how many positions hold what the sequence says, and the tokens that were drafted behind them.
         self._held: dict[int, tuple[int, list[int]]] = {}
         self._released: list[int] = []
 
     def room(self, request: Request, most: int) -> int:  # noqa: ARG002 - it always drafts
-        return most
+        return most if self._failures < _FAILURES else 0
 
     def draft(self, asked: Sequence[Asked]) -> dict[int, tuple[int, ...]]:
         try:
             return self._draft(asked)
-        except Exception:
+        except Exception as error:  # answers do not depend on it; after some failures it is left alone
+            self._failures += 1
             self._held.clear()  # nothing is known of what was computed
-            raise
+            ends = self._failures == _FAILURES
+            log.warning("drafting failed", ends=ends, error=in_words(error), exc_info=True)
+            return {}
 
     def _draft(self, asked: Sequence[Asked]) -> dict[int, tuple[int, ...]]:
         drafts: dict[int, list[int]] = {}
@@ -89,12 +103,15 @@ class ModelDrafts:
                 drafts[request.handle] = []
             self._held[request.handle] = (start + len(tokens), [])
         while segments:
-            segments = [
-                Segment(length + len(drafted) - 1, drafted[-1:], runs[handle], draws=True, handle=handle)
-                for handle, token in self._likeliest(segments).items()
-                for length, drafted in [self._held[handle]]
-                if self._take(drafts[handle], drafted, token, wanted[handle])
-            ]
+            following = []
+            for handle, token in self._likeliest(segments).items():
+                drafts[handle].append(token)
+                if len(drafts[handle]) < wanted[handle]:
+                    length, drafted = self._held[handle]
+                    at = length + len(drafted)
+                    drafted.append(token)
+                    following.append(Segment(at, [token], runs[handle], draws=True, handle=handle))
+            segments = following
         return {handle: tuple(draft) for handle, draft in drafts.items()}
 
     def released(self, handles: Sequence[int]) -> None:
@@ -108,15 +125,6 @@ class ModelDrafts:
         logits = self._compute(Compute(list(segments), [], released)).logits
         handles = [segment.handle for segment in segments if segment.draws]
         return dict(zip(handles, logits.argmax(dim=-1).tolist(), strict=True)) if logits is not None else {}
-
-    @staticmethod
-    def _take(draft: list[int], computed: list[int], token: int, most: int) -> bool:
-        """Append a drafted token; whether it is to be computed, for the next."""
-        draft.append(token)
-        if len(draft) < most:
-            computed.append(token)
-            return True
-        return False
 
     def _agreed(self, request: Request) -> int:
         """Return how many positions hold what the sequence says, its newest token never among them."""

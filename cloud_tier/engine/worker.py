@@ -186,9 +186,7 @@ def load(setup: Setup, mesh_fds: list[int] | None = None) -> tuple[Model, int]:
     if config.device == "cuda":
         _need_gpus(torch.cuda.device_count(), config)
         torch.cuda.set_device(setup.rank)
-    weights = open_weights(Path(config.weights))
-    if config.layers is not None:
-        weights = weights.keep_layers(config.layers)
+    weights = open_weights(Path(config.weights), config.layers)
     mesh = None
     if mesh_fds:
         others = [rank for rank in range(config.tensor_parallel) if rank != setup.rank]
@@ -217,9 +215,7 @@ def load_draft(config: EngineConfig, model: Model) -> Model | None:
     from cloud_tier.engine.model import Model  # noqa: PLC0415 (imports torch)
     from models.formats.weights import open_weights  # noqa: PLC0415
 
-    weights = open_weights(Path(config.draft_weights))
-    if config.draft_layers is not None:
-        weights = weights.keep_layers(config.draft_layers)
+    weights = open_weights(Path(config.draft_weights), config.draft_layers)
     return Model(weights, config, model.group, model.context_tokens)
 
 

@@ -133,12 +133,20 @@ class Weights:
         return f"model.layers.{self.layers[int(index)]}.{rest}"
 
 
-def open_weights(path: Path) -> Weights:
+def open_weights(path: Path, layers: Sequence[int] | None = None) -> Weights:
     """Open a GGUF file or a Hugging Face directory.
 
+    Args:
+        layers: which to keep, see `Weights.keep_layers`; None keeps all.
+
     Raises:
-        ArtifactError: nothing readable is there, or the architecture is not of the llama family.
+        ArtifactError: nothing readable is there, the architecture is not of the llama family, or it lacks a layer.
     """
+    weights = _open(path)
+    return weights if layers is None else weights.keep_layers(layers)
+
+
+def _open(path: Path) -> Weights:
     if path.is_dir():
         config = config_from_hf(path)
         return Weights(config, path, tuple(range(config.num_layers)), _HfSource(path))

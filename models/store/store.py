@@ -153,8 +153,7 @@ class ModelStore:
         from models.formats.weights import open_weights  # noqa: PLC0415 — edge devices run artifacts and skip this
 
         chosen = self.catalogue.variant(variant)
-        weights = open_weights(self.source_path(chosen.family))
-        return weights if chosen.layers is None else weights.keep_layers(chosen.layers)
+        return open_weights(self.source_path(chosen.family), chosen.layers)
 
     def artifact_dir(self, variant: str | Variant) -> Path:
         """Return the folder of a complete artifact.

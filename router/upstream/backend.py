@@ -68,8 +68,13 @@ class Backend:
         """Say why nothing is known of what its servers serve; empty once one of them has told."""
         if not self._servers:
             return self._fault
-        reasons = [server.unreached for server in self._servers.values()]
-        return "; ".join(dict.fromkeys(reasons)) if all(reasons) else ""
+        reasons: dict[str, None] = {}
+        for server in self._servers.values():
+            why = server.unreached
+            if not why:
+                return ""
+            reasons[why] = None
+        return "; ".join(reasons)
 
     async def __aenter__(self) -> Backend:
         await self._look()

@@ -44,7 +44,8 @@ class Sources:
     @property
     def unreached(self) -> list[Unreached]:
         """The sources of which nothing is known yet."""
-        return [Unreached(s.who, s.unreached, remote=not s.local) for s in self._sources if s.unreached]
+        told = ((source, source.unreached) for source in self._sources)
+        return [Unreached(source.who, why, remote=not source.local) for source, why in told if why]
 
     async def __aenter__(self) -> Sources:
         for source in self._sources:

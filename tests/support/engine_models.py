@@ -105,9 +105,7 @@ class Bench:
     """A core with its model, and the one that drafts, in this process; keeps the logits of every step."""
 
     def __init__(self, config: EngineConfig, *, gathered: bool = False) -> None:
-        weights = open_weights(Path(config.weights))
-        if config.layers is not None:
-            weights = weights.keep_layers(config.layers)
+        weights = open_weights(Path(config.weights), config.layers)
         context_tokens = min(config.max_context_tokens or 10**9, weights.config.max_context_tokens)
         self.model = Model(weights, config, Group(), context_tokens)
         if gathered:  # the GPU's way
