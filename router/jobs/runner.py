@@ -105,8 +105,11 @@ class Runner:
         self._news.set()
 
     def _online_changed(self) -> None:
-        self._stop_beyond(self._slack.allow(self.running).lines)
-        self._news.set()
+        """Every online request calls: while there are no lines, it costs nothing."""
+        if self._asking:
+            self._stop_beyond(self._slack.allow(self.running).lines)
+        if len(self._agenda):
+            self._news.set()
 
     async def _run(self) -> None:
         while True:

@@ -61,7 +61,7 @@ class Slack:
         self._online = 0
         self._left_at_s = -math.inf
         self._gaps: deque[float] = deque(maxlen=_GAPS)
-        self._hold_s = _LEAST_HOLD_S
+        self._hold_s: float | None = _LEAST_HOLD_S  # None: to be found again, once somebody asks
 
     @property
     def online(self) -> int:
@@ -73,9 +73,7 @@ class Slack:
         gap_s = 0.0 if self._online else self._clock.now_s() - self._left_at_s
         if gap_s <= _MOST_HOLD_S:  # a longer one cannot be waited for
             self._gaps.append(gap_s)
-            ranked = sorted(self._gaps)
-            usual_s = ranked[min(len(ranked) - 1, int(len(ranked) * (1.0 - _SURPRISED)))]
-            self._hold_s = max(_MARGIN * usual_s, _LEAST_HOLD_S)
+            self._hold_s = None
         self._online += 1
         self.changed()
 
@@ -88,7 +86,15 @@ class Slack:
     @property
     def hold_left_s(self) -> float:
         """Seconds until lines stop to hold back, if nobody comes."""
-        return max(0.0, self._left_at_s + self._hold_s - self._clock.now_s())
+        return max(0.0, self._left_at_s + self._usual_gap_s() - self._clock.now_s())
+
+    def _usual_gap_s(self) -> float:
+        """Return how long to hold back; found when it is asked for, since every online request changes it."""
+        if self._hold_s is None:
+            ranked = sorted(self._gaps)
+            usual_s = ranked[min(len(ranked) - 1, int(len(ranked) * (1.0 - _SURPRISED)))]
+            self._hold_s = max(_MARGIN * usual_s, _LEAST_HOLD_S)
+        return self._hold_s
 
     def allow(self, running: int) -> Allowance:
         """Say how many lines may run, of which `running` do."""
