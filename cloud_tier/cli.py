@@ -250,7 +250,10 @@ def _describe(plan: Plan) -> None:
     directory = plan.keys.directory()
     keys = len(directory)
     access = f"{keys} API key{'s' if keys != 1 else ''}" if not directory.open else "open to callers on this host"
-    typer.echo(f"listen   {listens.host}:{listens.port}, {access}")
+    secured = ", TLS" if plan.config.tls.enabled else ""
+    typer.echo(f"listen   {listens.host}:{listens.port}{secured}, {access}")
+    if plan.config.grpc.enabled:
+        typer.echo(f"grpc     {listens.host}:{plan.config.grpc.beside(listens.port)}{secured}, KServe V2")
     for spec in plan.specs:
         engine = spec.engine
         typer.echo(

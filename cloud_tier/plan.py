@@ -23,6 +23,7 @@ from router.base.credentials import resolved, secret
 from router.base.errors import ConfigError
 from router.base.extras import install
 from router.decisions.settings import describe
+from router.gateway.check import check_surface
 from router.tenants.tenancy import KeySources
 from router.tracing.otlp import describe as describe_traces
 from router.values.template import Renderers, no_renderers
@@ -55,15 +56,15 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
     """Check a configuration against this machine: keys, models, weights. Reads files; starts nothing.
 
     Raises:
-        ConfigError: a library is missing, the tier would be open to the network, decisions cannot be written, or an
-            entry does not fit its model.
+        ConfigError: a library or a certificate is missing, the tier would be open to the network, decisions cannot be
+            written, or an entry does not fit its model.
         ModelNotFound, ArtifactError: a model is unknown, or its weights are not here; names the command to run.
     """
     for entry in config.backends:
         secret(entry.api_key, f"backends.{entry.name}.api_key", environ)
     keys = key_sources(config.auth, environ)
     require_keys(config.server, config.auth, keys)
-    keys.directory()
+    check_surface(config.tls, config.grpc, config.cors, keyless=keys.directory().open)
     database = resolved(config.tenants.database, "tenants.database", environ)
     describe(config.decisions)
     describe_traces(config.telemetry)

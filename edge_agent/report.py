@@ -27,6 +27,7 @@ from router.base.credentials import secret
 from router.base.errors import ArtifactError, ConfigError, ReplicaUnreachable, in_words
 from router.base.tls import client_context
 from router.decisions.settings import describe
+from router.gateway.check import check_surface
 from router.gateway.listener import bind
 from router.tracing import otlp as traces
 from router.upstream.look import backend_lines
@@ -98,8 +99,13 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     keys = key_sources(config.gateway).directory()
     secret(config.upstream.api_key, "upstream.api_key")
     access = "open to this machine only" if keys.open else f"{len(keys)} API key(s)"
-    bind(config.gateway.host, config.gateway.port, "gateway").close()
-    yield f"gateway   http://{config.gateway.host}:{config.gateway.port}, {access}"
+    check_surface(config.tls, config.grpc, config.cors, keyless=keys.open)
+    host, port = config.gateway.host, config.gateway.port
+    bind(host, port, "gateway").close()
+    yield f"gateway   http{'s' if config.tls.enabled else ''}://{host}:{port}, {access}"
+    if config.grpc.enabled:
+        bind(host, config.grpc.beside(port), "grpc").close()
+        yield f"grpc      {host}:{config.grpc.beside(port)}, KServe V2"
     shelf = Shelf.open(config.models)
     settings = effective_settings(config.models, match.profile)
     for model in local_models(config.models, match.profile, shelf):

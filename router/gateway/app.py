@@ -8,8 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.base.errors import ConfigError, InvalidRequest, OverspillError
+from router.base.errors import InvalidRequest, OverspillError
 from router.gateway.auth import Authentication
+from router.gateway.check import check_origins
 from router.gateway.deps import (
     Dispatch,
     GatewayDeps,
@@ -64,12 +65,7 @@ def create_app(deps: GatewayDeps) -> Gateway:
     Raises:
         ConfigError: `cors.allow_origins` would let any web page use a tier without keys.
     """
-    if "*" in deps.cors.allow_origins and deps.tenancy.directory.open:
-        raise ConfigError(
-            "cors.allow_origins = `*` would let every web page that somebody visits use this tier, which has no API "
-            "keys: name the origins, or set API keys",
-            param="cors.allow_origins",
-        )
+    check_origins(deps.cors, keyless=deps.tenancy.directory.open)
     api = FastAPI(title=f"Overspill {deps.tier}", docs_url=None, redoc_url=None, openapi_url=None)
     intake = Intake(deps, GatewayMetrics(deps.telemetry.registry))
     groups = (

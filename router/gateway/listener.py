@@ -156,7 +156,8 @@ def _within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
 
 def _unusable(host: str, port: int, table: str, error: OSError) -> ConfigError:
     taken = error.errno == errno.EADDRINUSE
-    remedy = "another process has it: choose another --port, or stop that one" if taken else "choose another host"
+    choose = "--port" if table != "grpc" else "grpc.port"
+    remedy = f"another process has it: choose another {choose}, or stop that one" if taken else "choose another host"
     reason = (error.strerror or str(error)).lower()
     return ConfigError(
         f"cannot listen on {host}:{port} ({reason}); {remedy}", param=f"{table}.{'port' if taken else 'host'}"
