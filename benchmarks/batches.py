@@ -307,7 +307,7 @@ def main() -> int:
     options = parser.parse_args()
     kinds = {
         "stub": Kind("stub", MODEL, options.lines, 12_000, 5.0, 64),
-        "real": Kind("SmolLM2-135M", REAL, options.real_lines, 2_000, 1.5, 24),
+        "real": Kind("SmolLM2-135M", REAL, options.real_lines, 2_000, 0.8, 16),
     }
     rows, kills, ratios = [], [], {}
     for name in options.engine:

@@ -21,6 +21,8 @@ _GAPS = 256
 _SURPRISED = 0.02  # of the arrivals, those that may find lines that have to be stopped
 _MARGIN = 1.2
 _LEAST_HOLD_S = 0.25
+_UNKNOWN_HOLD_S = 2.0  # while few gaps were seen
+_KNOWN_GAPS = 50
 _MOST_HOLD_S = 10.0
 _FLAT = 1e-6  # a slope below it is none
 _SPACING_S = 0.1  # between lines begun beside online requests: the door that both come through is one
@@ -61,7 +63,7 @@ class Slack:
         self._online = 0
         self._left_at_s = -math.inf
         self._gaps: deque[float] = deque(maxlen=_GAPS)
-        self._hold_s: float | None = _LEAST_HOLD_S  # None: to be found again, once somebody asks
+        self._hold_s: float | None = _UNKNOWN_HOLD_S  # None: to be found again, once somebody asks
 
     @property
     def online(self) -> int:
@@ -93,7 +95,8 @@ class Slack:
         if self._hold_s is None:
             ranked = sorted(self._gaps)
             usual_s = ranked[min(len(ranked) - 1, int(len(ranked) * (1.0 - _SURPRISED)))]
-            self._hold_s = max(_MARGIN * usual_s, _LEAST_HOLD_S)
+            known = len(self._gaps) >= _KNOWN_GAPS
+            self._hold_s = max(_MARGIN * usual_s, _LEAST_HOLD_S if known else _UNKNOWN_HOLD_S)
         return self._hold_s
 
     def allow(self, running: int) -> Allowance:
