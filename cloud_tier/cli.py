@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from cloud_tier.config import CloudConfig, load, replace_models
+from cloud_tier.jobs.batches import app as jobs_app
 from cloud_tier.tenants.keys import app as keys_app
 from router.base.clock import MonotonicClock
 from router.base.config import Flag
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The cloud tier.")
 app.add_typer(keys_app, name="keys")
+app.add_typer(jobs_app, name="jobs")
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="TOML file; examples/cloud.toml documents every key.")

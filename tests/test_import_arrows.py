@@ -60,6 +60,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "cloud_tier.answers",
             "cloud_tier.encoders",
+            "cloud_tier.jobs",
             "cloud_tier.lineup",
             "cloud_tier.status",
             "cloud_tier.tenants",

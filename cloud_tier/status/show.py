@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cloud_tier.fleet.table import FoldingTable, Row
-from router.values.status import GpuReadings, GpuStatus, ReplicaStatus, TierStatus
+from router.values.status import GpuReadings, GpuStatus, JobsStatus, ReplicaStatus, TierStatus
 
 _REPLICA = (("rung", 4), ("kind", 9), ("run", 9), ("wait", 4), ("KV", 5), ("breaker", 9), ("cold", 11))
 _GPU = (("memory GiB", 13), ("busy", 5), ("W", 5), ("°C", 4))
@@ -26,6 +26,8 @@ def tier_as_table(status: TierStatus, url: str, *, fit: bool = False) -> Rendera
     """
     router = status.router
     parts: list[RenderableType] = [_head(status, url), _load(status)]
+    if status.jobs is not None:
+        parts.append(_jobs(status.jobs))
     parts += [Text(f"notice: {notice}", style="yellow") for notice in status.notices]
     if router.replicas:
         rows = [_replica(replica) for replica in router.replicas]
@@ -55,6 +57,17 @@ def _load(status: TierStatus) -> Text:
     text.append(f"{status.in_flight} in the gateway")
     if router.overloaded:
         text.append("; overloaded: quality is given up for promises", style="yellow")
+    return text
+
+
+def _jobs(jobs: JobsStatus) -> Text:
+    counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in jobs.batches.items()) or "none"
+    text = Text(f"batches: {counts}; {jobs.lines_running} lines running")
+    if jobs.held:
+        text.append(f", held: {jobs.held}", style="yellow")
+    text.append(f"; {jobs.deferred} deferred requests wait; {jobs.held_bytes / 1e6:.1f} MB on the disk")
+    if jobs.webhook_fault:
+        text.append(f"; the webhook is not told: {jobs.webhook_fault}", style="yellow")
     return text
 
 

@@ -60,13 +60,21 @@ class TierAddress:
             ReplicaUnreachable: nothing answers there.
             Unauthenticated: the tier does not know the key.
         """
+        return self._ask("GET", path)
+
+    def post(self, path: str) -> httpx.Response:
+        """Ask for something to be done; the same in all else."""
+        return self._ask("POST", path)
+
+    def _ask(self, method: str, path: str) -> httpx.Response:
         import httpx  # noqa: PLC0415 - a command that only shows its help asks nobody
 
         here = is_loopback(urlsplit(self.base).hostname or "")  # no proxy leads there
         secure = self.base.startswith("https:")
         verify: ssl.SSLContext | bool = client_context(self.ca_file, None, None) if secure else True
         try:
-            reply = httpx.get(
+            reply = httpx.request(
+                method,
                 f"{self.base}{path}",
                 headers={"authorization": f"Bearer {self.key}"} if self.key else {},
                 timeout=_TIMEOUT_S,

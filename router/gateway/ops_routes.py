@@ -90,6 +90,7 @@ class OpsRoutes:
             router=deps.dispatcher.status(),
             notices=(*deps.notices(), *deps.tenancy.notices()),
             gpus=deps.gpus(),
+            jobs=None if deps.jobs is None else deps.jobs.status(),
         )
         return json_reply(encode(status))
 

@@ -112,10 +112,11 @@ def forget(connection: Connection, ended_before_s: float) -> None:
     connection.execute(delete(DEFERRED).where(DEFERRED.c.ended_s <= ended_before_s))
 
 
-def count(connection: Connection, owner: str | None = None) -> int:
+def count(connection: Connection) -> int:
     """How many wait."""
-    waits = select(func.count()).where(DEFERRED.c.status == DeferredStatus.QUEUED.value)
-    return int(connection.execute(waits if owner is None else waits.where(DEFERRED.c.owner == owner)).scalar_one())
+    return int(
+        connection.execute(select(func.count()).where(DEFERRED.c.status == DeferredStatus.QUEUED.value)).scalar_one()
+    )
 
 
 def held_bytes(connection: Connection) -> int:

@@ -43,6 +43,7 @@ class Deferring:
 
     Attributes:
         answered: since the start.
+        waiting: as they were counted last.
     """
 
     def __init__(self, database: Database, clock: Clock, wall: Callable[[], float], ask: Ask, *, tells: bool) -> None:
@@ -58,6 +59,7 @@ class Deferring:
         self._again_at_s = 0.0
         self._due_s: dict[str, float] = {}  # of those that were refused
         self.answered = 0
+        self.waiting = 0
 
     async def __aenter__(self) -> Deferring:
         self._task = asyncio.create_task(self._run(), name="jobs deferred")
@@ -97,6 +99,7 @@ class Deferring:
         for late in await self._database.run(lambda c: deferred.late(c, self._wall())):
             self.forget(late.id)
             await self._end(late, DeferredStatus.EXPIRED, None)
+        self.waiting = await self._database.run(deferred.count)
         room = self._at_once - len(self._tasks)
         if room <= 0 or self._clock.now_s() < self._again_at_s:
             return

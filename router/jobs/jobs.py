@@ -43,6 +43,7 @@ from router.jobs.settings import JobsSettings, window_s
 from router.jobs.slack import Slack
 from router.jobs.webhook import Webhook, key_of
 from router.values.replica import ReplicaSnapshot
+from router.values.status import JobsStatus
 
 log = structlog.get_logger("router.jobs")
 
@@ -328,6 +329,18 @@ class Jobs:
     def held_bytes(self) -> int:
         """What files and answers take, as measured last."""
         return self._held_bytes
+
+    def status(self) -> JobsStatus:
+        """Return what an operator is told of it."""
+        runner, deferring, webhook = self._runner, self._deferring, self._webhook
+        return JobsStatus(
+            batches={} if runner is None else dict(runner.batches),
+            lines_running=0 if runner is None else runner.running,
+            held="" if runner is None else runner.held,
+            deferred=0 if deferring is None else deferring.waiting,
+            held_bytes=self._held_bytes,
+            webhook_fault="" if webhook is None else webhook.fault,
+        )
 
     def _look(self) -> None:
         if self._runner is not None:

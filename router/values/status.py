@@ -171,6 +171,26 @@ class GpuReadings(msgspec.Struct, frozen=True, kw_only=True):
 NO_GPU_READINGS = GpuReadings(why_none="this tier does not read GPUs")
 
 
+class JobsStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The jobs of a tier now.
+
+    Attributes:
+        batches: that have not ended, by status.
+        lines_running: requests of batches that the tier computes now.
+        held: why no line begins; empty while lines may, and where there are none.
+        deferred: requests that wait to be answered.
+        held_bytes: what all of it takes on the disk.
+        webhook_fault: why the webhook was not told; empty where it was, or there is none.
+    """
+
+    batches: dict[str, int]
+    lines_running: int
+    held: str
+    deferred: int
+    held_bytes: int
+    webhook_fault: str = ""
+
+
 class TierStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A tier now.
 
@@ -180,6 +200,7 @@ class TierStatus(msgspec.Struct, frozen=True, kw_only=True):
         up_s: seconds since its gateway was built.
         in_flight: inference requests inside its gateway, those that are still read or tokenized included.
         notices: what an operator should know although it is ready.
+        jobs: None where the tier keeps none.
     """
 
     tier: str
@@ -191,6 +212,7 @@ class TierStatus(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     notices: tuple[str, ...] = ()
     gpus: GpuReadings = NO_GPU_READINGS
+    jobs: JobsStatus | None = None
 
 
 _ENCODER = msgspec.json.Encoder()

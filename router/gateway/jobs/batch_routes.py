@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.routing import BaseRoute, Route
 
-from router.base.errors import InvalidRequest
+from router.base.errors import Forbidden, InvalidRequest
 from router.gateway.endpoint import Endpoint, RequestContext, json_reply
 from router.gateway.errors import Reply
 from router.gateway.intake import Intake
@@ -13,6 +13,7 @@ from router.gateway.jobs.query import query_of
 from router.gateway.media import plain_body, require_json
 from router.jobs.jobs import Jobs
 from router.jobs.objects import batch_object
+from router.tenants.tenant import Role
 from router.values.request import Objective
 from router.wire import headers as wire_headers
 from router.wire.names import CACHE_SALT, LOCALITY, MIN_QUALITY, REQUEST_NAMES, SESSION, SHORTEN, refuse_query
@@ -56,21 +57,33 @@ class BatchRoutes:
         return json_reply(encode(batch_object(batch)))
 
     async def _list(self, context: RequestContext) -> Reply:
-        """The caller's batches, page by page."""
-        query = query_of(context, {"after", "limit"})
+        """The caller's batches, page by page; with `all=true` everybody's, for an operator."""
+        query = query_of(context, {"after", "limit", "all"})
         page = page_in(query, default=20, most=100)
-        found, more = await self._jobs.list_batches(context.caller.digest, page)
-        return json_reply(encode_list([batch_object(batch) for batch in found], more=more))
+        if query.get("all", "false") != "true":
+            found, more = await self._jobs.list_batches(context.caller.digest, page)
+            return json_reply(encode_list([batch_object(batch) for batch in found], more=more))
+        if not context.caller.sees_all:
+            raise Forbidden("`all=true` lists the batches of all tenants: a key of the role `operator` may")
+        found, more = await self._jobs.list_batches(None, page)
+        names = {tenant.digest: tenant.name for tenant in self._intake.deps.tenancy.directory.tenants.values()}
+        told = [{**batch_object(batch), "tenant": names.get(batch.owner, "")} for batch in found]
+        return json_reply(encode_list(told, more=more))
 
     async def _show(self, context: RequestContext) -> Reply:
         """How far a batch is."""
-        batch = await self._jobs.batch(context.caller.digest, context.params["batch_id"])
+        batch = await self._jobs.batch(_whose(context), context.params["batch_id"])
         return json_reply(encode(batch_object(batch)))
 
     async def _cancel(self, context: RequestContext) -> Reply:
         """Cancel a batch; what was answered is kept."""
-        batch = await self._jobs.cancel_batch(context.caller.digest, context.params["batch_id"])
+        batch = await self._jobs.cancel_batch(_whose(context), context.params["batch_id"])
         return json_reply(encode(batch_object(batch)))
+
+
+def _whose(context: RequestContext) -> str | None:
+    """Return whose batch it has to be, None for an operator: anybody's."""
+    return None if context.caller.role is Role.OPERATOR else context.caller.digest
 
 
 def line_headers(headers: dict[str, str]) -> list[tuple[str, str]]:
