@@ -406,7 +406,7 @@ class Binder:
             self._signals.latency.observe_wait(info, hoped.prediction.wait_s, entry.wait_factor, waited_s)
         if not entry.continuing:
             record.waited_s = now_s - pending.request.accepted_at_s
-            self._count(choice, record.waited_s)
+            self._count(choice, None if entry.in_slack else record.waited_s)
         record.happened(now_s, "sent", replica=info.replica_id, reason=choice.reason, max_tokens=choice.max_tokens)
         device_s = _device_s(choice, attempt)
         if not entry.in_slack:
@@ -444,8 +444,9 @@ class Binder:
         self.pool.changed(attempt.info.device_key)
         self.queue.stand_back()
 
-    def _count(self, choice: Choice, waited_s: float) -> None:
-        self._telemetry.queue_wait_s.observe(waited_s)
+    def _count(self, choice: Choice, waited_s: float | None) -> None:
+        if waited_s is not None:
+            self._telemetry.queue_wait_s.observe(waited_s)
         if choice.reason == "step-down":
             self._telemetry.step_downs.labels(choice.candidate.info.variant).inc()
 

@@ -373,7 +373,8 @@ class Dispatcher:
         if journey.cut:
             self.telemetry.shortened.inc()
         if outcome in {Outcome.COMPLETED, Outcome.DEGRADED}:
-            self.telemetry.e2e_s.labels(tier, variant).observe(record.finish_s)
+            if not record.objective.in_slack:
+                self.telemetry.e2e_s.labels(tier, variant).observe(record.finish_s)
             ended = Tally(answered=1, answered_s=record.finish_s, waited_s=record.waited_s, last_at_s=now_s)
         else:
             ended = Tally(failed=1, failed_s=record.finish_s, last_at_s=now_s)

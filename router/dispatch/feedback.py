@@ -101,7 +101,8 @@ class Feedback:
     def _note_ttft(self, attempt: Attempt, journey: Progress, ttft_s: float) -> None:
         record, info = journey.record, attempt.info
         record.ttft_s = ttft_s
-        self._telemetry.ttft_s.labels(info.tier, info.variant).observe(ttft_s)
+        if not record.objective.in_slack:  # what nobody waits for is no figure of what callers see
+            self._telemetry.ttft_s.labels(info.tier, info.variant).observe(ttft_s)
         if record.promised_ttft_s and record.promised_ttft_high_s:
             ratio = self._telemetry.ttft_ratio.labels(info.tier, info.variant)
             ratio.observe(ttft_s / record.promised_ttft_s)

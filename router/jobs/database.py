@@ -59,7 +59,11 @@ class Database:
                 METADATA.create_all(connection)
                 self._claim(connection)
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
-            raise ConfigError(f"jobs.database: {in_words(error)}", param="jobs.database") from None
+            raise ConfigError(
+                f"jobs.database: {in_words(error)}; give a URL of SQLAlchemy, and install its driver, such as "
+                "psycopg[binary] for postgresql+psycopg://",
+                param="jobs.database",
+            ) from None
         except (SQLAlchemyError, StorageFull) as error:
             why = str(error.orig) if isinstance(error, DBAPIError) else str(error)
             raise ConfigError(

@@ -37,6 +37,8 @@ _FIRST_RETRY_S = 1.0
 _MOST_RETRY_S = 60.0
 _STEP_RETRY_S = 5.0
 _LAST_COMMITS_S = 5.0
+_MOST_CALM_S = 10.0  # a step of a batch waits for a moment without online requests
+_CALM_LOOK_S = 0.05
 _MOST_UNCOMMITTED = 512
 _MAY_PASS = frozenset({401, 408, 409, 425, 429, 500, 502, 503, 504})
 
@@ -104,6 +106,13 @@ class Runner:
         self._stale = True
         self._news.set()
 
+    async def _calm(self) -> None:
+        """Wait a while for a moment without online requests: checking a large file takes turns from the event loop."""
+        waited_s = 0.0
+        while waited_s < _MOST_CALM_S and (self._slack.online or self._slack.hold_left_s > 0.0):
+            await self._clock.sleep(_CALM_LOOK_S)
+            waited_s += _CALM_LOOK_S
+
     def _online_changed(self) -> None:
         """Every online request calls: while there are no lines, it costs nothing."""
         if self._asking:
@@ -150,6 +159,7 @@ class Runner:
         mine = [task for line, task in self._tasks.items() if line.batch_id == batch.id]
         try:
             await end(*mine)
+            await self._calm()
             await self._lifecycle.advance(batch)
         except StorageFull as error:
             log.warning("a batch cannot go on", batch=batch.id, status=batch.status.value, why=error.message)

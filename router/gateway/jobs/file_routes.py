@@ -19,7 +19,7 @@ from router.jobs.jobs import Jobs
 from router.jobs.objects import file_object
 from router.jobs.records import BATCH_PURPOSE
 
-_PIECE_BYTES = 256 * 1024
+_PIECE_BYTES = 1024 * 1024
 _MOST_A_PAGE = 10_000
 
 

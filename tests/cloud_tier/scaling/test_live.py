@@ -21,6 +21,7 @@ from models.store.store import ModelStore
 from router.gateway.listener import bind
 from router.tenants.tenancy import KeySources
 from router.upstream.settings import BackendSettings
+from router.values.request import SLACK_PRIORITY
 from router.values.settings import RouterSettings
 from tests.support.fake_engine import FakeEngine, toy_model_directory
 from tests.support.waiting import until
@@ -155,3 +156,26 @@ def test_holding_requests_needs_the_time_to_hold_them() -> None:
     with pytest.raises(msgspec.ValidationError, match="set it to 90000"):
         msgspec.convert(tables, CloudConfig)
     assert msgspec.convert({**tables, "router": {"max_wait_ms": 90000.0}}, CloudConfig).scaling.min_replicas == 0
+
+
+@pytest.mark.parametrize("counts", [False, True])
+async def test_lines_of_batches_are_demand_only_where_that_is_asked_for(toy: Path, counts: bool) -> None:
+    """Requests of the lowest priority, which lines have, and callers may ask for."""
+    scaling = ScalingSettings(max_replicas=50, cold_start_s=1.0, batches=counts)
+    engines: list[FakeEngine] = []
+
+    def make(*arguments: object) -> FakeEngine:
+        engines.append(FakeEngine(*arguments))
+        engines[-1].may_go_on.clear()
+        return engines[-1]
+
+    async with serving(_plan(toy, scaling=scaling), make) as (tier, url), httpx.AsyncClient(base_url=url) as http:
+        lowest = {"x-overspill-priority": str(SLACK_PRIORITY)}
+        work = [asyncio.create_task(http.post("/v1/chat/completions", json=CHAT, headers=lowest)) for _ in range(12)]
+        await until(lambda: engines[0].open == 4)
+        await asyncio.sleep(1.2)
+        tier.scale.look()
+        load = tier.scale.report()["load"]
+        assert (load > 0.5) is counts
+        engines[0].may_go_on.set()
+        await asyncio.gather(*work)
