@@ -45,6 +45,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import Gateway, GatewayDeps, GatewayLimits, create_app
 from router.gateway.connection import ConnectionLimits
+from router.gateway.embedder import embedder
 from router.gateway.grpc.listener import GrpcListener
 from router.gateway.jobs.calls import Calls
 from router.gateway.listener import Listener, allow_open_files, bind
@@ -324,6 +325,7 @@ class CloudTier:
                 clock=self._clock,
                 models=self._models,
                 tenancy=self._tenancy,
+                embed=embedder(plan.config.cache, self._dispatcher, self._clock),
                 cache=open_cache(plan.config.cache, self._clock, self._models, self._telemetry.registry),
                 ready=self.ready,
                 back_in_s=self._back_in_s,

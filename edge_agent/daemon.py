@@ -46,6 +46,7 @@ from router.dispatch.telemetry import Telemetry
 from router.gateway.app import create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.deps import GatewayDeps, GatewayLimits
+from router.gateway.embedder import embedder
 from router.gateway.grpc.listener import GrpcListener
 from router.gateway.jobs.calls import Calls
 from router.gateway.listener import Listener, allow_open_files, bind
@@ -357,6 +358,7 @@ class EdgeAgent:
             clock=self.clock,
             models=self.infos,
             tenancy=self._tenancy,
+            embed=embedder(self.config.cache, self.dispatcher, self.clock),
             cache=open_cache(self.config.cache, self.clock, self.infos, self.telemetry.registry),
             ready=self.ready,
             notices=lambda: self._fleet.notices if self._fleet is not None else (),

@@ -40,7 +40,7 @@ MIXES = {
 }
 """Of the one who floods, and of the other."""
 WARM_UP_S = 60.0
-LASTS_S = 300.0
+LASTS_S = 180.0
 
 
 def run(mix: str, setting: Setting, seed: int) -> dict[str, object]:

@@ -10,10 +10,13 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import msgspec
+import numpy as np
 
 from router.base.clock import Clock
+from router.cache.meaning import Meaning, key_parts
 from router.cache.settings import CacheSettings
 from router.values.answer import Answer, Route
 from router.values.replica import ReplicaInfo
@@ -23,6 +26,7 @@ from router.values.usage import Usage
 _CHUNK_BYTES = 240  # of a chunk beside its text: the object, its fields, its place in a list
 _ENTRY_BYTES = 700
 _LONGEST_SHARE = 0.25  # of the memory, for one answer
+_MOST_COMPARED = 4096  # answers of one caller, the latest ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,16 @@ class Kept:
     replicas: frozenset[tuple[str, str]]
     size_bytes: int
     kept_at_s: float
+    meaning: Meaning | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """Under what an answer is to be kept."""
+
+    key: bytes
+    caller: str
+    meaning: Meaning | None
 
 
 class AnswerCache:
@@ -48,7 +62,9 @@ class AnswerCache:
         models: the replicas that there are now.
 
     Attributes:
-        hits, misses, kept, evicted: counted since the start; `evicted` for want of memory.
+        similar_above: least likeness of what means nearly the same.
+        hits, similar, misses, kept, evicted: counted since the start; `similar` ones were misses before, `evicted` went
+            for want of memory.
         size_bytes: of all answers.
     """
 
@@ -60,7 +76,8 @@ class AnswerCache:
         self._answers: dict[str, OrderedDict[bytes, Kept]] = {}  # by caller
         self._bytes: dict[str, int] = {}
         self.size_bytes = 0
-        self.hits = self.misses = self.kept = self.evicted = 0
+        self.similar_above = settings.similar_above
+        self.hits = self.similar = self.misses = self.kept = self.evicted = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._answers.values()))
@@ -78,21 +95,41 @@ class AnswerCache:
                 self._drop(request.caller, key)
             return None
         self.hits += 1
-        self._answers[request.caller].move_to_end(key)
+        return self._given(request.caller, key, found)
+
+    def find_like(self, request: InferenceRequest, meaning: Meaning) -> Answer | None:
+        """Return the answer to what means nearly the same, where all else of the request is the very same."""
+        own: OrderedDict[bytes, Kept] = self._answers.get(request.caller, OrderedDict())
+        alike = [
+            (key, kept)
+            for key, kept in islice(reversed(own.items()), _MOST_COMPARED)
+            if kept.meaning is not None and kept.meaning.rest == meaning.rest and self._holds(kept)
+        ]
+        if not alike or request.cache is not CacheUse.FULL:
+            return None
+        likeness = np.stack([kept.meaning.vector for _, kept in alike if kept.meaning is not None]) @ meaning.vector
+        best = int(likeness.argmax())
+        if likeness[best] < self.similar_above:
+            return None
+        self.similar += 1
+        return self._given(request.caller, *alike[best])
+
+    def _given(self, caller: str, key: bytes, found: Kept) -> Answer:
+        self._answers[caller].move_to_end(key)
         told = replace(found.usage, cached_tokens=found.usage.prompt_tokens)
         return Answer(found.route, _replayed(found), _at_once, lambda: told, cache="hit")
 
-    def keep(self, request: InferenceRequest, answer: Answer) -> Answer:
+    def keep(self, request: InferenceRequest, answer: Answer, meaning: Meaning | None = None) -> Answer:
         """Return the same answer, which is kept once it is whole, if it may be given again."""
         key = _key(request) if self._most_bytes else None
         if key is None or request.cache is CacheUse.NOTHING:
             return answer
-        answer.chunks = self._kept_at_end(key, request.caller, answer, answer.chunks)
+        answer.chunks = self._kept_at_end(_Wish(key, request.caller, meaning), answer, answer.chunks)
         answer.cache = "miss"
         return answer
 
     async def _kept_at_end(
-        self, key: bytes, caller: str, answer: Answer, source: AsyncGenerator[TokenChunk, None]
+        self, wish: _Wish, answer: Answer, source: AsyncGenerator[TokenChunk, None]
     ) -> AsyncGenerator[TokenChunk, None]:
         seen, size = list[TokenChunk](), _ENTRY_BYTES
         most_bytes = self._most_bytes * _LONGEST_SHARE
@@ -102,19 +139,21 @@ class AnswerCache:
                 if size <= most_bytes:
                     seen.append(replace(chunk, origin=None) if chunk.origin is not None else chunk)
                     if chunk.finish_reason is not None and answer.seamless() and not answer.route.degraded:
-                        self._put(key, caller, tuple(seen), answer, size)
+                        self._put(wish, tuple(seen), answer, size)
                 else:
                     seen.clear()
                 yield chunk
         finally:
             await source.aclose()
 
-    def _put(self, key: bytes, caller: str, chunks: tuple[TokenChunk, ...], answer: Answer, size: int) -> None:
+    def _put(self, wish: _Wish, chunks: tuple[TokenChunk, ...], answer: Answer, size: int) -> None:
+        key, caller = wish.key, wish.caller
+        size += 0 if wish.meaning is None else wish.meaning.vector.nbytes
         if key in self._answers.get(caller, {}):
             self._drop(caller, key)
         route = replace(answer.route, reason="cache", predicted_ttft_s=None)
         replicas = self._serving(answer.route.variant)
-        kept = Kept(chunks, route, answer.used(), replicas, size, self._clock.now_s())
+        kept = Kept(chunks, route, answer.used(), replicas, size, self._clock.now_s(), wish.meaning)
         self._answers.setdefault(caller, OrderedDict())[key] = kept
         self._bytes[caller] = self._bytes.get(caller, 0) + size
         self.size_bytes += size
@@ -142,19 +181,10 @@ class AnswerCache:
 
 def _key(request: InferenceRequest) -> bytes | None:
     """Return a digest of all that an answer depends on, None where it need not come out the same."""
-    prompt, asked = request.prompt, request.objective
+    prompt = request.prompt
     if not request.sampling.repeatable or not isinstance(prompt, (ChatPrompt, TextPrompt, TokenPrompt)):
         return None
-    what = (
-        request.cache_salt,
-        request.model,
-        type(prompt).__name__,
-        prompt,
-        request.sampling,
-        request.continuation,
-        asked.locality,
-        asked.min_quality,
-    )
+    what = (*key_parts(request), prompt)
     try:
         return hashlib.sha256(msgspec.msgpack.encode(what)).digest()
     except (TypeError, ValueError, OverflowError):  # half a surrogate pair, say: it is served, and not kept

@@ -41,7 +41,8 @@ class CacheMetrics(Collector):
             "overspill_answer_cache_requests", "Repeatable requests, by whether an answer was there.", labels=["result"]
         )
         asked.add_metric(["hit"], cache.hits)
-        asked.add_metric(["miss"], cache.misses)
+        asked.add_metric(["similar"], cache.similar)
+        asked.add_metric(["miss"], cache.misses - cache.similar)
         yield asked
         yield CounterMetricFamily("overspill_answer_cache_kept", "Answers that were kept.", value=cache.kept)
         yield CounterMetricFamily("overspill_answer_cache_evicted", "Those that gave way.", value=cache.evicted)

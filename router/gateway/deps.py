@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from router.base.clock import Clock
 from router.cache.exact import AnswerCache
+from router.cache.meaning import Embed
 from router.decisions.line import Decision
 from router.gateway.http.settings import CorsSettings
 from router.jobs.jobs import Jobs
@@ -151,6 +152,7 @@ class GatewayDeps:
         models: the replicas that `/v1/models` lists, local and remote.
         tenancy: who may come in and what each may ask for. Without any keys, only callers on loopback are let in.
         cache: answers that may be given again; None where none are kept.
+        embed: embeds messages, so that they may be given again to what means nearly the same too.
         ready: whether new requests may come in, and if not, why (`starting`, `draining`).
         notices: what an operator should know although the tier is ready; told on `/health/ready`.
         back_in_s: seconds until a tier that is not ready should be, 0 where that is not known.
@@ -172,6 +174,7 @@ class GatewayDeps:
     models: Callable[[], Sequence[ReplicaInfo]]
     tenancy: Tenancy = field(repr=False)
     cache: AnswerCache | None = None
+    embed: Embed | None = None
     ready: Callable[[], tuple[bool, str]] = always_ready
     notices: Callable[[], Sequence[str]] = tuple
     limits: GatewayLimits = field(default_factory=GatewayLimits)

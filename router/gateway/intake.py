@@ -17,6 +17,7 @@ from router.base.errors import (
     Shed,
     Unavailable,
 )
+from router.cache.meaning import meaning_of
 from router.gateway.bodies import BodyRoom
 from router.gateway.deps import GatewayDeps
 from router.gateway.endpoint import Handler, RequestContext, draining_or_starting
@@ -232,26 +233,36 @@ class Intake:
             cache=wire_headers.cache_use(context.headers),
         )
         context.drop_body()
-        answer = self.deps.cache.find(request) if self.deps.cache is not None else None
-        if answer is None:
-            answer = await self._dispatched(context, request)
+        answer = await self._answered(context, request)
         context.chunks = answer.chunks
         if context.stay is not None:
             context.stay.answered(lambda: (answer.route.variant, answer.used()))
         context.timings_ms.append(("first-token", (time.perf_counter() - counted) * 1000))
         return answer, size.tokens
 
+    async def _answered(self, context: RequestContext, request: InferenceRequest) -> Answer:
+        """Give an answer again that is kept, or have the request answered and perhaps keep that."""
+        cache, meaning = self.deps.cache, None
+        if cache is None:
+            return await self._dispatched(context, request)
+        answer = cache.find(request)
+        if answer is None and self.deps.embed is not None:
+            meaning = await meaning_of(request, self.deps.embed)
+            answer = None if meaning is None else cache.find_like(request, meaning)
+        if answer is not None:
+            return answer
+        return cache.keep(request, await self._dispatched(context, request), meaning)
+
     async def _dispatched(self, context: RequestContext, request: InferenceRequest) -> Answer:
         """Have a request answered by a replica; a credit of its instance pays for it, unless it is refused."""
         asker = self._asker(context)
         give_back = self.deps.dispatcher.admission.charge(asker) if asker is not None else None
         try:
-            answer = await self.deps.dispatcher.start(request)
+            return await self.deps.dispatcher.start(request)
         except Refused:
             if give_back is not None:
                 give_back()
             raise
-        return answer if self.deps.cache is None else self.deps.cache.keep(request, answer)
 
     def not_served(self, context: RequestContext, model: str, known: Iterable[str]) -> OverspillError:
         """Return the error for a model that nobody serves who is known here, or that is not for this caller to know."""

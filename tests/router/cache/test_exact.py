@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 from hypothesis import given
@@ -55,9 +56,14 @@ class House:
         self.dispatcher = Dispatcher([self.reciter], RouterSettings(), telemetry=Telemetry())
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[House]:
+    async def open(self, **more: Any) -> AsyncIterator[House]:
         deps = gateway_deps(
-            self.dispatcher, cache=self.cache, tenancy=tenancy_of(KEYS), models=lambda: self.infos, clock=self.clock
+            self.dispatcher,
+            cache=self.cache,
+            tenancy=tenancy_of(KEYS),
+            models=lambda: self.infos,
+            clock=self.clock,
+            **more,
         )
         transport = httpx.ASGITransport(create_app(deps))
         async with self.dispatcher, httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
@@ -168,6 +174,59 @@ async def test_what_breaks_off_or_loses_its_reader_is_not_kept() -> None:
         house.reciter.pause.set()
         assert len(house.cache) == 0
         assert hit(await house.ask(CHAT)) == "miss"
+
+
+# ── what means nearly the same ──────────────────────────────────────────────────────────────────────────────────────
+
+AXES = {"france": 0, "capital": 1, "paris": 2, "spain": 3, "recite": 4, "please": 5}
+
+
+async def embed(_: InferenceRequest, text: str) -> np.ndarray | None:
+    """A model whose vectors count a few words; `please` hardly weighs."""
+    vector = np.zeros(8, np.float32)
+    for word in text.lower().replace("?", " ").split():
+        vector[AXES.get(word, 7)] += 0.1 if word == "please" else 1.0
+    return vector / np.linalg.norm(vector) if "silence" not in text else None
+
+
+def says(text: str, **more: Any) -> dict[str, Any]:
+    return {**CHAT, "messages": [{"role": "user", "content": text}], **more}
+
+
+async def test_what_means_nearly_the_same_is_answered_again_and_nothing_else() -> None:
+    async with House(similar_above=0.98, embedding_model="m").open(embed=embed) as house:
+        assert hit(await house.ask(says("capital France 2026"))) == "miss"
+        for text in ("capital France please 2026", "France capital 2026"):
+            assert hit(await house.ask(says(text))) == "hit"
+        for other in (
+            says("capital Spain 2026"),
+            says("capital France 2027"),
+            says("capital France please 2026", max_tokens=4),
+            says("capital France please 2026", temperature=1),
+            says("capital France please 2026 silence"),
+            says("capital France please 2026 " + "x" * 700),
+        ):
+            assert hit(await house.ask(other)) != "hit", other
+        assert hit(await house.ask(says("France please capital 2026"), "bob-0123456789")) == "miss"
+        kept = {"x-overspill-cache": "no-store"}
+        assert hit(await house.ask(says("please please capital France 2026"), **kept)) is None
+    assert house.cache.similar == 2
+
+
+async def test_the_messages_before_the_last_one_have_to_be_the_very_same() -> None:
+    async with House(similar_above=0.5, embedding_model="m").open(embed=embed) as house:
+        before = [{"role": "user", "content": "capital"}, {"role": "assistant", "content": "paris"}]
+        last = {"role": "user", "content": "recite"}
+        assert hit(await house.ask({**CHAT, "messages": [*before, last]})) == "miss"
+        assert (
+            hit(await house.ask({**CHAT, "messages": [before[0], {**before[1], "content": "Paris"}, last]})) == "miss"
+        )
+        assert hit(await house.ask({**CHAT, "messages": [*before, {**last, "content": "recite please"}]})) == "hit"
+
+
+def test_a_threshold_without_a_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="go together"):
+        CacheSettings(max_mbytes=1, similar_above=0.9)
 
 
 # ── the cache alone ─────────────────────────────────────────────────────────────────────────────────────────────────
