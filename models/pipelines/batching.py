@@ -6,7 +6,8 @@ else the time of arrival and some patience. A request of very many items stands 
 after the other: it takes its turn with others instead of holding them up.
 
 A batch goes when it is full, when its oldest item has waited long enough, or when waiting on would cost the deadline of
-one of its items, by what batches of that size took.
+one of its items, by what batches of that size took. And it is no larger than what is done by the earliest deadline in
+it: under load a batch of everybody would be late for all.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class Waiting(Generic[I]):
         if bucket is None:
             return math.inf
         line = self._lines[bucket]
-        chosen = self._gathered(line, bucket)
+        chosen = self._gathered(line, bucket, now_s)
         size = max((item.cost for _, item in chosen), default=0) if bucket == 0 else bucket
         full = len(chosen) >= self.settings.max_size or len(line) > 0
         batch = Batch(tuple(item for _, item in chosen), size)
@@ -159,18 +160,18 @@ class Waiting(Generic[I]):
         lost_s = min(item.due_s for item in batch.items) - needs_s
         return min(oldest_s + self.settings.max_wait_ms / 1e3, lost_s)
 
-    def _gathered(self, line: list[tuple[_Key, I]], bucket: int) -> list[tuple[_Key, I]]:
-        """Take the first items of a line, as many as fit one batch and at least one."""
-        most, bound = self.settings.max_size, self.settings.max_cost
+    def _gathered(self, line: list[tuple[_Key, I]], bucket: int, now_s: float) -> list[tuple[_Key, I]]:
+        """Take the first items of a line, as many as fit one batch and its deadlines, and at least one."""
+        most, bound = self.settings.max_size, self.settings.max_cost or math.inf
         chosen: list[tuple[_Key, I]] = []
-        size = bucket
+        size, due_s = bucket, math.inf
         while line and len(chosen) < most:
             item = line[0][1]
             if not item.over:
-                grown = max(size, item.cost)
-                if chosen and bound and (len(chosen) + 1) * grown > bound:
+                size, due_s = max(size, item.cost), min(due_s, item.due_s)
+                cost = (len(chosen) + 1) * size
+                if chosen and (cost > bound or now_s + self.pace.expected_s(cost) > due_s):
                     break
-                size = grown
                 chosen.append(line[0])
             heapq.heappop(line)
             self._count -= 1

@@ -72,15 +72,16 @@ def test_everybody_is_computed_once_within_the_bounds(
 
 @given(st.lists(inputs, min_size=1, max_size=20), st.floats(0, 12))
 def test_who_waits_is_never_lost_and_the_wait_is_bounded(items: list[Input], now_s: float) -> None:
+    items = [item for item in items if not item.over]
     line = waiting(*items, max_size=64, max_wait_ms=1000)
     found = line.take(now_s)
-    alive = [item for item in items if not item.over]
     if isinstance(found, Batch):
-        assert sorted(map(id, found.items)) == sorted(map(id, alive))
+        assert set(map(id, found.items)) <= set(map(id, items))
+        assert len(found.items) + len(line) == len(items)
     else:
-        assert len(line) == len(alive)
-        oldest_s = min((item.arrived_s for item in alive), default=math.inf)
-        assert found == math.inf if not alive else found <= oldest_s + 1.0 - now_s + 1e-9
+        assert len(line) == len(items)
+        oldest_s = min((item.arrived_s for item in items), default=math.inf)
+        assert found == math.inf if not items else found <= oldest_s + 1.0 - now_s + 1e-9
 
 
 def test_priority_goes_first_then_the_deadline_then_who_came_first() -> None:
@@ -132,6 +133,15 @@ def test_nobody_waits_beyond_a_deadline_that_company_would_cost() -> None:
     assert isinstance(wait_s, float)
     assert wait_s + line.pace.expected_s(8) == pytest.approx(0.100)
     assert len(taken(line, 0.050)) == 1
+
+
+def test_a_batch_is_no_larger_than_its_earliest_deadline_allows() -> None:
+    line = waiting(*(Input(due_s=0.100) for _ in range(64)), max_size=64)
+    for _ in range(40):
+        line.pace.took(4, 0.004)  # 1 ms a unit
+    first = taken(line, 0.0)
+    assert 0.5 * 0.100 < line.pace.expected_s(4 * len(first)) <= 0.100
+    assert len(taken(line, 0.099)) == 1  # hopeless, but never nothing: its stage says that it is too late
 
 
 def test_buckets_ascend() -> None:
