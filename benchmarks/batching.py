@@ -46,15 +46,15 @@ from router.base.clock import MonotonicClock
 WORDS = tuple(
     "the agent answers first and the cloud takes over when the queue grows too deep for a promise to hold".split()  # noqa: SIM905
 )
-TEXT_WORDS = 5
+TEXT_WORDS = 4
 POST_S = 0.010
 POST_WORKERS = 4
 PIPELINE_INPUTS = 600
 
 
 def text_of(number: int) -> str:
-    """Return a short text of which no two clients send the same one at a time."""
-    return " ".join(WORDS[(number * 7 + step * step) % len(WORDS)] for step in range(TEXT_WORDS))
+    """Return a short text; no two are the same, or they would count as retries."""
+    return f"{number} " + " ".join(WORDS[(number * 7 + step * step) % len(WORDS)] for step in range(TEXT_WORDS))
 
 
 @contextlib.contextmanager

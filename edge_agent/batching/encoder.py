@@ -54,7 +54,9 @@ def load_encoder(folder: Path, manifest: EncoderManifest, options: RuntimeOption
             f"{folder / 'model.onnx'} does not fit its manifest; "
             f"run: overspill models pull {manifest.family} --prepare --force"
         )
-    return OnnxEncoder(opened, turn)
+    encoder = OnnxEncoder(opened, turn)
+    encoder.encode([[0]])  # the first run allocates: nobody shall wait for that, and no pace be learnt from it
+    return encoder
 
 
 def shape_of(folder: Path, manifest: EncoderManifest) -> EncoderShape:

@@ -24,7 +24,7 @@ import msgspec
 _PATIENCE_S = 1.0  # who has no deadline is as urgent as who has one of so long
 _BATCH_APART_S = 0.05  # how much less urgent the items of each further batch of one request are
 _GAIN = 0.2
-_SPREAD = 1.5  # of what batches took: a deadline is lost by one that takes longer than the mean
+_SPREAD = 1.3  # of what batches took: a deadline is lost by one that takes longer than the mean
 
 
 class BatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,18 +94,32 @@ class Batch(Generic[I]):
 
 @dataclass(slots=True)
 class Pace:
-    """How long batches take: a fixed part, the least that was seen, and a part for each unit of cost."""
+    """How long batches take: an average for each class of cost, the powers of two.
 
-    least_s: float = 0.0
-    unit_s: float = 0.0
+    A class that was never seen is believed to cost as the root of its size beside the nearest one: that is how batches
+    pay where they do, so that larger ones are tried; what they really take is known after the first.
+    """
+
+    _seen: dict[int, float] = field(default_factory=dict)
 
     def took(self, cost: int, seconds: float) -> None:
-        self.least_s = seconds if self.least_s == 0.0 else min(self.least_s + _GAIN * 1e-3, seconds)
-        unit_s = seconds / max(cost, 1)
-        self.unit_s = unit_s if self.unit_s == 0.0 else self.unit_s + _GAIN * (unit_s - self.unit_s)
+        known = self._seen.get(_class(cost))
+        scaled = seconds * (1 << _class(cost)) / max(cost, 1)
+        self._seen[_class(cost)] = scaled if known is None else known + _GAIN * (scaled - known)
 
     def expected_s(self, cost: int) -> float:
-        return _SPREAD * max(self.least_s, cost * self.unit_s)
+        """Return the time that a batch is expected to need, with some spread; 0 before any was seen."""
+        if not self._seen:
+            return 0.0
+        wanted = _class(cost)
+        nearest = min(self._seen, key=lambda known: abs(known - wanted))
+        whole_s = self._seen[nearest] * math.pow(2.0, (wanted - nearest) / 2)
+        return _SPREAD * whole_s * max(cost, 1) / (1 << wanted)
+
+
+def _class(cost: int) -> int:
+    """Return the power of two that holds a cost."""
+    return max(cost - 1, 0).bit_length()
 
 
 @dataclass(slots=True)

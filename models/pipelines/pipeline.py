@@ -115,8 +115,8 @@ class Pipeline:
             process.close()
         self._processes.clear()
 
-    async def run(self, values: Sequence[Any], *, priority: int, due_s: float, cost: int) -> list[Any]:
-        """Send inputs through all stages, and return what they came to, in order.
+    async def run(self, values: Sequence[Any], *, priority: int, due_s: float, cost: int) -> Ticket:
+        """Send inputs through all stages; return what they came to, in order, and when.
 
         Args:
             due_s: when the answer is worth nothing any more, on the pipeline's clock; infinity without a deadline.
@@ -140,6 +140,7 @@ class Pipeline:
         self._tickets.add(ticket)
         self._items += ticket.left
         now_s, first = self._clock.now_s(), self.stages[0]
+        ticket.began_s = now_s
         measure = first.plan.cost
         first.put([Item(ticket, rank, value, now_s, measure(value)) for rank, value in enumerate(values)])
         try:
@@ -151,7 +152,7 @@ class Pipeline:
                 self._items -= ticket.size
         if ticket.error is not None:
             raise ticket.error
-        return ticket.results
+        return ticket
 
     # --- in the workers ---
 
@@ -175,7 +176,7 @@ class Pipeline:
                     ticket.results[item.rank] = result
                     ticket.left -= 1
                     if ticket.left == 0:
-                        ticket.over = True
+                        ticket.over, ticket.ended_s = True, now_s
                         ended.append(ticket)
         if onward and following is not None:
             following.put(onward)

@@ -219,8 +219,15 @@ class PipelineReplica:
         objective = request.objective
         due_s = float("inf") if objective.ends_s is None else request.accepted_at_s + objective.ends_s
         try:
-            results = await pipeline.run(values, priority=objective.priority, due_s=due_s, cost=request.prompt_tokens)
+            done = await pipeline.run(values, priority=objective.priority, due_s=due_s, cost=request.prompt_tokens)
         finally:
             self._used_at_s = self._clock.now_s()
-        output, tokens = served.calls.output(results)
-        yield TokenChunk("", tokens=1, finish_reason=FinishReason.STOP, prompt_tokens=tokens, output=output)
+        output, tokens = served.calls.output(done.results)
+        yield TokenChunk(
+            "",
+            tokens=1,
+            finish_reason=FinishReason.STOP,
+            prompt_tokens=tokens,
+            output=output,
+            own_s=done.ended_s - done.began_s,
+        )

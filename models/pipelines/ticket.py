@@ -19,6 +19,7 @@ class Ticket:
         due_s: when its answer is worth nothing any more, on the pipeline's clock.
         results: of its items that are through, in order; left: how many are not.
         error: why it ended without them.
+        began_s, ended_s: when it came in, and when the last of it was through.
         over: it is complete, failed, or nobody waits for it.
         done: told on the event loop when it is over.
     """
@@ -30,6 +31,8 @@ class Ticket:
     results: list[Any] = field(default_factory=list)
     left: int = 0
     cost: int = 0
+    began_s: float = 0.0
+    ended_s: float = 0.0
     error: OverspillError | None = None
     over: bool = False
 

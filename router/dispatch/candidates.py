@@ -13,12 +13,19 @@ from router.dispatch.rejections import NEVER, other_side, reject, too_long, unre
 from router.dispatch.served import Served, Sides, other_model
 from router.dispatch.view import ReplicaView
 from router.signals.affinity import Affinity
-from router.values.prediction import Demand
+from router.values.prediction import Demand, Prediction
 from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest, Locality
 from router.values.settings import FREE, Prices
 from router.values.situation import Candidate, Situation
 from router.values.task import GENERATES, Task
+
+_CALL_S = 0.005
+_CALL_SLOWER = 8.0
+"""A call is believed to take so many times what the replica's prior says, at most. Calls take milliseconds, and the
+deadlines that come with them are short: after a burst of callers, who all waited for each other, the learnt level alone
+would refuse everyone on an idle replica, and nobody would find out that the burst is over. What really is too late, its
+batches drop."""
 
 
 def assess(pending: PendingRequest, pool: Pool) -> tuple[Situation | None, tuple[Rejection, ...]]:
@@ -108,10 +115,13 @@ def _candidates(
         ahead, slots, occupied = ahead_of(name, priority), view.slots or 1, view.occupied
         room_tokens = view.kv_room
         kv_short = room_tokens is not None and _is_short(room_tokens, name, pending, pool)
+        prediction = latency.predict_on(state, demand, 0 if view.room else ahead, now_s, full=kv_short)
+        if not generates:
+            prediction = _of_call(prediction, view, demand)
         candidates.append(
             Candidate(
                 info,
-                latency.predict_on(state, demand, 0 if view.room else ahead, now_s, full=kv_short),
+                prediction,
                 window_cap,
                 session == name,
                 0.0 if free and not view.metered else _price(request, view, settings.prices, demand.answer_tokens),
@@ -124,6 +134,24 @@ def _candidates(
             )
         )
     return candidates, max([demand.answer_tokens for demand, _ in by_window.values()], default=0)
+
+
+def _of_call(prediction: Prediction, view: ReplicaView, demand: Demand) -> Prediction:
+    """Bound what was learnt by what the prior says."""
+    queued = max(view.snapshot.queued_prefill_tokens, view.mine.prefill_tokens)
+    prior_s = _CALL_S + (queued + demand.prompt_tokens) / view.info.prior.prefill_tokens_per_s
+    most_s = prediction.network_s + _CALL_SLOWER * prior_s
+    if prediction.ttft_s <= most_s:
+        return prediction
+    share = most_s / prediction.ttft_s
+    return msgspec.structs.replace(
+        prediction,
+        ttft_s=most_s,
+        ttft_high_s=share * prediction.ttft_high_s,
+        finish_s=share * prediction.finish_s,
+        finish_high_s=share * prediction.finish_high_s,
+        prefill_s=share * prediction.prefill_s,
+    )
 
 
 def _asked_within(pending: PendingRequest, context_tokens: int) -> tuple[Demand, int | None]:

@@ -83,6 +83,7 @@ class Feedback:
         info = attempt.info
         if attempt.first_at_s is None:
             attempt.first_at_s = now_s
+            attempt.own_s = chunk.own_s
             attempt.mark = self._signals.latency.first_token(attempt, now_s, chunk.cached_tokens)
             self._signals.affinity.began(journey.request, info.replica_id, chunk.cached_tokens, attempt.sent_at_s)
             if len(self._signals.canaries):

@@ -24,6 +24,7 @@ class Attempt:
         expected_tokens: what the answer was expected to run to.
         trial: it is the trial of a half-open breaker.
         opened: the replica has it, so its snapshots can show it.
+        own_s: what the replica says that it took for all of it; see `TokenChunk.own_s`.
         first_at_s: when its first text came, None before; last_at_s: its last until now; tokens: how many came.
         away_s: how long its reader was busy with what had come, while nobody waited for more.
         handed_at_s: since when it is so now, None while it waits for more.
@@ -49,6 +50,7 @@ class Attempt:
     trial: bool = False
     opened: bool = False
     first_at_s: float | None = None
+    own_s: float | None = None
     last_at_s: float = 0.0
     tokens: int = 0
     away_s: float = 0.0

@@ -202,7 +202,8 @@ class LatencyModel:
         device = self._device(info)
         self._advance(device, now_s)
         device.clock.prefilling = max(0, device.clock.prefilling - 1)
-        self.observe_ttft(info, sent, now_s - attempt.sent_at_s, cached_tokens)
+        took_s = now_s - attempt.sent_at_s if attempt.own_s is None else sent.network_s + attempt.own_s
+        self.observe_ttft(info, sent, took_s, cached_tokens)
         return device.clock.began(info.replica_id)
 
     def observe_ttft(
@@ -260,7 +261,7 @@ class LatencyModel:
             self._observe_pace(attempt, attempt.pace_s, now_s)
         told = sent.told
         if told is not None and (whole or attempt.overdue or attempt.gave_up):
-            took_s = now_s - attempt.sent_at_s
+            took_s = now_s - attempt.sent_at_s if attempt.own_s is None else attempt.own_s
             if whole:
                 kept = float(took_s <= told.finish_high_s)
             elif attempt.first_at_s is None or length is None or took_s >= told.finish_high_s:

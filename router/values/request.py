@@ -480,6 +480,8 @@ class TokenChunk:
             by a replica that knows it then, on the last one by an upstream that tells it with its usage, else None.
         origin: set on the first chunk by an upstream tier, else None.
         output: what a call came to, on its only chunk; None of generated text.
+        own_s: on that chunk, the seconds that the replica itself took for it, where it runs in this process: of a few
+            milliseconds, what a busy event loop adds on either side would be the larger part. None elsewhere.
     """
 
     text: str
@@ -491,3 +493,4 @@ class TokenChunk:
     logprobs: tuple[TokenLogprob, ...] = field(default=(), repr=False)
     prompt_logprobs: tuple[TokenLogprob, ...] = field(default=(), repr=False)
     output: Output | None = field(default=None, repr=False)
+    own_s: float | None = None

@@ -129,6 +129,7 @@ def test_nobody_waits_beyond_a_deadline_that_company_would_cost() -> None:
     line = waiting(Input(due_s=0.100), max_size=4, max_wait_ms=1000)
     for _ in range(20):
         line.pace.took(4, 0.020)
+        line.pace.took(8, 0.040)
     wait_s = line.take(0.0)
     assert isinstance(wait_s, float)
     assert wait_s + line.pace.expected_s(8) == pytest.approx(0.100)
@@ -138,7 +139,8 @@ def test_nobody_waits_beyond_a_deadline_that_company_would_cost() -> None:
 def test_a_batch_is_no_larger_than_its_earliest_deadline_allows() -> None:
     line = waiting(*(Input(due_s=0.100) for _ in range(64)), max_size=64)
     for _ in range(40):
-        line.pace.took(4, 0.004)  # 1 ms a unit
+        for cost in (4, 8, 16, 32, 64, 128, 256):
+            line.pace.took(cost, 0.001 * cost)
     first = taken(line, 0.0)
     assert 0.5 * 0.100 < line.pace.expected_s(4 * len(first)) <= 0.100
     assert len(taken(line, 0.099)) == 1  # hopeless, but never nothing: its stage says that it is too late

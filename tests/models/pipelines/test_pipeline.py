@@ -49,7 +49,9 @@ async def running(*stages: StagePlan, **more: Any) -> AsyncIterator[Pipeline]:
 
 
 async def ask(pipeline: Pipeline, *values: Any, priority: int = 0, due_s: float = math.inf) -> list[Any]:
-    return await pipeline.run(values, priority=priority, due_s=due_s, cost=len(values))
+    ticket = await pipeline.run(values, priority=priority, due_s=due_s, cost=len(values))
+    assert ticket.began_s <= ticket.ended_s
+    return ticket.results
 
 
 def doubled(batch: list[int]) -> list[int]:
