@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from models.text.chat import PromptEncoder
 from router.base.errors import ModelNotFound
-from router.values.prompt_size import estimate_size
+from router.values.prompt_size import estimate_size, no_tokenizer
 from router.values.replica import ReplicaInfo
 from router.values.request import Input, PromptSize
 from router.values.task import Call
@@ -37,3 +37,10 @@ class TierPrompts:
         windows = [info.context_tokens for info in self._infos() if model in (info.family, info.variant)]
         encoder.refuse_hopeless(prompt, model, max(windows))
         return PromptSize.of(encoder.encode(prompt), encoder)
+
+    def tokenizer(self, model: str) -> PromptEncoder:
+        """See `router.gateway.deps.PromptCounter`."""
+        encoder = self._encoders.get(model)
+        if encoder is not None:
+            return encoder
+        raise no_tokenizer(model, self._infos())

@@ -114,7 +114,9 @@ class EngineReplica:
         tools = with_tools(request, self._prompts)
         wanted = request.sampling if tools is None else tools.sampling
         said = request.continuation if tools is None else tools.said
-        sampling = dataclasses.replace(wanted, min_tokens=request.min_tokens_left)
+        sampling = dataclasses.replace(
+            wanted, min_tokens=request.min_tokens_left, prompt_logprobs=request.scores_prompt
+        )
         text = TextStream(
             tokenizer, sampling.stop, said, sampling.min_tokens, frozenset() if tools is None else tools.shown
         )

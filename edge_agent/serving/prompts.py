@@ -10,7 +10,7 @@ from models.text.chat import PromptEncoder
 from models.text.grammar import Grammars
 from models.text.logprobs import LogprobStream
 from models.text.tokenizer import TextStream
-from router.values.prompt_size import estimate_size
+from router.values.prompt_size import estimate_size, no_tokenizer
 from router.values.replica import ReplicaInfo
 from router.values.request import Input, Prompt, PromptSize, TextPrompt
 from router.values.task import Call
@@ -94,3 +94,10 @@ class PromptCounters:
                 codec.encoder.refuse_hopeless(prompt, model, max(windows))
             return PromptSize.of(codec.encode(prompt), codec.encoder)
         return estimate_size(prompt)
+
+    def tokenizer(self, model: str) -> PromptEncoder:
+        """See `router.gateway.deps.PromptCounter`."""
+        codec = self.codecs.get(model)
+        if codec is not None:
+            return codec.encoder
+        raise no_tokenizer(model, self._infos())

@@ -26,7 +26,6 @@ from router.values.request import (
     IN_THREAD_CHARS,
     ChatPrompt,
     InferenceRequest,
-    SamplingParams,
     TokenChunk,
     size_chars,
 )
@@ -351,19 +350,18 @@ class LocalReplica:
                 priority=request.objective.priority,
                 caller=request.cache_owner,
                 exact=sampling.repeatable,
-                scored=sampling.prompt_logprobs,
+                scored=request.scores_prompt,
                 matcher=matcher,
             ),
             text=codec.text_stream(sampling.stop, request.continuation, request.min_tokens_left, shown),
             ending_ids=ends,
-            logprobs=_logprobs(sampling, codec),
+            logprobs=_logprobs(request, codec),
         )
 
 
-def _logprobs(sampling: SamplingParams, codec: PromptCodec) -> Logprobs | None:
-    if sampling.logprobs is None:
-        return None
-    return Logprobs(sampling.logprobs, codec.logprob_stream(), [] if sampling.prompt_logprobs else None)
+def _logprobs(request: InferenceRequest, codec: PromptCodec) -> Logprobs | None:
+    top = request.sampling.logprobs
+    return None if top is None else Logprobs(top, codec.logprob_stream(), [] if request.scores_prompt else None)
 
 
 def _software(runtime: str) -> str:

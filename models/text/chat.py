@@ -194,19 +194,57 @@ class PromptEncoder:
             InvalidRequest: the template refuses the messages, the model has no template, or a token id is unknown.
         """
         if isinstance(prompt, ChatPrompt):
-            if self.template is None:
-                raise InvalidRequest(
-                    "this model has no chat template; send its prompt to /v1/completions", param="messages"
-                )
-            return self._chat(self.template, prompt, continuation)
+            return self._chat(self._template(), prompt, continuation)
         if isinstance(prompt, TextPrompt):
             return self._with_bos(self.tokenizer.encode(prompt.text + continuation))
-        unknown = next((token for token in prompt.token_ids if not 0 <= token < self.tokenizer.vocab_size), None)
+        self._refuse_unknown(prompt.token_ids, "prompt")
+        return [*prompt.token_ids, *(self.tokenizer.encode(continuation) if continuation else ())]
+
+    def tokenize(
+        self, prompt: Prompt, *, special_tokens: bool = True, generation_prompt: bool = True, continuation: str = ""
+    ) -> list[int]:
+        """Return the ids of a prompt, other than as it is served where that is asked for.
+
+        Args:
+            special_tokens: precede raw text by the first token of the model's sequences, where it has one.
+            generation_prompt: end a conversation with the opening of the assistant's turn.
+            continuation: see `encode`.
+
+        Raises:
+            InvalidRequest: see `encode`.
+        """
+        if isinstance(prompt, TextPrompt) and not special_tokens:
+            return self.tokenizer.encode(prompt.text + continuation)
+        if isinstance(prompt, ChatPrompt) and not (generation_prompt or continuation):
+            return self._chat(self._template(), prompt, "", generation_prompt=False)
+        return self.encode(prompt, continuation)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, without special tokens.
+
+        Raises:
+            InvalidRequest: an id outside of the vocabulary.
+        """
+        self._refuse_unknown(token_ids, "tokens")
+        return self.tokenizer.decode(token_ids)
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Return each id as the model's files write it; an unknown one is empty."""
+        return [self.tokenizer.token_of(token) or "" for token in token_ids]
+
+    def _template(self) -> ChatTemplate:
+        if self.template is None:
+            raise InvalidRequest(
+                "this model has no chat template; send its prompt to /v1/completions", param="messages"
+            )
+        return self.template
+
+    def _refuse_unknown(self, token_ids: Sequence[int], param: str) -> None:
+        unknown = next((token for token in token_ids if not 0 <= token < self.tokenizer.vocab_size), None)
         if unknown is not None:
             raise InvalidRequest(
-                f"token id {unknown} is outside of the vocabulary of {self.tokenizer.vocab_size}", param="prompt"
+                f"token id {unknown} is outside of the vocabulary of {self.tokenizer.vocab_size}", param=param
             )
-        return [*prompt.token_ids, *(self.tokenizer.encode(continuation) if continuation else ())]
 
     def render(self, prompt: ChatPrompt, continuation: str = "") -> str:
         """Return a conversation as text, for a server that takes text alone and adds the first token by itself.
@@ -220,10 +258,7 @@ class PromptEncoder:
         Raises:
             InvalidRequest: the template refuses the messages, the model has none, or they hold special tokens.
         """
-        if self.template is None:
-            raise InvalidRequest(
-                "this model has no chat template; send its prompt to /v1/completions", param="messages"
-            )
+        template = self._template()
         mark = self.tokenizer.mark_special
         for text in [*(part for message in prompt.messages for part in (message.role, message.content)), continuation]:
             if mark(text, _MARK) != text:
@@ -232,11 +267,13 @@ class PromptEncoder:
                     f"like them, as this is: {text[:80]!r}",
                     param="messages",
                 )
-        rendered = self.template.render(prompt.messages, continuation=continuation)
+        rendered = template.render(prompt.messages, continuation=continuation)
         first = self.tokenizer.token_of(self.tokenizer.bos_id) if self.prepend_bos else None
         return rendered.removeprefix(first or "")
 
-    def _chat(self, template: ChatTemplate, prompt: ChatPrompt, continuation: str) -> list[int]:
+    def _chat(
+        self, template: ChatTemplate, prompt: ChatPrompt, continuation: str, *, generation_prompt: bool = True
+    ) -> list[int]:
         """Encode a conversation: special tokens come from the template alone.
 
         One that somebody wrote into a message stays the text it is, or a user could close his own turn and speak as
@@ -257,6 +294,7 @@ class PromptEncoder:
         text = template.render(
             [_turn(message, mark, self.tools, names) for message in messages],
             tools=[_marked(function, mark) for function in told],
+            add_generation_prompt=generation_prompt,
             continuation=opener.join(map(mark, begun)),
         )
         return [token for piece in text.split(_MARK) for token in self.tokenizer.encode(piece)]

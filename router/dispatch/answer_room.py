@@ -29,4 +29,6 @@ class AnswerRoom:
             return chunk, False
         kept = min(self._chars, len(chunk.text) * self._tokens // max(chunk.tokens, 1))
         tokens = min(chunk.tokens, self._tokens)
-        return replace(chunk, text=chunk.text[:kept], tokens=tokens, finish_reason=FinishReason.LENGTH), True
+        told = chunk.logprobs[:tokens]
+        cut = replace(chunk, text=chunk.text[:kept], tokens=tokens, finish_reason=FinishReason.LENGTH, logprobs=told)
+        return cut, True

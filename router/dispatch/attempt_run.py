@@ -90,7 +90,7 @@ class AttemptRun:
         self._timeout_s = surroundings.settings.first_token_timeout_ms / 1e3
         self._ends_s = journey.ends_s()
         self._room = AnswerRoom(request.most_answer_tokens(attempt.info.context_tokens))
-        self._held_tokens = 0
+        self._held = TokenChunk("", 0)  # what chunks without text have told
         self._origin: Origin | None = None
         self._cached_tokens: int | None = None
         self._finished: FinishReason | None = None
@@ -161,7 +161,7 @@ class AttemptRun:
             self._origin = chunk.origin or self._origin
             if chunk.text or chunk.finish_reason is not None:
                 return chunk
-            self._held_tokens += chunk.tokens
+            self._held = _joined(self._held, chunk)
             self._cached_tokens = chunk.cached_tokens if self._cached_tokens is None else self._cached_tokens
             now_s = self._clock.now_s()
             if chunk.tokens:
@@ -174,8 +174,8 @@ class AttemptRun:
         journey = self._journey
         if chunk.prompt_tokens is not None and journey.counts_own_text:
             chunk = replace(chunk, prompt_tokens=None)
-        if self._held_tokens:
-            chunk, self._held_tokens = replace(chunk, tokens=chunk.tokens + self._held_tokens), 0
+        if self._held.tokens or self._held.prompt_logprobs:
+            chunk, self._held = _joined(self._held, chunk), TokenChunk("", 0)
         if self._cached_tokens is not None:
             chunk, self._cached_tokens = replace(chunk, cached_tokens=self._cached_tokens), None
         self._finished = chunk.finish_reason or self._finished
@@ -217,3 +217,13 @@ class AttemptRun:
 def _is_over() -> bool:
     """An attempt that is over gives nothing up."""
     return False
+
+
+def _joined(held: TokenChunk, chunk: TokenChunk) -> TokenChunk:
+    """Return the chunk with what was told before it, of chunks without text."""
+    return replace(
+        chunk,
+        tokens=held.tokens + chunk.tokens,
+        logprobs=(*held.logprobs, *chunk.logprobs),
+        prompt_logprobs=(*held.prompt_logprobs, *chunk.prompt_logprobs),
+    )

@@ -35,6 +35,7 @@ from router.gateway.openai_routes import OpenAIRoutes
 from router.gateway.ops_routes import OpsRoutes
 from router.gateway.reference.routes import ReferenceRoutes
 from router.gateway.tenant_routes import TenantRoutes
+from router.gateway.token_routes import TokenRoutes
 from router.jobs.metrics import JobMetrics
 from router.wire.headers import REQUEST_ID, lower_case, reply_id
 
@@ -70,6 +71,7 @@ def create_app(deps: GatewayDeps) -> Gateway:
     intake = Intake(deps, GatewayMetrics(deps.telemetry.registry))
     groups = (
         OpenAIRoutes(intake),
+        TokenRoutes(intake),
         EmbeddingsRoutes(intake),
         KServeRoutes(intake),
         RepositoryRoutes(intake),

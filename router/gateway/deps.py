@@ -19,8 +19,32 @@ from router.values.answer import Answer
 from router.values.credits import Asker, Grant, Want
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.repository import Repository
-from router.values.request import InferenceRequest, Input, Locality, PromptSize
+from router.values.request import InferenceRequest, Input, Locality, Prompt, PromptSize
 from router.values.status import NO_GPU_READINGS, GpuReadings, RouterStatus, Tally
+
+
+class PromptTokenizer(Protocol):
+    """Text to token ids and back, as the model reads prompts."""
+
+    def tokenize(
+        self, prompt: Prompt, *, special_tokens: bool = True, generation_prompt: bool = True, continuation: str = ""
+    ) -> list[int]:
+        """Return the ids of a prompt; raises `InvalidRequest` for one that cannot be encoded.
+
+        Args:
+            special_tokens: precede raw text by the first token of the model's sequences, where it has one.
+            generation_prompt: end a conversation with the opening of the assistant's turn.
+            continuation: text of the answer that the ids end with.
+        """
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, without special tokens; raises `InvalidRequest` for an id that is none."""
+        ...
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Return each id as the model's files write it."""
+        ...
 
 
 class PromptCounter(Protocol):
@@ -33,6 +57,15 @@ class PromptCounter(Protocol):
             ModelNotFound: no tokenizer is known for `model`.
             ContextTooLong: the prompt cannot fit any window of `model`, whatever its tokens are.
             InvalidRequest: the prompt cannot be encoded (an id outside the vocabulary, a role the template refuses).
+        """
+        ...
+
+    def tokenizer(self, model: str) -> PromptTokenizer:
+        """Return the tokenizer of a model.
+
+        Raises:
+            ModelNotFound: no such model is served.
+            InvalidRequest: its tokenizer is not on this tier.
         """
         ...
 

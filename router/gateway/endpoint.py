@@ -28,7 +28,6 @@ from router.gateway.http.compression import MIN_BYTES, packed, reads_gzip
 from router.gateway.metrics import GatewayMetrics
 from router.tenants.stay import Stay
 from router.tenants.tenant import NOBODY, Caller
-from router.values.request import TokenChunk
 from router.wire import headers as wire_headers
 from router.wire.rate_limit import rate_limit_headers
 
@@ -112,7 +111,7 @@ class RequestContext:
     body: bytes = b""
     request_id: str | None = None
     accepted_at_s: float = 0.0
-    chunks: AsyncGenerator[TokenChunk, None] | None = None
+    chunks: AsyncGenerator[object, None] | None = None
     closers: list[Callable[[], None]] = field(default_factory=list)
     timings_ms: list[tuple[str, float]] = field(default_factory=list)
     told: list[tuple[str, str]] = field(default_factory=list)

@@ -20,12 +20,14 @@ from router.base.errors import (
 from router.cache.meaning import meaning_of
 from router.gateway.bodies import BodyRoom
 from router.gateway.deps import GatewayDeps
+from router.gateway.echo import prompt_alone
 from router.gateway.endpoint import Handler, RequestContext, draining_or_starting
 from router.gateway.jobs.deferral import Deferral
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.retries import fingerprint, says_retry
 from router.values.answer import Answer
 from router.values.credits import NOTHING_WANTED, Asker, Want
+from router.values.logprobs import TokenLogprob
 from router.values.request import (
     IN_THREAD_CHARS,
     SLACK_PRIORITY,
@@ -234,6 +236,8 @@ class Intake:
         )
         context.drop_body()
         answer = await self._answered(context, request)
+        if api_request.unanswered:
+            answer.chunks = prompt_alone(answer.chunks)
         context.chunks = answer.chunks
         if context.stay is not None:
             context.stay.answered(lambda: (answer.route.variant, answer.used()))
@@ -327,6 +331,8 @@ class Whole:
     text: str
     finish_reason: FinishReason
     usage: Usage
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 async def collect(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) -> Whole:
@@ -336,16 +342,20 @@ async def collect(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) 
         ReplicaBroken: it ended without a finish reason.
     """
     pieces: list[str] = []
+    logprobs: list[TokenLogprob] = []
+    prompt_logprobs: list[TokenLogprob] = []
     tokens = 0
     cached_tokens: int | None = None
     async for chunk in chunks:
         if not pieces or chunk.finish_reason is not None:
             cached_tokens = chunk.cached_tokens if cached_tokens is None else cached_tokens
         pieces.append(chunk.text)
+        logprobs += chunk.logprobs
+        prompt_logprobs += chunk.prompt_logprobs
         tokens += chunk.tokens
         if chunk.finish_reason is not None:
             usage = Usage(chunk.prompt_tokens or prompt_tokens, tokens, cached_tokens)
-            return Whole("".join(pieces), chunk.finish_reason, usage)
+            return Whole("".join(pieces), chunk.finish_reason, usage, tuple(logprobs), tuple(prompt_logprobs))
     raise unfinished()
 
 

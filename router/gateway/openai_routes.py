@@ -11,15 +11,13 @@ from starlette.routing import BaseRoute, Route
 
 from router.gateway.endpoint import Endpoint, RequestContext, StreamReply, json_reply
 from router.gateway.errors import Reply
-from router.gateway.intake import Intake, collect
+from router.gateway.generation import Generation
+from router.gateway.intake import Intake
 from router.gateway.media import plain_body, require_json
-from router.gateway.sse import EventStream
-from router.values.request import ApiRequest, ChatPrompt
-from router.wire.openai.calls import AnswerCalls
+from router.values.request import ApiRequest
 from router.wire.openai.chat import CHAT_BODY, decode_chat
 from router.wire.openai.completion import COMPLETION_BODY, decode_completion
 from router.wire.openai.models import encode_models, model_cards
-from router.wire.openai.reply import EventEncoder, ReplyHead, encode_body
 
 
 class OpenAIRoutes:
@@ -54,29 +52,10 @@ class OpenAIRoutes:
 
     async def _generate(self, context: RequestContext, decode: Callable[[bytes], ApiRequest]) -> Reply | StreamReply:
         require_json(context)
-        api_request = decode(plain_body(context, self._deps.limits.max_body_bytes))
-        self._intake.require_model(context, api_request.model)
-        answer, prompt_tokens = await self._intake.start(context, api_request)
-        head = ReplyHead(
-            chat=isinstance(api_request.prompt, ChatPrompt),
-            request_id=context.request_id or "",
-            created_s=int(time.time()),
-            model=answer.route.variant,
-        )
-        calls = _calls_of(api_request)
-        if api_request.stream:
-            encoder = EventEncoder(
-                head,
-                include_usage=api_request.include_usage,
-                running_usage=api_request.running_usage,
-                calls=calls,
-            )
-            events = EventStream(answer, encoder, prompt_tokens, context.request_id, self._intake.metrics)
-            first = await events.first()
-            return StreamReply(self._intake.reply_headers(context, answer), first, events)
-        whole = await collect(answer.chunks, prompt_tokens)
-        body = encode_body(head, whole.text, whole.finish_reason, whole.usage, calls)
-        return Reply(body, headers=self._intake.reply_headers(context, answer))
+        body = plain_body(context, self._deps.limits.max_body_bytes)
+        call = decode(body)
+        self._intake.require_model(context, call.model)
+        return await Generation(self._intake, context, call, body).reply()
 
     async def _list_models(self, context: RequestContext) -> Reply:
         """Families and variants that may be asked for."""
@@ -94,11 +73,3 @@ class OpenAIRoutes:
     def _cards(self, context: RequestContext) -> list[dict[str, object]]:
         cards = model_cards(self._deps.models(), self._created_s)
         return [card for card in cards if context.caller.may_use(str(card["id"]))]
-
-
-def _calls_of(request: ApiRequest) -> AnswerCalls | None:
-    """Return what reads the calls of an answer, None where it can have none."""
-    prompt = request.prompt
-    if not isinstance(prompt, ChatPrompt) or prompt.tools is None or not prompt.tools.callable:
-        return None
-    return AnswerCalls(request.continuation, legacy=request.legacy_functions)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import structlog
 
 from router.base.errors import OverspillError
@@ -12,16 +15,103 @@ from router.values.answer import Answer
 from router.values.request import TokenChunk
 from router.values.usage import Usage
 from router.wire.openai.errors import encode_error_event
+from router.wire.openai.logprobs import LogprobEncoder
 from router.wire.openai.reply import EventEncoder
 
 log = structlog.get_logger("router.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What an answer tells beside its text.
+
+    Attributes:
+        echo: the prompt, which it begins with; None if it does not.
+        logprobs: encodes the log probabilities of its tokens; None where they are not asked for.
+    """
+
+    echo: str | None = None
+    logprobs: LogprobEncoder | None = None
+
+
+class ChoiceEvents:
+    """Encodes the chunks of one choice.
+
+    Args:
+        prompt_tokens: as the gateway counted them; a replica that counted itself corrects it with its last chunk.
+        of_all: the usage that its events tell, where there are other choices beside it.
+
+    Attributes:
+        usage: of this choice so far.
+        begun, ended: its first chunk has come, and its last.
+    """
+
+    def __init__(
+        self,
+        encoder: EventEncoder,
+        prompt_tokens: int,
+        extras: Extras | None = None,
+        of_all: Callable[[], Usage] | None = None,
+    ) -> None:
+        self.usage = Usage(prompt_tokens, 0)
+        self.begun = self.ended = False
+        self._encoder = encoder
+        self._extras = extras or Extras()
+        self._of_all = of_all
+        self._cached_tokens: int | None = None
+
+    def begin(self, chunk: TokenChunk) -> bytes:
+        """Return the events of the first chunk: the role, the echoed prompt and the first text, all at once.
+
+        The first event's running usage tells a tier below how much of the prompt was cached, before it learns from the
+        time that the first token took.
+        """
+        self.begun = True
+        self._cached_tokens = chunk.cached_tokens
+        usage = Usage(self.usage.prompt_tokens, 0, chunk.cached_tokens)
+        start = self._encoder.start(self._told(usage))
+        if self._extras.echo is not None:
+            line = self._extras.logprobs
+            logprobs = None if line is None else line.encode(chunk.prompt_logprobs)
+            start += self._encoder.text(self._extras.echo, self._told(usage), logprobs)
+        return start + self.add(chunk, first=not start)
+
+    def add(self, chunk: TokenChunk, *, first: bool = False) -> bytes:
+        """Return the events of a further chunk; none for one that shows nothing."""
+        prompt_tokens, tokens = self.usage.prompt_tokens, self.usage.completion_tokens + chunk.tokens
+        if chunk.finish_reason is None:
+            self.usage = Usage(prompt_tokens, tokens, self._cached_tokens if first else None)
+            return self._text(chunk)
+        self.ended = True
+        cached_tokens = chunk.cached_tokens if self._cached_tokens is None else self._cached_tokens
+        self.usage = Usage(chunk.prompt_tokens or prompt_tokens, tokens, cached_tokens)
+        return self._text(chunk) + self._encoder.finish(chunk.finish_reason, self._told(self.usage))
+
+    def fail(self, error: OverspillError) -> bytes:
+        """Return the event that ends this choice while others go on."""
+        self.ended = True
+        return self._encoder.failed(error, self._told(self.usage))
+
+    def close(self, usage: Usage) -> bytes:
+        """Return the end of the stream, once all its choices have ended."""
+        return self._encoder.close(usage)
+
+    def _text(self, chunk: TokenChunk) -> bytes:
+        if not (chunk.text or chunk.logprobs):
+            return b""
+        line = self._extras.logprobs
+        logprobs = None if line is None else line.encode(chunk.logprobs)
+        return self._encoder.text(chunk.text, self._told(self.usage), logprobs)
+
+    def _told(self, usage: Usage) -> Usage:
+        return usage if self._of_all is None else self._of_all()
 
 
 class EventStream:
     """Encodes chunks as they come; what is there at once goes out in one piece. It is the `Pieces` of a stream.
 
     Args:
-        prompt_tokens: as the gateway counted them; a replica that counted itself corrects it with its last chunk.
+        prompt_tokens: see `ChoiceEvents`.
     """
 
     def __init__(
@@ -31,29 +121,23 @@ class EventStream:
         prompt_tokens: int,
         request_id: str | None,
         metrics: GatewayMetrics,
+        *,
+        extras: Extras | None = None,
     ) -> None:
         self._answer = answer
-        self._encoder = encoder
         self._request_id = request_id
         self._metrics = metrics
-        self._prompt_tokens = prompt_tokens
-        self._cached_tokens: int | None = None
-        self._tokens = 0
+        self._choice = ChoiceEvents(encoder, prompt_tokens, extras)
         self.ended = False
 
     async def first(self) -> bytes:
-        """Return the first events: the role and the first text go out in one piece, at once.
-
-        It is pulled before the head is sent, so that it may still be an error. The first event's running usage tells a
-        tier below how much of the prompt was cached, before it learns from the time that the first token took.
+        """Return the first events. They are pulled before the head is sent, so that they may still be an error.
 
         Raises:
             OverspillError: the answer broke before it began.
         """
         async for chunk in self._answer.chunks:
-            self._cached_tokens = chunk.cached_tokens
-            start = self._encoder.start(Usage(self._prompt_tokens, 0, chunk.cached_tokens))
-            return start + self._encode(chunk, first=not start)
+            return self._closed(self._choice.begin(chunk))
         raise unfinished()
 
     async def next(self) -> bytes:
@@ -61,7 +145,7 @@ class EventStream:
         piece = b""
         try:
             while not self.ended and (not piece or self._answer.ready()):
-                piece += self._encode(await anext(self._answer.chunks))
+                piece += self._closed(self._choice.add(await anext(self._answer.chunks)))
         except StopAsyncIteration:
             return piece + self._error(unfinished())
         except OverspillError as error:
@@ -71,19 +155,12 @@ class EventStream:
             return piece + self._error(internal_error(self._request_id))
         return piece
 
-    def _encode(self, chunk: TokenChunk, *, first: bool = False) -> bytes:
-        self._tokens += chunk.tokens
-        usage = Usage(self._prompt_tokens, self._tokens, self._cached_tokens if first else None)
-        if chunk.finish_reason is None:
-            return self._encoder.text(chunk.text, usage) if chunk.text else b""
-        if chunk.prompt_tokens is not None:
-            self._prompt_tokens = chunk.prompt_tokens
-        if self._cached_tokens is None:
-            self._cached_tokens = chunk.cached_tokens
-        usage = Usage(self._prompt_tokens, self._tokens, self._cached_tokens)
+    def _closed(self, events: bytes) -> bytes:
+        """Add the end of the stream to the last events of the choice."""
+        if not self._choice.ended:
+            return events
         self.ended = True
-        text = self._encoder.text(chunk.text, usage) if chunk.text else b""
-        return text + self._encoder.end(chunk.finish_reason, usage)
+        return events + self._choice.close(self._choice.usage)
 
     def _error(self, error: OverspillError) -> bytes:
         self.ended = True

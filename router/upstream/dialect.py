@@ -26,6 +26,8 @@ class Dialect:
         orca: tells the load of each of its variants on a reply, where asked to.
         spelling: a sampling parameter's name in `SamplingParams` → its name there; one that is missing is not taken.
         token_ids: takes prompts of token ids.
+        logprobs: tells log probabilities; prompt_logprobs: those of a prompt too, with `echo`.
+        least_top_logprobs: how many alternatives it has to be asked for to tell any.
         constraints: how it takes what an answer has to match.
         tools: takes tools; `strictly`: arguments match their schema only where that is asked for.
         neutral: what is said where the request says nothing, because the server's own default is another than OpenAI's:
@@ -39,6 +41,9 @@ class Dialect:
     running_usage: bool = False
     orca: bool = False
     token_ids: bool = False
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    least_top_logprobs: int = 0
     neutral: Mapping[str, object] | None = None
     constraints: constrained.Spellings = field(default_factory=lambda: constrained.OPENAI)
     tools: Literal["no", "yes", "strictly"] = "yes"
@@ -53,6 +58,10 @@ class Dialect:
             lacking.add(Feature.CONTINUED_CHAT)
         if not self.token_ids:
             lacking.add(Feature.PROMPT_IDS)
+        if not self.logprobs:
+            lacking.add(Feature.LOGPROBS)
+        if not self.prompt_logprobs:
+            lacking.add(Feature.PROMPT_LOGPROBS)
         if self.tools == "no":
             lacking.add(Feature.TOOLS)
         return frozenset(
@@ -77,9 +86,6 @@ _NEEDED = {
     "stop_token_ids": Feature.STOP_IDS,
     "logit_bias": Feature.LOGIT_BIAS,
     "allowed_token_ids": Feature.ALLOWED_IDS,
-    "bad_words": Feature.BAD_WORDS,
-    "logprobs": Feature.LOGPROBS,
-    "prompt_logprobs": Feature.PROMPT_LOGPROBS,
 }
 
 
@@ -99,9 +105,11 @@ OVERSPILL = Dialect(
     orca=True,
     spelling=_EXTENDED,
     token_ids=True,
+    logprobs=True,
+    prompt_logprobs=True,
     constraints=constrained.OVERSPILL,
 )
-PLAIN = Dialect("plain", spelling=MappingProxyType(_OPENAI))
+PLAIN = Dialect("plain", spelling=MappingProxyType(_OPENAI), logprobs=True)
 _ALL_TOKENS = MappingProxyType({"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0})
 DIALECTS: Mapping[str, Dialect] = MappingProxyType(
     {
@@ -114,6 +122,8 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
                 prefills_chat="flagged",
                 running_usage=True,
                 token_ids=True,
+                logprobs=True,
+                prompt_logprobs=True,
                 neutral=_ALL_TOKENS,
                 constraints=constrained.VLLM,
                 tools="strictly",
@@ -123,6 +133,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
                 MappingProxyType(_SGLANG),
                 prefills_chat="flagged",
                 running_usage=True,
+                logprobs=True,
                 neutral=MappingProxyType({**_ALL_TOKENS, "top_k": -1}),
                 constraints=constrained.SGLANG,
             ),
@@ -133,6 +144,8 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
                 ),
                 prefills_chat="plain",
                 token_ids=True,
+                logprobs=True,
+                least_top_logprobs=1,
                 neutral=MappingProxyType({"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}),
                 constraints=constrained.LLAMA_CPP,
             ),

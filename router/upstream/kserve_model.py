@@ -55,7 +55,6 @@ _NEVER = (
     Feature.STOP_IDS,
     Feature.LOGIT_BIAS,
     Feature.ALLOWED_IDS,
-    Feature.BAD_WORDS,
     Feature.LOGPROBS,
     Feature.PROMPT_LOGPROBS,
     *constrained.lacking({}),

@@ -30,6 +30,8 @@ from router.base.errors import (
 )
 from router.upstream import embeddings
 from router.upstream.dialect import OVERSPILL, Dialect
+from router.upstream.told import Logprobs
+from router.values.logprobs import TokenLogprob
 from router.values.request import (
     ChatPrompt,
     FinishReason,
@@ -151,6 +153,7 @@ def encode_request(
         "stream": True,
         "stream_options": usage,
         **_sampling(request, dialect),
+        **_logprobs(request, dialect),
     }
     left = tokens_left(request)
     if isinstance(prompt, ChatPrompt):
@@ -194,6 +197,17 @@ def _sampling(request: InferenceRequest, dialect: Dialect) -> dict[str, object]:
     return found if constraint is None else found | dialect.constraints[constraint.kind](constraint)
 
 
+def _logprobs(request: InferenceRequest, dialect: Dialect) -> dict[str, object]:
+    """Ask for the log probabilities of the answer, and of the prompt by having it echoed."""
+    top = request.sampling.logprobs
+    if top is None or not dialect.logprobs:
+        return {}
+    top = max(top, dialect.least_top_logprobs)
+    if isinstance(request.prompt, ChatPrompt):
+        return {"logprobs": True, "top_logprobs": top}
+    return {"logprobs": top, "echo": True} if request.scores_prompt else {"logprobs": top}
+
+
 def _itself(value: object) -> object:
     return value
 
@@ -202,7 +216,6 @@ _JSON_OF: Mapping[str, Callable[[Any], object]] = {
     "logit_bias": lambda biases: {str(token): bias for token, bias in biases},
     "stop_token_ids": list,
     "allowed_token_ids": list,
-    "bad_words": list,
 }
 
 
@@ -225,6 +238,7 @@ class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
+    logprobs: Logprobs | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -287,6 +301,11 @@ class Event(msgspec.Struct):
             return ""
         choice = self.choices[0]
         return (choice.delta.content if choice.delta is not None else choice.text) or ""
+
+    def logprobs(self, top: int) -> tuple[TokenLogprob, ...]:
+        """What it tells of its tokens, with at most `top` alternatives each."""
+        told = self.choices[0].logprobs if self.choices else None
+        return () if told is None else told.values(top)
 
     @property
     def calls(self) -> list[CallDelta]:

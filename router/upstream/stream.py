@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from router.base.clock import Clock
@@ -22,6 +22,7 @@ from router.base.timers import Interrupted, Interruptible
 from router.upstream import openai as openai_client
 from router.upstream.call import UpstreamRequest, remaining
 from router.upstream.openai import Event
+from router.upstream.told import EchoedPrompt
 from router.upstream.tools import calls_in_text
 from router.upstream.transport import (
     ConnectTrace,
@@ -32,6 +33,7 @@ from router.upstream.transport import (
     TransportError,
     UnsendableError,
 )
+from router.values.logprobs import TokenLogprob
 from router.values.request import FinishReason, Origin, TokenChunk
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
@@ -243,6 +245,7 @@ class OpenStream:
         self._cached_tokens: int | None = None
         self._cached_told = False
         self._began = False
+        self._echo = EchoedPrompt(call.request) if call.request.scores_prompt else None
         lost.listen(self._lose)
 
     def close(self) -> None:
@@ -312,13 +315,12 @@ class OpenStream:
                 self._prompt_tokens = event.usage.told_prompt_tokens(call.context_tokens)
                 if self._cached_tokens is None:
                     self._cached_tokens = event.usage.told_cached_tokens(self._prompt_tokens or call.context_tokens)
-            text = event.text if self._last is None else ""
-            if self._calls is not None and self._last is None:
-                text = self._calls.write([text, *event.calls])
-            if event.finish_reason is not None and self._last is None:
-                self._last, self._last_text = event, text
-            elif text:
-                chunks.append(self._chunk(text, None, None))
+            if self._last is None:
+                text = event.text if self._calls is None else self._calls.write([event.text, *event.calls])
+                if event.finish_reason is not None:
+                    self._last, self._last_text = event, text
+                elif (chunk := self._told(event, text)) is not None:
+                    chunks.append(chunk)
             self._done, self._cut = self._done or event.done, self._cut or event.cut
 
     def _finish(self, chunks: list[TokenChunk]) -> None:
@@ -331,7 +333,25 @@ class OpenStream:
         text, reason = self._last_text, self._last.finish_reason
         if self._calls is not None and reason is FinishReason.STOP:
             text += self._calls.finish()
-        chunks.append(self._chunk(text, reason, counted))
+        chunks.append(self._told(self._last, text, reason, counted) or self._chunk(text, reason, counted))
+
+    def _told(
+        self, event: Event, text: str, finish: FinishReason | None = None, prompt_tokens: int | None = None
+    ) -> TokenChunk | None:
+        """Return what an event tells of the answer, None for nothing; the prompt is no part of its text."""
+        top = self._call.request.sampling.logprobs
+        told = () if top is None else event.logprobs(top)
+        if not (text or told):
+            return None
+        scored: tuple[TokenLogprob, ...] = ()
+        if self._echo is not None and not self._echo.whole:
+            counted = None if self._call.dialect.ours else self._prompt_tokens  # ours tells the prompt alone at first
+            text, scored, told = self._echo.split(text, told, counted)
+        elif top is not None and not (told or self._emitted or finish or self._calls):
+            self._failure = "it tells no log probabilities, which were asked for"
+            return None
+        chunk = self._chunk(text, finish, prompt_tokens)
+        return replace(chunk, logprobs=told, prompt_logprobs=scored) if told or scored else chunk
 
     def _chunk(self, text: str, finish: FinishReason | None, prompt_tokens: int | None) -> TokenChunk:
         told = self._told_tokens

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from router.base.errors import InvalidRequest, ModelNotFound, OverspillError
+from router.values.replica import ReplicaInfo
 from router.values.request import ChatPrompt, Input, PromptSize, TokenPrompt, texts_of
 from router.values.task import Call, EmbedCall
 
@@ -34,3 +38,14 @@ def _estimate_text(text: str) -> PromptSize:
     size = len(text.encode("utf-8", "surrogatepass"))
     tokens = int(size / _BYTES_PER_TOKEN) + _TOKENS_AROUND_TEXT
     return PromptSize(tokens, tokens - size // _MOST_BYTES_PER_TOKEN)
+
+
+def no_tokenizer(model: str, infos: Sequence[ReplicaInfo]) -> OverspillError:
+    """Return the error for a model whose tokenizer is not on this tier."""
+    known = {name for info in infos for name in (info.family, info.variant)}
+    if model not in known:
+        return ModelNotFound.of(model, known)
+    return InvalidRequest(
+        f"`model`: the tokenizer of `{model[:80]}` is not on this tier; ask the server that runs the model",
+        param="model",
+    )

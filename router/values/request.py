@@ -50,7 +50,6 @@ class Feature(enum.Enum):
     STOP_IDS = "stop_token_ids"
     LOGIT_BIAS = "logit_bias"
     ALLOWED_IDS = "allowed_token_ids"
-    BAD_WORDS = "bad_words"
     LOGPROBS = "logprobs"
     PROMPT_LOGPROBS = "log probabilities of the prompt"
     CONTINUED_CHAT = "continuing a chat answer that broke off"
@@ -221,7 +220,6 @@ class SamplingParams:
         stop_token_ids: any of these ends the answer too and is not emitted, whatever `ignore_eos` says.
         logit_bias: (token id, what is added to its logit).
         allowed_token_ids: only these may be drawn; empty allows all.
-        bad_words: words whose tokens are not drawn one after the other.
         logprobs: how many alternatives are told beside the log probability of each token; None tells none at all.
         prompt_logprobs: the log probabilities of the prompt's tokens are told too.
         constraint: what the whole answer has to match; None leaves it free.
@@ -242,7 +240,6 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
-    bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: bool = False
     constraint: Constraint | None = None
@@ -260,7 +257,6 @@ class SamplingParams:
             Feature.STOP_IDS: self.stop_token_ids,
             Feature.LOGIT_BIAS: self.logit_bias,
             Feature.ALLOWED_IDS: self.allowed_token_ids,
-            Feature.BAD_WORDS: self.bad_words,
             Feature.LOGPROBS: self.logprobs is not None,
             Feature.PROMPT_LOGPROBS: self.prompt_logprobs,
         }
@@ -278,6 +274,10 @@ class ApiRequest:
     """What a caller asks of any API, as its body says it.
 
     Attributes:
+        others: further prompts of the same call.
+        n: how many choices are wanted of each prompt.
+        echo: each answer begins with its prompt.
+        unanswered: nothing is to be generated: the prompt is echoed alone.
         stream: the answer is wanted as server-sent events.
         include_usage: a final event with usage and no choices.
         running_usage: usage in every event (`continuous_usage_stats`): the exact token count of each.
@@ -291,6 +291,10 @@ class ApiRequest:
     sampling: SamplingParams
     continuation: str = ""
     legacy_functions: bool = False
+    others: tuple[Prompt, ...] = ()
+    n: int = 1
+    echo: bool = False
+    unanswered: bool = False
     stream: bool = False
     include_usage: bool = False
     running_usage: bool = False
@@ -408,6 +412,8 @@ class InferenceRequest:
         prompt, needs = self.prompt, self.sampling.needs()
         if isinstance(prompt, Call):
             return frozenset()
+        if not self.scores_prompt:
+            needs.discard(Feature.PROMPT_LOGPROBS)
         if isinstance(prompt, ChatPrompt):
             needs.add(Feature.CONTINUED_CHAT if self.continuation else Feature.CHAT)
             if prompt.uses_tools:
@@ -424,6 +430,11 @@ class InferenceRequest:
         """Return prompt and continuation as `encoder` would encode them, None where that was not done yet."""
         encoded = self.encoded
         return None if encoded is None or encoded.encoder is not encoder or self.continuation else [*encoded.token_ids]
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether those of the prompt are still to be told: they go with the first text of an answer."""
+        return self.sampling.prompt_logprobs and not self.continuation
 
     @property
     def min_tokens_left(self) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -20,6 +20,7 @@ from router.gateway.app import GatewayDeps, create_app
 from router.tenants.tenancy import KeySources, Tenancy
 from router.values.answer import Answer, Route
 from router.values.credits import Asker, Want
+from router.values.logprobs import Alternative, TokenLogprob
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import (
     ChatPrompt,
@@ -76,6 +77,25 @@ class WordCounter:
             return PromptSize(sum(len(message.content.split()) + 1 for message in prompt.messages))
         return PromptSize(len(prompt.text.split() if isinstance(prompt, TextPrompt) else prompt.token_ids))
 
+    def tokenizer(self, model: str) -> WordTokenizer:
+        return WordTokenizer()
+
+
+class WordTokenizer:
+    """One id a word: its length."""
+
+    def tokenize(
+        self, prompt: Prompt, *, special_tokens: bool = True, generation_prompt: bool = True, continuation: str = ""
+    ) -> list[int]:
+        words = [len(word) for word in f"{prompt_text(prompt)} {continuation}".split()]
+        return ([1] if special_tokens else []) + words + ([2] if generation_prompt else [])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return " ".join("x" * token for token in token_ids)
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        return ["x" * token for token in token_ids]
+
 
 class NoCredits:
     """A tier that issues none."""
@@ -85,6 +105,27 @@ class NoCredits:
 
     def charge(self, asker: Asker) -> Callable[[], None]:
         return lambda: None
+
+
+def _told(request: InferenceRequest, words: Sequence[str], *, prompt: bool = False) -> tuple[TokenLogprob, ...]:
+    """Each word is half as likely as no word at all."""
+    top = request.sampling.logprobs
+    if top is None:
+        return ()
+    nothing = Alternative("", -0.5, b"")
+    return tuple(
+        TokenLogprob(
+            word, None if prompt and not at else -1.0, word.encode(), top=(nothing,) * top if at or not prompt else ()
+        )
+        for at, word in enumerate(words)
+    )
+
+
+def _scored(request: InferenceRequest, *, first: bool) -> tuple[TokenLogprob, ...]:
+    if not (first and request.scores_prompt):
+        return ()
+    words = prompt_text(request.prompt).split(" ")
+    return _told(request, [words[0], *(f" {word}" for word in words[1:])], prompt=True)
 
 
 @dataclass
@@ -152,7 +193,10 @@ class FakeDispatcher:
         words = (rest.split() or ["ok"]) if verb in {"say", "slow"} else ["one", "two"]
         limit = request.sampling.max_tokens or len(words)
         for index, word in enumerate(words[:limit]):
-            yield TokenChunk(word if index == 0 else f" {word}")
+            shown = word if index == 0 else f" {word}"
+            yield TokenChunk(
+                shown, logprobs=_told(request, [shown]), prompt_logprobs=_scored(request, first=index == 0)
+            )
             await asyncio.sleep(0.02 if verb == "slow" else 0)
         if verb not in {"break", "bug", "stall", "silent"}:
             yield TokenChunk("", 0, FinishReason.LENGTH if limit < len(words) else FinishReason.STOP)

@@ -12,10 +12,11 @@ from router.base.errors import InvalidRequest, OverspillError
 from router.gateway.endpoint import Endpoint, RequestContext, StreamReply, draining_or_starting, json_reply
 from router.gateway.errors import Reply, render_error
 from router.gateway.intake import Intake
-from router.gateway.kserve.batch import Answered, answer_all, answer_one, requests_of
+from router.gateway.kserve.batch import parts_of, row_of
 from router.gateway.kserve.models import Models
 from router.gateway.kserve.stream import GenerateStream
 from router.gateway.media import plain_body, require_no_form, require_no_page
+from router.gateway.parts import Answered, answer_all, answer_one
 from router.gateway.tenant_routes import require_monitor
 from router.wire.headers import DEGRADED
 from router.wire.kserve.call import InferCall
@@ -114,18 +115,18 @@ class KServeRoutes:
         Raises:
             OverspillError: none was answered.
         """
-        requests = requests_of(call, model)
-        if len(requests) == 1:
-            found: list[Answered | OverspillError] = [await answer_one(self._intake, context, requests[0])]
+        parts = parts_of(call, model)
+        if len(parts) == 1:
+            found: list[Answered | OverspillError] = [await answer_one(self._intake, context, parts[0].request)]
         else:
-            found = await answer_all(self._intake, context, requests)
+            found = await answer_all(self._intake, context, parts)
         answered = [one for one in found if isinstance(one, Answered)]
         if not answered:
             raise next(one for one in found if isinstance(one, OverspillError))
         lines = self._intake.reply_headers(context, answered[0].answer)
         if any(one.answer.route.degraded for one in answered):
             lines = [(name, "true" if name == DEGRADED else value) for name, value in lines]
-        return [one.row if isinstance(one, Answered) else Row.failed(one.message) for one in found], lines
+        return [row_of(one) if isinstance(one, Answered) else Row.failed(one.message) for one in found], lines
 
     async def _generate(self, context: RequestContext) -> Reply:
         """Answer a prompt in one piece; plain JSON, Triton's extension."""
@@ -137,7 +138,7 @@ class KServeRoutes:
     async def _generate_stream(self, context: RequestContext) -> Reply | StreamReply:
         """Answer a prompt piece by piece, as server-sent events; Triton's extension."""
         model, call = self._asked(context)
-        answer, prompt_tokens = await self._intake.start(context, requests_of(call, model)[0])
+        answer, prompt_tokens = await self._intake.start(context, parts_of(call, model)[0].request)
         stream = GenerateStream(
             model, call, answer, prompt_tokens, request_id=context.request_id, metrics=self._intake.metrics
         )

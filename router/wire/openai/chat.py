@@ -15,7 +15,7 @@ from router.wire.body import decode_json
 from router.wire.names import refuse_fields
 from router.wire.openai.fields import UNSERVED, Fields, request_of
 from router.wire.openai.messages import RawMessage, message_of
-from router.wire.openai.sampling import sampling_of
+from router.wire.openai.sampling import TopLogprobs, sampling_of
 from router.wire.openai.tools import Function, FunctionChoice, NamedTool, RawTool, functions_of, tools_of
 from router.wire.openai.unserved import Rule, only, refuse_unserved
 
@@ -27,7 +27,8 @@ class _Chat(Fields, frozen=True, kw_only=True):
     messages: list[RawMessage]
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
-    top_logprobs: Any = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: list[RawTool] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -36,14 +37,23 @@ class _Chat(Fields, frozen=True, kw_only=True):
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
+    echo: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+    documents: Any = None
+    add_special_tokens: Any = None
 
 
 _UNSERVED: tuple[Rule, ...] = (
     *UNSERVED,
-    ("top_logprobs", only(0), "log probabilities are not returned by this server: leave it out"),
     ("modalities", only(["text"]), 'answers are plain text: leave it out or send ["text"]'),
     ("audio", only(), "answers are plain text: leave it out"),
     ("web_search_options", only(), "web search is not offered by this server: leave it out"),
+    ("echo", only(False), "messages are not echoed: send a prompt to /v1/completions"),
+    ("chat_template", only(), "the model's own is used: render the prompt yourself and send it to /v1/completions"),
+    ("chat_template_kwargs", only({}), "the model's own template takes none here: leave it out"),
+    ("documents", only([]), "put them into a message"),
+    ("add_special_tokens", only(False), "the model's template sets them: leave it out"),
 )
 _decoder = msgspec.json.Decoder(_Chat)
 CHAT_BODY = _Chat  # what the description of the API shows
@@ -67,7 +77,7 @@ def decode_chat(body: bytes) -> ApiRequest:
     tools = tools_of(raw.tools, raw.tool_choice, parallel=raw.parallel_tool_calls)
     legacy = functions_of(raw.functions, raw.function_call) if tools is None else None
     prompt = ChatPrompt(tuple(messages), tools or legacy)
-    request = request_of(raw, prompt, continuation, sampling_of(raw, None))
+    request = request_of(raw, prompt, continuation, sampling_of(raw, None, _logprobs(raw)))
     _refuse_constraint_beside(prompt.tools, request.sampling.constraint)
     return request if legacy is None else replace(request, legacy_functions=True)
 
@@ -108,3 +118,12 @@ def _take_continuation(raw: _Chat, messages: list[Message]) -> str:
             param=f"{at}.tool_calls",
         )
     return messages.pop().content
+
+
+def _logprobs(raw: _Chat) -> int | None:
+    """Return how many alternatives are told beside each token, None for no log probabilities at all."""
+    if raw.logprobs:
+        return raw.top_logprobs or 0
+    if raw.top_logprobs:
+        raise InvalidRequest("`top_logprobs` is served together with `logprobs`: true only", param="top_logprobs")
+    return None

@@ -25,6 +25,9 @@ from router.values.request import ApiRequest, Prompt, SamplingParams
 from router.wire.openai.constraints import ConstraintFields, constraint_of
 from router.wire.openai.unserved import Rule, only
 
+MAX_CHOICES = 128
+"""Of one call: each is a request of the router, with a place of its own in this tier."""
+
 _Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 
@@ -44,17 +47,38 @@ class Fields(ConstraintFields, frozen=True, kw_only=True):
     priority: _Int32 | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     # Known, and served only at the value that changes nothing.
-    n: Any = None
-    logprobs: Any = None
     use_beam_search: Any = None
+    length_penalty: Any = None
+    early_stopping: Any = None
+    include_stop_str_in_output: Any = None
+    skip_special_tokens: Any = None
+    spaces_between_special_tokens: Any = None
+    truncate_prompt_tokens: Any = None
+    prompt_logprobs: Any = None
+    return_token_ids: Any = None
+    return_tokens_as_token_ids: Any = None
+    logits_processors: Any = None
+    typical_p: Any = None
+    mirostat: Any = None
 
 
 UNSERVED: tuple[Rule, ...] = (
-    ("n", only(1), "one choice is generated per request: leave `n` out or set it to 1"),
-    ("logprobs", only(False), "log probabilities are not returned by this server: leave it out"),
-    ("bad_words", only([]), "not applied by this server: leave it out"),
+    ("bad_words", only([]), "a word has too many spellings in tokens: ban those of /tokenize with `logit_bias`"),
     ("use_beam_search", only(False), "beam search is not offered: leave it out"),
+    ("length_penalty", only(1, 1.0), "beam search is not offered: leave it out"),
+    ("early_stopping", only(False), "beam search is not offered: leave it out"),
+    ("include_stop_str_in_output", only(False), "answers end before a stop string: leave it out"),
+    ("skip_special_tokens", only(True), "special tokens are no text: leave it out"),
+    ("spaces_between_special_tokens", only(True), "special tokens are no text: leave it out"),
+    ("truncate_prompt_tokens", only(), "a prompt is answered whole or refused: shorten it yourself"),
+    ("prompt_logprobs", only(), "send `echo`: true with `logprobs` to /v1/completions"),
+    ("return_token_ids", only(False), "ids are not returned: send the text to /tokenize"),
+    ("return_tokens_as_token_ids", only(False), "ids are not returned: send the text to /tokenize"),
+    ("logits_processors", only([]), "code is not taken over HTTP: use `logit_bias`"),
+    ("typical_p", only(1, 1.0), "not applied by this server: use `top_p` or `min_p`"),
+    ("mirostat", only(0), "not applied by this server: use `top_p` or `min_p`"),
 )
 
 
@@ -76,4 +100,5 @@ def request_of(raw: Fields, prompt: Prompt, continuation: str, sampling: Samplin
         running_usage=bool(options and options.continuous_usage_stats),
         priority=raw.priority,
         continuation=continuation,
+        n=raw.n or 1,
     )

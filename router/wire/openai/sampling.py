@@ -28,8 +28,6 @@ MAX_TOP_LOGPROBS = 20
 """Alternatives told beside each token, OpenAI's bound."""
 _MAX_STOP_IDS = 128
 _MAX_ALLOWED_IDS = 131_072
-_MAX_BAD_WORDS = 64
-_MAX_WORD_CHARS = 256
 
 S = TypeVar("S")
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]

@@ -10,6 +10,7 @@ import pytest
 from router.upstream.dialect import DIALECTS, OVERSPILL, Dialect, dialect_of
 from router.upstream.openai import encode_post
 from router.values.request import Feature, Objective, SamplingParams, TokenPrompt
+from router.wire.openai.chat import decode_chat
 from tests.router.upstream.test_openai_server import ask
 
 EVERYTHING = SamplingParams(
@@ -23,14 +24,24 @@ EVERYTHING = SamplingParams(
     seed=3,
     stop=("x",),
     ignore_eos=True,
+    min_p=0.1,
+    min_tokens=2,
+    stop_token_ids=(5,),
+    logit_bias=((6, -1.0),),
+    allowed_token_ids=(5, 6),
+    logprobs=0,
 )
 OPENAI = {
     *("model", "messages", "stream", "stream_options", "max_tokens", "temperature", "top_p", "seed", "stop"),
-    *("presence_penalty", "frequency_penalty"),
+    *("presence_penalty", "frequency_penalty", "logit_bias"),
 }
+LOGPROBS = {"logprobs", "top_logprobs"}
 EXTRA = {
-    "vllm": {"top_k", "min_p", "repetition_penalty", "ignore_eos"},
-    "sglang": {"top_k", "min_p", "repetition_penalty", "ignore_eos"},
+    "vllm": {
+        *("top_k", "min_p", "repetition_penalty", "ignore_eos"),
+        *("min_tokens", "stop_token_ids", "allowed_token_ids"),
+    },
+    "sglang": {"top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids"},
     "llama.cpp": {"top_k", "min_p", "repeat_penalty", "ignore_eos"},
     "ollama": set(),
     "plain": set(),
@@ -45,7 +56,7 @@ def body(dialect: Dialect, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(DIALECTS))
 def test_a_server_is_sent_what_it_knows_and_nothing_else(name: str) -> None:
     sent = body(DIALECTS[name], sampling=EVERYTHING)
-    assert sent.keys() == OPENAI | EXTRA[name]
+    assert sent.keys() == OPENAI | EXTRA[name] | (set() if name == "ollama" else LOGPROBS)
     if "repeat_penalty" in sent:
         assert sent["repeat_penalty"] == 1.1
     post = encode_post(ask(), Objective(ttft_s=1.0), "m", 2048, DIALECTS[name])
@@ -65,6 +76,10 @@ def test_what_it_lacks_is_what_it_would_not_be_sent(name: str) -> None:
     assert (Feature.IGNORE_EOS in dialect.lacks) == ("ignore_eos" not in EXTRA[name])
     assert (Feature.CONTINUED_CHAT in dialect.lacks) == (name in {"ollama", "plain"})
     assert (Feature.PROMPT_IDS in dialect.lacks) == (name not in {"vllm", "llama.cpp"})
+    assert (Feature.ALLOWED_IDS in dialect.lacks) == ("allowed_token_ids" not in EXTRA[name])
+    assert (Feature.STOP_IDS in dialect.lacks) == ("stop_token_ids" not in EXTRA[name])
+    assert (Feature.LOGPROBS in dialect.lacks) == (name == "ollama")
+    assert (Feature.PROMPT_LOGPROBS in dialect.lacks) == (name != "vllm")
     begun = ask(prompt=TokenPrompt((1, 2)), continuation="x", continuation_tokens=1)
     assert begun.needs() & dialect.lacks, "a continuation of token ids is known to tiers of ours only"
 
@@ -81,3 +96,19 @@ def test_only_the_known_owners_are_more_than_plain() -> None:
     assert dialect_of("VLLM").name == "vllm"
     for owner in ("", "openai", "None", "tgi", "ollama.ai", "\x00"):
         assert dialect_of(owner).name == "plain"
+
+
+def test_log_probabilities_are_asked_for_as_each_path_has_them() -> None:
+    asked = SamplingParams(logprobs=0, prompt_logprobs=True, min_tokens=9)
+    chat = body(OVERSPILL, sampling=asked)
+    assert (chat["logprobs"], chat["top_logprobs"], "echo" in chat) == (True, 0, False)
+    ids = body(OVERSPILL, sampling=asked, prompt=TokenPrompt((1, 2)))
+    assert (ids["logprobs"], ids["echo"], ids["min_tokens"]) == (0, True, 9)
+    begun = body(OVERSPILL, sampling=asked, prompt=TokenPrompt((1, 2)), continuation="x", continuation_tokens=4)
+    assert ("echo" in begun, begun["min_tokens"]) == (False, 5)
+    assert body(DIALECTS["llama.cpp"], sampling=asked)["top_logprobs"] == 1
+
+
+def test_a_tier_of_ours_reads_every_parameter_as_it_was() -> None:
+    sent = encode_post(ask(sampling=EVERYTHING), Objective(), "m", 2048, OVERSPILL).body
+    assert decode_chat(sent).sampling == EVERYTHING

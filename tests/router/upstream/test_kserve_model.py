@@ -15,7 +15,6 @@ ALWAYS_LACKING = {
     Feature.STOP_IDS,
     Feature.LOGIT_BIAS,
     Feature.ALLOWED_IDS,
-    Feature.BAD_WORDS,
     Feature.LOGPROBS,
     Feature.PROMPT_LOGPROBS,
     Feature.JSON_SCHEMA,

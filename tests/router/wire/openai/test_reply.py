@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.values.request import FinishReason
 from router.values.usage import Usage
-from router.wire.openai.reply import DONE, EventEncoder, ReplyHead, encode_body
+from router.wire.openai.reply import DONE, Choice, EventEncoder, ReplyHead, encode_body
 
 HEAD = ReplyHead(chat=True, request_id="r", created_s=5, model="tiny-int8")
 TEXT_HEAD = ReplyHead(chat=False, request_id="r", created_s=5, model="tiny-int8")
@@ -30,7 +30,8 @@ def test_text_survives_the_event_encoding(text: str) -> None:
 
 def test_a_chat_stream_has_the_shape_clients_expect() -> None:
     encoder = EventEncoder(HEAD, include_usage=True, running_usage=False)
-    raw = encoder.start(Usage(3, 0)) + encoder.text("a", Usage(3, 1)) + encoder.end(FinishReason.LENGTH, Usage(3, 1))
+    raw = encoder.start(Usage(3, 0)) + encoder.text("a", Usage(3, 1)) + encoder.finish(FinishReason.LENGTH, Usage(3, 1))
+    raw += encoder.close(Usage(3, 1))
     assert raw.endswith(DONE)
     first, text, last, usage = events(raw)
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -45,7 +46,9 @@ def test_a_chat_stream_has_the_shape_clients_expect() -> None:
 def test_a_text_stream_has_the_shape_clients_expect() -> None:
     encoder = EventEncoder(TEXT_HEAD, include_usage=False, running_usage=True)
     assert encoder.start(Usage(3, 0)) == b""
-    text, last = events(encoder.text("a", Usage(3, 1)) + encoder.end(FinishReason.STOP, Usage(3, 2)))
+    text, last = events(
+        encoder.text("a", Usage(3, 1)) + encoder.finish(FinishReason.STOP, Usage(3, 2)) + encoder.close(Usage(3, 2))
+    )
     assert text["choices"] == [{"index": 0, "text": "a", "logprobs": None, "finish_reason": None}]
     assert text["usage"]["completion_tokens"] == 1
     assert (text["object"], text["id"]) == ("text_completion", "cmpl-r")
@@ -54,9 +57,9 @@ def test_a_text_stream_has_the_shape_clients_expect() -> None:
 
 
 def test_whole_bodies() -> None:
-    body = orjson.loads(encode_body(HEAD, "hi", FinishReason.STOP, Usage(2, 1)))
+    body = orjson.loads(encode_body(HEAD, [Choice("hi", FinishReason.STOP)], Usage(2, 1)))
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "hi", "refusal": None}
     assert body["usage"]["total_tokens"] == 3
-    body = orjson.loads(encode_body(TEXT_HEAD, "hi", FinishReason.LENGTH, Usage(2, 1)))
+    body = orjson.loads(encode_body(TEXT_HEAD, [Choice("hi", FinishReason.LENGTH)], Usage(2, 1)))
     assert body["choices"][0]["text"] == "hi"
     assert body["choices"][0]["finish_reason"] == "length"

@@ -108,6 +108,20 @@ def test_prompts_of_completions() -> None:
     assert completion(prompt=["a"]).prompt == TextPrompt("a")
     assert completion(prompt=[1, 2]).prompt == TokenPrompt((1, 2))
     assert completion(prompt=[[1, 2]]).prompt == TokenPrompt((1, 2))
+    several = completion(prompt=["a", "b"], n=3)
+    assert (several.prompt, several.others, several.n) == (TextPrompt("a"), (TextPrompt("b"),), 3)
+    assert completion(prompt=[[1], [2, 3]]).others == (TokenPrompt((2, 3)),)
+
+
+def test_log_probabilities_and_echo() -> None:
+    assert chat().sampling.logprobs is None
+    assert chat(logprobs=True).sampling.logprobs == 0
+    assert chat(logprobs=True, top_logprobs=4).sampling.logprobs == 4
+    assert completion(logprobs=0).sampling.logprobs == 0
+    plain, scored = completion(echo=True), completion(echo=True, logprobs=2, max_tokens=0)
+    assert (plain.echo, plain.unanswered, plain.sampling.prompt_logprobs) == (True, False, False)
+    assert (scored.echo, scored.unanswered, scored.sampling.prompt_logprobs) == (True, True, True)
+    assert (scored.sampling.logprobs, scored.sampling.max_tokens) == (2, 1)
 
 
 def test_a_continuation_is_taken_off_the_messages() -> None:
@@ -182,12 +196,22 @@ WRONG_CHAT = [
     ({"priority": 2**40}, "priority"),
     ({"metadata": "x"}, "metadata"),
     ({"store": "x"}, "store"),
-    ({"n": 2}, "n"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
     ({"n": True}, "n"),
     ({"n": "1"}, "n"),
-    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 3}, "logprobs"),
     ({"logprobs": "x"}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
+    ({"top_logprobs": 3, "logprobs": False}, "top_logprobs"),
+    ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"chat_template": "{{ messages }}"}, "chat_template"),
+    ({"echo": True}, "echo"),
+    ({"length_penalty": 0.5}, "length_penalty"),
+    ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
+    ({"return_token_ids": True}, "return_token_ids"),
     ({"logit_bias": [5]}, "logit_bias"),
     ({"logit_bias": {"five": 1}}, "logit_bias.five"),
     ({"logit_bias": {"-5": 1}}, "logit_bias.-5"),
@@ -239,17 +263,24 @@ WRONG_COMPLETION = [
     ({"prompt": ""}, "prompt"),
     ({"prompt": []}, "prompt"),
     ({"prompt": [""]}, "prompt"),
-    ({"prompt": ["a", "b"]}, "prompt"),
-    ({"prompt": [[1], [2]]}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt[1]"),
+    ({"prompt": ["a", 1]}, "prompt[1]"),
+    ({"prompt": [[1], [-2]]}, "prompt[1][0]"),
+    ({"prompt": [[1], ["a"]]}, "prompt[1][0]"),
+    ({"prompt": ["a"] * 65, "n": 2}, "prompt"),
     ({"prompt": [1, -2]}, "prompt[1]"),
     ({"prompt": [1, 2**31]}, "prompt[1]"),
     ({"prompt": [1, "a"]}, "prompt"),
     ({"prompt": [1.5]}, "prompt[0]"),
     ({"prompt": {"a": 1}}, "prompt"),
     ({"best_of": 2}, "best_of"),
-    ({"echo": True}, "echo"),
+    ({"echo": 1}, "echo"),
+    ({"max_tokens": 0}, "max_tokens"),
     ({"suffix": "x"}, "suffix"),
-    ({"logprobs": 3}, "logprobs"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"add_special_tokens": False}, "add_special_tokens"),
+    ({"overspill_continuation": "x", "n": 2}, "overspill_continuation"),
+    ({"overspill_continuation": "x", "echo": True}, "overspill_continuation"),
     ({"overspill_continuation": 3}, "overspill_continuation"),
 ]
 

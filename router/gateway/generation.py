@@ -1,0 +1,152 @@
+"""One call of chat or completions: its choices, in one piece or as events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from router.base.errors import OverspillError
+from router.gateway.choices import ChoiceStream, Interleaved, parts_of, total
+from router.gateway.echo import echoed
+from router.gateway.endpoint import RequestContext, StreamReply
+from router.gateway.errors import Reply
+from router.gateway.intake import Intake, collect, unfinished
+from router.gateway.parts import Answered, answer_all
+from router.gateway.sse import ChoiceEvents, EventStream, Extras
+from router.values.answer import Answer
+from router.values.request import ApiRequest, ChatPrompt, Input
+from router.values.usage import Usage
+from router.wire.headers import DEGRADED
+from router.wire.openai.calls import AnswerCalls
+from router.wire.openai.logprobs import LogprobEncoder
+from router.wire.openai.reply import Choice, EventEncoder, ReplyHead, encode_body
+
+
+class Generation:
+    """See the module.
+
+    Args:
+        body: as it was received; what a link has to carry is measured by it.
+    """
+
+    def __init__(self, intake: Intake, context: RequestContext, call: ApiRequest, body: bytes) -> None:
+        self._intake = intake
+        self._context = context
+        self._call = call
+        self._chat = isinstance(call.prompt, ChatPrompt)
+        self._parts = parts_of(call, body)
+        self._created_s = int(time.time())
+
+    async def reply(self) -> Reply | StreamReply:
+        """Answer it.
+
+        Raises:
+            OverspillError: any of the tree; no choice was answered.
+        """
+        if len(self._parts) > 1:
+            return await (self._stream_all() if self._call.stream else self._answer_all())
+        return await (self._stream_one() if self._call.stream else self._answer_one())
+
+    async def _answer_one(self) -> Reply:
+        answer, prompt_tokens = await self._begin()
+        whole = await collect(answer.chunks, prompt_tokens)
+        body = encode_body(
+            self._head(answer), [self._choice(Answered(whole, answer), answer, self._call.prompt)], whole.usage
+        )
+        return Reply(body, headers=self._intake.reply_headers(self._context, answer))
+
+    async def _stream_one(self) -> StreamReply:
+        answer, prompt_tokens = await self._begin()
+        stream = EventStream(
+            answer,
+            self._encoder(answer),
+            prompt_tokens,
+            self._context.request_id,
+            self._intake.metrics,
+            extras=self._extras(self._call.prompt),
+        )
+        first = await stream.first()
+        return StreamReply(self._intake.reply_headers(self._context, answer), first, stream)
+
+    async def _answer_all(self) -> Reply:
+        found = await answer_all(self._intake, self._context, self._parts)
+        answered = [one for one in found if isinstance(one, Answered)]
+        if not answered:
+            raise next(one for one in found if isinstance(one, OverspillError))
+        first = answered[0].answer
+        usages = [one.whole.usage if isinstance(one, Answered) else Usage(0, 0) for one in found]
+        choices = [
+            self._choice(one, first, part.request.prompt) if isinstance(one, Answered) else Choice("", None, error=one)
+            for one, part in zip(found, self._parts, strict=True)
+        ]
+        lines = self._intake.reply_headers(self._context, first)
+        if any(one.answer.route.degraded for one in answered):
+            lines = [(name, "true" if name == DEGRADED else value) for name, value in lines]
+        return Reply(encode_body(self._head(first), choices, total(usages, self._call.n)), headers=lines)
+
+    async def _stream_all(self) -> StreamReply:
+        source = Interleaved(self._intake, self._context, self._parts)
+        stream = ChoiceStream(
+            source,
+            len(self._parts),
+            self._call.n,
+            self._new_events,
+            (self._intake.metrics, self._context.request_id),
+        )
+        self._context.chunks = stream.news
+        first = await stream.first()
+        if stream.first_answer is None:
+            raise unfinished()
+        return StreamReply(self._intake.reply_headers(self._context, stream.first_answer), first, stream)
+
+    def _new_events(self, index: int, prompt_tokens: int, first: Answer, usage: Callable[[], Usage]) -> ChoiceEvents:
+        extras = self._extras(self._parts[index].request.prompt)
+        return ChoiceEvents(self._encoder(first, index), prompt_tokens, extras, usage)
+
+    async def _begin(self) -> tuple[Answer, int]:
+        return await self._intake.start(self._context, self._call)
+
+    def _head(self, answer: Answer) -> ReplyHead:
+        return ReplyHead(
+            chat=self._chat,
+            request_id=self._context.request_id or "",
+            created_s=self._created_s,
+            model=answer.route.variant,
+        )
+
+    def _encoder(self, answer: Answer, index: int = 0) -> EventEncoder:
+        call = self._call
+        return EventEncoder(
+            self._head(answer),
+            include_usage=call.include_usage,
+            running_usage=call.running_usage,
+            index=index,
+            calls=_calls_of(call),
+        )
+
+    def _extras(self, prompt: Input) -> Extras:
+        call = self._call
+        return Extras(
+            echo=echoed(self._intake.deps.prompts, call.model, prompt) if call.echo else None,
+            logprobs=None if call.sampling.logprobs is None else LogprobEncoder(chat=self._chat),
+        )
+
+    def _choice(self, answered: Answered, first: Answer, prompt: Input) -> Choice:
+        whole, extras = answered.whole, self._extras(prompt)
+        variant = answered.answer.route.variant
+        told = (*whole.prompt_logprobs, *whole.logprobs)
+        return Choice(
+            (extras.echo or "") + whole.text,
+            whole.finish_reason,
+            None if extras.logprobs is None else extras.logprobs.encode(told),
+            model=None if variant == first.route.variant else variant,
+            calls=_calls_of(self._call),
+        )
+
+
+def _calls_of(request: ApiRequest) -> AnswerCalls | None:
+    """Return what reads the calls of an answer, None where it can have none."""
+    prompt = request.prompt
+    if not isinstance(prompt, ChatPrompt) or prompt.tools is None or not prompt.tools.callable:
+        return None
+    return AnswerCalls(request.continuation, legacy=request.legacy_functions)

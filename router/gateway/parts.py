@@ -1,0 +1,107 @@
+"""Several requests of one call: each is one of its own to the router, with a place of its own, and fails alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from router.base.errors import OverspillError, Refused
+from router.base.timers import end
+from router.gateway.bodies import BodyShare
+from router.gateway.endpoint import RequestContext
+from router.gateway.intake import Intake, Whole, collect
+from router.values.answer import Answer
+from router.values.request import ApiRequest
+from router.wire.headers import MAX_REQUEST_ID_CHARS
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of them.
+
+    Attributes:
+        body: as large as what a link has to carry of it.
+    """
+
+    request: ApiRequest
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What became of it, and how it was routed."""
+
+    whole: Whole
+    answer: Answer
+
+
+async def answer_one(intake: Intake, context: RequestContext, request: ApiRequest) -> Answered:
+    """Answer a request; raises any error of the tree."""
+    answer, prompt_tokens = await intake.start(context, request)
+    return Answered(await collect(answer.chunks, prompt_tokens), answer)
+
+
+async def answer_all(intake: Intake, context: RequestContext, parts: Sequence[Part]) -> list[Answered | OverspillError]:
+    """Answer every part, side by side; returns what became of each, in their order."""
+    tasks = [
+        asyncio.create_task(_answered(intake, own, part.request), name="gateway part")
+        for own, part in zip(contexts_of(intake, context, parts), parts, strict=True)
+    ]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        await end(*tasks)
+
+
+def contexts_of(intake: Intake, context: RequestContext, parts: Sequence[Part]) -> list[RequestContext]:
+    """Return a context for each: the first goes under the call's own id and place.
+
+    The others go under `ID.1`, `ID.2`, …, and need places of their own (`enter`).
+    """
+    return [context, *(_further(intake, context, index, part) for index, part in enumerate(parts) if index)]
+
+
+def enter(intake: Intake, own: RequestContext) -> None:
+    """Give a part its place, unless it is the first; raises a `Refused` where there is none."""
+    if not own.closers:
+        intake.admit(own)
+
+
+def note_refusal(own: RequestContext, error: OverspillError) -> None:
+    """A part that is told to come back later is one that its tenant may send again."""
+    if isinstance(error, Refused) and own.stay is not None:
+        own.stay.refused()
+
+
+async def leave(own: RequestContext) -> None:
+    """End whatever a part still does, and give its place back."""
+    if own.chunks is not None:
+        await own.chunks.aclose()
+    own.close()
+
+
+async def _answered(intake: Intake, own: RequestContext, request: ApiRequest) -> Answered | OverspillError:
+    try:
+        enter(intake, own)
+        return await answer_one(intake, own, request)
+    except OverspillError as error:
+        note_refusal(own, error)
+        return error
+    finally:
+        await leave(own)
+
+
+def _further(intake: Intake, context: RequestContext, index: int, part: Part) -> RequestContext:
+    mark = f".{index}"
+    return replace(
+        context,
+        request_id=f"{(context.request_id or '')[: MAX_REQUEST_ID_CHARS - len(mark)]}{mark}",
+        share=BodyShare(intake.room),
+        body=part.body,
+        chunks=None,
+        stay=None,
+        closers=[],
+        timings_ms=[],
+        told=[],
+    )

@@ -1,0 +1,73 @@
+"""/tokenize and /detokenize, as vLLM has them, for the models whose tokenizers are on this tier."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.routing import BaseRoute, Route
+
+from router.gateway.endpoint import Endpoint, RequestContext, json_reply
+from router.gateway.errors import Reply
+from router.gateway.intake import Intake
+from router.gateway.media import plain_body, require_json
+from router.values.request import IN_THREAD_CHARS, Prompt, size_chars
+from router.wire.openai.tokens import (
+    DetokenizeCall,
+    TokenizeCall,
+    decode_detokenize,
+    decode_tokenize,
+    encode_text,
+    encode_tokens,
+)
+
+
+class TokenRoutes:
+    """The two handlers. They take a place as inference does: encoding a long text takes its time."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self._deps = intake.deps
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            Route(path, Endpoint(name, handler, self._intake, admits=True, takes=takes), methods=["POST"])
+            for path, name, handler, takes in (
+                ("/tokenize", "tokenize", self._tokenize, TokenizeCall),
+                ("/detokenize", "detokenize", self._detokenize, DetokenizeCall),
+            )
+        ]
+
+    async def _tokenize(self, context: RequestContext) -> Reply:
+        require_json(context)
+        call, prompt, continuation = decode_tokenize(plain_body(context, self._deps.limits.max_body_bytes))
+        self._intake.require_model(context, call.model)
+        tokenizer = self._deps.prompts.tokenizer(call.model)
+        window = self._window(call.model)
+
+        def tokens() -> list[int]:
+            return tokenizer.tokenize(
+                prompt,
+                special_tokens=call.add_special_tokens is not False,
+                generation_prompt=call.add_generation_prompt,
+                continuation=continuation,
+            )
+
+        found = await self._off_the_loop(prompt, tokens)
+        texts = tokenizer.token_texts(found) if call.return_token_strs else None
+        return json_reply(encode_tokens(found, window, texts))
+
+    async def _detokenize(self, context: RequestContext) -> Reply:
+        require_json(context)
+        call = decode_detokenize(plain_body(context, self._deps.limits.max_body_bytes))
+        self._intake.require_model(context, call.model)
+        return json_reply(encode_text(self._deps.prompts.tokenizer(call.model).decode(call.tokens)))
+
+    def _window(self, model: str) -> int:
+        return max(
+            (info.context_tokens for info in self._deps.models() if model in (info.family, info.variant)), default=0
+        )
+
+    @staticmethod
+    async def _off_the_loop(prompt: Prompt, tokens: Callable[[], list[int]]) -> list[int]:
+        return tokens() if size_chars(prompt) < IN_THREAD_CHARS else await asyncio.to_thread(tokens)

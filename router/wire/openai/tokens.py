@@ -1,0 +1,115 @@
+"""/tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from router.base.errors import InvalidRequest
+from router.values.request import ChatPrompt, Prompt, TextPrompt
+from router.wire.body import decode_json
+from router.wire.names import refuse_fields
+from router.wire.openai.messages import RawMessage, message_of
+from router.wire.openai.unserved import Rule, only, refuse_unserved
+from router.wire.sampling import token_ids
+
+MAX_DETOKENIZED = 1_048_576
+
+Model = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class TokenizeCall(msgspec.Struct, frozen=True):
+    """The body of /tokenize: `prompt`, or `messages` as in a chat."""
+
+    model: Model
+    prompt: str | None = None
+    messages: list[RawMessage] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    return_token_strs: bool = False
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+    tools: Any = None
+
+
+class DetokenizeCall(msgspec.Struct, frozen=True):
+    """The body of /detokenize."""
+
+    model: Model
+    tokens: list[int]
+
+
+_UNSERVED: tuple[Rule, ...] = (
+    ("chat_template", only(), "the model's own is used: leave it out"),
+    ("chat_template_kwargs", only({}), "the model's own template takes none here: leave it out"),
+    ("mm_processor_kwargs", only({}), "prompts are text: leave it out"),
+    ("tools", only([]), "tools are not rendered here: leave it out"),
+)
+_tokenize_decoder = msgspec.json.Decoder(TokenizeCall)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeCall)
+
+
+def decode_tokenize(body: bytes) -> tuple[TokenizeCall, Prompt, str]:
+    """Decode the body of /tokenize; returns also the prompt, and the beginning of the answer that it ends with.
+
+    Raises:
+        InvalidRequest: naming the field at fault.
+    """
+    call = decode_json(_tokenize_decoder, body)
+    refuse_fields(body, TokenizeCall.__struct_fields__)
+    refuse_unserved(call, _UNSERVED)
+    if (call.prompt is None) == (call.messages is None):
+        raise InvalidRequest("send either `prompt` or `messages`", param="prompt")
+    if call.messages is None:
+        return call, TextPrompt(call.prompt or ""), ""
+    if call.add_special_tokens:
+        raise InvalidRequest(
+            "`add_special_tokens`: a chat's template sets them: leave it out", param="add_special_tokens"
+        )
+    messages = [message_of(message, index) for index, message in enumerate(call.messages)]
+    if not messages:
+        raise InvalidRequest("`messages` is empty: send at least one message", param="messages")
+    if not call.continue_final_message:
+        return call, ChatPrompt(tuple(messages)), ""
+    if call.add_generation_prompt or messages[-1].role != "assistant" or len(messages) == 1:
+        raise InvalidRequest(
+            "`continue_final_message`: true needs `add_generation_prompt`: false, and a last message of role "
+            "`assistant` behind others",
+            param="continue_final_message",
+        )
+    return call, ChatPrompt(tuple(messages[:-1])), messages[-1].content
+
+
+def decode_detokenize(body: bytes) -> DetokenizeCall:
+    """Decode the body of /detokenize.
+
+    Raises:
+        InvalidRequest: naming the field at fault.
+    """
+    call = decode_json(_detokenize_decoder, body)
+    refuse_fields(body, DetokenizeCall.__struct_fields__)
+    token_ids(call.tokens, "tokens", MAX_DETOKENIZED)
+    return call
+
+
+def encode_tokens(tokens: Sequence[int], max_model_len: int, texts: Sequence[str] | None) -> bytes:
+    """Return the reply of /tokenize.
+
+    Args:
+        max_model_len: the longest window of the model here, in tokens.
+        texts: each token as the model's files write it, where that was asked for.
+    """
+    return orjson.dumps(
+        {"count": len(tokens), "max_model_len": max_model_len, "tokens": list(tokens), "token_strs": texts}
+    )
+
+
+def encode_text(text: str) -> bytes:
+    """Return the reply of /detokenize."""
+    return orjson.dumps({"prompt": text})
