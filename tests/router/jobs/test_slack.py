@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.jobs.slack import Slack
+from router.jobs.slack import _FLAT, Slack
 from router.values.replica import ReplicaSnapshot, SpeedPrior
 from tests.support.gateway_fakes import replica_info
 
@@ -121,6 +121,6 @@ def test_lines_and_online_requests_never_exceed_the_slots(
     assert 0 <= allowed.lines <= max(0, slots - online)
     if not allowed.lines:
         assert allowed.why
-    if online and slope > 0.0:
+    if online and slope >= _FLAT:
         alone, beside = 1 + slope * (online - 1), 1 + slope * (online + allowed.lines - 1)
         assert beside <= alone * (1 + slowdown) + 1e-6
