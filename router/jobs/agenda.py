@@ -37,6 +37,15 @@ class BatchAgenda:
         """Whether lines are to be read from the database."""
         return not self.whole and len(self.next) < LINES_AHEAD // 2
 
+    @property
+    def done(self) -> bool:
+        """Whether no line is left to begin."""
+        return self.whole and not self.next and not self.later
+
+    def begin_again(self) -> None:
+        """Read all that is not answered once more."""
+        self.read_to, self.whole = 0, False
+
     def take(self, now_s: float) -> Line | None:
         if self.later and self.later[0][0] <= now_s:
             return heapq.heappop(self.later)[2]

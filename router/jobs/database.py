@@ -11,7 +11,6 @@ import errno
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -112,16 +111,6 @@ class Database:
                 "name a database of its own for each tier",
                 param="jobs.database",
             )
-
-
-def place_of(folder: Path) -> str:
-    """Return the name of a folder of files, which is made up once and kept in it."""
-    path = folder / "place"
-    if not path.exists():
-        import uuid  # noqa: PLC0415 - once in the life of a folder
-
-        path.write_text(uuid.uuid4().hex, encoding="ascii")
-    return path.read_text(encoding="ascii").strip()
 
 
 def _engine(url: str) -> Engine:

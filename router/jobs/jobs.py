@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 import orjson
 import structlog
@@ -18,14 +16,15 @@ from sqlalchemy import Connection
 
 from router.base.clock import Clock
 from router.base.credentials import secret
-from router.base.errors import ConfigError, InvalidRequest
+from router.base.errors import InvalidRequest
 from router.base.timers import end
 from router.jobs import batches, deferred, events
 from router.jobs.call import Ask
-from router.jobs.database import Database, place_of
+from router.jobs.database import Database
 from router.jobs.deferring import Deferring
 from router.jobs.errors import QuotaReached, StorageFull
 from router.jobs.files import Files, Incoming
+from router.jobs.folder import locked, place_of
 from router.jobs.lifecycle import Lifecycle
 from router.jobs.pages import Page
 from router.jobs.records import (
@@ -102,7 +101,7 @@ class Jobs:
         """
         self._stack = contextlib.AsyncExitStack()
         async with contextlib.AsyncExitStack() as opening:
-            opening.enter_context(contextlib.closing(_locked(self._folder)))
+            opening.enter_context(contextlib.closing(locked(self._folder)))
             self._files.prepare()
             url = self._url or f"sqlite:///{self._folder / 'jobs.sqlite'}"
             self._database = Database(url, place_of(self._folder))
@@ -387,29 +386,3 @@ def open_jobs(
     webhook_secret = secret(settings.webhook_secret, "jobs.webhook_secret")
     key_of(webhook_secret)
     return Jobs(settings, clock, load, database=database, webhook_secret=webhook_secret, max_line_bytes=max_line_bytes)
-
-
-def _locked(folder: Path) -> IO[str]:
-    """Take a folder for this process alone; closing the file gives it back.
-
-    Raises:
-        ConfigError: it cannot be made or written, or another process has it.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (folder / "lock").open("w", encoding="ascii")
-    except OSError as error:
-        raise ConfigError(
-            f"jobs.dir: cannot write {folder}: {error.strerror}; name a folder that this user may write",
-            param="jobs.dir",
-        ) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise ConfigError(
-            f"jobs.dir: another process uses {folder}: give each tier a folder of its own", param="jobs.dir"
-        ) from None
-    lock.write(str(os.getpid()))
-    lock.flush()
-    return lock

@@ -18,7 +18,7 @@ import structlog
 from router.base.clock import Clock
 from router.base.timers import end
 from router.jobs import batches
-from router.jobs.agenda import LINES_AHEAD, Agenda
+from router.jobs.agenda import LINES_AHEAD, Agenda, BatchAgenda
 from router.jobs.answers import answered, failed, request_id
 from router.jobs.call import Ask, Call, Told
 from router.jobs.committer import Committer
@@ -136,9 +136,13 @@ class Runner:
 
     async def _turn(self) -> float:
         """Take every step that can be taken; returns in how many seconds to look again."""
-        running = await self._database.run(batches.running) if self._stale else None
-        if running is not None:
-            self._stale = False
+        if self._stale:
+            self._stale = False  # before it is read: what changes meanwhile is read again
+            try:
+                running = await self._database.run(batches.running)
+            except BaseException:
+                self._stale = True
+                raise
             self.batches = Counter(batch.status.value for batch in running)
             self._agenda.set(batch for batch in running if batch.status is BatchStatus.IN_PROGRESS)
             self._stop_others()
@@ -173,20 +177,23 @@ class Runner:
     async def _over(self) -> None:
         """Take those on whose lines are all answered, or whose window has ended."""
         for there in list(self._agenda):
-            if self._lifecycle.is_late(there.batch) or (there.whole and not there.next and not there.later):
-                await self._settle(there.batch)
+            if self._lifecycle.is_late(there.batch) or there.done:
+                await self._settle(there)
 
-    async def _settle(self, batch: Batch) -> None:
-        mine = [task for line, task in self._tasks.items() if line.batch_id == batch.id]
-        if self._lifecycle.is_late(batch):
+    async def _settle(self, there: BatchAgenda) -> None:
+        batch_id, late = there.batch.id, self._lifecycle.is_late(there.batch)
+        mine = [task for line, task in self._tasks.items() if line.batch_id == batch_id]
+        if late:
             await end(*mine)
         elif mine:
             return
-        now = await self._database.run(lambda connection: batches.get(connection, None, batch.id))
-        if now.status is BatchStatus.IN_PROGRESS and (now.answered >= now.total or self._lifecycle.is_late(now)):
+        now = await self._database.run(lambda connection: batches.get(connection, None, batch_id))
+        if now.status is BatchStatus.IN_PROGRESS and now.answered < now.total and not late:
+            there.begin_again()  # a line was lost on its way: it stands in the database
+            return
+        if now.status is BatchStatus.IN_PROGRESS:
             await self._lifecycle.finalize(now)
-        self._stale = True
-        self._news.set()
+        self.look()
 
     def _stop_others(self) -> None:
         """Stop the lines of batches that no longer run."""

@@ -1,0 +1,45 @@
+"""The folder of a tier's jobs: of one process at a time, and with a name by which a database knows it again."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from pathlib import Path
+from typing import IO
+
+from router.base.errors import ConfigError
+
+
+def locked(folder: Path) -> IO[str]:
+    """Take a folder for this process alone; closing the file gives it back.
+
+    Raises:
+        ConfigError: it cannot be made or written, or another process has it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (folder / "lock").open("w", encoding="ascii")
+    except OSError as error:
+        raise ConfigError(
+            f"jobs.dir: cannot write {folder}: {error.strerror}; name a folder that this user may write",
+            param="jobs.dir",
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise ConfigError(
+            f"jobs.dir: another process uses {folder}: give each tier a folder of its own", param="jobs.dir"
+        ) from None
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+def place_of(folder: Path) -> str:
+    """Return the name of a folder of files, which is made up once and kept in it."""
+    path = folder / "place"
+    if not path.exists():
+        path.write_text(uuid.uuid4().hex, encoding="ascii")
+    return path.read_text(encoding="ascii").strip()
