@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import orjson
 import structlog
@@ -15,6 +16,7 @@ from router.jobs.deferred import asking
 from router.jobs.jobs import Jobs
 from router.jobs.objects import deferred_object
 from router.jobs.records import Asking, Deferred, DeferredStatus
+from router.values.request import Objective
 from router.wire import headers as wire_headers
 from router.wire.names import CACHE_SALT, DEFER, LOCALITY, MIN_QUALITY, PRIORITY, SESSION, SHORTEN
 
@@ -24,6 +26,7 @@ _HELD = (LOCALITY, MIN_QUALITY, SESSION, SHORTEN, CACHE_SALT)
 _RETRY_AFTER_S = 5.0
 # Of a later answer nothing is left to stream: these are about streams only.
 _STREAMED = ("stream", "stream_options")
+_ANY = Objective(deadline_s=math.inf)  # the deadline of a late value may stand in the body
 _HIGHEST_PRIORITY = -1  # behind those who are here now
 
 
@@ -53,7 +56,13 @@ class Deferral:
         return deferring
 
     def _asking(self, context: RequestContext) -> Asking:
-        """Return the request as it may be kept: without what it was packed in, and without its times."""
+        """Return the request as it may be kept: without what it was packed in, and without its times.
+
+        Raises:
+            InvalidRequest: a header of ours is wrong; nothing is kept that could never be served.
+        """
+        wire_headers.parse_objective(context.headers, _ANY)
+        wire_headers.cache_salt(context.headers)
         body = plain_body(context, self._max_body_bytes)
         context.headers.pop("content-encoding", None)
         given, path = context.headers.get(wire_headers.REQUEST_ID), context.path

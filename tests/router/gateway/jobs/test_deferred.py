@@ -112,6 +112,11 @@ async def test_without_the_header_the_refusal_stands(tmp_path: Path) -> None:
             await client.chat.completions.create(
                 **_body("x"), extra_headers={"x-overspill-ttft-slo-ms": "100", "x-overspill-deadline-ms": "300"}
             )
+        known = tier.dispatcher.replicas
+        tier.dispatcher.set_replicas([])  # nothing is known yet, of models neither
+        wrong = await _ask(tier, "x", x_overspill_locality="here")
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "x-overspill-locality")
+        tier.dispatcher.set_replicas(known)
         for headers in ({"x_overspill_defer": "yes"}, {"x_overspill_defere": "allow"}):
             wrong = await _ask(tier, "x", **headers)
             assert wrong.status_code == 400
