@@ -22,14 +22,12 @@ from uvicorn.server import ServerState
 from router.gateway.auth import ADMITTED, CERTIFICATE
 from router.gateway.connection_table import ConnectionTable
 from router.gateway.endpoint import CONNECTION
+from router.gateway.lingering import LingeringTransport
 
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_TARGET_BYTES = 16 * 1024
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _COME_BACK = b"retry-after: 1\r\nretry-after-ms: 1000\r\n"
-_AGREE_S = 1.0
-_LINGER_S = 2.0  # and at most this much is then read and dropped:
-_LINGER_BYTES = 64 * 1024 * 1024
 
 _REFUSALS = {
     400: b'{"error":{"message":"this is not an HTTP request","type":"invalid_request_error","param":null,'
@@ -91,55 +89,6 @@ class ServerSettings(uvicorn.Config):
         self.table = ConnectionTable(limits.max_connections)
 
 
-class _LingeringTransport:
-    """A connection whose `close` first lets the peer finish sending, for a moment, and then read the answer.
-
-    A kernel that closes a connection with unread input resets it, and the peer never sees the 413 that said why.
-    Everything else is the transport's own.
-    """
-
-    def __init__(self, transport: asyncio.Transport, unread: Callable[[], bool]) -> None:
-        self._transport = transport
-        self._unread = unread
-        self._left_bytes = _LINGER_BYTES
-        self.lingers = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def is_closing(self) -> bool:
-        return self.lingers or self._transport.is_closing()
-
-    def close(self) -> None:
-        if self._unread():
-            self.linger()
-        else:
-            self._transport.close()
-
-    def close_now(self) -> None:
-        """Close as soon as what was written is sent; over TLS, whose peer is asked to agree, within a second."""
-        self._transport.close()
-        if not self._transport.can_write_eof():
-            asyncio.get_running_loop().call_later(_AGREE_S, self._transport.abort)
-
-    def linger(self) -> None:
-        if self.is_closing():
-            return
-        self.lingers = True
-        half_closes = self._transport.can_write_eof()  # TLS does not: its peer knows from `connection: close`
-        if half_closes:
-            self._transport.write_eof()
-        self._transport.resume_reading()
-        close = self._transport.abort if half_closes else self._transport.close
-        asyncio.get_running_loop().call_later(_LINGER_S, close)
-
-    def discard(self, data: bytes) -> None:
-        """Drop what still comes; whoever sends for ever is cut off."""
-        self._left_bytes -= len(data)
-        if self._left_bytes < 0:
-            self._transport.abort()
-
-
 class GuardedProtocol(HttpToolsProtocol):
     """One connection, with bounds on the request head: its time, its size; and its place among all connections."""
 
@@ -178,7 +127,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._watchers.remove(gone)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        self._lingering = _LingeringTransport(transport, self._has_unread_body)
+        self._lingering = LingeringTransport(transport, self._has_unread_body)
         super().connection_made(self._lingering)  # type: ignore[arg-type]  # it passes for one
         if not self.config.table.opened(self):
             self._refuse(503, _COME_BACK)

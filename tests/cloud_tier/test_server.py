@@ -23,7 +23,7 @@ from models.store.store import ModelStore
 from router.base.errors import ConfigError
 from router.decisions.reader import DecisionReader
 from router.decisions.settings import DecisionFileSettings
-from router.gateway import connection
+from router.gateway import lingering
 from router.gateway.listener import bind
 from router.tenants.tenancy import KeySources
 from router.values.settings import RouterSettings
@@ -418,7 +418,7 @@ async def test_a_body_that_is_too_large_is_refused_so_that_the_caller_hears_it(t
 
 
 async def test_whoever_sends_for_ever_after_a_refusal_is_cut_off(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_LINGER_BYTES", 1_000_000)
+    monkeypatch.setattr(lingering, "_LINGER_BYTES", 1_000_000)
     async with running(_plan(toy, limits=LimitsConfig(max_body_bytes=1000))) as run:
         _, writer = await asyncio.open_connection("127.0.0.1", run.port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999\r\n\r\n")

@@ -45,6 +45,7 @@ class GenerateStream:
         self._request_id = request_id
         self._metrics = metrics
         self._echo = call.prompts[0].text if call.echo else ""
+        self._broken: OverspillError | None = None
         self.ended = False
 
     async def first(self) -> bytes:
@@ -66,19 +67,27 @@ class GenerateStream:
             return self._error(internal_error(self._request_id))
 
     async def _event(self) -> bytes:
+        """Return what is there of text as one event; a break behind it is the next one's."""
         text, tokens = "", 0
+        if self._broken is not None:
+            raise self._broken
         while True:
             try:
                 chunk: TokenChunk = await anext(self._answer.chunks)
-            except StopAsyncIteration:
-                raise unfinished() from None
+            except (StopAsyncIteration, OverspillError) as error:
+                self._broken = error if isinstance(error, OverspillError) else unfinished()
+                if not text:
+                    raise self._broken from None
+                return self._encode(Row(text, None, Usage(self._prompt_tokens, tokens)))
             text, tokens = text + chunk.text, tokens + chunk.tokens
             self._prompt_tokens = chunk.prompt_tokens or self._prompt_tokens
             self.ended = chunk.finish_reason is not None
             if self.ended or (text and not self._answer.ready()):
-                row = Row(self._echo + text, chunk.finish_reason, Usage(self._prompt_tokens, tokens))
-                self._echo = ""
-                return b"data: " + encode_generate(self._model, self._call, row) + b"\n\n"
+                return self._encode(Row(text, chunk.finish_reason, Usage(self._prompt_tokens, tokens)))
+
+    def _encode(self, row: Row) -> bytes:
+        row, self._echo = replace(row, text=self._echo + row.text), ""
+        return b"data: " + encode_generate(self._model, self._call, row) + b"\n\n"
 
     def _error(self, error: OverspillError) -> bytes:
         self.ended = True

@@ -1,0 +1,60 @@
+"""A connection that ends well: its peer may finish sending, and reads the answer that told it why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+_AGREE_S = 1.0
+_LINGER_S = 2.0  # and at most this much is then read and dropped:
+_LINGER_BYTES = 64 * 1024 * 1024
+
+
+class LingeringTransport:
+    """A connection whose `close` first lets the peer finish sending, for a moment, and then read the answer.
+
+    A kernel that closes a connection with unread input resets it, and the peer never sees the 413 that said why.
+    Everything else is the transport's own.
+    """
+
+    def __init__(self, transport: asyncio.Transport, unread: Callable[[], bool]) -> None:
+        self._transport = transport
+        self._unread = unread
+        self._left_bytes = _LINGER_BYTES
+        self.lingers = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self.lingers or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self._unread():
+            self.linger()
+        else:
+            self._transport.close()
+
+    def close_now(self) -> None:
+        """Close as soon as what was written is sent; over TLS, whose peer is asked to agree, within a second."""
+        self._transport.close()
+        if not self._transport.can_write_eof():
+            asyncio.get_running_loop().call_later(_AGREE_S, self._transport.abort)
+
+    def linger(self) -> None:
+        if self.is_closing():
+            return
+        self.lingers = True
+        half_closes = self._transport.can_write_eof()  # TLS does not: its peer knows from `connection: close`
+        if half_closes:
+            self._transport.write_eof()
+        self._transport.resume_reading()
+        close = self._transport.abort if half_closes else self._transport.close
+        asyncio.get_running_loop().call_later(_LINGER_S, close)
+
+    def discard(self, data: bytes) -> None:
+        """Drop what still comes; whoever sends for ever is cut off."""
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            self._transport.abort()
