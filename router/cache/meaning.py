@@ -56,7 +56,10 @@ def key_parts(request: InferenceRequest) -> tuple[object, ...]:
 def text_and_rest(request: InferenceRequest) -> tuple[str, bytes] | None:
     """Return the text of a request that may differ, and a digest of the rest; None where nothing may."""
     prompt = request.prompt
-    if not request.sampling.repeatable or request.continuation or request.cache is not CacheUse.FULL:
+    sampling = request.sampling
+    if not sampling.repeatable or request.continuation or request.cache is not CacheUse.FULL:
+        return None
+    if sampling.logprobs is not None:  # another text's would be told
         return None
     rest: object = None
     if isinstance(prompt, ChatPrompt) and prompt.messages:

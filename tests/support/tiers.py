@@ -18,14 +18,30 @@ from router.tracing.sink import TraceSink
 from router.upstream.server import ServerOptions
 from router.upstream.source import SourceHooks
 from router.upstream.tier import UpstreamTier
+from router.values.logprobs import TokenLogprob
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
-from router.values.request import FinishReason, InferenceRequest, TokenChunk
+from router.values.request import FinishReason, InferenceRequest, TextPrompt, TokenChunk
 from router.values.settings import RouterSettings
 from tests.support.gateway_fakes import WordCounter, gateway_deps, replica_info
 from tests.support.waiting import until
 
 CLOCK = MonotonicClock()
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+
+
+def told(request: InferenceRequest, words: list[str]) -> tuple[TokenLogprob, ...]:
+    """Return log probabilities where they are asked for: minus the length of each word."""
+    if request.sampling.logprobs is None:
+        return ()
+    return tuple(TokenLogprob(word, -float(len(word)), word.encode()) for word in words)
+
+
+def scored(request: InferenceRequest, *, first: bool) -> tuple[TokenLogprob, ...]:
+    """Return the same of a prompt of text, with the first chunk."""
+    if not (first and request.scores_prompt and isinstance(request.prompt, TextPrompt)):
+        return ()
+    start, *rest = (f" {word}" if at else word for at, word in enumerate(request.prompt.text.split()))
+    return (TokenLogprob(start, None, start.encode()), *told(request, rest))
 
 
 class Reciter:
@@ -51,7 +67,8 @@ class Reciter:
         for index, word in enumerate(WORDS[len(said) :], len(said)):
             if index == 3 and self.pause is not None:
                 await self.pause.wait()
-            yield TokenChunk(f"{' ' if index else ''}{word}")
+            shown = f"{' ' if index else ''}{word}"
+            yield TokenChunk(shown, logprobs=told(request, [shown]), prompt_logprobs=scored(request, first=index == 0))
         yield TokenChunk("", 0, finish_reason=FinishReason.STOP, cached_tokens=self.cached_told_late)
 
 
