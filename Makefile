@@ -12,7 +12,7 @@ TORCH  := torch>=2.11,<2.14
 export OVERSPILL_MODELS ?= $(CURDIR)/.overspill/models
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-fast check bench bench-routing bench-decision bench-engine bench-gpu bench-gateway models clean broker proto
+.PHONY: demo test test-fast check bench bench-routing bench-decision bench-engine bench-gpu bench-gateway models clean broker proto compiled interpreted bench-compiled
 
 demo: $(STAMPS)/run broker models
 	$(BIN)/python -m examples.demo $(if $(KEEP),--keep)
@@ -59,6 +59,21 @@ bench-gpu: $(STAMPS)/dev models
 proto: $(STAMPS)/dev
 	$(BIN)/python -m grpc_tools.protoc -I router/gateway/grpc --descriptor_set_out=router/gateway/grpc/inference.binpb inference.proto
 
+# Compile what decides, beside its sources: every command and test of this checkout then runs it. Edited sources run
+# once they are compiled again; `make interpreted` takes it away.
+compiled: $(STAMPS)/dev
+	OVERSPILL_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace
+	@$(BIN)/overspill --version
+
+interpreted:
+	rm -f overspill__mypyc.*.so
+	find router -name '*.so' -delete
+	rm -f router/base/compiled.json
+
+# Decisions and the simulator, interpreted and compiled by turns; fails where a simulation's rows differ.
+bench-compiled: $(STAMPS)/dev
+	$(BIN)/python -m benchmarks compiled $(ARGS)
+
 models: $(STAMPS)/run
 	@$(BIN)/overspill models pull smollm2-135m --prepare
 	@$(BIN)/overspill models pull all-minilm-l6-v2 --prepare
@@ -85,5 +100,5 @@ $(STAMPS)/dev: $(STAMPS)/run
 	@$(BIN)/python -m pip install --quiet --editable '.[edge,cloud,demo,dev]'
 	@touch $@
 
-clean:
+clean: interpreted
 	rm -rf $(VENV) .overspill build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

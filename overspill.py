@@ -11,6 +11,7 @@ import typer
 import typer.core
 import typer.main
 
+from router.base.build import build_of
 from router.base.errors import OverspillError
 from router.base.extras import EXTRA_OF, install
 
@@ -59,7 +60,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"overspill {metadata.version('overspill')}")
+        typer.echo(f"overspill {metadata.version('overspill')} (router {build_of().name})")
         raise typer.Exit
 
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+from router.base.build import build_of
 from router.base.clock import MonotonicClock
 from router.base.timers import Alarms
 from router.dispatch.binding import Binder
@@ -145,14 +146,14 @@ def main() -> None:
     parser.add_argument("--note", default="", help="kept in the JSON: what else the machine was doing")
     arguments = parser.parse_args()
     rows = [measure(n, policy, arguments.decisions) for policy in arguments.policy for n in sizes(policy)]
+    print(f"router {build_of().name}")
     print(f"{'policy':<22}{'candidates':>11}{'median µs':>11}{'p99 µs':>9}{'anew µs':>9}")
     for row in rows:
         print("{policy:<22}{candidates:>11}{median_us:>11}{p99_us:>9}{anew_us:>9}".format(**row))
     if arguments.json is not None:
         machine = {"python": platform.python_version(), "machine": platform.machine(), "processor": _processor()}
-        arguments.json.write_text(
-            json.dumps({"hardware": machine, "note": arguments.note, "rows": rows}, indent=2) + "\n"
-        )
+        told = {"hardware": machine, "router": build_of().name, "note": arguments.note, "rows": rows}
+        arguments.json.write_text(json.dumps(told, indent=2) + "\n")
 
 
 def _processor() -> str:

@@ -34,6 +34,7 @@ from models.pipelines.metrics import StageMetrics
 from models.pipelines.replica import PipelineReplica
 from models.text.chat import PromptEncoder
 from router.base import systemd
+from router.base.build import build_of
 from router.base.clock import Clock, MonotonicClock
 from router.base.errors import ReplicaError
 from router.base.garbage import collect_while_few_wait
@@ -188,7 +189,8 @@ class CloudTier:
                     await self._begin_serving()
                     systemd.notify(systemd.READY)
                     host, port = bound.getsockname()[:2]
-                    log.info("serving", host=host, port=port, models=[info.variant for info in self._own])
+                    models = [info.variant for info in self._own]
+                    log.info("serving", host=host, port=port, models=models, router=build_of().name)
                     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stopping.cancel()

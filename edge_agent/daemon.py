@@ -34,6 +34,7 @@ from hardware_profiles.loader import Profile, ProfileMatch, choose_profile
 from models.catalogue.places import places_in
 from models.store.templates import templates_in
 from router.base import systemd
+from router.base.build import build_of
 from router.base.clock import MonotonicClock
 from router.base.credentials import resolved, secret
 from router.base.garbage import collect_while_few_wait
@@ -160,6 +161,7 @@ class EdgeAgent:
                     upstream=self.config.upstream.url or None,
                     backends=[entry.name for entry in self.config.backends] or None,
                     rss_mb=round(rss_bytes() / 1e6),
+                    router=build_of().name,
                 )
                 await self._stop.wait()
             await self._drain()

@@ -15,6 +15,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from router.base.build import build_of
 from tests.support.fleet_rig import Broker
 from tests.support.paths import REPOSITORY
 from tests.support.ports import unused_port
@@ -91,7 +92,23 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["OVERSPILL_MODELS"] = "/nonexistent/models-in-a-fast-run"
 
 
+def _heed_the_build(items: list[pytest.Item]) -> None:
+    """Skip what a compiled router cannot show, and run nothing where what is compiled is not what stands there."""
+    build = build_of()
+    if build.changed:
+        changed = ", ".join(build.changed)
+        raise pytest.UsageError(f"compiled from other sources: {changed}; run: make compiled, or make interpreted")
+    for item in items:
+        if build.compiled and item.get_closest_marker("interpreted") is not None:
+            item.add_marker(pytest.mark.skip("the router is compiled"))
+
+
+def pytest_report_header() -> str:
+    return f"router: {build_of().name}"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _heed_the_build(items)
     for item in items:
         asked = NEEDS_REAL_MODEL.intersection(getattr(item, "fixturenames", ()))
         if asked and item.get_closest_marker("real_model") is None:

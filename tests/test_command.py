@@ -13,6 +13,7 @@ import pytest
 import typer.main
 
 from overspill import PARTS
+from router.base.build import build_of
 from tests.support.paths import REPOSITORY
 
 # As the script that pip installs: completion is set up for the name that it was called by.
@@ -37,7 +38,7 @@ def completed(line: str) -> list[str]:
 @pytest.mark.process
 def test_the_version_is_told() -> None:
     done = overspill("--version")
-    assert done.stdout.strip() == f"overspill {metadata.version('overspill')}"
+    assert done.stdout.strip() == f"overspill {metadata.version('overspill')} (router {build_of().name})"
 
 
 @pytest.mark.process

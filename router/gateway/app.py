@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import structlog
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.base.build import build_of
 from router.base.errors import InvalidRequest, OverspillError
 from router.gateway.auth import Authentication
 from router.gateway.check import check_origins
@@ -41,6 +43,8 @@ from router.wire.headers import REQUEST_ID, lower_case, reply_id
 
 __all__ = ["Dispatch", "GatewayDeps", "GatewayLimits", "PromptCounter", "Telemetry", "create_app"]
 
+log = structlog.get_logger("router.gateway")
+
 
 class Gateway:
     """The ASGI application of a tier.
@@ -68,6 +72,9 @@ def create_app(deps: GatewayDeps) -> Gateway:
     """
     check_origins(deps.cors, keyless=deps.tenancy.directory.open)
     api = FastAPI(title=f"Overspill {deps.tier}", docs_url=None, redoc_url=None, openapi_url=None)
+    build = build_of()
+    if build.changed:
+        log.warning("the router was compiled from other sources", changed=build.changed, remedy="make compiled")
     intake = Intake(deps, GatewayMetrics(deps.telemetry.registry))
     groups = (
         OpenAIRoutes(intake),

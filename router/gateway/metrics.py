@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import metadata
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from router.base import logs
+from router.base.build import build_of
 from router.gateway.connection_table import ConnectionTable
 
 
@@ -46,6 +48,13 @@ class GatewayMetrics:
         self.in_flight = Gauge(
             "overspill_gateway_requests_in_flight", "Inference requests inside the gateway.", registry=registry
         )
+        build = Gauge(
+            "overspill_build_info",
+            "1, with the version, and whether the router is interpreted, compiled, or compiled from other sources.",
+            ["version", "router"],
+            registry=registry,
+        )
+        build.labels(metadata.version("overspill"), build_of().name).set(1)
         registry.register(_LogLines())
 
 

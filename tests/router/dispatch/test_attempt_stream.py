@@ -12,10 +12,16 @@ import structlog
 from router.base.timers import Alarms
 from router.dispatch.attempt_stream import AttemptStream, Elapsed
 from router.signals.in_flight import Attempt
+from router.values.choice import Choice
+from router.values.prediction import Prediction, TtftFeatures
 from router.values.request import FinishReason, InferenceRequest, TokenChunk
+from router.values.situation import Candidate
 from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import FakeReplica, info, request
 
+SOON = Prediction(0.0, 0.1, 0.2, 0.01, 0.02, 0.3, 0.4, free=True)
+CHOICE = Choice(Candidate(info(), SOON), "device-first", degraded=False)
+WORK = TtftFeatures(prefill_tokens=1.0, network_s=0.0)
 END = TokenChunk("", 0, finish_reason=FinishReason.STOP)
 
 
@@ -25,13 +31,8 @@ async def stream_of(generate) -> AsyncIterator[tuple[VirtualClock, AttemptStream
     replica = FakeReplica(info(), clock)
     replica.generate = generate
     async with Alarms(clock) as alarms:
-        attempt = Attempt(replica, choice=_Choice(), sent_at_s=0.0, work=None, prompt_tokens=1, expected_tokens=1)
+        attempt = Attempt(replica, CHOICE, sent_at_s=0.0, work=WORK, prompt_tokens=1, expected_tokens=1)
         yield clock, AttemptStream(attempt, request(clock), clock, alarms)
-
-
-class _Choice:
-    class candidate:  # noqa: N801
-        info = info()
 
 
 async def read_all(stream: AttemptStream) -> list[str]:

@@ -256,6 +256,7 @@ async def test_a_503_without_capacity_keeps_everyone_away() -> None:
         assert w.clock.now_s() - began_s >= REFUSAL_S
 
 
+@pytest.mark.interpreted
 async def test_a_wait_that_ended_on_another_replica_teaches_nothing() -> None:
     async with world(remote=False, ttft_slo_ms=60_000.0) as w:
         learnt = []

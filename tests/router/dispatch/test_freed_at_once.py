@@ -59,6 +59,7 @@ async def ask(dispatcher: Dispatcher, index: int, deadline_s: float, model: str 
     return "answered"
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(("deadline_s", "outcome"), [(60.0, "answered"), (0.001, "deadline_lost")])
 def test_an_ended_request_is_freed_by_reference_counting(
     monkeypatch: pytest.MonkeyPatch, deadline_s: float, outcome: str

@@ -200,6 +200,7 @@ async def test_the_time_that_a_reader_is_away_is_no_pace() -> None:
         await running.chunks.aclose()
 
 
+@pytest.mark.interpreted
 async def test_what_was_given_up_teaches_the_pace_and_no_length() -> None:
     async with world(remote=False) as w:
         slow(w)

@@ -38,6 +38,7 @@ def events(w: World, ask: Any) -> list[str]:
     return [event["event"] for event in w.record(ask.request_id)["events"]]
 
 
+@pytest.mark.interpreted
 async def test_a_first_token_that_is_late_is_overtaken_without_a_seam() -> None:
     async with hedging() as w:
         w.local.faults = ["hang"]

@@ -1,0 +1,79 @@
+"""Compiles the router's decisions with mypyc where OVERSPILL_COMPILE=1 asks for it; all else stands in pyproject.toml.
+
+    OVERSPILL_COMPILE=1 pip install .          a wheel for this machine and this Python
+    make compiled, make interpreted            beside the sources of a checkout, and gone again
+
+The sources stay what they are and what runs by default. Compiled, they answer alike: the same simulations give the same
+rows (`make bench-compiled`, and a test), and the tests pass (`make compiled`, then `make test`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ASKED = os.environ.get("OVERSPILL_COMPILE", "0") == "1"
+OPT_LEVEL = os.environ.get("MYPYC_OPT_LEVEL", "3")  # as mypyc's own command
+# mypyc follows every import to know its types, so it needs what the compiled modules import.
+NEEDED = ["mypy>=2.4,<2.5", "msgspec>=0.18", "numpy>=1.26", "prometheus-client>=0.20", "structlog>=24"]
+if sys.version_info < (3, 11):
+    NEEDED.append("tomli>=2")
+BUILDS = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
+
+MODULES = {
+    "router/values": "choice length link offer prediction situation",
+    "router/signals": (
+        "affinity breaker canary credit_account credit_line credits exploration fairness health in_flight ladder "
+        "latency learnt length level link occupancy peak_latency prefill replica_state sequential shadow signals "
+        "token_clock upper what_if"
+    ),
+    "router/policy": (
+        "cloud_first earliest_deadline least_load local_first local_only lowest_latency min_completion peak_ewma "
+        "promise quality_in_objective queueing random_choice slo_utility smallest_rung threshold worth"
+    ),
+    "router/dispatch": (
+        "admission answer_room blame candidates decision_value feedback imagining lost peers pending pool "
+        "queue rejections served view"
+    ),
+    "router/simulation": "device prefix_cache",
+}
+"""What decides and what simulated devices do. The bodies of `async` generators, structs that are decoded, and what only
+waits for the network stay interpreted."""
+SOURCES = [f"{room}/{module}.py" for room, modules in MODULES.items() for module in modules.split()]
+
+
+class _Build(build_ext):
+    """Leaves beside the modules what they were compiled from: a changed source no longer runs, and that must show."""
+
+    def run(self) -> None:
+        super().run()
+        if not ASKED:
+            return
+        manifest = {
+            "suffix": sysconfig.get_config_var("EXT_SUFFIX"),
+            "sources": {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in SOURCES},
+        }
+        folder = Path() if self.inplace else Path(self.build_lib)
+        (folder / "router/base/compiled.json").write_text(json.dumps(manifest, indent=1) + "\n")
+
+
+def _extensions() -> list[Extension]:
+    if not ASKED or not BUILDS.intersection(sys.argv):
+        return []
+    from mypyc.build import mypycify  # noqa: PLC0415 - only there where it is asked for
+
+    extensions = mypycify(["--follow-imports=silent", *SOURCES], group_name="overspill", opt_level=OPT_LEVEL)
+    for extension in extensions:
+        # One rounding for each operation, as the interpreter does; and a compiler's new warning breaks nobody's build.
+        extension.extra_compile_args = [*extension.extra_compile_args, "-ffp-contract=off", "-Wno-error"]
+    return extensions
+
+
+setup(ext_modules=_extensions(), cmdclass={"build_ext": _Build}, setup_requires=NEEDED if ASKED else [])

@@ -1,0 +1,18 @@
+"""The router compiled by mypyc answers as its sources do: the same simulations give the same rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.compiled import BUILDS, simulated, trees
+from router.policy.registry import POLICIES
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_compiled_and_interpreted_simulations_have_the_same_rows() -> None:
+    copies = trees(opt_level="0")  # quicker to make; `make bench-compiled` looks at what users get
+    found = {build: simulated(copies[build], "--requests", "60", "--policy", *POLICIES) for build in BUILDS}
+    assert {build: found[build]["router"] for build in BUILDS} == {build: build for build in BUILDS}
+    assert found["compiled"]["sha256"] == found["interpreted"]["sha256"]
