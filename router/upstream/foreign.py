@@ -24,6 +24,7 @@ from router.upstream.source import SourceHooks
 from router.upstream.speed import measure_speed
 from router.values.replica import Place, ReplicaInfo, SpeedPrior
 from router.values.request import Feature
+from router.values.task import Task
 from router.values.template import Renderers, no_renderers
 
 log = structlog.get_logger("router.gateway")
@@ -114,10 +115,9 @@ class ForeignServer(PolledServer):
         slots = model.slots or served.slots
         if slots is not None:
             self._slots[variant] = slots
-        if model.prefill_tokens_per_s and model.decode_tokens_per_s:
-            self._speeds.setdefault(
-                variant, SpeedPrior(model.prefill_tokens_per_s, model.decode_tokens_per_s, source="configured")
-            )
+        decode = model.decode_tokens_per_s or (None if Task.GENERATE in model.does else _ASSUMED.decode_tokens_per_s)
+        if model.prefill_tokens_per_s and decode:
+            self._speeds.setdefault(variant, SpeedPrior(model.prefill_tokens_per_s, decode, source="configured"))
         return ReplicaInfo(
             replica_id=f"{self.name}/{variant}",
             endpoint=self.endpoint,
@@ -133,11 +133,13 @@ class ForeignServer(PolledServer):
             backend=settings.name,
             lacks=served.lacks,
             version=settings.version,
+            tasks=model.does,
         )
 
     def _publish(self, infos: Sequence[ReplicaInfo]) -> None:
         """Let the router know the models: at once, or when those of which no speed is known were measured."""
-        slow = [info for info in infos if self._settings.warm_up and info.variant not in self._speeds]
+        measured = [info for info in infos if self._settings.warm_up and Task.GENERATE in info.tasks]
+        slow = [info for info in measured if info.variant not in self._speeds]
         if not slow:
             self._take(list(infos))
         elif self._measuring is None:

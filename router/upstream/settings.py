@@ -12,6 +12,7 @@ import msgspec
 
 from router.base.credentials import url_fault
 from router.values.request import SamplingParams
+from router.values.task import GENERATES, Task
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 Speed = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -68,6 +69,7 @@ class BackendModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         context_tokens: window; None takes what the server says.
         slots: sequences that it runs at once; None takes what the server says, or what it was seen to do.
         prefill_tokens_per_s, decode_tokens_per_s: its speed alone; None measures it, or assumes one.
+        tasks: what it does; `embed` serves /v1/embeddings. The speed of one that does not generate is not measured.
         chat_template: for a server that takes text alone: a Hugging Face folder or a GGUF file, whose chat template
             makes text of conversations; empty takes the store's, where the model is known and its source is there.
     """
@@ -82,6 +84,13 @@ class BackendModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     prefill_tokens_per_s: Speed | None = None
     decode_tokens_per_s: Speed | None = None
     chat_template: str = ""
+    tasks: tuple[Literal["generate", "embed"], ...] = ("generate",)
+
+    @property
+    def does(self) -> frozenset[Task]:
+        """Return `tasks` as the router knows them."""
+        found = frozenset(Task(name) for name in self.tasks)
+        return GENERATES if found == GENERATES else found
 
 
 class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -142,6 +151,11 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ValueError(f"backend {self.name}: [backends.kserve] is for kind `kserve`, not for kind `{self.kind}`")
         if self.role and self.kind in {"kserve", "overspill"}:
             raise ValueError(f"backend {self.name}: `role` is for vLLM servers, not for kind `{self.kind}`")
+        other = [model.served for model in self.models if model.tasks != ("generate",)]
+        if other and self.kind != "openai":
+            raise ValueError(
+                f"backend {self.name}: `tasks` of {', '.join(other)} is for kind `openai`, not for kind `{self.kind}`"
+            )
         served = [model.served for model in self.models]
         twice = sorted({name for name in served if served.count(name) > 1})
         if twice:

@@ -22,6 +22,7 @@ from cloud_tier.plan import make_plan
 from cloud_tier.server import CloudTier
 from edge_agent.config import AgentSettings, EdgeConfig, GatewaySettings, LocalModels, UpstreamSettings
 from router.gateway.listener import bind
+from router.upstream.settings import BackendModel, BackendSettings
 from tests.support.agents import served
 from tests.support.embedding import FAMILY, TEXTS, reference
 from tests.support.waiting import until
@@ -96,6 +97,36 @@ async def test_what_the_device_lacks_comes_from_the_cloud(agent: httpx.AsyncClie
     assert here.headers["x-overspill-tier"] == "cloud"
     short = await agent.post("/v1/embeddings", json=body(dimensions=32))
     assert rows(short).shape == (len(TEXTS), 32)
+
+
+async def test_a_backend_that_embeds_is_passed_calls(
+    cloud: httpx.AsyncClient, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The cloud tier stands in for a server of OpenAI's API: the agent knows nothing else of it."""
+    model = BackendModel(served=f"{FAMILY}-fp32", variant="vectors", tasks=("embed",), context_tokens=256)
+    backend = BackendSettings(
+        name="b", urls=(str(cloud.base_url),), server="plain", local=True, poll_interval_s=0.2, models=(model,)
+    )
+    config = EdgeConfig(
+        agent=AgentSettings(cache_dir=str(tmp_path_factory.mktemp("cache"))),
+        gateway=GatewaySettings(port=0),
+        models=LocalModels(variants=(), preload=()),
+        backends=(backend,),
+    )
+    async with served(config) as (_, client):
+
+        async def listed() -> bool:
+            return "vectors" in {card["id"] for card in (await client.get("/v1/models")).json()["data"]}
+
+        await until(listed)
+        there = await cloud.post("/v1/embeddings", json=body())
+        local = {"x-overspill-locality": "local-only"}
+        here = await client.post("/v1/embeddings", json=body(model="vectors"), headers=local)
+        assert np.array_equal(rows(here), rows(there))
+        refused = await client.post("/v1/embeddings", json=body(model="vectors", dimensions=4000))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "dimensions")
+        chat = {"model": "vectors", "messages": [{"role": "user", "content": "hi"}]}
+        assert (await client.post("/v1/chat/completions", json=chat)).status_code == 400
 
 
 async def test_local_only_stays_here(agent: httpx.AsyncClient) -> None:
