@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import openai
 import pytest
 import pytest_asyncio
+import tritonclient.http as tritonclient
 
 from edge_agent.config import AgentSettings, EdgeConfig, GatewaySettings, LocalModels
 from tests.support.agents import served
@@ -163,3 +165,29 @@ async def test_stages_are_measured(agent: httpx.AsyncClient) -> None:
         assert f'overspill_stage_batch_inputs_count{{stage="{stage}",variant="{INT8}"}}' in metrics.replace(
             f'variant="{INT8}",stage="{stage}"', f'stage="{stage}",variant="{INT8}"'
         )
+
+
+async def test_triton_s_client_gets_the_same_vectors(
+    agent: httpx.AsyncClient, expected: npt.NDArray[np.float32]
+) -> None:
+    texts = np.array([text.encode() for text in TEXTS], dtype=np.object_)
+
+    def infer(binary: bool) -> npt.NDArray[np.float32]:
+        with tritonclient.InferenceServerClient(f"127.0.0.1:{agent.base_url.port}") as client:
+            given = tritonclient.InferInput("text_input", [len(TEXTS)], "BYTES")
+            given.set_data_from_numpy(texts, binary_data=binary)
+            wanted = [tritonclient.InferRequestedOutput("embedding", binary_data=binary)]
+            found: npt.NDArray[np.float32] = client.infer(FP32, [given], outputs=wanted).as_numpy("embedding")
+            return found
+
+    for binary in (True, False):
+        assert np.abs(await asyncio.to_thread(infer, binary) - expected).max() < 2e-6
+    metadata = (await agent.get(f"/v2/models/{FP32}")).json()
+    assert [output["name"] for output in metadata["outputs"]] == ["embedding", "num_input_tokens"]
+    wrong = {
+        "inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["x"]}],
+        "parameters": {"top_k": 3},
+    }
+    reply = await agent.post(f"/v2/models/{FP32}/infer", json=wrong)
+    assert reply.status_code == 400
+    assert "top_k" in reply.json()["error"]

@@ -11,6 +11,7 @@ from router.gateway.intake import Intake
 from router.gateway.tenant_routes import require_monitor
 from router.values.replica import ReplicaInfo
 from router.values.status import Tally
+from router.values.task import Task
 from router.wire.kserve.call import VERSION
 from router.wire.kserve.statistics import model_statistics
 
@@ -33,6 +34,11 @@ class Models:
         self._intake.require_model(context, name)
         _refuse_other_versions(context)
         return name
+
+    def embeds(self, model: str) -> bool:
+        """Whether a model turns texts into vectors, instead of going on with them."""
+        infos = [info for info in self._deps.models() if model in {info.family, info.variant}]
+        return bool(infos) and all(Task.GENERATE not in info.tasks for info in infos)
 
     def replicas(self, context: RequestContext) -> list[ReplicaInfo]:
         """Return the replicas of the model in the path.

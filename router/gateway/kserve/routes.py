@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 from router.base.errors import InvalidRequest, OverspillError
 from router.gateway.endpoint import Endpoint, RequestContext, StreamReply, draining_or_starting, json_reply
 from router.gateway.errors import Reply, render_error
-from router.gateway.intake import Intake
+from router.gateway.intake import Intake, collect_output
 from router.gateway.kserve.batch import parts_of, row_of
 from router.gateway.kserve.models import Models
 from router.gateway.kserve.stream import GenerateStream
@@ -20,10 +20,11 @@ from router.gateway.parts import Answered, answer_all, answer_one
 from router.gateway.tenant_routes import require_monitor
 from router.wire.headers import DEGRADED
 from router.wire.kserve.call import InferCall
+from router.wire.kserve.embedding import embed_infer, encode_embed_infer
 from router.wire.kserve.generate import GENERATE_BODY, decode_generate, encode_generate
 from router.wire.kserve.model import EXTENSIONS, model_config, model_metadata
-from router.wire.kserve.reply import Row, encode_infer
-from router.wire.kserve.request import HEADER_LENGTH, INFER_BODY, decode_infer
+from router.wire.kserve.reply import InferReply, Row, encode_infer
+from router.wire.kserve.request import HEADER_LENGTH, INFER_BODY, RawInfer, read_infer
 
 
 class KServeRoutes:
@@ -98,14 +99,22 @@ class KServeRoutes:
         model = self._models.require(context)
         require_no_form(context)
         body = plain_body(context, self._deps.limits.max_body_bytes)
-        call = decode_infer(body, context.headers.get(HEADER_LENGTH))
+        raw = read_infer(body, context.headers.get(HEADER_LENGTH))
+        if self._models.embeds(model):
+            return await self._embed(context, model, raw)
+        call = raw.to_prompts()
         _refuse_stream(call, "…/generate_stream, /v1/completions, or ModelStreamInfer over gRPC")
         rows, lines = await self._answer(context, call, model)
-        reply = encode_infer(model, call, rows)
-        if reply.header_length is None:
-            return Reply(reply.body, headers=lines)
-        lines.append((HEADER_LENGTH, str(reply.header_length)))
-        return Reply(reply.body, headers=lines, media_type="application/octet-stream")
+        return _tensor_reply(encode_infer(model, call, rows), lines)
+
+    async def _embed(self, context: RequestContext, model: str, raw: RawInfer) -> Reply:
+        """Turn the texts of a request into vectors."""
+        asked = embed_infer(raw)
+        answer, prompt_tokens = await self._intake.start(context, asked.request(model))
+        vectors, tokens = await collect_output(answer.chunks, prompt_tokens)
+        return _tensor_reply(
+            encode_embed_infer(model, asked, vectors, tokens), self._intake.reply_headers(context, answer)
+        )
 
     async def _answer(
         self, context: RequestContext, call: InferCall, model: str
@@ -149,6 +158,13 @@ class KServeRoutes:
         model = self._models.require(context)
         require_no_page(context)
         return model, decode_generate(plain_body(context, self._deps.limits.max_body_bytes))
+
+
+def _tensor_reply(reply: InferReply, lines: list[tuple[str, str]]) -> Reply:
+    if reply.header_length is None:
+        return Reply(reply.body, headers=lines)
+    lines.append((HEADER_LENGTH, str(reply.header_length)))
+    return Reply(reply.body, headers=lines, media_type="application/octet-stream")
 
 
 def _refuse_stream(call: InferCall, remedy: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from router.values.replica import ReplicaInfo
+from router.values.task import Task
+from router.wire.kserve import embedding
 from router.wire.kserve.call import OUTPUTS, VERSION
 from router.wire.kserve.parameters import INPUTS, SAMPLING_INPUT, TEXT_INPUT
 
@@ -22,12 +24,16 @@ _SPELLING = {int: "INT32", float: "FP32", bool: "BOOL", str: "BYTES"}
 
 def model_metadata(name: str, replicas: list[ReplicaInfo]) -> dict[str, Any]:
     """Describe a family or a variant; the optional inputs are listed because clients look names and types up here."""
+    inputs = [(key, kind, [-1, 1]) for key, kind in _inputs()]
+    outputs = [(key, kind, [-1, 1]) for key, kind in OUTPUTS.items()]
+    if all(Task.GENERATE not in info.tasks for info in replicas):
+        inputs, outputs = embedding.INPUTS, embedding.OUTPUTS
     return {
         "name": name,
         "versions": [VERSION],
         "platform": PLATFORM,
-        "inputs": [{"name": key, "datatype": kind, "shape": [-1, 1]} for key, kind in _inputs()],
-        "outputs": [{"name": key, "datatype": kind, "shape": [-1, 1]} for key, kind in OUTPUTS.items()],
+        "inputs": [{"name": key, "datatype": kind, "shape": shape} for key, kind, shape in inputs],
+        "outputs": [{"name": key, "datatype": kind, "shape": shape} for key, kind, shape in outputs],
         "parameters": _parameters(replicas),
     }
 

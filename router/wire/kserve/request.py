@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -41,7 +43,34 @@ _decoder = msgspec.json.Decoder(_Infer)
 INFER_BODY = _Infer  # what the API's description shows
 
 
+@dataclass(frozen=True, slots=True)
+class RawInfer:
+    """A request whose tensors are read, whatever its model makes of them.
+
+    Attributes:
+        outputs: name and parameters of each that was asked for.
+    """
+
+    call_id: str | None
+    parameters: Mapping[str, Any]
+    tensors: Sequence[Tensor]
+    outputs: Sequence[tuple[str, Mapping[str, Any]]]
+
+    def to_prompts(self) -> InferCall:
+        """Return what it asks of a text model.
+
+        Raises:
+            InvalidRequest: naming the tensor or parameter at fault.
+        """
+        return infer_call(self.call_id, self.parameters, self.tensors, self.outputs)
+
+
 def decode_infer(body: bytes, header_length: str | None) -> InferCall:
+    """Decode the body of …/infer to a text model; as `read_infer`."""
+    return read_infer(body, header_length).to_prompts()
+
+
+def read_infer(body: bytes, header_length: str | None) -> RawInfer:
     """Decode the body of …/infer.
 
     Args:
@@ -60,7 +89,7 @@ def decode_infer(body: bytes, header_length: str | None) -> InferCall:
         for index, read in enumerate(listed):
             refuse_names(read, f"{kind}[{index}].parameters")
     outputs = [(output.name, output.parameters) for output in raw.outputs]
-    return infer_call(raw.id, raw.parameters, _tensors(raw.inputs, binary), outputs)
+    return RawInfer(raw.id, raw.parameters, _tensors(raw.inputs, binary), outputs)
 
 
 def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
