@@ -61,6 +61,19 @@ def test_what_is_no_number_is_the_least() -> None:
     assert told == (TokenLogprob("a", -9999.0),)
 
 
+def test_the_shapes_of_vllm_and_llama_cpp_are_read() -> None:
+    """llama.cpp has the shape of chats on both paths; vLLM lists the token that came among the alternatives."""
+    llama = b"""{"content":[{"id":260,"token":" the","bytes":[32,116,104,101],"logprob":-2.75,
+        "top_logprobs":[{"id":7042,"token":" Paris","bytes":[32,80],"logprob":-0.25}]}]}"""
+    (the,) = msgspec.json.decode(llama, type=Logprobs).values(1)
+    assert (the.text, the.raw, the.logprob, the.top) == (" the", b" the", -2.75, (Alternative(" Paris", -0.25, b" P"),))
+    vllm = b"""{"text_offset":[0,3],"token_logprobs":[null,-11.5],"tokens":["The"," capital"],
+        "top_logprobs":[null,{" capital":-11.5,"\\n":-1.5}]}"""
+    first, second = msgspec.json.decode(vllm, type=Logprobs).values(1)
+    assert (first.text, first.logprob, first.top) == ("The", None, ())
+    assert (second.text, second.logprob, second.top) == (" capital", -11.5, (Alternative("\n", -1.5),))
+
+
 def request(prompt: Prompt) -> InferenceRequest:
     return InferenceRequest("r", "m", prompt, SamplingParams(logprobs=0, prompt_logprobs=True), Objective(), 2, 0.0)
 
