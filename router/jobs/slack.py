@@ -1,10 +1,11 @@
 """How many lines may run now: what online requests leave free, with a margin, and none while they could feel it.
 
-A line that runs delays an online request by the step it is in, and slows it down afterwards. So while there are online
-requests, only so many lines run as slow these down by a share that the operator set; and when one comes, what runs
-beyond that is stopped and run again later. After the last online request lines hold back for as long as the next one
-usually takes to come: of the arrivals lately, no more than one in fifty shall find the device full of lines. Gaps of
-more than ten seconds are not waited for: traffic that sparse would let no line run at all.
+A line that runs delays an online request by the step it is in, and slows it down afterwards. So a step of lines alone
+is short (a tenth of a second), and while there are online requests, only so many lines run as slow these down by a
+share that the operator set; when one comes, what runs beyond that is stopped and run again later. After the last online
+request lines hold back for as long as the next one usually takes to come: of the arrivals lately, no more than one in
+fifty shall find the device full of lines. Gaps of more than ten seconds are not waited for: traffic that sparse would
+let no line run at all.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from router.base.clock import Clock
-from router.values.replica import ReplicaSnapshot
+from router.values.replica import ReplicaSnapshot, SpeedPrior
 
 _GAPS = 256
 _SURPRISED = 0.02  # of the arrivals, those that may find lines that have to be stopped
@@ -24,6 +25,7 @@ _LEAST_HOLD_S = 0.25
 _UNKNOWN_HOLD_S = 2.0  # while few gaps were seen
 _KNOWN_GAPS = 50
 _MOST_HOLD_S = 10.0
+_MOST_STEP_S = 0.1  # an online request that comes waits for the step that it finds
 _FLAT = 1e-6  # a slope below it is none
 _SPACING_S = 0.1  # between lines begun beside online requests: the door that both come through is one
 _AT_ONCE = 4  # lines begun in one turn of the event loop
@@ -107,7 +109,7 @@ class Slack:
         beside = self._online > 0 or self.hold_left_s > 0.0
         # What others have sent to a server that is not ours alone is told by that server only.
         taken = max(self._online, room.occupied - running)
-        lines = min(room.slots - taken, self._beside(room) if beside else room.slots)
+        lines = min(room.slots - taken, self._beside(room) if beside else room.alone)
         lines = max(0, min(lines, self._concurrency) if self._concurrency else lines)
         why = "" if lines else ("online requests come first" if beside else "every slot is taken")
         return Allowance(lines, beside, why)
@@ -126,24 +128,40 @@ class Slack:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What the replicas can take together: slots belong to devices; `slope` is the steepest."""
+    """What the replicas can take together: slots belong to devices.
+
+    Attributes:
+        alone: sequences with which no device takes longer for a step than an online request may have to wait for it.
+        slope: the steepest.
+    """
 
     devices: int
     slots: int
+    alone: int
     occupied: int
     slope: float
 
 
 def _room(snapshots: Sequence[ReplicaSnapshot]) -> _Room:
     slots: dict[str, int] = {}
+    alone: dict[str, int] = {}
     occupied, slope = 0, 0.0
     for snapshot in snapshots:
         if snapshot.available:
-            device = snapshot.info.device_key
+            device, prior = snapshot.info.device_key, snapshot.info.prior
             slots[device] = max(slots.get(device, 0), snapshot.slots)
+            alone[device] = min(alone.get(device, snapshot.slots), _within_a_step(prior, snapshot.slots))
             occupied += snapshot.running + snapshot.queued
-            slope = max(slope, snapshot.info.prior.decode_batch_slope)
-    return _Room(len(slots), sum(slots.values()), occupied, slope)
+            slope = max(slope, prior.decode_batch_slope)
+    return _Room(len(slots), sum(slots.values()), sum(alone.values()), occupied, slope)
+
+
+def _within_a_step(prior: SpeedPrior, slots: int) -> int:
+    """Return with how many sequences a step takes no longer than `_MOST_STEP_S`; one may always run."""
+    if prior.decode_batch_slope < _FLAT:
+        return slots
+    beyond_first = (_MOST_STEP_S * prior.decode_tokens_per_s - 1.0) / prior.decode_batch_slope
+    return max(1, min(slots, math.floor(1.0 + beyond_first)))
 
 
 def spacing_s(allowance: Allowance) -> float:

@@ -47,6 +47,17 @@ def test_an_idle_tier_gives_all_its_slots() -> None:
     assert World([]).slack().allow(0).why == "no replica is available"
 
 
+def test_a_step_of_lines_alone_is_short() -> None:
+    """As many as decode in a tenth of a second: who comes has to wait for that step."""
+    slow = SpeedPrior(900.0, 20.0, 0.2, "test")  # 50 ms alone, 10 ms more for each further one
+    info = replica_info(prior=slow)
+    assert World([ReplicaSnapshot(info, available=True, slots=32)]).slack().allow(0).lines == 6
+    slower = replica_info(prior=SpeedPrior(9.0, 2.0, 0.2, "test"))
+    assert World([ReplicaSnapshot(slower, available=True, slots=32)]).slack().allow(0).lines == 1
+    fast = replica_info(prior=SpeedPrior(9000.0, 100.0, 0.005, "test"))
+    assert World([ReplicaSnapshot(fast, available=True, slots=256)]).slack().allow(0).lines == 256
+
+
 def test_two_rungs_of_one_device_share_its_slots() -> None:
     rungs = [
         ReplicaSnapshot(replica_info(replica_id=name, device="gpu"), available=True, slots=8) for name in ("a", "b")
