@@ -19,7 +19,10 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-ASKED = os.environ.get("OVERSPILL_COMPILE", "0") == "1"
+WANTED = os.environ.get("OVERSPILL_COMPILE", "0")
+if WANTED not in {"0", "1"}:
+    raise SystemExit(f"OVERSPILL_COMPILE={WANTED}: 1 compiles the router, 0 or nothing leaves it interpreted")
+ASKED = WANTED == "1"
 OPT_LEVEL = os.environ.get("MYPYC_OPT_LEVEL", "3")  # as mypyc's own command
 # mypyc follows every import to know its types, so it needs what the compiled modules import.
 NEEDED = ["mypy>=2.4,<2.5", "msgspec>=0.18", "numpy>=1.26", "prometheus-client>=0.20", "structlog>=24"]
