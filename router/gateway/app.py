@@ -36,6 +36,7 @@ from router.gateway.metrics import GatewayMetrics
 from router.gateway.openai_routes import OpenAIRoutes
 from router.gateway.ops_routes import OpsRoutes
 from router.gateway.reference.routes import ReferenceRoutes
+from router.gateway.responses_routes import ResponsesRoutes
 from router.gateway.tenant_routes import TenantRoutes
 from router.gateway.token_routes import TokenRoutes
 from router.jobs.metrics import JobMetrics
@@ -79,6 +80,7 @@ def create_app(deps: GatewayDeps) -> Gateway:
     groups = (
         OpenAIRoutes(intake),
         TokenRoutes(intake),
+        ResponsesRoutes(intake),
         EmbeddingsRoutes(intake),
         KServeRoutes(intake),
         RepositoryRoutes(intake),

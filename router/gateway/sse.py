@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
@@ -12,13 +13,26 @@ from router.gateway.endpoint import internal_error
 from router.gateway.intake import unfinished
 from router.gateway.metrics import GatewayMetrics
 from router.values.answer import Answer
-from router.values.request import TokenChunk
+from router.values.request import FinishReason, TokenChunk
 from router.values.usage import Usage
 from router.wire.openai.errors import encode_error_event
 from router.wire.openai.logprobs import LogprobEncoder
-from router.wire.openai.reply import EventEncoder
 
 log = structlog.get_logger("router.gateway")
+
+
+class Encoder(Protocol):
+    """What makes events of one choice, one API's way."""
+
+    def start(self, usage: Usage) -> bytes: ...
+
+    def text(self, text: str, usage: Usage, logprobs: Mapping[str, object] | None = None) -> bytes: ...
+
+    def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes: ...
+
+    def failed(self, error: OverspillError, usage: Usage) -> bytes: ...
+
+    def close(self, usage: Usage) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +62,7 @@ class ChoiceEvents:
 
     def __init__(
         self,
-        encoder: EventEncoder,
+        encoder: Encoder,
         prompt_tokens: int,
         extras: Extras | None = None,
         of_all: Callable[[], Usage] | None = None,
@@ -117,7 +131,7 @@ class EventStream:
     def __init__(
         self,
         answer: Answer,
-        encoder: EventEncoder,
+        encoder: Encoder,
         prompt_tokens: int,
         request_id: str | None,
         metrics: GatewayMetrics,

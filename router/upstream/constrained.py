@@ -33,9 +33,9 @@ def _response_format(constraint: Constraint) -> dict[str, object]:
 
 def _as_asked(constraint: Constraint) -> dict[str, object]:
     """Return a schema under the field that it came in, which an error then names."""
-    if constraint.param.startswith("response_format"):
-        return _response_format(constraint)
-    return {"structured_outputs": {"json": constraint.source}}
+    if constraint.param.startswith(("structured_outputs", "guided")):
+        return {"structured_outputs": {"json": constraint.source}}
+    return _response_format(constraint)
 
 
 def _structured_outputs(name: str) -> Spelling:

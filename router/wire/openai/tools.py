@@ -26,13 +26,12 @@ class RawTool(msgspec.Struct, frozen=True):
     function: Function | None = None
 
 
-class _Named(msgspec.Struct, frozen=True):
-    name: str
-
-
 class NamedTool(msgspec.Struct, frozen=True):
+    class Named(msgspec.Struct, frozen=True):
+        name: str
+
     type: str = "function"
-    function: _Named | None = None
+    function: Named | None = None
 
 
 class RawCall(msgspec.Struct, frozen=True):
@@ -61,15 +60,15 @@ def tools_of(
     return _chosen(offered, choice, "tool_choice", parallel=parallel is not False)
 
 
-def functions_of(functions: list[Function] | None, choice: str | _Named | None) -> Tools | None:
+def functions_of(functions: list[Function] | None, choice: str | NamedTool.Named | None) -> Tools | None:
     """Return the tools of a request in the older way, of which an answer calls one at most."""
     if not functions:
         return None
-    named = NamedTool(function=choice) if isinstance(choice, _Named) else choice
+    named = NamedTool(function=choice) if isinstance(choice, NamedTool.Named) else choice
     return _chosen(tuple(map(tool_of, functions)), named, "function_call", parallel=False)
 
 
-FunctionChoice = str | _Named
+FunctionChoice = str | NamedTool.Named
 
 
 def tool_of(function: Function) -> Tool:

@@ -1,0 +1,220 @@
+"""The body of /v1/responses → `ApiRequest`. Nothing is kept between calls: each has its whole conversation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from router.base.errors import InvalidRequest
+from router.values.constraint import ANY_OBJECT, Constraint, ConstraintKind
+from router.values.request import ApiRequest, ChatPrompt, Message, SamplingParams
+from router.values.tool_calls import ToolCall, Tools
+from router.wire.body import decode_json
+from router.wire.names import refuse_fields
+from router.wire.openai.chat import MAX_MESSAGES
+from router.wire.openai.constraints import JsonSchema, schema_constraint
+from router.wire.openai.tools import Function, FunctionName, NamedTool, RawTool, arguments_of, tools_of
+from router.wire.openai.unserved import Rule, only, refuse_unserved
+from router.wire.sampling import MaxTokens, Temperature, TopP
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_TEXTS = ("input_text", "output_text", "text", "refusal")
+
+
+class _Part(msgspec.Struct, frozen=True):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class _Item(msgspec.Struct, frozen=True):
+    type: str = "message"
+    role: str | None = None
+    content: str | list[_Part] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[_Part] | None = None
+
+
+class _Tool(msgspec.Struct, frozen=True):
+    type: str
+    name: FunctionName | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _ToolChoice(msgspec.Struct, frozen=True):
+    type: str
+    name: str | None = None
+
+
+class _Format(msgspec.Struct, frozen=True):
+    type: str = "text"
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class _Text(msgspec.Struct, frozen=True):
+    format: _Format | None = None
+    verbosity: str | None = None
+
+
+class ResponsesCall(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a body."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    input: str | list[_Item]
+    instructions: str | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: str | _ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: _Text | None = None
+    max_output_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    stream: bool | None = None
+    stream_options: Any = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    # Known, and served only at the value that changes nothing.
+    store: bool | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    truncation: str | None = None
+    reasoning: Any = None
+    include: list[str] | None = None
+    prompt: Any = None
+    max_tool_calls: Any = None
+    top_logprobs: Any = None
+
+
+_STATELESS = "nothing is kept between calls here: leave it out, and send the whole conversation as `input`"
+_UNSERVED: tuple[Rule, ...] = (
+    ("store", only(False), "answers are not kept here: leave it out or send false"),
+    ("previous_response_id", only(), _STATELESS),
+    ("conversation", only(), _STATELESS),
+    ("background", only(False), "answers are given at once: leave it out, or use /v1/batches"),
+    ("truncation", only("disabled"), "a conversation that is too long is refused, not cut: leave it out"),
+    (
+        "reasoning",
+        only({}, {"effort": None}, {"effort": "none"}, {"effort": None, "summary": None}),
+        "the models here do not reason apart from their answer: leave it out",
+    ),
+    ("include", only([], ["reasoning.encrypted_content"]), "there is nothing more to include: leave it out"),
+    ("prompt", only(), "prompts are not kept here: send `instructions` and `input`"),
+    ("max_tool_calls", only(), "tools are called by the client: leave it out"),
+    ("top_logprobs", only(0), "log probabilities are told by /v1/chat/completions: leave it out"),
+)
+_decoder = msgspec.json.Decoder(ResponsesCall)
+
+
+def decode_responses(body: bytes) -> tuple[ApiRequest, ResponsesCall]:
+    """Decode a body; return the request, and the fields that the reply repeats.
+
+    Raises:
+        InvalidRequest: naming the field at fault.
+    """
+    raw = decode_json(_decoder, body)
+    refuse_fields(body, ResponsesCall.__struct_fields__)
+    refuse_unserved(raw, _UNSERVED)
+    messages = _messages(raw)
+    sampling = SamplingParams(
+        max_tokens=raw.max_output_tokens,
+        temperature=1.0 if raw.temperature is None else raw.temperature,
+        top_p=1.0 if raw.top_p is None else raw.top_p,
+        constraint=_constraint(raw.text),
+    )
+    prompt = ChatPrompt(tuple(messages), _tools(raw))
+    return ApiRequest(raw.model, prompt, sampling, stream=bool(raw.stream)), raw
+
+
+def _messages(raw: ResponsesCall) -> list[Message]:
+    messages = [] if not raw.instructions else [Message("system", raw.instructions)]
+    items = [_Item(role="user", content=raw.input)] if isinstance(raw.input, str) else raw.input
+    if not items:
+        raise InvalidRequest("`input` is empty: send text, or at least one item", param="input")
+    if len(items) > MAX_MESSAGES:
+        raise InvalidRequest(f"`input`: {len(items)} items, at most {MAX_MESSAGES} are read", param="input")
+    for index, item in enumerate(items):
+        _take(item, f"input[{index}]", messages)
+    if not messages:
+        raise InvalidRequest("`input` holds nothing to answer: send at least one message", param="input")
+    return messages
+
+
+def _take(item: _Item, at: str, messages: list[Message]) -> None:
+    """Add an item to a conversation; calls that follow each other are one turn."""
+    if item.type == "message":
+        if item.role not in _ROLES:
+            raise InvalidRequest(f"`{at}.role`: expected one of {', '.join(_ROLES)}", param=f"{at}.role")
+        messages.append(Message(_ROLES[item.role], _text_of(item.content, f"{at}.content")))
+    elif item.type == "function_call":
+        call = ToolCall(
+            _given(item.call_id, f"{at}.call_id"),
+            _given(item.name, f"{at}.name"),
+            arguments_of(item.arguments or "{}", at),
+        )
+        last = messages[-1] if messages else None
+        if last is not None and last.role == "assistant":
+            messages[-1] = Message("assistant", last.content, (*last.tool_calls, call))
+        else:
+            messages.append(Message("assistant", "", (call,)))
+    elif item.type == "function_call_output":
+        call_id = _given(item.call_id, f"{at}.call_id")
+        messages.append(Message("tool", _text_of(item.output, f"{at}.output"), call_id=call_id))
+    elif item.type != "reasoning":
+        raise InvalidRequest(
+            f"`{at}.type`: `{item.type[:40]}` is not served: send `message`, `function_call` or `function_call_output`",
+            param=f"{at}.type",
+        )
+
+
+def _given(value: str | None, at: str) -> str:
+    if not value:
+        raise InvalidRequest(f"`{at}` is required", param=at)
+    return value
+
+
+def _text_of(content: str | list[_Part] | None, at: str) -> str:
+    if content is None:
+        raise InvalidRequest(f"`{at}` is required", param=at)
+    if isinstance(content, str):
+        return content
+    for index, part in enumerate(content):
+        if part.type not in _TEXTS:
+            where = f"{at}[{index}]"
+            raise InvalidRequest(f"`{where}`: `{part.type[:40]}` is not served: send text", param=where)
+    return "".join(part.text or part.refusal or "" for part in content)
+
+
+def _tools(raw: ResponsesCall) -> Tools | None:
+    tools = [
+        RawTool(tool.type, Function(tool.name, tool.description, tool.parameters, tool.strict) if tool.name else None)
+        for tool in raw.tools or []
+    ]
+    choice = raw.tool_choice
+    named = NamedTool(choice.type, NamedTool.Named(choice.name or "")) if isinstance(choice, _ToolChoice) else choice
+    return tools_of(tools, named, parallel=raw.parallel_tool_calls)
+
+
+def _constraint(text: _Text | None) -> Constraint | None:
+    wanted = None if text is None else text.format
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_schema":
+        schema = JsonSchema(wanted.name, wanted.schema, wanted.strict, wanted.description)
+        return schema_constraint(schema, "text.format")
+    if wanted.type == "json_object":
+        return Constraint(ConstraintKind.JSON_SCHEMA, ANY_OBJECT, strict=False, param="text.format")
+    raise InvalidRequest(
+        f"`text.format.type`: `{wanted.type[:40]}` is not served: send `text`, `json_object` or `json_schema`",
+        param="text.format.type",
+    )
