@@ -280,6 +280,8 @@ async def test_a_message_beyond_the_bound_is_refused_and_the_connection_lives() 
             with pytest.raises(InferenceServerException) as raised:
                 await client.infer("tiny", [text("say " + "x" * words)])
             assert "RESOURCE_EXHAUSTED" in str(raised.value.status())
+        with pytest.raises(InferenceServerException, match="larger than max"):  # packed, it is a few kilobytes
+            await client.infer("tiny", [text("say " + "x" * 20_000_000)], compression_algorithm="gzip")
         assert (await client.infer("tiny", [text("say a")])).as_numpy("text_output").tolist() == [b"a"]
 
 
