@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from benchmarks.__main__ import commit, machine
 from benchmarks.tenants import fuzz, shares, storm
 from benchmarks.tenants.house import Setting
 
@@ -118,7 +119,8 @@ def main() -> int:
         for name in asked.part.split(","):
             found[name] = parts[name]()
     if asked.json is not None:
-        asked.json.write_text(json.dumps(found, indent=1) + "\n")
+        stamped = {"machine": machine(), "commit": commit(), **found}
+        asked.json.write_text(json.dumps(stamped, indent=1) + "\n")
     short = verdict(found)
     for line in short:
         print(f"falls short: {line}", file=sys.stderr)
