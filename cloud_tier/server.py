@@ -51,7 +51,7 @@ from router.gateway.grpc.listener import GrpcListener
 from router.gateway.jobs.calls import Calls
 from router.gateway.listener import Listener, allow_open_files, bind
 from router.gateway.tls.certificates import ServerCertificates
-from router.jobs.jobs import open_jobs
+from router.jobs.opening import open_jobs
 from router.tenants.tenancy import open_tenancy
 from router.tracing.otlp import open_traces
 from router.upstream.foreign import Surroundings

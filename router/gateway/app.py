@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import structlog
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.base.build import build_of
@@ -26,9 +30,6 @@ from router.gateway.errors import NoSuchPage, WrongMethod, dialect_of, render_er
 from router.gateway.http.cors import Origins
 from router.gateway.http.front import Front
 from router.gateway.intake import Intake
-from router.gateway.jobs.batch_routes import BatchRoutes
-from router.gateway.jobs.deferred_routes import DeferredRoutes
-from router.gateway.jobs.file_routes import FileRoutes
 from router.gateway.jobs.off import JobsOff
 from router.gateway.kserve.repository import RepositoryRoutes
 from router.gateway.kserve.routes import KServeRoutes
@@ -39,7 +40,6 @@ from router.gateway.reference.routes import ReferenceRoutes
 from router.gateway.responses_routes import ResponsesRoutes
 from router.gateway.tenant_routes import TenantRoutes
 from router.gateway.token_routes import TokenRoutes
-from router.jobs.metrics import JobMetrics
 from router.wire.headers import REQUEST_ID, lower_case, reply_id
 
 __all__ = ["Dispatch", "GatewayDeps", "GatewayLimits", "PromptCounter", "Telemetry", "create_app"]
@@ -77,7 +77,7 @@ def create_app(deps: GatewayDeps) -> Gateway:
     if build.changed:
         log.warning("the router was compiled from other sources", changed=build.changed, remedy="make compiled")
     intake = Intake(deps, GatewayMetrics(deps.telemetry.registry))
-    groups = (
+    groups: Sequence[_Routes] = (
         OpenAIRoutes(intake),
         TokenRoutes(intake),
         ResponsesRoutes(intake),
@@ -98,10 +98,20 @@ def create_app(deps: GatewayDeps) -> Gateway:
     return Gateway(api, Front(known, origins=Origins(deps.cors, local_pages=deps.local_pages)))
 
 
-def _job_routes(intake: Intake) -> tuple[FileRoutes | BatchRoutes | DeferredRoutes | JobsOff, ...]:
+class _Routes(Protocol):
+    def routes(self) -> list[BaseRoute]: ...
+
+
+def _job_routes(intake: Intake) -> Sequence[_Routes]:
     jobs = intake.deps.jobs
     if jobs is None:
         return (JobsOff(intake),)
+    # Only a tier that keeps jobs pays for SQLAlchemy.
+    from router.gateway.jobs.batch_routes import BatchRoutes  # noqa: PLC0415
+    from router.gateway.jobs.deferred_routes import DeferredRoutes  # noqa: PLC0415
+    from router.gateway.jobs.file_routes import FileRoutes  # noqa: PLC0415
+    from router.jobs.metrics import JobMetrics  # noqa: PLC0415
+
     intake.deps.telemetry.registry.register(JobMetrics(jobs))
     return (FileRoutes(intake, jobs), BatchRoutes(intake, jobs), DeferredRoutes(intake, jobs))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -13,7 +13,6 @@ from router.cache.exact import AnswerCache
 from router.cache.meaning import Embed
 from router.decisions.line import Decision
 from router.gateway.http.settings import CorsSettings
-from router.jobs.jobs import Jobs
 from router.tenants.tenancy import Tenancy
 from router.values.answer import Answer
 from router.values.credits import Asker, Grant, Want
@@ -21,6 +20,9 @@ from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.repository import Repository
 from router.values.request import InferenceRequest, Input, Locality, Prompt, PromptSize
 from router.values.status import NO_GPU_READINGS, GpuReadings, RouterStatus, Tally
+
+if TYPE_CHECKING:
+    from router.jobs.jobs import Jobs  # SQLAlchemy: only who keeps jobs pays for it
 
 
 class PromptTokenizer(Protocol):

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from router.base.errors import (
     ContextTooLong,
@@ -22,7 +23,6 @@ from router.gateway.bodies import BodyRoom
 from router.gateway.deps import GatewayDeps
 from router.gateway.echo import prompt_alone
 from router.gateway.endpoint import Handler, RequestContext, draining_or_starting
-from router.gateway.jobs.deferral import Deferral
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.retries import fingerprint, says_retry
 from router.values.answer import Answer
@@ -52,6 +52,16 @@ from router.wire.names import refuse_query
 
 _ASSUMED_ANSWER_TOKENS = 256  # set aside of a tenant's tokens a minute for an answer without a bound
 
+if TYPE_CHECKING:
+    from router.gateway.jobs.deferral import Deferral
+    from router.jobs.jobs import Jobs
+
+
+def _deferral(deps: GatewayDeps, jobs: Jobs) -> Deferral:
+    from router.gateway.jobs.deferral import Deferral  # noqa: PLC0415 - only who keeps jobs pays for SQLAlchemy
+
+    return Deferral(jobs, deps.limits.max_body_bytes)
+
 
 class Intake:
     """Lets requests in, and builds the request that the router sees."""
@@ -62,7 +72,7 @@ class Intake:
         self.room = BodyRoom(deps.limits)
         self._in_flight: set[str] = set()
         self._traffic = deps.jobs.slack if deps.jobs is not None else None
-        self._deferral = None if deps.jobs is None else Deferral(deps.jobs, deps.limits.max_body_bytes)
+        self._deferral = None if deps.jobs is None else _deferral(deps, deps.jobs)
 
     def deferrable(self, handler: Handler) -> Handler:
         """Return a handler of requests that may be deferred, where the tier keeps them and their caller allows it."""

@@ -15,7 +15,6 @@ import structlog
 from sqlalchemy import Connection
 
 from router.base.clock import Clock
-from router.base.credentials import secret
 from router.base.errors import InvalidRequest
 from router.base.timers import end
 from router.jobs import batches, deferred, events
@@ -40,7 +39,7 @@ from router.jobs.records import (
 from router.jobs.runner import Runner
 from router.jobs.settings import JobsSettings, window_s
 from router.jobs.slack import Slack
-from router.jobs.webhook import Webhook, key_of
+from router.jobs.webhook import Webhook
 from router.values.replica import ReplicaSnapshot
 from router.values.status import JobsStatus
 
@@ -370,19 +369,3 @@ class Jobs:
     def _measure(self, connection: Connection) -> int:
         answers = batches.answers_bytes(connection) + deferred.held_bytes(connection)
         return self._files.held_bytes(connection) + answers
-
-
-def open_jobs(
-    settings: JobsSettings, clock: Clock, load: Callable[[], Sequence[ReplicaSnapshot]], max_line_bytes: int
-) -> Jobs | None:
-    """Return the jobs of a tier, None where its settings name no folder.
-
-    Raises:
-        ConfigError: an environment variable that is to hold the database's URL or the secret is not set.
-    """
-    if not settings.dir:
-        return None
-    database = secret(settings.database, "jobs.database")
-    webhook_secret = secret(settings.webhook_secret, "jobs.webhook_secret")
-    key_of(webhook_secret)
-    return Jobs(settings, clock, load, database=database, webhook_secret=webhook_secret, max_line_bytes=max_line_bytes)

@@ -1,0 +1,33 @@
+"""From configuration to the jobs of a tier. Only a tier that keeps them pays for SQLAlchemy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from router.base.clock import Clock
+from router.base.credentials import secret
+from router.jobs.settings import JobsSettings
+from router.values.replica import ReplicaSnapshot
+
+if TYPE_CHECKING:
+    from router.jobs.jobs import Jobs
+
+
+def open_jobs(
+    settings: JobsSettings, clock: Clock, load: Callable[[], Sequence[ReplicaSnapshot]], max_line_bytes: int
+) -> Jobs | None:
+    """Return the jobs of a tier, None where its settings name no folder.
+
+    Raises:
+        ConfigError: an environment variable that is to hold the database's URL or the secret is not set.
+    """
+    if not settings.dir:
+        return None
+    from router.jobs.jobs import Jobs  # noqa: PLC0415 - it imports SQLAlchemy
+    from router.jobs.webhook import key_of  # noqa: PLC0415
+
+    database = secret(settings.database, "jobs.database")
+    webhook_secret = secret(settings.webhook_secret, "jobs.webhook_secret")
+    key_of(webhook_secret)
+    return Jobs(settings, clock, load, database=database, webhook_secret=webhook_secret, max_line_bytes=max_line_bytes)
