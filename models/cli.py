@@ -145,9 +145,11 @@ def export(
     variant: VariantName, *, force: Force = False, store: StoreFolder = None, catalogue: CatalogueFolder = None
 ) -> None:
     """Export a float32 variant to ONNX: what INT8 rungs are verified against, and runnable itself."""
+    opened = _open(store, catalogue)
+    _refuse_encoder(opened.catalogue, variant, "export")
     from models.graph.export import export as run  # noqa: PLC0415 — brings torch and onnx
 
-    _write("exported", lambda note: run(variant, _open(store, catalogue), force=force, note=note))
+    _write("exported", lambda note: run(variant, opened, force=force, note=note))
 
 
 @app.command()
@@ -165,10 +167,11 @@ def quantize(
 
     The rotation is the catalogue's `rotation_seed`; with --seeds the one to write there is printed.
     """
+    opened = _open(store, catalogue)
+    _refuse_encoder(opened.catalogue, variant, "quantize")
     from models.graph.artifact import record_of  # noqa: PLC0415 — brings torch and onnx
     from models.int8.quantize import quantize as run  # noqa: PLC0415
 
-    opened = _open(store, catalogue)
     _write("quantized", lambda note: run(variant, opened, seeds=range(1, seeds + 1), force=force, note=note))
     record = record_of(opened, opened.catalogue.variant(variant)) if seeds else None
     if record is not None and record.rotation is not None:
@@ -218,13 +221,14 @@ def prune(
     catalogue: CatalogueFolder = None,
 ) -> None:
     """Choose the layers of a smaller rung by measured perplexity, and print them as the catalogue writes them."""
+    opened = _open(store, catalogue)
+    known = opened.catalogue.family(family)
+    _refuse_encoder(opened.catalogue, known.variants[0].name, "prune")
     from models.graph.artifact import encoder_of  # noqa: PLC0415 — brings torch and onnx
     from models.graph.fused import fuse  # noqa: PLC0415
     from models.measure.corpus import chats as chats_of  # noqa: PLC0415
     from models.prune.prune import prune as run  # noqa: PLC0415
 
-    opened = _open(store, catalogue)
-    known = opened.catalogue.family(family)
     console = Console()
     sample = chats_of("calibration", encoder_of(opened, known.name))[:chats]
     sequences = [chat.prompt_ids + chat.answer_ids for chat in sample]
@@ -261,6 +265,7 @@ def build(
 
     The agent refuses an engine that is smaller than what it is configured to serve, and names the options.
     """
+    _refuse_encoder(_open(store, catalogue).catalogue, variant, "build")
     try:
         from models.tensorrt.build import BuildOptions  # noqa: PLC0415 — brings onnx
         from models.tensorrt.build import build as run  # noqa: PLC0415
@@ -292,6 +297,22 @@ def build(
         f"{engine.runtime} {engine.runtime_version}, INT8 checked in the {engine.int8_checked}[/]",
         soft_wrap=True,
     )
+
+
+def _refuse_encoder(catalogue: Catalogue, variant: str, command: str) -> None:
+    """Refuse a command that is for models that generate; a name that nobody knows is told by the command itself.
+
+    Raises:
+        InvalidRequest: the variant is an encoder's.
+    """
+    of_encoders = {v.name: f.name for f in catalogue if f.task == "embed" for v in f.variants}
+    family = of_encoders.get(variant.removesuffix("-onnx"), of_encoders.get(variant))
+    if family is not None:
+        raise InvalidRequest(
+            f"`{variant}` is a sentence encoder, and `{command}` is for models that generate; its artifacts are made "
+            f"by: overspill models pull {family} --prepare",
+            param="variant",
+        )
 
 
 def _verify_encoder(store: ModelStore, variant: str, as_json: bool) -> None:

@@ -6,8 +6,8 @@ else the time of arrival and some patience. A request of very many items stands 
 after the other: it takes its turn with others instead of holding them up.
 
 A batch goes when it is full, when its oldest item has waited long enough, or when waiting on would cost the deadline of
-one of its items, by what batches of that size took. And it is no larger than what is done by the earliest deadline in
-it: under load a batch of everybody would be late for all.
+one of its items, by what batches of that size took. And it is no larger than what takes half of the time that
+is left to the earliest deadline in it: under load a batch of everybody would be late for all.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import msgspec
 _PATIENCE_S = 1.0  # who has no deadline is as urgent as who has one of so long
 _BATCH_APART_S = 0.05  # how much less urgent the items of each further batch of one request are
 _GAIN = 0.2
+_SLACK_SHARE = 0.5  # of what is left to the earliest deadline, that a batch may take: its answers have a way to go yet
 _SPREAD = 1.3  # of what batches took: a deadline is lost by one that takes longer than the mean
 
 
@@ -184,7 +185,7 @@ class Waiting(Generic[I]):
             if not item.over:
                 size, due_s = max(size, item.cost), min(due_s, item.due_s)
                 cost = (len(chosen) + 1) * size
-                if chosen and (cost > bound or now_s + self.pace.expected_s(cost) > due_s):
+                if chosen and (cost > bound or now_s + self.pace.expected_s(cost) / _SLACK_SHARE > due_s):
                     break
                 chosen.append(line[0])
             heapq.heappop(line)

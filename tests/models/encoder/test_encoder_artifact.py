@@ -10,14 +10,16 @@ import onnxruntime
 import pytest
 import torch
 from transformers import BertConfig, BertModel
+from typer.testing import CliRunner
 
 from models.catalogue.families import Catalogue, Family, Source, Variant
+from models.cli import app
 from models.encoder.artifact import make_encoder
 from models.encoder.graph import write_encoder
 from models.formats.encoder import read_encoder
 from models.pipelines.embedding import padded
 from models.store.store import ModelStore
-from router.base.errors import ArtifactError
+from router.base.errors import ArtifactError, InvalidRequest
 
 CONFIG = BertConfig(
     vocab_size=96,
@@ -116,3 +118,18 @@ def test_other_architectures_are_refused(source: Path, tmp_path: Path, change: d
     (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(ArtifactError, match=says):
         read_encoder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["export", "all-minilm-l6-v2-fp32"],
+        ["quantize", "all-minilm-l6-v2-int8"],
+        ["prune", "all-minilm-l6-v2", "--keep", "3"],
+        ["build", "all-minilm-l6-v2-int8"],
+    ],
+)
+def test_commands_for_models_that_generate_say_what_to_do(words: list[str]) -> None:
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, InvalidRequest)
+    assert "overspill models pull all-minilm-l6-v2 --prepare" in result.exception.message

@@ -142,7 +142,7 @@ def test_a_batch_is_no_larger_than_its_earliest_deadline_allows() -> None:
         for cost in (4, 8, 16, 32, 64, 128, 256):
             line.pace.took(cost, 0.001 * cost)
     first = taken(line, 0.0)
-    assert 0.5 * 0.100 < line.pace.expected_s(4 * len(first)) <= 0.100
+    assert 0.5 * 0.050 < line.pace.expected_s(4 * len(first)) <= 0.050
     assert len(taken(line, 0.099)) == 1  # hopeless, but never nothing: its stage says that it is too late
 
 
