@@ -275,6 +275,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--variant", default="all-minilm-l6-v2-int8")
+    parser.add_argument("--size", type=int, default=16, help="inputs of a batch at most")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--deadline-ms", type=float, default=250.0)
     parser.add_argument("--rounds", type=int, default=3)
@@ -282,14 +283,14 @@ def main() -> None:
     given = parser.parse_args()
     rows: dict[int, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        urls = {size: stack.enter_context(agent(given.variant, size, Path(name))) for size in (1, 64)}
+        urls = {size: stack.enter_context(agent(given.variant, size, Path(name))) for size in (1, given.size)}
         for texts in (1, 8):
             load = Load(given.variant, given.clients, given.deadline_ms / 1e3 * texts, given.seconds, texts)
             rows[texts] = asyncio.run(under_clients(urls, load, given.rounds))
             print(f"\n{given.variant}: {given.clients} clients, {texts} text(s) a request, {load.deadline_s:g} s")
             table(rows[texts])
             one, many = (row["in_time_per_s"] for row in rows[texts])
-            print(f"batches of 64 over batches of 1, in time: {many / max(one, 0.1):.2f}x")
+            print(f"batches of {given.size} over batches of 1, in time: {many / max(one, 0.1):.2f}x")
     post = asyncio.run(slow_stage(given.variant))
     print(f"\na post-process of {1e3 * POST_S:g} ms an input in {POST_WORKERS} threads")
     table(post)

@@ -13,7 +13,8 @@ class ModelBatching(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The batches of a stateless model.
 
     Attributes:
-        max_size: inputs computed together at most; 1 computes each alone.
+        max_size: inputs computed together at most; 1 computes each alone. A CPU gains little beyond 16, and everybody
+            of a larger batch waits for the last of it.
         max_wait_ms: how long an input may wait for company while an instance is idle, less where its deadline asks for
             it; 0 never waits: what came while the instances were busy is company enough.
         max_tokens: bound on a batch, padding included; what an instance may take of the memory follows from it.
@@ -21,7 +22,7 @@ class ModelBatching(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         queue_inputs: inputs that may be inside, waiting and computed; beyond that requests are refused with 503.
     """
 
-    max_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
+    max_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     max_wait_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 4096
     instances: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
