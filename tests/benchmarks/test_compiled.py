@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import sysconfig
+from pathlib import Path
+
 import pytest
 
 from benchmarks.compiled import BUILDS, simulated, trees
 from router.policy.registry import POLICIES
 
+HEADERS = Path(sysconfig.get_path("include"), "Python.h")
+COMPILER = str(sysconfig.get_config_var("CC") or "cc").split()[0]
 
+
+@pytest.mark.skipif(shutil.which(COMPILER) is None or not HEADERS.exists(), reason="no C compiler, or no Python.h")
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
