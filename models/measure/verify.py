@@ -185,10 +185,14 @@ def overruns(report: VerifyReport, budget: Budget | None) -> list[str]:
     for kind, increase in (("", seen.perplexity_increase_pct), (f" on {bare}", seen.bare_increase_pct)):
         if increase is not None and increase > budget.max_perplexity_increase_pct:
             found.append(f"perplexity{kind} +{increase:.2f} %, the budget is +{budget.max_perplexity_increase_pct:g} %")
-    agreements = (("text", seen.text_agreement_pct), ("chat", seen.chat_agreement_pct), (bare, seen.bare_agreement_pct))
-    for kind, agreement in agreements:
-        if agreement is not None and agreement < budget.min_top1_agreement_pct:
-            found.append(f"top-1 on {kind} {agreement:.1f} %, the budget is {budget.min_top1_agreement_pct:g} %")
+    agreements = (
+        ("text", seen.text_agreement_pct, budget.min_top1_agreement_pct),
+        ("chat", seen.chat_agreement_pct, budget.min_top1_agreement_pct),
+        (bare, seen.bare_agreement_pct, budget.min_bare_agreement_pct),
+    )
+    for kind, agreement, least in agreements:
+        if agreement is not None and agreement < least:
+            found.append(f"top-1 on {kind} {agreement:.1f} %, the budget is {least:g} %")
     for case, least in ((0, budget.min_speedup), (1, budget.min_speedup_batch4)):
         gain = report.speedup(case)
         if gain is not None and gain < least:

@@ -88,8 +88,14 @@ def test_a_reference_that_loops_excuses_as_many_new_loops() -> None:
     assert [line.split(":")[0] for line in found] == ["'second?'", "'third?'"]
 
 
-def _report(perplexity_pct: float = 1.0, text: float = 95.0, chat: float = 95.0, gain: float = 2.0) -> VerifyReport:
-    comparison = Comparison(17.2, 17.0, perplexity_pct, text, chat, 50.0, 0, 0, ())
+def _report(
+    perplexity_pct: float = 1.0,
+    text: float = 95.0,
+    chat: float = 95.0,
+    gain: float = 2.0,
+    bare: tuple[float, float] | None = None,
+) -> VerifyReport:
+    comparison = Comparison(17.2, 17.0, perplexity_pct, text, chat, 50.0, 0, 0, (), *(bare or (None, None)))
     rates = {name: tuple(Rate(speed, speed, speed) for _ in CASES) for name, speed in (("v", 50 * gain), ("r", 50.0))}
     measured = {name: Measured(1000, rates[name]) for name in ("v", "r")}
     graph = GraphFacts(10, 4, 4, 4, 0)
@@ -103,6 +109,9 @@ def _report(perplexity_pct: float = 1.0, text: float = 95.0, chat: float = 95.0,
         (_report(perplexity_pct=2.1), "perplexity"),
         (_report(text=90.9), "top-1 on text"),
         (_report(chat=90.9), "top-1 on chat"),
+        (_report(bare=(1.9, 88.1)), None),
+        (_report(bare=(349.0, 95.0)), "perplexity on text that begins anywhere"),
+        (_report(bare=(1.0, 87.9)), "top-1 on text that begins anywhere"),
         (_report(gain=1.7), "decode, batch 1: 1.70×"),
         (_report(gain=1.5), "decode, batch 4: 1.50×"),
     ],
