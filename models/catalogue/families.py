@@ -47,8 +47,8 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     Attributes:
         max_perplexity_increase_pct: on the test set's text, in percent.
         min_top1_agreement_pct: of greedy next tokens, in percent.
-        min_bare_agreement_pct: the same on text that begins anywhere, in pieces of 64 tokens: with so little before them, more
-            next tokens are nearly ties.
+        min_bare_agreement_pct: the same on text that begins anywhere, in pieces of 64 tokens: with so little before
+            them, more next tokens are nearly ties.
         min_speedup, min_speedup_batch4: decode tokens a second, relative to fp32, at batch 1 and 4.
     """
 
