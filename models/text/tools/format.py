@@ -54,6 +54,9 @@ class ToolFormat(Protocol):
         Args:
             content: the right side of the rule `content`.
             opener_id: the token that opens calls, where it is one of the vocabulary's special tokens.
+
+        Raises:
+            InvalidRequest: its calls cannot be told from such an answer.
         """
         ...
 

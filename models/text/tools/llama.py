@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from models.text.tools.format import CallWords, functions, literal, only_calls, repeated
+from router.base.errors import InvalidRequest
 from router.values.tool_calls import CallStyle, Tools
 
 
@@ -22,7 +23,11 @@ class Llama:
             return "\n".join([f"start: {calls}", *lines])
         if content == "TEXT":
             return "\n".join([f"start: TEXT | {calls}", "TEXT: /([^{ \\n](.|\\n)*)?/", *lines])
-        return "\n".join([f"start: content | {calls}", f"content: {content}", *lines])
+        raise InvalidRequest(
+            "`response_format`: this model's calls of tools are JSON like its answers, and not told apart: send it with "
+            "`tool_choice` `none`, or without `tools`",
+            param="response_format",
+        )
 
 
 FORMAT = Llama()
