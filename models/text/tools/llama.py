@@ -24,8 +24,8 @@ class Llama:
         if content == "TEXT":
             return "\n".join([f"start: TEXT | {calls}", "TEXT: /([^{ \\n](.|\\n)*)?/", *lines])
         raise InvalidRequest(
-            "`response_format`: this model's calls of tools are JSON like its answers, and not told apart: send it with "
-            "`tool_choice` `none`, or without `tools`",
+            "`response_format`: this model's calls of tools are JSON like its answers, and not told apart: send it "
+            "with `tool_choice` `none`, or without `tools`",
             param="response_format",
         )
 
