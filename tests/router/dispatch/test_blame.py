@@ -43,7 +43,8 @@ def every_error() -> list[BaseException]:
         kind = classes.pop()
         classes += kind.__subclasses__()
         refused = issubclass(kind, errors.Refused)
-        found.append(kind("why", retry_after_s=REFUSAL_S) if refused else kind("why"))
+        what = {"what": "requests"} if issubclass(kind, errors.RateLimited) else {}
+        found.append(kind("why", retry_after_s=REFUSAL_S, **what) if refused else kind("why"))
     return found
 
 
