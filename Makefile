@@ -12,7 +12,7 @@ TORCH  := torch>=2.11,<2.14
 export OVERSPILL_MODELS ?= $(CURDIR)/.overspill/models
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-fast check bench bench-routing bench-decision bench-engine bench-gpu bench-gateway models clean broker proto compiled interpreted bench-compiled
+.PHONY: demo test test-fast check bench bench-routing bench-decision bench-engine bench-gpu bench-gateway compatibility models clean broker proto compiled interpreted bench-compiled
 
 demo: $(STAMPS)/run broker models
 	$(BIN)/python -m examples.demo $(if $(KEEP),--keep)
@@ -73,6 +73,11 @@ interpreted:
 # Decisions and the simulator, interpreted and compiled by turns; fails where a simulation's rows differ.
 bench-compiled: $(STAMPS)/dev
 	$(BIN)/python -m benchmarks compiled $(ARGS)
+
+# Real clients, each in an environment of its own, against edge, cloud, cloud over vLLM, vLLM and Triton: writes
+# docs/compatibility.md. CLIENTS="langchain curl" and SERVERS="edge cloud" run a part; `--list` in ARGS names them all.
+compatibility: $(STAMPS)/dev models
+	$(BIN)/python -m benchmarks.compatibility $(if $(CLIENTS),--clients $(CLIENTS)) $(if $(SERVERS),--servers $(SERVERS)) $(ARGS)
 
 models: $(STAMPS)/run
 	@$(BIN)/overspill models pull smollm2-135m --prepare

@@ -114,14 +114,15 @@ class ContextTooLong(InvalidRequest):
     def of(cls, window_tokens: int, what: str, *, param: str | None = None) -> ContextTooLong:
         """Return the error for a prompt that does not fit `window_tokens`.
 
-        It begins as OpenAI's own does: LiteLLM and others know a context overflow by these words alone.
+        It begins as OpenAI's own does and ends as Anthropic's: LiteLLM knows a context overflow by the first words alone,
+        LangChain by the last.
 
         Args:
             what: how long the prompt is, and of whom the window is.
         """
         return cls(
             f"This model's maximum context length is {window_tokens} tokens, prompt and answer together: {what}; "
-            "shorten the prompt",
+            "the prompt is too long: shorten it",
             param=param,
         )
 

@@ -47,15 +47,16 @@ import json, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-def asked(request):
-    text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)[0].decode()
-    limit = pb_utils.get_input_tensor_by_name(request, "max_tokens")
-    first = len(text.split())
-    print("asked:", text, flush=True)
-    return text, [f" w{first + index}" for index in range(int(limit.as_numpy().reshape(-1)[0]))]
+def each(request):
+    texts = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)
+    limits = pb_utils.get_input_tensor_by_name(request, "max_tokens").as_numpy().reshape(-1)
+    for text, limit in zip([text.decode() for text in texts], limits):
+        print("asked:", text, flush=True)
+        first = len(text.split())
+        yield text, [f" w{first + index}" for index in range(int(limit))]
 
-def answer(text, *shape):
-    output = np.array([text.encode()], object).reshape(shape)
+def answer(texts, *shape):
+    output = np.array([text.encode() for text in texts], object).reshape(shape)
     return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", output)])
 
 class TritonPythonModel:
@@ -65,7 +66,7 @@ class TritonPythonModel:
 _COUNTING = """
     def execute(self, requests):
         for request in requests:
-            sender, (text, words) = request.get_response_sender(), asked(request)
+            sender, (text, words) = request.get_response_sender(), next(each(request))
             for index, word in enumerate(words):
                 if sender.is_cancelled():
                     print("cancelled:", text, flush=True)
@@ -73,15 +74,18 @@ _COUNTING = """
                 if text.startswith("fails") and index == 3:
                     sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("it was told to fail")))
                     break
-                sender.send(answer(word, 1))
+                sender.send(answer([word], 1))
                 time.sleep(PACE_S)
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 _WHOLE = """
     def execute(self, requests):
-        found = [asked(request) for request in requests]
-        failed = pb_utils.InferenceResponse(error=pb_utils.TritonError("it was told to fail"))
-        return [failed if text.startswith("fails") else answer("".join(words), 1, 1) for text, words in found]
+        return [self.answered(list(each(request))) for request in requests]
+
+    def answered(self, found):
+        if any(text.startswith("fails") for text, _ in found):
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("it was told to fail"))
+        return answer(["".join(words) for _, words in found], len(found), 1)
 """
 
 

@@ -14,7 +14,8 @@ def test_an_error_is_never_longer_than_somebody_reads() -> None:
 
 
 def test_a_context_overflow_is_told_in_words_that_clients_look_for() -> None:
-    """LiteLLM looks for these words in lower case, LangChain for the code."""
+    """LiteLLM looks for the first words in lower case, LangChain for the last: the SDK's text leaves the code out."""
     error = ContextTooLong.of(2048, "the prompt has 9000 tokens", param="messages")
     assert "this model's maximum context length is 2048 tokens" in error.message.lower()
+    assert "prompt is too long" in error.message
     assert (error.code, error.status, error.param) == ("context_length_exceeded", 400, "messages")
