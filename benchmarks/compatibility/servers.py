@@ -30,6 +30,7 @@ from benchmarks.compatibility.clients.checking import Server
 from benchmarks.compatibility.environments import MissingError
 from benchmarks.compatibility.registry import Protocol
 from examples.demo.processes import Child, free_port, overspill
+from models.store.store import ModelStore
 
 FAMILY = "smollm2-135m"
 EMBEDDINGS = "all-minilm-l6-v2"
@@ -104,6 +105,17 @@ api_key = "{key}"
 served = "smollm2-135m"
 variant = "smollm2-135m-vllm"
 family = "smollm2-135m"
+
+[[backends]]
+name = "vllm-embeddings"
+kind = "openai"
+urls = ["{embeddings_url}"]
+api_key = "{key}"
+
+[[backends.models]]
+served = "all-minilm-l6-v2"
+variant = "all-minilm-l6-v2-vllm"
+family = "all-minilm-l6-v2"
 """
 
 
@@ -231,9 +243,8 @@ def _described(name: str, place: Place, url: str, **others: str) -> Server:
 async def _edge(place: Place, _peers: Peers) -> AsyncIterator[Running]:
     port, grpc, config = free_port(), free_port(), place.folder / "edge.toml"
     told = {"port": port, "grpc": grpc, "page": place.page, "key": KEY, "context": CONTEXT_TOKENS}
-    config.write_text(
-        EDGE_TOML.format(port=port, key=KEY, context=CONTEXT_TOKENS, cache=cache, page=place.page), encoding="utf-8"
-    )
+    folders = {"cache": place.folder / "serving", "jobs": place.folder / "edge-jobs"}
+    config.write_text(EDGE_TOML.format(**told, **folders), encoding="utf-8")
     url = f"http://127.0.0.1:{port}"
     argv = overspill("edge", "run", "--config", str(config))
     async with _up("edge", argv, place.folder, f"{url}/health/ready", {}):
@@ -249,7 +260,8 @@ async def _cloud(place: Place, _peers: Peers) -> AsyncIterator[Running]:
 @contextlib.asynccontextmanager
 async def _cloud_over_vllm(place: Place, peers: Peers) -> AsyncIterator[Running]:
     behind = await peers.vllm()
-    async with _tier("cloud-vllm", place, BACKEND_TOML.format(url=behind.server.url, key=KEY)) as running:
+    urls = {"url": behind.server.url, "embeddings_url": behind.server.embeddings_url}
+    async with _tier("cloud-vllm", place, BACKEND_TOML.format(**urls, key=KEY)) as running:
         yield Running(running.server, f"{running.version} over {behind.version}")
 
 
@@ -280,15 +292,27 @@ async def _serves(server: Server) -> None:
 
 @contextlib.asynccontextmanager
 async def _vllm(place: Place) -> AsyncIterator[Running]:
-    python = live_python("OVERSPILL_LIVE_VLLM")
-    model = live_folder("OVERSPILL_LIVE_VLLM_MODEL")
+    """Run vLLM twice: a server of it has one model, and embeddings want another one."""
+    python, model = live_python("OVERSPILL_LIVE_VLLM"), live_folder("OVERSPILL_LIVE_VLLM_MODEL")
+    chat = ["--model", model, "--served-model-name", FAMILY, "--max-model-len", str(CONTEXT_TOKENS), "--enforce-eager"]
+    chat += ["--enable-prompt-tokens-details", "--enable-tokenizer-info-endpoint"]
+    chat += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    encoder = ["--model", str(ModelStore().source_path(EMBEDDINGS)), "--served-model-name", EMBEDDINGS]
+    encoder += ["--runner", "pooling", "--dtype", "float32"]
+    async with (
+        _vllm_server("vllm", python, chat, place) as url,
+        _vllm_server("vllm-embeddings", python, encoder, place) as embeddings_url,
+    ):
+        server = _described("vllm", place, url, embeddings_url=embeddings_url)
+        yield Running(server, f"vllm {_version(python, 'vllm')}")
+
+
+@contextlib.asynccontextmanager
+async def _vllm_server(name: str, python: str, options: Sequence[str], place: Place) -> AsyncIterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    argv = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", FAMILY]
-    argv += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(CONTEXT_TOKENS), "--enforce-eager"]
-    argv += ["--api-key", KEY, "--enable-prompt-tokens-details"]
-    argv += ["--enable-tokenizer-info-endpoint", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    argv += ["--allowed-origins", json.dumps([place.page])]
+    argv = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port), *options]
+    argv += ["--api-key", KEY, "--allowed-origins", json.dumps([place.page])]
     env = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -296,8 +320,8 @@ async def _vllm(place: Place) -> AsyncIterator[Running]:
         "DO_NOT_TRACK": "1",
         "PYTHONPATH": "",
     }
-    async with _up("vllm", argv, place.folder, f"{url}/health", env):
-        yield Running(_described("vllm", place, url, embeddings_model=""), f"vllm {_version(python, 'vllm')}")
+    async with _up(name, argv, place.folder, f"{url}/health", env):
+        yield url
 
 
 @contextlib.asynccontextmanager

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any
 
-from checking import Checks, Server
+from checking import Checks, Server, finished
 
 checks = Checks(("aiperf", "transformers"))
 
@@ -17,9 +16,8 @@ def profile(server: Server, *options: str) -> dict[str, Any]:
     argv = ["aiperf", "profile", "--model", server.model, "--url", server.url, "--api-key", server.key]
     argv += ["--tokenizer", str(server.tokenizer), "--concurrency", "2", "--request-count", "4", "--isl", "24"]
     argv += ["--osl", "12", "--ui", "none", "--artifact-dir", str(folder), "--num-dataset-entries", "4", *options]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=85)
+    finished(argv)
     found = sorted(folder.rglob("profile_export_aiperf.json"))
-    assert found, f"status {done.returncode}: {(done.stdout + done.stderr)[-300:]}"
     told: dict[str, Any] = json.loads(found[-1].read_text())
     assert not told.get("error_summary"), told["error_summary"]
     assert told["request_count"]["avg"] == 4, told["request_count"]

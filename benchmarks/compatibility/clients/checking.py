@@ -14,9 +14,10 @@ import inspect
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -137,7 +138,7 @@ def _tried(work: Callable[..., Any], server: Server) -> tuple[str, str]:
 
 
 def _told(error: BaseException) -> str:
-    """Return what failed in a line: of a bare assertion, which one."""
+    """Return what failed in a line: of an assertion without words, which one."""
     text = " ".join(str(error).split())
     if isinstance(error, AssertionError) and error.__traceback__ is not None:
         frame = error.__traceback__
@@ -145,7 +146,7 @@ def _told(error: BaseException) -> str:
             frame = frame.tb_next
         source = Path(frame.tb_frame.f_code.co_filename).read_text(encoding="utf-8").splitlines()
         line = source[frame.tb_lineno - 1].strip()
-        text = f"{line} — {text}" if text else line
+        text = text or line
     return f"{type(error).__name__}: {text}"[:REASON_CHARS]
 
 
@@ -161,6 +162,19 @@ def _limited(limit_s: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def finished(argv: Sequence[str], **options: Any) -> str:
+    """Run a command to its end, and return what it printed.
+
+    Raises:
+        AssertionError: it failed; with the last line of what it said.
+    """
+    told = {"capture_output": True, "text": True, "timeout": CHECK_LIMIT_S - 5, **options}
+    done = subprocess.run(argv, check=False, **told)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    assert done.returncode == 0, f"status {done.returncode}: {lines[-1] if lines else 'it said nothing'}"
+    return str(done.stdout)
 
 
 @dataclass

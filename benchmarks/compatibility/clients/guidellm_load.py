@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any
 
-from checking import Checks, Server
+from checking import Checks, Server, finished
 
 checks = Checks(("guidellm", "transformers"))
 
@@ -20,11 +19,11 @@ def run(server: Server, form: str) -> dict[str, Any]:
     argv += ["--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=4"]
     argv += ["--tokenizer", f"kind=hf_auto,model={server.tokenizer}"]
     argv += ["--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=12", "--output", f"kind=json,path={path}"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=85)
-    assert path.is_file(), f"status {done.returncode}: {' '.join((done.stdout + done.stderr).split())[-350:]}"
+    finished(argv)
     (benchmark,) = json.loads(path.read_text())["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
-    assert (totals["successful"], totals["errored"]) == (4, 0), totals
+    errors = [str(request["info"]["error"])[:300] for request in benchmark["requests"]["errored"]]
+    assert (totals["successful"], totals["errored"]) == (4, 0), f"{totals}: {errors[:1]}"
     told: dict[str, Any] = benchmark["metrics"]
     return told
 

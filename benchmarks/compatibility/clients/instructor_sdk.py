@@ -14,7 +14,9 @@ checks = Checks(("instructor", "openai"))
 
 
 class Person(pydantic.BaseModel):
-    """A person."""
+    """A person, and nothing more: where a schema allows further fields, a weak model never ends."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
 
     name: Literal["Ada", "Grace"]
     age: int = pydantic.Field(ge=10, le=99)

@@ -7,11 +7,16 @@ from collections.abc import Iterable, Sequence
 import orjson
 
 from router.values.replica import ReplicaInfo
+from router.values.task import Task
 
 
 def model_cards(replicas: Sequence[ReplicaInfo], created_s: int) -> list[dict[str, object]]:
-    """Describe families, then variants, best rung first. One card a name: of two replicas the nearer one is shown."""
-    ordered = sorted(replicas, key=lambda r: (r.family, r.rung, r.remote))
+    """Describe families, then variants, best rung first. One card a name: of two replicas the nearer one is shown.
+
+    Models that generate come first: clients that are told no model, GuideLLM for one, take the first of the list.
+    """
+    generating = {info.family for info in replicas if Task.GENERATE in info.tasks}
+    ordered = sorted(replicas, key=lambda r: (r.family not in generating, r.family, r.rung, r.remote))
     families: dict[str, list[ReplicaInfo]] = {}
     for info in ordered:
         families.setdefault(info.family, []).append(info)
