@@ -18,7 +18,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -51,9 +51,12 @@ class Plan:
     only: tuple[str, ...]
 
 
-async def measure(plan: Plan, place: Place) -> list[Run]:
-    """Start one server after the other, and run all clients against it."""
-    runs: list[Run] = []
+async def measure(plan: Plan, place: Place, keep: Callable[[Run], None]) -> None:
+    """Start one server after the other, and run all clients against it.
+
+    Args:
+        keep: called with what each client brought, as soon as it is known: an hour's work outlives its interruption.
+    """
     async with AsyncExitStack() as stack:
         peers = Peers(place, stack)
         for kind in plan.kinds:
@@ -63,12 +66,13 @@ async def measure(plan: Plan, place: Place) -> list[Run]:
             print(f"\n── {kind.title} ──", flush=True)
             try:
                 async with kind.start(place, peers) as running:
-                    runs += [await _one(client, command, running, place, plan.only) for client, command in clients]
+                    for client, command in clients:
+                        keep(await _one(client, command, running, place, plan.only))
             except (MissingError, StackError) as error:
                 print(f"not run: {error}", flush=True)
                 why = " ".join(str(error).split())
-                runs += [_run(client, kind.name, "", _absent(why)) for client, _ in clients]
-    return runs
+                for client, _ in clients:
+                    keep(_run(client, kind.name, "", _absent(why)))
 
 
 async def _one(client: Client, command: Command | str, running: Running, place: Place, only: tuple[str, ...]) -> Run:
@@ -125,6 +129,18 @@ def place() -> Place:
     return Place(logs, tokenizer, free_port())
 
 
+def all_runs(now: Sequence[Run]) -> list[Run]:
+    """Return the kept results with those of now over them."""
+    return merged(load(RESULTS), now, [client.name for client in CLIENTS], [kind.name for kind in KINDS])
+
+
+def written(one: Run) -> None:
+    """Write one client's rows into the results, and the page anew."""
+    runs = all_runs([one])
+    save(RESULTS, runs, {name: str(value) for name, value in machine().items()})
+    PAGE.write_text(Page(runs, CLIENTS, KINDS).text(), encoding="utf-8")
+
+
 def _words(given: Sequence[str]) -> list[str]:
     return [word for one in given for word in one.replace(",", " ").split()]
 
@@ -162,13 +178,16 @@ def main() -> int:
     clients = [client for client in CLIENTS if client.name in wanted.clients]
     kinds = tuple(kind for kind in KINDS if kind.name in wanted.servers)
     plan = Plan(tuple(prepared(clients)), kinds, tuple(wanted.checks))
-    runs = run(measure(plan, place()), LIMIT_S)
+    runs: list[Run] = []
+
+    def keep(one: Run) -> None:
+        runs.append(one)
+        if not (wanted.no_page or wanted.checks):
+            written(one)
+
+    run(measure(plan, place(), keep), LIMIT_S)
     known = reasons()
-    if not (wanted.no_page or wanted.checks):
-        runs = merged(load(RESULTS), runs, [client.name for client in CLIENTS], [kind.name for kind in KINDS])
-        save(RESULTS, runs, {name: str(value) for name, value in machine().items()})
-        PAGE.write_text(Page(runs, CLIENTS, KINDS).text(), encoding="utf-8")
-    found = cells(runs, known)
+    found = cells(all_runs(runs), known)
     for reason in stale(found, known):
         print(f"stale reason: {reason}")
     lost = lines_of(regressions(found, KINDS))

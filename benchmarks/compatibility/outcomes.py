@@ -59,7 +59,9 @@ def load(path: Path) -> list[Run]:
 def save(path: Path, runs: Sequence[Run], machine: dict[str, str]) -> None:
     """Write all runs, in the order of the servers within the clients."""
     told = msgspec.to_builtins(Results(machine, list(runs)))
-    path.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    staged = path.with_suffix(".new")
+    staged.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    staged.replace(path)
 
 
 def merged(before: Iterable[Run], now: Iterable[Run], clients: Sequence[str], servers: Sequence[str]) -> list[Run]:

@@ -93,6 +93,10 @@ variant = "smollm2-135m-fp32"
 device = "cpu"
 max_running = 8
 max_context_tokens = {context}
+
+[[models]]
+variant = "all-minilm-l6-v2"
+device = "cpu"
 """
 BACKEND_TOML = """\
 [[backends]]
