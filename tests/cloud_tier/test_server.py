@@ -494,7 +494,7 @@ async def test_an_engine_is_unloaded_and_loaded_again_while_the_other_serves(toy
         assert (await client.post("/v1/chat/completions", json=small)).status_code == 404
         assert (await client.post("/v1/chat/completions", json=CHAT)).headers["x-overspill-model"] == "toy-best"
         index = {e["name"]: e["state"] for e in (await client.post("/v2/repository/index")).json()}
-        assert index == {"toy-best": "READY", "toy-small": "UNAVAILABLE"}
+        assert index == {"toy": "READY", "toy-best": "READY", "toy-small": "UNAVAILABLE"}
         assert "toy-small" not in {card["id"] for card in (await client.get("/v1/models")).json()["data"]}
         assert (await client.post("/v2/repository/models/toy-small/load")).status_code == 200
         assert (await client.post("/v1/chat/completions", json=small)).status_code == 200

@@ -61,15 +61,15 @@ class RepositoryRoutes:
         return json_reply(orjson.dumps(told))
 
     def _states(self) -> list[ModelState]:
-        """Return a state for each variant: ready where any of its replicas can take a request."""
+        """Return a state for each family and variant: ready where any replica of it can take a request."""
         found: dict[str, ModelState] = {}
         for snapshot in self._deps.dispatcher.load():
-            name = snapshot.info.variant
-            if snapshot.available:
-                found[name] = ModelState(name=name)
-            else:
-                away: State = "LOADING" if snapshot.back_in_s else "UNAVAILABLE"
-                found.setdefault(name, ModelState(name=name, state=away, reason=snapshot.why))
+            away: State = "LOADING" if snapshot.back_in_s else "UNAVAILABLE"
+            for name in (snapshot.info.family, snapshot.info.variant):
+                if snapshot.available:
+                    found[name] = ModelState(name=name)
+                else:
+                    found.setdefault(name, ModelState(name=name, state=away, reason=snapshot.why))
         for entry in self._deps.repository.unloaded() if self._deps.repository is not None else ():
             found.setdefault(entry.name, entry)
         return list(found.values())

@@ -64,12 +64,13 @@ def client(server: Server) -> Iterator[triton.InferenceServerClient]:
 def test_the_index_tells_of_what_is_served_and_of_what_could_be(client: triton.InferenceServerClient) -> None:
     found = {entry["name"]: (entry["state"], entry["reason"]) for entry in client.get_model_repository_index()}
     assert found == {
+        "tiny": ("READY", ""),
         "tiny-fp32": ("LOADING", "restarting"),
         "tiny-int8": ("READY", ""),
         "tiny-int4": ("UNAVAILABLE", "unloaded"),
     }
     ready = httpx.post(f"http://{client._parsed_url.netloc}/v2/repository/index", json={"ready": True}).json()
-    assert [entry["name"] for entry in ready] == ["tiny-int8"]
+    assert [entry["name"] for entry in ready] == ["tiny", "tiny-int8"]
 
 
 def test_the_operator_loads_and_unloads(client: triton.InferenceServerClient, shelf: Shelf) -> None:
@@ -90,7 +91,7 @@ async def test_a_tier_that_cannot_says_so() -> None:
         path, form = "/v2/repository/models/tiny-int8/unload", {"content-type": "text/plain"}
         assert (await http.post(path, content="a=b", headers=form)).status_code == 415, "no page may send it unasked"
         index = (await http.post("/v2/repository/index")).json()
-    assert {entry["name"] for entry in index} == {"tiny-fp32", "tiny-int8"}
+    assert {entry["name"] for entry in index} == {"tiny", "tiny-fp32", "tiny-int8"}
 
 
 def tenants(path: Path) -> tuple[Tenancy, dict[Role, dict[str, str]]]:
