@@ -33,6 +33,7 @@ class Client:
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 TRITON = Venv("triton", ("tritonclient[all]==2.73.0",))
 
+# Those that take minutes come last.
 CLIENTS: tuple[Client, ...] = (
     Client("openai-python", "openai (Python)", "openai_python.py", Venv("openai", ("openai==3.54.0",)), "openai", 600),
     Client("openai-node", "openai (Node.js)", "openai_node.cjs", Npm("node", ("openai@7.57.0", "zod@4.6.7")), "openai"),
@@ -61,14 +62,12 @@ CLIENTS: tuple[Client, ...] = (
         "openai",
     ),
     Client("llm", "llm (CLI)", "llm_cli.py", Venv("llm", ("llm==0.36",)), "openai"),
-    Client(
-        "lm-eval",
-        "lm-evaluation-harness",
-        "lm_eval_tasks.py",
-        Venv("lmeval", ("lm-eval[api]==0.4.13", "transformers==5.23.0")),
-        "openai",
-        600,
-    ),
+    Client("browser", "a web page in Chromium", "browser_page.py", Programs((CHROMIUM,)), "http"),
+    Client("java", "Java HttpClient", "HttpClientChecks.java", Programs((("java",),), runner=("java",)), "http"),
+    Client("curl", "curl", "curl_commands.py", Programs((("curl",),)), "http"),
+    Client("triton-http", "tritonclient (HTTP)", "triton_http.py", TRITON, "kserve"),
+    Client("triton-grpc", "tritonclient (gRPC)", "triton_grpc.py", TRITON, "kserve"),
+    Client("kserve-http", "KServe V2 by hand", "kserve_http.py", Programs(()), "kserve"),
     Client(
         "guidellm",
         "GuideLLM",
@@ -79,12 +78,14 @@ CLIENTS: tuple[Client, ...] = (
         "openai",
     ),
     Client("aiperf", "AIPerf", "aiperf_load.py", Venv("aiperf", ("aiperf==0.13.0",)), "openai"),
-    Client("browser", "a web page in Chromium", "browser_page.py", Programs((CHROMIUM,)), "http"),
-    Client("java", "Java HttpClient", "HttpClientChecks.java", Programs((("java",),), runner=("java",)), "http"),
-    Client("curl", "curl", "curl_commands.py", Programs((("curl",),)), "http"),
-    Client("triton-http", "tritonclient (HTTP)", "triton_http.py", TRITON, "kserve"),
-    Client("triton-grpc", "tritonclient (gRPC)", "triton_grpc.py", TRITON, "kserve"),
-    Client("kserve-http", "KServe V2 by hand", "kserve_http.py", Programs(()), "kserve"),
+    Client(
+        "lm-eval",
+        "lm-evaluation-harness",
+        "lm_eval_tasks.py",
+        Venv("lmeval", ("lm-eval[api]==0.4.13", "transformers==5.23.0")),
+        "openai",
+        600,
+    ),
 )
 
 
