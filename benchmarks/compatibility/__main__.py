@@ -13,6 +13,7 @@ in `reasons.toml`; the command ends with status 1 then.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
@@ -102,8 +103,11 @@ def _run(client: Client, server: str, version: str, report: Report) -> Run:
 
 
 def prepared(clients: Sequence[Client]) -> list[tuple[Client, Command | str]]:
-    """Install what is not there yet; a client that cannot be had is told as such."""
-    return [(client, _prepared(client)) for client in clients]
+    """Install what is not there yet, one run at a time; a client that cannot be had is told as such."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / "installing.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return [(client, _prepared(client)) for client in clients]
 
 
 def _prepared(client: Client) -> Command | str:

@@ -142,6 +142,11 @@ class Place:
         """The origin of that page."""
         return f"http://127.0.0.1:{self.page_port}"
 
+    def emptied(self, name: str) -> Path:
+        """Return a folder in which nothing is left of the run before."""
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+        return self.folder / name
+
 
 @dataclass(frozen=True)
 class Running:
@@ -247,7 +252,7 @@ def _described(name: str, place: Place, url: str, **others: str) -> Server:
 async def _edge(place: Place, _peers: Peers) -> AsyncIterator[Running]:
     port, grpc, config = free_port(), free_port(), place.folder / "edge.toml"
     told = {"port": port, "grpc": grpc, "page": place.page, "key": KEY, "context": CONTEXT_TOKENS}
-    folders = {"cache": place.folder / "serving", "jobs": place.folder / "edge-jobs"}
+    folders = {"cache": place.folder / "serving", "jobs": place.emptied("edge-jobs")}
     config.write_text(EDGE_TOML.format(**told, **folders), encoding="utf-8")
     url = f"http://127.0.0.1:{port}"
     argv = overspill("edge", "run", "--config", str(config))
@@ -272,7 +277,7 @@ async def _cloud_over_vllm(place: Place, peers: Peers) -> AsyncIterator[Running]
 @contextlib.asynccontextmanager
 async def _tier(name: str, place: Place, models: str) -> AsyncIterator[Running]:
     port, grpc, config = free_port(), free_port(), place.folder / f"{name}.toml"
-    told = {"port": port, "grpc": grpc, "page": place.page, "jobs": place.folder / f"{name}-jobs", "models": models}
+    told = {"port": port, "grpc": grpc, "page": place.page, "jobs": place.emptied(f"{name}-jobs"), "models": models}
     config.write_text(CLOUD_TOML.format(**told), encoding="utf-8")
     url = f"http://127.0.0.1:{port}"
     argv = overspill("cloud", "serve", "--config", str(config))
