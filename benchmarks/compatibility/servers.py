@@ -120,6 +120,7 @@ api_key = "{key}"
 served = "all-minilm-l6-v2"
 variant = "all-minilm-l6-v2-vllm"
 family = "all-minilm-l6-v2"
+tasks = ["embed"]
 """
 
 
