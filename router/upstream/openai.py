@@ -31,6 +31,7 @@ from router.base.errors import (
 from router.upstream import embeddings
 from router.upstream.dialect import OVERSPILL, Dialect
 from router.upstream.told import Logprobs
+from router.upstream.tools import message_of, tool_fields
 from router.values.logprobs import TokenLogprob
 from router.values.request import (
     ChatPrompt,
@@ -157,7 +158,8 @@ def encode_request(
     }
     left = tokens_left(request)
     if isinstance(prompt, ChatPrompt):
-        messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
+        messages = [message_of(message) for message in prompt.messages]
+        body.update(tool_fields(prompt, strict=dialect.tools == "strictly"))
         if request.continuation:
             messages.append({"role": "assistant", "content": request.continuation})
             body.update(dialect.continues(request))

@@ -53,7 +53,7 @@ def completion(server: Server) -> None:
 def stream(server: Server) -> None:
     pieces = Pieces()
     told = [{"role": "user", "content": "Tell a story of the sea."}]
-    for chunk in litellm.completion(**options(server, messages=told, max_tokens=24, stream=True)):
+    for chunk in litellm.completion(**options(server, messages=told, max_tokens=60, stream=True)):
         pieces.add(chunk.choices[0].delta.content)
     pieces.came_over_time()
 

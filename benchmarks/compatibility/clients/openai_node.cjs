@@ -44,7 +44,7 @@ const checks = {
   "chat stream: pieces over time": async () => {
     const times = [];
     const stream = await client.chat.completions.create({
-      model: server.model, messages: story, max_tokens: 24, temperature: 0, stream: true,
+      model: server.model, messages: story, max_tokens: 60, temperature: 0, stream: true,
     });
     for await (const chunk of stream) if (chunk.choices[0]?.delta?.content) times.push(performance.now());
     cameOverTime(times);

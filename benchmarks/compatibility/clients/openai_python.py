@@ -446,7 +446,7 @@ def embeddings(server: Server) -> None:
             lengths = sum(x * x for x in a) ** 0.5 * sum(x * x for x in b) ** 0.5
             return sum(x * y for x, y in zip(a, b, strict=True)) / lengths
 
-        assert alike(vectors[0], vectors[1]) > 0.4 + alike(vectors[0], vectors[2])
+        assert alike(vectors[0], vectors[1]) > 0.1 + alike(vectors[0], vectors[2])
         plain = client.embeddings.create(model=server.embeddings_model, input=texts[0], encoding_format="float")
         assert alike(plain.data[0].embedding, vectors[0]) > 0.999
 
