@@ -114,7 +114,7 @@ class ContextTooLong(InvalidRequest):
     def of(cls, window_tokens: int, what: str, *, param: str | None = None) -> ContextTooLong:
         """Return the error for a prompt that does not fit `window_tokens`.
 
-        It begins as OpenAI's own does and ends as Anthropic's: LiteLLM knows a context overflow by the first words alone,
+        It begins as OpenAI's own does and ends as Anthropic's: LiteLLM knows an overflow by the first words alone,
         LangChain by the last.
 
         Args:

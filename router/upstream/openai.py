@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -404,6 +405,10 @@ class _ErrorBody(msgspec.Struct):
     error: UpstreamError | str | None = None
 
 
+# vLLM, SGLang and llama.cpp have no code for it.
+_OVERFLOW = re.compile(r"maximum context length|longer than the model's context|available context size", re.IGNORECASE)
+
+
 def decode_error(status: int, headers: Mapping[str, str], body: bytes, who: str) -> OverspillError:
     """Turn an upstream's refusal into the error that the router understands."""
     told = _told(body)
@@ -421,6 +426,8 @@ def _error_of(status: int, told: UpstreamError, headers: Mapping[str, str], who:
     if status == 404 and told.code != ModelNotFound.code:
         return ReplicaFailed(f"{who}: HTTP 404, is the base URL right? {told.message}")
     if 400 <= status < 500 and status not in {408, 409, 425}:
+        if told.code != ContextTooLong.code and _OVERFLOW.search(told.message or ""):
+            return ContextTooLong(f"{message}; the prompt is too long", param=told.param)
         kinds = {ModelNotFound.code: ModelNotFound, ContextTooLong.code: ContextTooLong}
         return kinds.get(str(told.code), InvalidRequest)(message, param=told.param)
     return (RequestFailed if told.code == RequestFailed.code else ReplicaFailed)(message)

@@ -125,6 +125,22 @@ def test_a_status_and_a_code_say_whose_fault_it_is(status: int, code: str | None
     assert type(decode_error(status, {}, body, "upstream")) is expected
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model's maximum context length is 2048 tokens. However, your prompt contains at least 2049 input tokens.",
+        "The input (3000 tokens) is longer than the model's context length (2048 tokens).",
+        "the request exceeds the available context size (2048 tokens)",
+    ],
+)
+def test_servers_without_a_code_for_it_are_known_by_how_they_tell_of_an_overflow(message: str) -> None:
+    body = orjson.dumps({"error": {"message": message, "code": 400}})
+    error = decode_error(400, {}, body, "backend vllm")
+    assert isinstance(error, ContextTooLong)
+    assert message in error.message
+    assert "prompt is too long" in error.message, "LangChain looks for it"
+
+
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[]", b'{"error":7}', b'{"error":{"code":[]}}', b"[" * 100_000])
 def test_an_error_of_any_shape_is_read(body: bytes) -> None:
     for status in (400, 429, 500, 503, 999):
