@@ -36,7 +36,7 @@ def commit() -> str:
     head = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=HERE, capture_output=True, check=False)
     if head.returncode:
         return ""
-    others = ["--", ":/", ":(exclude,top)benchmarks/results"]
+    others = ["--", ":/", ":(exclude,top)benchmarks/results", ":(exclude,top)docs/compatibility.md"]
     changed = subprocess.run(["git", "diff", "--quiet", "HEAD", *others], cwd=HERE, check=False).returncode
     return head.stdout.decode().strip() + ("+" if changed else "")
 

@@ -73,7 +73,7 @@ async def measure(plan: Plan, place: Place, keep: Callable[[Run], None]) -> None
                 print(f"not run: {error}", flush=True)
                 why = " ".join(str(error).split())
                 for client, _ in clients:
-                    keep(_run(client, kind.name, "", _absent(why)))
+                    keep(_run(client, kind.name, None, _absent(why)))
 
 
 async def _one(client: Client, command: Command | str, running: Running, place: Place, only: tuple[str, ...]) -> Run:
@@ -90,16 +90,17 @@ async def _one(client: Client, command: Command | str, running: Running, place: 
     for check in report.checks:
         if check.outcome != "pass":
             print(f"   {check.outcome}: {check.check}: {check.reason}", flush=True)
-    return _run(client, server.name, running.version, report)
+    return _run(client, server.name, running, report)
 
 
 def _absent(why: str) -> Report:
     return Report({}, [Check("the client starts", "not run", why)])
 
 
-def _run(client: Client, server: str, version: str, report: Report) -> Run:
+def _run(client: Client, server: str, running: Running | None, report: Report) -> Run:
     day = datetime.now(timezone.utc).date().isoformat()
-    return Run(client.name, server, day, commit(), report.versions, version, report.checks)
+    began, version = (commit(), "") if running is None else (running.commit, running.version)
+    return Run(client.name, server, day, began, report.versions, version, report.checks)
 
 
 def prepared(clients: Sequence[Client]) -> list[tuple[Client, Command | str]]:

@@ -20,7 +20,7 @@ import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -151,10 +151,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Running:
-    """A server that is up."""
+    """A server that is up.
+
+    Attributes:
+        commit: of this project when it was started.
+    """
 
     server: Server
     version: str
+    commit: str = field(default_factory=commit)
 
 
 class Peers:
