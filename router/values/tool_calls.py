@@ -446,8 +446,8 @@ class CallWriter:
         self._tail = "" if self._unfinished else before.tail
 
     def write(self, pieces: list[str | CallDelta]) -> str:
-        """Return the text of these pieces."""
-        return "".join(self._piece(piece) for piece in pieces)
+        """Return the text of these pieces; an empty one says nothing, and ends no call."""
+        return "".join(self._piece(piece) for piece in pieces if piece)
 
     def finish(self) -> str:
         """Close the call that is open, at an end that is no cut."""

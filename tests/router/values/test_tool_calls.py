@@ -119,3 +119,11 @@ def test_what_another_writes_behind_any_cut_joins(cut: int, pieces: int) -> None
     writer = CallWriter(said)
     joined = said + "".join(map(writer.write, told)) + writer.finish()
     assert gathered(read(CANONICAL, joined, set())) == ("Well.", [("f", WEATHER[1]), ("g", {})])
+
+
+def test_events_without_text_end_no_call() -> None:
+    """A server tells the name and each piece of the arguments in events whose text is empty."""
+    writer = CallWriter()
+    pieces = [CallDelta(0, "f"), CallDelta(0, "", '{"a"'), CallDelta(0, "", ": 1}")]
+    written = "".join(writer.write(["", piece]) for piece in pieces) + writer.write([""]) + writer.finish()
+    assert written == call_text("f", '{"a": 1}')
