@@ -58,6 +58,7 @@ MODULES = {
     "paho-mqtt": "paho",
     "prometheus-client": "prometheus_client",
     "protobuf": "google.protobuf",
+    "python-multipart": "python_multipart",
 }
 READ_OUTSIDE = {"openai": "examples"}
 
