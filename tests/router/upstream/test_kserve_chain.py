@@ -33,7 +33,10 @@ async def behind(tier: Tier) -> AsyncIterator[Backend]:
 
 
 async def replica_of(source: Backend) -> UpstreamReplica:
-    return await until(lambda: next((r for r in source.replicas if r.snapshot().available), None))
+    """The exact model: the index names its family too, of which there is one replica more."""
+    return await until(
+        lambda: next((r for r in source.replicas if r.info.variant == "tiny-fp32" and r.snapshot().available), None)
+    )
 
 
 def ask(**sampling) -> InferenceRequest:
