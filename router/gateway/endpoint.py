@@ -266,8 +266,9 @@ class Endpoint:
         try:
             return await self._handler(context)
         except OverspillError as error:
-            if isinstance(error, Refused) and context.stay is not None:
-                context.stay.refused()
+            if isinstance(error, Refused):
+                if context.stay is not None:
+                    context.stay.refused()
             elif error.status >= 500:
                 log.warning("request failed", request_id=context.request_id, code=error.code, error=error.message)
             return render_error(error, context.dialect)

@@ -37,6 +37,7 @@ class Connection(asyncio.Protocol):
         self._lost: Callable[[Connection], None] | None = lost
         self._exchange: Exchange | None = None
         self._parser: httptools.HttpResponseParser | None = None
+        self._made = False
         self.kept = kept
         self.free_until_s = 0.0
 
@@ -56,8 +57,9 @@ class Connection(asyncio.Protocol):
         return self._lost is not None and not self._transport.is_closing()
 
     def abort(self) -> None:
-        """Close it now, whatever is on its way; its place is free at once."""
-        self._transport.abort()
+        """Close it now, whatever is on its way, also before it was made; its place is free at once."""
+        if self._made:
+            self._transport.abort()
         self._leave()
 
     def pause(self) -> None:
@@ -69,6 +71,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._made = True
 
     def data_received(self, data: bytes) -> None:
         exchange, parser = self._exchange, self._parser

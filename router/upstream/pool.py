@@ -101,15 +101,16 @@ class ConnectionPool:
             connection = await self._wait(limit_s)
             if connection is not None:
                 return connection
+        made: list[Connection] = []
         try:
-            return await self._connect(trace, limit_s - (self._clock.now_s() - began_s), kept=True)
-        except BaseException:
-            self._give_place()
-            raise
+            return await self._connect(trace, limit_s - (self._clock.now_s() - began_s), made, kept=True)
+        finally:
+            if not made:  # one that was made gives its place back itself
+                self._give_place()
 
     async def fresh(self, trace: ConnectTrace) -> Connection:
         """Return a new connection that serves one request, and counts for none of the pool's places."""
-        return await self._connect(trace, self._options.connect_timeout_s, kept=False)
+        return await self._connect(trace, self._options.connect_timeout_s, [], kept=False)
 
     async def close(self) -> None:
         """Close every connection; whoever waits for one hears of it."""
@@ -153,26 +154,32 @@ class ConnectionPool:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
 
-    async def _connect(self, trace: ConnectTrace, limit_s: float, *, kept: bool) -> Connection:
+    async def _connect(self, trace: ConnectTrace, limit_s: float, made: list[Connection], *, kept: bool) -> Connection:
+        """Connect; what was made stands in `made`, also where nobody gets it since the time ended in that turn."""
         began_s = self._clock.now_s()
         try:
-            connection = await within(max(limit_s, 0.0), self._made(kept=kept))
-        except asyncio.TimeoutError:
-            raise NotConnectedError("no connection within the time limit") from None
-        except OSError as error:
-            raise NotConnectedError(in_words(error)) from error
+            connection = await within(max(limit_s, 0.0), self._make(made, kept=kept))
+        except BaseException as error:
+            for connection in made:
+                connection.abort()
+            if isinstance(error, asyncio.TimeoutError):
+                raise NotConnectedError("no connection within the time limit") from None
+            if isinstance(error, OSError):
+                raise NotConnectedError(in_words(error)) from error
+            raise
         trace.connect_s, trace.connected = self._clock.now_s() - began_s, True
         return connection
 
-    async def _made(self, *, kept: bool) -> Connection:
+    async def _make(self, made: list[Connection], *, kept: bool) -> Connection:
         loop = asyncio.get_running_loop()
+        lost = self._lost if kept else self._open.discard
         sock = await aiohappyeyeballs.start_connection(
             await self._look_up(), happy_eyeballs_delay=_SECOND_FAMILY_S, loop=loop
         )
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _, connection = await loop.create_connection(
-                lambda: Connection(self._freed, self._lost if kept else self._open.discard, kept=kept),
+                lambda: self._noted(made, Connection(self._freed, lost, kept=kept)),
                 sock=sock,
                 ssl=self._tls,
                 server_hostname=self._host if self._tls is not None else None,
@@ -180,7 +187,13 @@ class ConnectionPool:
         except BaseException:
             sock.close()
             raise
-        self._open.add(connection)
+        if connection.open:  # else it was lost in the turn that it was made in
+            self._open.add(connection)
+        return connection
+
+    @staticmethod
+    def _noted(made: list[Connection], connection: Connection) -> Connection:
+        made.append(connection)  # before it is there: whoever is cancelled meanwhile still knows of it
         return connection
 
     async def _look_up(self) -> list[Any]:

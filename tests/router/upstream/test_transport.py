@@ -332,6 +332,23 @@ async def test_a_head_that_arrives_in_the_turn_of_its_cancellation_keeps_no_conn
             again.close()
 
 
+async def test_a_pool_never_has_more_connections_than_places_whatever_is_cancelled() -> None:
+    for turns in range(30):
+        peer = Peer(begun)
+        async with peer.client(max_connections=1, connect_timeout_s=0.2) as client:
+            task = asyncio.ensure_future(post(client))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                (await task).close()
+            await asyncio.sleep(0.01)  # what was left has been lost by now
+            held = await post(client)
+            with pytest.raises(PoolExhaustedError):
+                await post(client)
+            held.close()
+
+
 async def test_who_waits_for_data_can_be_told_that_none_will_come() -> None:
     async with Peer(begun).client() as client:
         response = await post(client)
