@@ -166,11 +166,12 @@ async def test_losing_all_ends_every_stream() -> None:
     async with servers(1) as (server,), tier(entry(urls=(server.url,))) as here:
         await until(lambda: here.ids)
         server.gate = asyncio.Event()
-        begun = asyncio.ensure_future(here.text())
-        await until(lambda: server.open)
+        running = await here.dispatcher.start(ask(model="m"))  # with its first text, however busy the machine is
         here.sources.lose("the tier ends")
         with pytest.raises(ReplicaBroken, match="nobody can finish it"):
-            await begun
+            async with contextlib.aclosing(running.chunks) as chunks:
+                async for _ in chunks:
+                    pass
 
 
 async def test_a_key_is_read_from_the_environment_and_a_missing_one_is_an_error() -> None:
