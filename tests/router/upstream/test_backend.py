@@ -18,6 +18,7 @@ from router.upstream.foreign import Surroundings
 from router.upstream.settings import BackendSettings
 from router.upstream.source import SourceHooks
 from router.upstream.sources import Sources, backend_sources
+from router.values.answer import Answer
 from router.values.replica import Unreached
 from router.values.request import FinishReason
 from router.values.settings import RouterSettings
@@ -45,7 +46,9 @@ class Tier:
         return sorted(r.info.replica_id for r in self.sources.replicas if r.snapshot().available)
 
     async def text(self, model: str = "m") -> str:
-        running = await self.dispatcher.start(ask(model=model))
+        return await self.rest(await self.dispatcher.start(ask(model=model)))
+
+    async def rest(self, running: Answer) -> str:
         async with contextlib.aclosing(running.chunks) as chunks:
             told = [chunk async for chunk in chunks]
         assert told[-1].finish_reason is FinishReason.STOP
@@ -169,9 +172,7 @@ async def test_losing_all_ends_every_stream() -> None:
         running = await here.dispatcher.start(ask(model="m"))  # with its first text, however busy the machine is
         here.sources.lose("the tier ends")
         with pytest.raises(ReplicaBroken, match="nobody can finish it"):
-            async with contextlib.aclosing(running.chunks) as chunks:
-                async for _ in chunks:
-                    pass
+            await here.rest(running)
 
 
 async def test_a_key_is_read_from_the_environment_and_a_missing_one_is_an_error() -> None:
