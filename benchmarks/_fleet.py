@@ -19,9 +19,12 @@ from router.dispatch.dispatcher import Dispatcher
 from router.signals.credit_account import CreditAccount, HeldCredits
 from router.simulation.loop import LoopClock, VirtualLoop
 from router.upstream.polling import PollSchedule
+from router.values.chunk import FinishReason, TokenChunk
 from router.values.credits import Asker, Want
+from router.values.prompt import TextPrompt
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
-from router.values.request import FinishReason, InferenceRequest, Objective, SamplingParams, TextPrompt, TokenChunk
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.settings import CreditSettings, RouterSettings
 from router.wire.load import LoadReport, decode_orca, encode_orca, summarise
 

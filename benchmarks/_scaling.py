@@ -24,8 +24,10 @@ from router.simulation.run import truths_of
 from router.simulation.traces import TraceRow
 from router.simulation.values import SimRequest
 from router.simulation.world import DeviceSpec, NoiseSpec, RungSpec, World
+from router.values.prompt import TextPrompt
 from router.values.replica import ReplicaInfo, SpeedPrior
-from router.values.request import InferenceRequest, Objective, SamplingParams, TextPrompt
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.settings import RouterSettings
 
 MODEL = "model"

@@ -26,8 +26,11 @@ from router.decisions.settings import DecisionFileSettings
 from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
 from router.signals.link import Link
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.prompt import TextPrompt
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
-from router.values.request import FinishReason, InferenceRequest, Objective, SamplingParams, TextPrompt, TokenChunk
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.settings import RouterSettings
 
 CANDIDATES = (2, 8)

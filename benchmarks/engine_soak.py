@@ -29,7 +29,7 @@ from cloud_tier.engine.protocol import EngineConfig, EngineRequest
 from cloud_tier.engine.torch_engine import TorchEngine
 from models.store.store import ModelStore
 from router.base.clock import MonotonicClock
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 
 FAMILY = "smollm2-135m"
 VOCAB = 49_000

@@ -47,7 +47,7 @@ from models.formats.config import ModelConfig
 from models.formats.weights import Weights
 from router.base.clock import MonotonicClock
 from router.base.host import usable_cores
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 
 BLOCK_TOKENS = 16
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}

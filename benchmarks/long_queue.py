@@ -25,8 +25,11 @@ import structlog
 from router.base.errors import OverspillError
 from router.base.garbage import collect_while_few_wait, spare_what_was_imported
 from router.dispatch.dispatcher import Dispatcher
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.prompt import TextPrompt
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
-from router.values.request import FinishReason, InferenceRequest, Objective, SamplingParams, TextPrompt, TokenChunk
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.settings import RouterSettings
 
 SLOTS = 4

@@ -27,8 +27,11 @@ from benchmarks.long_queue import rung_of_two
 from router.base.errors import OverspillError, ReplicaBroken
 from router.dispatch.dispatcher import Dispatcher
 from router.simulation.loop import LoopClock, VirtualLoop, run_virtually
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.prompt import TextPrompt
 from router.values.replica import ReplicaSnapshot
-from router.values.request import FinishReason, InferenceRequest, Objective, SamplingParams, TextPrompt, TokenChunk
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.settings import Fairness, RouterSettings
 
 SLOTS = 4

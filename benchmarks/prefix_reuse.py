@@ -33,7 +33,9 @@ from edge_agent.serving.replica import LocalReplica
 from hardware_profiles.loader import Profile, RuntimeOptions, load_profiles
 from models.store.store import ModelStore
 from router.base.host import usable_cores
-from router.values.request import ChatPrompt, InferenceRequest, Message, Objective, SamplingParams
+from router.values.prompt import ChatPrompt, Message
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 
 VARIANT = "smollm2-135m-int8"
 PROFILE = "generic-x86-cpu"

@@ -35,8 +35,11 @@ from router.signals.latency import LatencyModel
 from router.signals.length import LengthModel
 from router.signals.link import Link
 from router.signals.signals import Signals
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.prompt import TextPrompt
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
-from router.values.request import FinishReason, InferenceRequest, Objective, SamplingParams, TextPrompt, TokenChunk
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.settings import BreakerSettings, RouterSettings
 
 CANDIDATES = (2, 4, 8, 16)

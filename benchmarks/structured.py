@@ -42,17 +42,12 @@ from hardware_profiles.loader import load_profiles
 from models.store.store import ModelStore
 from models.text.chat import PromptEncoder
 from router.base.errors import InvalidRequest
+from router.values.chunk import FinishReason, TokenChunk
 from router.values.constraint import Constraint, ConstraintKind
+from router.values.prompt import ChatPrompt, Message
 from router.values.replica import ReplicaInfo, SpeedPrior
-from router.values.request import (
-    ChatPrompt,
-    FinishReason,
-    InferenceRequest,
-    Message,
-    Objective,
-    SamplingParams,
-    TokenChunk,
-)
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 
 FAMILY = "smollm2-135m"
 EDGE_VARIANT = "smollm2-135m-int8"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from cloud_tier.engine.protocol import EngineChunk
 from models.text.logprobs import LogprobStream
 from models.text.tokenizer import TextStream, Tokenizer
-from router.values.request import FinishReason, TokenChunk
+from router.values.chunk import FinishReason, TokenChunk
 
 
 class Told:

@@ -21,7 +21,7 @@ from cloud_tier.lineup import EngineSpec
 from router.base.clock import Clock
 from router.base.errors import ArtifactError, ConfigError
 from router.base.host import usable_cores
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 
 _TEXTS = (
     "The capital of France is",

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from models.text.chat import PromptEncoder
 from router.base.errors import ModelNotFound
+from router.values.prompt import Input, PromptSize
 from router.values.prompt_size import estimate_size, no_tokenizer
 from router.values.replica import ReplicaInfo
-from router.values.request import Input, PromptSize
 from router.values.task import Call
 
 

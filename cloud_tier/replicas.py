@@ -18,15 +18,10 @@ from models.text.tools.answer import with_tools
 from router.base.clock import Clock
 from router.base.errors import ContextTooLong, ReplicaBroken
 from router.base.extras import installed
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.prompt import IN_THREAD_CHARS, ChatPrompt, size_chars
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
-from router.values.request import (
-    IN_THREAD_CHARS,
-    ChatPrompt,
-    FinishReason,
-    InferenceRequest,
-    TokenChunk,
-    size_chars,
-)
+from router.values.request import InferenceRequest
 from router.values.status import ReplicaFacts
 
 _MAX_REASON_CHARS = 160

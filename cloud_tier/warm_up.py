@@ -9,7 +9,7 @@ import dataclasses
 from cloud_tier.engine.protocol import Engine, EngineInfo, EngineRequest
 from router.base.clock import Clock
 from router.values.replica import SpeedPrior
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 
 _PROMPT_TOKENS = 256
 _DECODE_TOKENS = 16

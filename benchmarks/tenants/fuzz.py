@@ -30,8 +30,9 @@ from router.gateway.deps import GatewayDeps
 from router.tenants.keys_file import digest_of
 from router.tenants.tenancy import KeySources, Tenancy
 from router.tenants.tenant import Tenant
+from router.values.chunk import FinishReason, TokenChunk
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
-from router.values.request import FinishReason, InferenceRequest, TokenChunk
+from router.values.request import InferenceRequest
 from router.values.settings import RouterSettings
 
 SECRET_MODEL = "secret-model-of-red"  # noqa: S105 - a name

@@ -21,8 +21,8 @@ from router.simulation.replica import Host, Reachability, SimReplica
 from router.simulation.world import DeviceSpec, RungSpec
 from router.tenants.settings import TenantSettings
 from router.tenants.tenancy import KeySources, Tenancy
+from router.values.prompt import Prompt, PromptSize, TextPrompt
 from router.values.replica import ReplicaInfo, SpeedPrior
-from router.values.request import Prompt, PromptSize, TextPrompt
 from router.values.settings import Fairness, RouterSettings
 
 MODEL = "simulated"

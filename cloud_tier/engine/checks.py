@@ -10,7 +10,7 @@ from cloud_tier.engine.protocol import EngineConfig, EngineInfo, EngineRequest
 from cloud_tier.engine.sharding import shard
 from models.formats.weights import open_weights
 from router.base.errors import ContextTooLong, InvalidRequest
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 from router.values.token_rules import check_token_rules
 
 _INT64 = range(-(2**63), 2**63)

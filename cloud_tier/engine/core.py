@@ -22,7 +22,7 @@ from cloud_tier.engine.sequence import Sequence
 from cloud_tier.engine.speculation import Speculation
 from router.base.clock import Clock
 from router.base.errors import InvalidRequest, in_words
-from router.values.request import FinishReason
+from router.values.chunk import FinishReason
 
 if TYPE_CHECKING:
     from cloud_tier.engine.model import Computed

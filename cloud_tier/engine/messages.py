@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from cloud_tier.engine.protocol import EngineConfig, EngineInfo, EngineLoad, EngineRequest
+from router.values.chunk import FinishReason
 from router.values.logprobs import DrawnToken
-from router.values.request import FinishReason
 
 LENGTH = struct.Struct("<I")
 MESH_LIMIT_BYTES = 64 * 1024

@@ -14,8 +14,9 @@ from typing import Annotated, Literal, Protocol
 import msgspec
 
 from router.base.errors import ConfigError
+from router.values.chunk import FinishReason
 from router.values.logprobs import DrawnToken
-from router.values.request import FinishReason, SamplingParams
+from router.values.sampling import SamplingParams
 from router.values.token_rules import ending_ids
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]

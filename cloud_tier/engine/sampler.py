@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from cloud_tier.engine.token_rules import TokenRules
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 
 _NUCLEUS_CANDIDATES = 512  # sorting a whole vocabulary costs milliseconds a row; few nuclei are wider than this
 _COLDEST = 1e-5  # below it the division overflows; the draw is greedy long before

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cloud_tier.engine.speculation import NgramIndex
+from router.values.chunk import FinishReason
 from router.values.logprobs import DrawnToken
-from router.values.request import FinishReason
 
 if TYPE_CHECKING:
     from cloud_tier.engine.kv_blocks import BlockTable

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from cloud_tier.engine.messages import Step, Tokens
 from cloud_tier.engine.protocol import EngineChunk, EngineLoad, EngineRequest
 from router.base.errors import InvalidRequest, OverspillError, ReplicaBroken, ReplicaUnreachable, RequestFailed
+from router.values.chunk import FinishReason
 from router.values.logprobs import DrawnToken
-from router.values.request import FinishReason
 
 
 class Stream:

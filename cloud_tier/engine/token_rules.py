@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 
 
 class TokenRules:

@@ -22,8 +22,9 @@ from router.base.timers import end
 from router.upstream.foreign import Surroundings
 from router.upstream.openai_server import OpenAIServer
 from router.upstream.server import ServerOptions
+from router.values.chunk import TokenChunk
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
-from router.values.request import InferenceRequest, TokenChunk
+from router.values.request import InferenceRequest
 from router.values.status import ReplicaFacts
 
 log = structlog.get_logger("cloud_tier.vllm")

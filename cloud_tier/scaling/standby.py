@@ -10,8 +10,9 @@ import dataclasses
 from collections.abc import AsyncGenerator, Callable
 
 from router.base.errors import Unavailable
+from router.values.chunk import TokenChunk
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
-from router.values.request import InferenceRequest, TokenChunk
+from router.values.request import InferenceRequest
 
 PREFIX = "standby/"
 

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from router.values.chunk import TokenChunk
 from router.values.logprobs import DrawnToken, TokenLogprob
-from router.values.request import TokenChunk
 
 
 class LogprobText(Protocol):

@@ -9,7 +9,7 @@ from typing import Protocol
 from edge_agent.generate.batcher import Sequence
 from edge_agent.generate.logprobs import Logprobs
 from router.base.errors import OverspillError
-from router.values.request import TokenChunk
+from router.values.chunk import TokenChunk
 
 
 class TextDelta(Protocol):

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_agent.generate.token_rules import TokenRules
-from router.values.request import GREEDY_BELOW, SamplingParams
+from router.values.sampling import GREEDY_BELOW, SamplingParams
 
 _NUCLEUS_GUESS = 512
 _SEED_MASK = (1 << 64) - 1

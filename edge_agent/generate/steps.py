@@ -18,7 +18,7 @@ from router.base.errors import (
     RequestFailed,
     in_words,
 )
-from router.values.request import FinishReason, TokenChunk
+from router.values.chunk import FinishReason, TokenChunk
 
 log = structlog.get_logger("edge_agent")
 

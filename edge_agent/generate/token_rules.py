@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 
 _NEVER = np.float32(-np.inf)
 

@@ -10,9 +10,9 @@ from models.text.chat import PromptEncoder
 from models.text.grammar import Grammars
 from models.text.logprobs import LogprobStream
 from models.text.tokenizer import TextStream
+from router.values.prompt import Input, Prompt, PromptSize, TextPrompt
 from router.values.prompt_size import estimate_size, no_tokenizer
 from router.values.replica import ReplicaInfo
-from router.values.request import Input, Prompt, PromptSize, TextPrompt
 from router.values.task import Call
 
 

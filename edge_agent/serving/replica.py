@@ -21,14 +21,10 @@ from models.text.grammar import Matcher
 from models.text.tools.answer import with_tools
 from router.base.errors import ContextTooLong, InvalidRequest, OverspillError, ReplicaUnreachable, Unavailable
 from router.base.extras import installed
+from router.values.chunk import TokenChunk
+from router.values.prompt import IN_THREAD_CHARS, ChatPrompt, size_chars
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
-from router.values.request import (
-    IN_THREAD_CHARS,
-    ChatPrompt,
-    InferenceRequest,
-    TokenChunk,
-    size_chars,
-)
+from router.values.request import InferenceRequest
 from router.values.status import ReplicaFacts
 from router.values.token_rules import check_token_rules, ending_ids
 

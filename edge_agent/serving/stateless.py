@@ -21,8 +21,9 @@ from models.pipelines.replica import PipelineReplica, ServedPipeline
 from models.pipelines.settings import ModelBatching
 from router.base.clock import MonotonicClock
 from router.base.errors import ArtifactError, ConfigError, ReplicaUnreachable
+from router.values.chunk import TokenChunk
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
-from router.values.request import InferenceRequest, TokenChunk
+from router.values.request import InferenceRequest
 from router.values.status import ReplicaFacts
 from router.values.task import Task
 

@@ -20,7 +20,7 @@ import msgspec
 from models.graph.artifact import digest_of
 from models.text.chat import PromptEncoder
 from router.base.errors import ArtifactError
-from router.values.request import ChatPrompt, Message
+from router.values.prompt import ChatPrompt, Message
 
 FOLDER = Path(__file__).parent / "calibration"
 

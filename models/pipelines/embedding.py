@@ -19,7 +19,7 @@ import tokenizers
 from models.pipelines.batching import BatchSettings
 from models.pipelines.stage import Opens, StagePlan, Work
 from router.base.errors import ArtifactError, ContextTooLong, InvalidRequest, OverspillError
-from router.values.request import Input
+from router.values.prompt import Input
 from router.values.task import EmbedCall, Embeddings
 
 BUCKETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

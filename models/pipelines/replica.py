@@ -17,8 +17,10 @@ from models.pipelines.pipeline import Pipeline, PipelinePlan
 from models.pipelines.stage import Stage
 from router.base.clock import Clock
 from router.base.errors import OverspillError, ReplicaUnreachable, Unavailable, in_words
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.prompt import Input
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
-from router.values.request import FinishReason, InferenceRequest, Input, TokenChunk
+from router.values.request import InferenceRequest
 from router.values.status import NO_FACTS, ReplicaFacts
 from router.values.task import Output
 

@@ -22,7 +22,7 @@ from models.text.tools.format import ToolFormat, in_own_words
 from models.text.tools.prompted import function_of, in_plain_messages
 from models.text.tools.registry import format_of, open_format
 from router.base.errors import ArtifactError, ContextTooLong, InvalidRequest
-from router.values.request import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt, texts_of
+from router.values.prompt import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt, texts_of
 
 TEMPLATE_FILE = "chat_template.jinja"
 _NORMALISED = 2  # Unicode normalisation (NFC) can join up to two characters into a byte's worth of text each

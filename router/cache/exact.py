@@ -19,8 +19,10 @@ from router.base.clock import Clock
 from router.cache.meaning import Meaning, key_parts
 from router.cache.settings import CacheSettings
 from router.values.answer import Answer, Route
+from router.values.chunk import TokenChunk
+from router.values.prompt import ChatPrompt, TextPrompt, TokenPrompt
 from router.values.replica import ReplicaInfo
-from router.values.request import CacheUse, ChatPrompt, InferenceRequest, TextPrompt, TokenChunk, TokenPrompt
+from router.values.request import CacheUse, InferenceRequest
 from router.values.usage import Usage
 
 _CHUNK_BYTES = 240  # of a chunk beside its text: the object, its fields, its place in a list

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from router.values.request import CacheUse, ChatPrompt, InferenceRequest, TextPrompt
+from router.values.prompt import ChatPrompt, TextPrompt
+from router.values.request import CacheUse, InferenceRequest
 
 LONGEST_CHARS = 600
 """Of a text that is compared: models embed a few hundred tokens, and what lies behind those would not be seen."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from router.values.request import FinishReason, TokenChunk
+from router.values.chunk import FinishReason, TokenChunk
 
 _MAX_TOKEN_CHARS = 256  # no vocabulary holds a longer token
 

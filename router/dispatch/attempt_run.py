@@ -21,7 +21,8 @@ from router.base.timers import Alarms
 from router.dispatch.answer_room import AnswerRoom
 from router.dispatch.attempt_stream import AttemptStream, Elapsed
 from router.signals.in_flight import Attempt
-from router.values.request import FinishReason, InferenceRequest, Origin, TokenChunk
+from router.values.chunk import FinishReason, Origin, TokenChunk
+from router.values.request import InferenceRequest
 from router.values.settings import RouterSettings
 
 log = structlog.get_logger("router")

@@ -13,8 +13,9 @@ import structlog
 
 from router.base.clock import Clock
 from router.base.timers import Alarms
+from router.values.chunk import TokenChunk
 from router.values.replica import Replica, ReplicaInfo
-from router.values.request import InferenceRequest, TokenChunk
+from router.values.request import InferenceRequest
 
 log = structlog.get_logger("router")
 

@@ -18,8 +18,10 @@ from router.base.errors import OverspillError
 from router.base.timers import Alarm, Alarms, end
 from router.dispatch.attempt_stream import AttemptStream, Elapsed, Unaccounted
 from router.signals.canary import Canaries, Canary, Side
+from router.values.prompt import ChatPrompt, Message
 from router.values.replica import Replica
-from router.values.request import ChatPrompt, InferenceRequest, Message, Objective, SamplingParams
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.settings import QualityProbe
 
 log = structlog.get_logger("router")

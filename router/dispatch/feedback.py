@@ -22,7 +22,8 @@ from router.dispatch.telemetry import Telemetry
 from router.signals.in_flight import Attempt
 from router.signals.length import LengthWatch
 from router.signals.signals import Signals
-from router.values.request import FinishReason, InferenceRequest, TokenChunk
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.request import InferenceRequest
 
 log = structlog.get_logger("router")
 

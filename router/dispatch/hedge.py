@@ -17,8 +17,8 @@ from router.base.errors import OverspillError
 from router.base.timers import end
 from router.dispatch.attempt_run import AttemptRun
 from router.signals.in_flight import Attempt
+from router.values.chunk import TokenChunk
 from router.values.prediction import Prediction
-from router.values.request import TokenChunk
 
 # The bucket holds no more than so many device-seconds: a quiet day pays for no burst.
 _MOST_S = 60.0

@@ -24,7 +24,8 @@ from router.dispatch.record import DecisionRecord
 from router.signals.in_flight import Attempt
 from router.signals.length import LengthWatch
 from router.values.answer import Answer, Route
-from router.values.request import FinishReason, InferenceRequest, Origin, Outcome, TokenChunk
+from router.values.chunk import FinishReason, Origin, TokenChunk
+from router.values.request import InferenceRequest, Outcome
 from router.values.usage import Usage
 
 _RETRY_AFTER_S = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from router.values.request import TokenChunk
+from router.values.chunk import TokenChunk
 
 
 class OpenedAnswer(AsyncGenerator[TokenChunk, None]):

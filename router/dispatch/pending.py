@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, replace
 
 from router.signals.length import LengthWatch
-from router.values.request import Feature, InferenceRequest, Objective
+from router.values.feature import Feature
+from router.values.request import InferenceRequest, Objective
 from router.values.settings import RouterSettings
 
 

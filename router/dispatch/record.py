@@ -10,9 +10,10 @@ from router.base.errors import OverspillError, Refused
 from router.decisions.line import Features
 from router.signals.canary import CanaryState
 from router.values.choice import Choice
+from router.values.chunk import FinishReason
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
-from router.values.request import FinishReason, InferenceRequest, Objective, Outcome
+from router.values.request import InferenceRequest, Objective, Outcome
 from router.values.situation import Situation
 from router.values.trace import TraceContext
 

@@ -16,8 +16,9 @@ from router.dispatch.pending import PendingRequest
 from router.dispatch.pool import Pool
 from router.dispatch.record import Rejection
 from router.dispatch.view import ReplicaView
+from router.values.prompt import ChatPrompt
 from router.values.replica import ReplicaInfo, SpeedPrior, Unreached
-from router.values.request import ChatPrompt, InferenceRequest, Locality
+from router.values.request import InferenceRequest, Locality
 from router.values.task import Call
 
 _RETRY_AFTER_S = 1.0

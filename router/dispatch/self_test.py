@@ -18,16 +18,10 @@ from router.base.timers import Alarms, end
 from router.dispatch.attempt_stream import AttemptStream, Elapsed, Unaccounted
 from router.dispatch.telemetry import Telemetry
 from router.signals.breaker import Breaker
+from router.values.prompt import ChatPrompt, Input, Message, TextPrompt
 from router.values.replica import Replica
-from router.values.request import (
-    ChatPrompt,
-    InferenceRequest,
-    Input,
-    Message,
-    Objective,
-    SamplingParams,
-    TextPrompt,
-)
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.settings import RouterSettings
 from router.values.task import EmbedCall
 

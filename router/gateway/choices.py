@@ -21,7 +21,9 @@ from router.gateway.metrics import GatewayMetrics
 from router.gateway.parts import Part, contexts_of, enter, leave, note_refusal
 from router.gateway.sse import ChoiceEvents
 from router.values.answer import Answer
-from router.values.request import ApiRequest, Input, TextPrompt, TokenChunk, TokenPrompt
+from router.values.chunk import TokenChunk
+from router.values.prompt import Input, TextPrompt, TokenPrompt
+from router.values.request import ApiRequest
 from router.values.usage import Usage
 
 log = structlog.get_logger("router.gateway")

@@ -16,9 +16,10 @@ from router.gateway.http.settings import CorsSettings
 from router.tenants.tenancy import Tenancy
 from router.values.answer import Answer
 from router.values.credits import Asker, Grant, Want
+from router.values.prompt import Input, Prompt, PromptSize
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.repository import Repository
-from router.values.request import InferenceRequest, Input, Locality, Prompt, PromptSize
+from router.values.request import InferenceRequest, Locality
 from router.values.status import NO_GPU_READINGS, GpuReadings, RouterStatus, Tally
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from router.gateway.deps import PromptCounter
-from router.values.request import FinishReason, Input, TextPrompt, TokenChunk, TokenPrompt
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.prompt import Input, TextPrompt, TokenPrompt
 
 
 def echoed(prompts: PromptCounter, model: str, prompt: Input) -> str:

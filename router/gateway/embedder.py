@@ -13,7 +13,8 @@ from router.base.errors import OverspillError
 from router.cache.meaning import Vector
 from router.cache.settings import CacheSettings
 from router.gateway.deps import Dispatch
-from router.values.request import InferenceRequest, Objective, SamplingParams
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.task import EmbedCall
 
 log = structlog.get_logger("router.gateway")

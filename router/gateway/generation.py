@@ -14,7 +14,8 @@ from router.gateway.intake import Intake, collect, unfinished
 from router.gateway.parts import Answered, answer_all
 from router.gateway.sse import ChoiceEvents, EventStream, Extras
 from router.values.answer import Answer
-from router.values.request import ApiRequest, ChatPrompt, Input
+from router.values.prompt import ChatPrompt, Input
+from router.values.request import ApiRequest
 from router.values.usage import Usage
 from router.wire.headers import DEGRADED
 from router.wire.openai.calls import AnswerCalls

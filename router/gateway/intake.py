@@ -26,23 +26,11 @@ from router.gateway.endpoint import Handler, RequestContext, draining_or_startin
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.retries import fingerprint, says_retry
 from router.values.answer import Answer
+from router.values.chunk import FinishReason, TokenChunk
 from router.values.credits import NOTHING_WANTED, Asker, Want
 from router.values.logprobs import TokenLogprob
-from router.values.request import (
-    IN_THREAD_CHARS,
-    SLACK_PRIORITY,
-    ApiRequest,
-    ChatPrompt,
-    FinishReason,
-    InferenceRequest,
-    Input,
-    Message,
-    Objective,
-    PromptSize,
-    TextPrompt,
-    TokenChunk,
-    size_chars,
-)
+from router.values.prompt import IN_THREAD_CHARS, ChatPrompt, Input, Message, PromptSize, TextPrompt, size_chars
+from router.values.request import SLACK_PRIORITY, ApiRequest, InferenceRequest, Objective
 from router.values.task import Call, Output, Task
 from router.values.usage import Usage
 from router.wire import credits as wire_credits

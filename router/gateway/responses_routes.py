@@ -11,7 +11,7 @@ from router.gateway.errors import Reply
 from router.gateway.intake import Intake, collect
 from router.gateway.media import plain_body, require_json
 from router.gateway.sse import EventStream
-from router.values.request import ChatPrompt
+from router.values.prompt import ChatPrompt
 from router.wire.openai.responses import ResponsesCall, decode_responses
 from router.wire.openai.responses_reply import ResponseEncoder, ResponseHead
 

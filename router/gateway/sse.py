@@ -13,7 +13,7 @@ from router.gateway.endpoint import internal_error
 from router.gateway.intake import unfinished
 from router.gateway.metrics import GatewayMetrics
 from router.values.answer import Answer
-from router.values.request import FinishReason, TokenChunk
+from router.values.chunk import FinishReason, TokenChunk
 from router.values.usage import Usage
 from router.wire.openai.errors import encode_error_event
 from router.wire.openai.logprobs import LogprobEncoder

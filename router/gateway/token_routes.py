@@ -11,7 +11,7 @@ from router.gateway.endpoint import Endpoint, RequestContext, json_reply
 from router.gateway.errors import Reply
 from router.gateway.intake import Intake
 from router.gateway.media import plain_body, require_json
-from router.values.request import IN_THREAD_CHARS, Prompt, size_chars
+from router.values.prompt import IN_THREAD_CHARS, Prompt, size_chars
 from router.wire.openai.tokens import (
     DetokenizeCall,
     TokenizeCall,

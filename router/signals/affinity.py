@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from router.base.clock import Clock, MonotonicClock
-from router.values.request import EncodedPrompt, InferenceRequest
+from router.values.prompt import EncodedPrompt
+from router.values.request import InferenceRequest
 
 BLOCK_TOKENS = 32
 _MOST_BLOCKS = 512  # of one prompt: what is behind them is not counted

@@ -12,9 +12,10 @@ from router.base.errors import ReplicaBroken, ReplicaUnreachable
 from router.simulation.device import Device, Work
 from router.simulation.network import NetworkPath
 from router.simulation.prefix_cache import PrefixCache
+from router.values.chunk import FinishReason, TokenChunk
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
-from router.values.request import FinishReason, InferenceRequest, TokenChunk
+from router.values.request import InferenceRequest
 
 _UNBOUNDED_ANSWER_TOKENS = 1024  # what a replica assumes of an answer without a cap
 

@@ -27,8 +27,10 @@ from router.simulation.replica import Host, Reachability, SimReplica, Truth
 from router.simulation.values import SimRequest, SimRow
 from router.simulation.world import DeviceSpec, RungSpec, World
 from router.values.answer import Answer
+from router.values.prompt import EncodedPrompt, TextPrompt
 from router.values.replica import ReplicaInfo, SpeedPrior
-from router.values.request import EncodedPrompt, InferenceRequest, Objective, Outcome, SamplingParams, TextPrompt
+from router.values.request import InferenceRequest, Objective, Outcome
+from router.values.sampling import SamplingParams
 from router.values.settings import RouterSettings
 
 _PROMPT = TextPrompt("simulated")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from router.values.constraint import ANY_OBJECT, Constraint, ConstraintKind
-from router.values.request import FEATURE_OF, Feature
+from router.values.feature import FEATURE_OF, Feature
 
 Spelling = Callable[[Constraint], dict[str, object]]
 Spellings = Mapping[ConstraintKind, Spelling]

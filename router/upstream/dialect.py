@@ -11,7 +11,9 @@ from types import MappingProxyType
 from typing import Literal
 
 from router.upstream import constrained
-from router.values.request import ChatPrompt, Feature, InferenceRequest
+from router.values.feature import Feature
+from router.values.prompt import ChatPrompt
+from router.values.request import InferenceRequest
 
 
 @dataclass(frozen=True, slots=True)

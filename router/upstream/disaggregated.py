@@ -29,9 +29,10 @@ from router.base.errors import InvalidRequest, OverspillError, ReplicaFailed
 from router.base.timers import within
 from router.upstream.replica import UpstreamReplica
 from router.upstream.source import ReplicaSource
+from router.values.chunk import TokenChunk
 from router.values.link import LinkSnapshot
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot
-from router.values.request import InferenceRequest, TokenChunk
+from router.values.request import InferenceRequest
 from router.values.status import ReplicaFacts
 
 log = structlog.get_logger("router.gateway")

@@ -11,7 +11,8 @@ import msgspec
 import orjson
 
 from router.base.errors import ReplicaFailed
-from router.values.request import FinishReason, InferenceRequest, Origin, TokenChunk
+from router.values.chunk import FinishReason, Origin, TokenChunk
+from router.values.request import InferenceRequest
 from router.values.task import EmbedCall, Embeddings
 
 PATH = "/v1/embeddings"

@@ -22,8 +22,8 @@ from router.upstream.server import PolledServer, ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
 from router.upstream.source import SourceHooks
 from router.upstream.speed import measure_speed
+from router.values.feature import Feature
 from router.values.replica import Place, ReplicaInfo, SpeedPrior
-from router.values.request import Feature
 from router.values.task import Task
 from router.values.template import Renderers, no_renderers
 

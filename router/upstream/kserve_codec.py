@@ -27,15 +27,11 @@ from router.base.errors import (
 from router.upstream.kserve_model import SAMPLING_JSON, TensorSpec, TextModel
 from router.upstream.openai import Event, Post, check_headers, retry_after_s, tokens_left
 from router.upstream.stop_cut import StopCut
+from router.values.chunk import FinishReason
+from router.values.prompt import ChatPrompt, TextPrompt
 from router.values.prompt_size import estimate_size
-from router.values.request import (
-    GREEDY_BELOW,
-    ChatPrompt,
-    FinishReason,
-    InferenceRequest,
-    SamplingParams,
-    TextPrompt,
-)
+from router.values.request import InferenceRequest
+from router.values.sampling import GREEDY_BELOW, SamplingParams
 from router.values.template import Render
 from router.wire import headers as wire_headers
 

@@ -17,7 +17,7 @@ import msgspec
 
 from router.upstream import constrained
 from router.upstream.settings import KServeSettings
-from router.values.request import Feature
+from router.values.feature import Feature
 
 Endpoint = Literal["generate_stream", "generate", "infer"]
 

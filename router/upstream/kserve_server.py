@@ -26,8 +26,9 @@ from router.upstream.replica import Condition, UpstreamReplica
 from router.upstream.server import ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
 from router.upstream.triton_load import TritonLoad, read_triton_load
+from router.values.feature import Feature
 from router.values.replica import ReplicaInfo
-from router.values.request import Feature, InferenceRequest
+from router.values.request import InferenceRequest
 from router.values.status import ReplicaFacts
 from router.values.template import Render
 from router.wire.load import LoadReport, VariantLoad

@@ -33,16 +33,11 @@ from router.upstream import embeddings
 from router.upstream.dialect import OVERSPILL, Dialect
 from router.upstream.told import Logprobs
 from router.upstream.tools import message_of, tool_fields
+from router.values.chunk import FinishReason, Origin
 from router.values.logprobs import TokenLogprob
-from router.values.request import (
-    ChatPrompt,
-    FinishReason,
-    InferenceRequest,
-    Objective,
-    Origin,
-    SamplingParams,
-    TextPrompt,
-)
+from router.values.prompt import ChatPrompt, TextPrompt
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.task import EmbedCall
 from router.values.tool_calls import CallDelta
 from router.wire import headers as wire_headers

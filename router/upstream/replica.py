@@ -15,9 +15,10 @@ from router.upstream import openai as openai_client
 from router.upstream.call import UpstreamRequest
 from router.upstream.stream import LostNews, TransferSample, fetch_answer, fetch_whole, open_stream
 from router.upstream.transport import StreamingClient
+from router.values.chunk import FinishReason, TokenChunk
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
-from router.values.request import FinishReason, InferenceRequest, TokenChunk
+from router.values.request import InferenceRequest
 from router.values.status import ReplicaFacts
 from router.values.task import Call
 from router.wire.load import LoadReport, VariantLoad

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from router.base.credentials import url_fault
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 from router.values.task import GENERATES, Task
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]

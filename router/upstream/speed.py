@@ -7,8 +7,11 @@ import contextlib
 import dataclasses
 
 from router.base.clock import Clock
+from router.values.feature import Feature
+from router.values.prompt import ChatPrompt, Message, TextPrompt
 from router.values.replica import Replica, SpeedPrior
-from router.values.request import ChatPrompt, Feature, InferenceRequest, Message, Objective, SamplingParams, TextPrompt
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 
 _LONG_WORDS, _SHORT_WORDS = 200, 4
 _ANSWER_TOKENS = 16

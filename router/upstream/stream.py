@@ -33,8 +33,8 @@ from router.upstream.transport import (
     TransportError,
     UnsendableError,
 )
+from router.values.chunk import FinishReason, Origin, TokenChunk
 from router.values.logprobs import TokenLogprob
-from router.values.request import FinishReason, Origin, TokenChunk
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
 

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from router.values.logprobs import Alternative, TokenLogprob
-from router.values.request import InferenceRequest, TextPrompt
+from router.values.prompt import TextPrompt
+from router.values.request import InferenceRequest
 
 _SPELLED = re.compile(r"bytes:((?:\\x[0-9a-f]{2})+)")
 _LEAST = -9999.0  # what servers tell for a token that cannot come

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from router.values.request import ChatPrompt, InferenceRequest, Message
+from router.values.prompt import ChatPrompt, Message
+from router.values.request import InferenceRequest
 from router.values.tool_calls import CallWriter, Tool, ToolChoice
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
-from router.values.request import TokenChunk
+from router.values.chunk import TokenChunk
 from router.values.usage import Usage
 
 

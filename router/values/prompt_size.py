@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.base.errors import InvalidRequest, ModelNotFound, OverspillError
+from router.values.prompt import ChatPrompt, Input, PromptSize, TokenPrompt, texts_of
 from router.values.replica import ReplicaInfo
-from router.values.request import ChatPrompt, Input, PromptSize, TokenPrompt, texts_of
 from router.values.task import Call, EmbedCall
 
 _BYTES_PER_TOKEN = 3.5  # between prose (4.5 to 5) and code (2.5 to 3.5)

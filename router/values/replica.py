@@ -8,8 +8,10 @@ from typing import Protocol
 
 import msgspec
 
+from router.values.chunk import TokenChunk
+from router.values.feature import Feature
 from router.values.link import LinkSnapshot
-from router.values.request import Feature, InferenceRequest, Locality, TokenChunk
+from router.values.request import InferenceRequest, Locality
 from router.values.task import GENERATES, Task
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.values.request import ChatPrompt
+from router.values.prompt import ChatPrompt
 
 Render = Callable[[ChatPrompt, str], str]
 """From a conversation, and what was emitted of the answer already, to the text to go on with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.base.errors import InvalidRequest
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 
 
 def ending_ids(params: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:

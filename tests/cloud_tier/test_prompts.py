@@ -4,7 +4,7 @@ import pytest
 
 from cloud_tier.prompts import TierPrompts
 from router.base.errors import ContextTooLong, ModelNotFound
-from router.values.request import ChatPrompt, Message, PromptSize, TextPrompt
+from router.values.prompt import ChatPrompt, Message, PromptSize, TextPrompt
 from tests.support.fake_engine import byte_prompts, replica_info
 
 

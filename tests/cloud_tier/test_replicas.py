@@ -16,17 +16,10 @@ from cloud_tier.replicas import EngineReplica, few_words
 from router.base.clock import MonotonicClock
 from router.base.errors import ContextTooLong, InvalidRequest, ReplicaBroken, ReplicaUnreachable, Unavailable
 from router.dispatch.dispatcher import Dispatcher
-from router.values.request import (
-    ChatPrompt,
-    FinishReason,
-    InferenceRequest,
-    Message,
-    Objective,
-    SamplingParams,
-    TextPrompt,
-    TokenChunk,
-    TokenPrompt,
-)
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.prompt import ChatPrompt, Message, TextPrompt, TokenPrompt
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.settings import RouterSettings
 from tests.support.fake_engine import FakeEngine, byte_prompts, replica_info
 

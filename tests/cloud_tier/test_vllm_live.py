@@ -24,8 +24,10 @@ from router.upstream.disaggregated import Disaggregated, DisaggregatedReplica
 from router.upstream.foreign import Surroundings
 from router.upstream.settings import BackendModel
 from router.upstream.source import ReplicaSource, SourceHooks
+from router.values.prompt import ChatPrompt, Message
 from router.values.replica import Replica
-from router.values.request import ChatPrompt, InferenceRequest, Message, Objective, SamplingParams
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from tests.cloud_tier.engines.test_process import alive
 from tests.support.live_servers import live_folder, live_python
 from tests.support.waiting import until

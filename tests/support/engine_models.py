@@ -19,7 +19,7 @@ from cloud_tier.engine.worker import load_draft
 from models.formats.weights import open_weights
 from router.base.clock import MonotonicClock
 from router.values.logprobs import DrawnToken
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 from tests.support import tiny_tokenizer
 
 torch.set_num_threads(1)

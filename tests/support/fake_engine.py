@@ -24,8 +24,8 @@ from models.text.chat import ChatTemplate, PromptEncoder
 from models.text.tokenizer import Tokenizer
 from router.base.clock import Clock
 from router.base.errors import ConfigError, OverspillError, ReplicaBroken, ReplicaUnreachable
+from router.values.chunk import FinishReason
 from router.values.replica import ReplicaInfo, SpeedPrior
-from router.values.request import FinishReason
 
 EOS = "<|im_end|>"
 TEMPLATE = (

@@ -19,19 +19,12 @@ from router.decisions.line import AskedFor, Decision
 from router.gateway.app import GatewayDeps, create_app
 from router.tenants.tenancy import KeySources, Tenancy
 from router.values.answer import Answer, Route
+from router.values.chunk import FinishReason, TokenChunk
 from router.values.credits import Asker, Want
 from router.values.logprobs import Alternative, TokenLogprob
+from router.values.prompt import ChatPrompt, Prompt, PromptSize, TextPrompt
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
-from router.values.request import (
-    ChatPrompt,
-    FinishReason,
-    InferenceRequest,
-    Locality,
-    Prompt,
-    PromptSize,
-    TextPrompt,
-    TokenChunk,
-)
+from router.values.request import InferenceRequest, Locality
 from router.values.status import RouterStatus, Tally
 
 FAMILY = "tiny"

@@ -20,8 +20,9 @@ from router.gateway.app import create_app
 from router.gateway.jobs.calls import Calls
 from router.jobs.jobs import Jobs
 from router.jobs.settings import JobsSettings
+from router.values.chunk import FinishReason, TokenChunk
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
-from router.values.request import FinishReason, InferenceRequest, TokenChunk
+from router.values.request import InferenceRequest
 from router.values.settings import RouterSettings
 from tests.support.gateway_fakes import gateway_deps, prompt_text, replica_info
 from tests.support.tiers import Quiet

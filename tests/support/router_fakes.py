@@ -12,18 +12,12 @@ from typing import Any
 from router.base.errors import InvalidRequest, ReplicaBroken, ReplicaUnreachable, Unavailable
 from router.dispatch.dispatcher import Dispatcher
 from router.signals.link import Link, LinkPrior
+from router.values.chunk import FinishReason, Origin, TokenChunk
 from router.values.link import LinkSnapshot
+from router.values.prompt import TextPrompt
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
-from router.values.request import (
-    FinishReason,
-    InferenceRequest,
-    Locality,
-    Objective,
-    Origin,
-    SamplingParams,
-    TextPrompt,
-    TokenChunk,
-)
+from router.values.request import InferenceRequest, Locality, Objective
+from router.values.sampling import SamplingParams
 from router.values.settings import RouterSettings
 from tests.support.clocks import VirtualClock
 

@@ -18,9 +18,11 @@ from router.tracing.sink import TraceSink
 from router.upstream.server import ServerOptions
 from router.upstream.source import SourceHooks
 from router.upstream.tier import UpstreamTier
+from router.values.chunk import FinishReason, TokenChunk
 from router.values.logprobs import TokenLogprob
+from router.values.prompt import TextPrompt
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
-from router.values.request import FinishReason, InferenceRequest, TextPrompt, TokenChunk
+from router.values.request import InferenceRequest
 from router.values.settings import RouterSettings
 from tests.support.gateway_fakes import WordCounter, gateway_deps, replica_info
 from tests.support.waiting import until

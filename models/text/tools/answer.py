@@ -8,8 +8,11 @@ from dataclasses import replace
 from models.text.chat import PromptEncoder
 from models.text.tools.format import in_own_words
 from router.base.errors import InvalidRequest
+from router.values.chunk import FinishReason, TokenChunk
 from router.values.constraint import Constraint, ConstraintKind
-from router.values.request import ChatPrompt, FinishReason, InferenceRequest, SamplingParams, TokenChunk
+from router.values.prompt import ChatPrompt
+from router.values.request import InferenceRequest
+from router.values.sampling import SamplingParams
 from router.values.tool_calls import CallReader, CallWriter, Tools
 
 

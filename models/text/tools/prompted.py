@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from models.text.tools.format import ToolFormat, written_whole
-from router.values.request import Message
+from router.values.prompt import Message
 from router.values.tool_calls import Tool, Tools
 
 _TOLD = """\

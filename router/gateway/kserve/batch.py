@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from router.gateway.parts import Answered, Part
-from router.values.request import ApiRequest, TextPrompt
+from router.values.prompt import TextPrompt
+from router.values.request import ApiRequest
 from router.wire.kserve.call import InferCall
 from router.wire.kserve.reply import Row
 

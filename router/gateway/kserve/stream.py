@@ -12,7 +12,7 @@ from router.gateway.endpoint import internal_error
 from router.gateway.intake import unfinished
 from router.gateway.metrics import GatewayMetrics
 from router.values.answer import Answer
-from router.values.request import TokenChunk
+from router.values.chunk import TokenChunk
 from router.values.usage import Usage
 from router.wire.kserve.call import InferCall
 from router.wire.kserve.generate import encode_generate

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.base.errors import InvalidRequest
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 from router.wire.kserve.parameters import TEXT_INPUT, Parameters, read_parameters, text_of
 from router.wire.kserve.tensors import Tensor
 

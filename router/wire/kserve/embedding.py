@@ -12,7 +12,8 @@ import orjson
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
-from router.values.request import ApiRequest, SamplingParams
+from router.values.request import ApiRequest
+from router.values.sampling import SamplingParams
 from router.values.task import EmbedCall, Embeddings
 from router.wire.kserve.call import VERSION
 from router.wire.kserve.parameters import TEXT_INPUT, text_of

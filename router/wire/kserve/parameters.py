@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from router.base.errors import InvalidRequest
 from router.base.shapes import Key, Misfit, dotted, misfit, value_at
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 from router.wire.body import shown
 from router.wire.kserve.tensors import Element, Tensor
 from router.wire.sampling import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from router.values.request import FinishReason
+from router.values.chunk import FinishReason
 from router.values.usage import Usage
 from router.wire.kserve.call import ERROR_OUTPUT, OUTPUTS, VERSION, InferCall
 from router.wire.kserve.tensors import Element, Tensor, to_bytes, to_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from router.values.request import FinishReason
+from router.values.chunk import FinishReason
 from router.values.tool_calls import CallDelta, CallReader
 
 

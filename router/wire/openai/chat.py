@@ -9,7 +9,8 @@ import msgspec
 
 from router.base.errors import InvalidRequest
 from router.values.constraint import Constraint, ConstraintKind
-from router.values.request import ApiRequest, ChatPrompt, Message
+from router.values.prompt import ChatPrompt, Message
+from router.values.request import ApiRequest
 from router.values.tool_calls import Tools
 from router.wire.body import decode_json
 from router.wire.names import refuse_fields

@@ -10,7 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
-from router.values.request import ApiRequest, Prompt, TextPrompt, TokenPrompt
+from router.values.prompt import Prompt, TextPrompt, TokenPrompt
+from router.values.request import ApiRequest
 from router.wire.body import decode_json
 from router.wire.names import refuse_fields
 from router.wire.openai.fields import MAX_CHOICES, UNSERVED, Fields, request_of

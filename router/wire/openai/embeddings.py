@@ -18,7 +18,8 @@ import orjson
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
-from router.values.request import ApiRequest, SamplingParams
+from router.values.request import ApiRequest
+from router.values.sampling import SamplingParams
 from router.values.task import EmbedCall, Embeddings
 from router.wire.body import decode_json
 from router.wire.names import refuse_fields

@@ -21,7 +21,9 @@ import msgspec
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
-from router.values.request import ApiRequest, Prompt, SamplingParams
+from router.values.prompt import Prompt
+from router.values.request import ApiRequest
+from router.values.sampling import SamplingParams
 from router.wire.openai.constraints import ConstraintFields, constraint_of
 from router.wire.openai.unserved import Rule, only
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from router.base.errors import InvalidRequest
-from router.values.request import Message
+from router.values.prompt import Message
 from router.values.tool_calls import ToolCall
 from router.wire.openai.tools import RawCall, arguments_of, calls_of
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import orjson
 
 from router.base.errors import OverspillError
-from router.values.request import FinishReason
+from router.values.chunk import FinishReason
 from router.values.usage import Usage
 from router.wire.openai.calls import AnswerCalls, whole_message
 from router.wire.openai.errors import error_fields

@@ -9,7 +9,9 @@ from msgspec import Meta
 
 from router.base.errors import InvalidRequest
 from router.values.constraint import ANY_OBJECT, Constraint, ConstraintKind
-from router.values.request import ApiRequest, ChatPrompt, Message, SamplingParams
+from router.values.prompt import ChatPrompt, Message
+from router.values.request import ApiRequest
+from router.values.sampling import SamplingParams
 from router.values.tool_calls import ToolCall, Tools
 from router.wire.body import decode_json
 from router.wire.names import refuse_fields

@@ -10,7 +10,7 @@ import msgspec
 import orjson
 
 from router.base.errors import OverspillError
-from router.values.request import FinishReason
+from router.values.chunk import FinishReason
 from router.values.tool_calls import CallDelta, CallReader
 from router.values.usage import Usage
 from router.wire.openai.calls import call_id

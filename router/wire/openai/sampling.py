@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 from router.wire.sampling import (
     MaxTokens,
     MinTokens,

@@ -10,7 +10,7 @@ import orjson
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
-from router.values.request import ChatPrompt, Prompt, TextPrompt
+from router.values.prompt import ChatPrompt, Prompt, TextPrompt
 from router.wire.body import decode_json
 from router.wire.names import refuse_fields
 from router.wire.openai.messages import RawMessage, message_of

@@ -14,8 +14,9 @@ from cloud_tier.engine.speculation import Speculation
 from cloud_tier.engine.torch_engine import TorchEngine
 from models.text.tokenizer import Tokenizer
 from router.base.errors import InvalidRequest
+from router.values.chunk import FinishReason
 from router.values.constraint import Constraint, ConstraintKind
-from router.values.request import FinishReason, SamplingParams
+from router.values.sampling import SamplingParams
 from tests.support import engine_models
 from tests.support.engine_models import Bench, small
 

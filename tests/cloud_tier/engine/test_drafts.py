@@ -11,7 +11,7 @@ from cloud_tier.engine.model import Computed
 from cloud_tier.engine.protocol import EngineConfig
 from cloud_tier.engine.speculation import Speculation
 from router.base.errors import ConfigError
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 from tests.cloud_tier.engine.test_scheduler import Echo
 from tests.support import engine_models
 from tests.support.engine_models import Bench, prompt, small

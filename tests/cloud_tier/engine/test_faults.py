@@ -14,7 +14,7 @@ from cloud_tier.engine.attention import KvCache
 from cloud_tier.engine.core import EngineBroken
 from cloud_tier.engine.messages import Compute
 from cloud_tier.engine.rows import RowAttention
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 from tests.support import engine_models
 from tests.support.engine_models import Bench, prompt, small
 

@@ -11,7 +11,7 @@ import torch
 from cloud_tier.engine import rows
 from cloud_tier.engine.speculation import NgramIndex, Speculation
 from router.base.errors import ConfigError
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 from tests.support import engine_models
 from tests.support.engine_models import Bench, prompt, small
 

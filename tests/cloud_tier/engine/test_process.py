@@ -33,7 +33,8 @@ from router.base.errors import (
     ReplicaUnreachable,
     RequestFailed,
 )
-from router.values.request import FinishReason, SamplingParams
+from router.values.chunk import FinishReason
+from router.values.sampling import SamplingParams
 from tests.support import engine_models
 from tests.support.clocks import SteeredClock
 from tests.support.engine_models import Bench, prompt, small

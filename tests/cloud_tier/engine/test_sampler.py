@@ -11,7 +11,7 @@ from transformers import generation
 
 from cloud_tier.engine import sampler
 from cloud_tier.engine.sampler import SamplerState, sample
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 
 CPU = torch.device("cpu")
 VOCAB = 700

@@ -16,7 +16,8 @@ from cloud_tier.engine.messages import Compute, Segment, Tokens
 from cloud_tier.engine.model import Computed
 from cloud_tier.engine.protocol import EngineConfig, EngineRequest
 from router.base.errors import ConfigError
-from router.values.request import FinishReason, SamplingParams
+from router.values.chunk import FinishReason
+from router.values.sampling import SamplingParams
 from tests.support.clocks import VirtualClock
 
 VOCAB = 32

@@ -22,8 +22,10 @@ from router.base.errors import ReplicaBroken, ReplicaUnreachable
 from router.upstream.foreign import Surroundings
 from router.upstream.settings import BackendModel
 from router.upstream.source import SourceHooks
+from router.values.prompt import ChatPrompt, Message
 from router.values.replica import Place
-from router.values.request import ChatPrompt, InferenceRequest, Message, Objective, SamplingParams
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from tests.cloud_tier.engines.test_process import alive
 from tests.support.paths import REPOSITORY
 from tests.support.waiting import until

@@ -10,7 +10,7 @@ import pytest
 from edge_agent.generate import loop as generate_loop
 from edge_agent.generate.loop import GenerationLoop
 from router.base.errors import OverspillError
-from router.values.request import TokenChunk
+from router.values.chunk import TokenChunk
 from tests.edge_agent.generate.test_loop import collect, first, request, running
 from tests.support.fake_runtime import FakeRuntime, answer, texts
 from tests.support.waiting import until

@@ -18,8 +18,9 @@ from edge_agent.generate.request import Generation
 from edge_agent.generate.sampling import Sampler
 from edge_agent.generate.turn import Turn
 from router.base.errors import OverspillError, ReplicaBroken, ReplicaUnreachable
+from router.values.chunk import FinishReason, TokenChunk
 from router.values.logprobs import DrawnToken, TokenLogprob
-from router.values.request import FinishReason, SamplingParams, TokenChunk
+from router.values.sampling import SamplingParams
 from tests.support.fake_runtime import EOS, VOCAB, FakeRuntime, FakeText, answer, texts
 from tests.support.waiting import until
 

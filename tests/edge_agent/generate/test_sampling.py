@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edge_agent.generate.sampling import Sampler
 from edge_agent.generate.token_rules import TokenRules
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 
 RNG = np.random.default_rng(5)
 WIDE = (RNG.standard_normal(5000) * 3).astype(np.float32)

@@ -11,7 +11,8 @@ from edge_agent.config import LocalModels
 from edge_agent.serving.local_models import Shelf, local_models
 from edge_agent.serving.replica import LocalReplica
 from hardware_profiles.loader import load_profiles
-from router.values.request import ChatPrompt, Message, TokenChunk
+from router.values.chunk import TokenChunk
+from router.values.prompt import ChatPrompt, Message
 from tests.edge_agent.serving.test_real_model import replica, request
 
 pytestmark = [pytest.mark.real_model, pytest.mark.asyncio(loop_scope="module")]

@@ -16,7 +16,9 @@ from edge_agent.serving.local_models import Shelf, local_models
 from edge_agent.serving.replica import LocalModel
 from hardware_profiles.loader import load_profiles
 from router.base.errors import ConfigError, ReplicaUnreachable
-from router.values.request import InferenceRequest, Objective, SamplingParams, TextPrompt
+from router.values.prompt import TextPrompt
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from tests.support.tiny_store import TinyWorld, build_world
 from tests.support.waiting import until
 

@@ -19,7 +19,9 @@ from edge_agent.serving.local_models import Shelf, local_models
 from edge_agent.serving.memory_plan import MemoryNeed, need_of, slots_that_fit
 from hardware_profiles.loader import Profile, RuntimeOptions, TensorRtOptions, load_profiles
 from router.base.errors import ConfigError, ReplicaUnreachable
-from router.values.request import ChatPrompt, InferenceRequest, Message, Objective, SamplingParams
+from router.values.prompt import ChatPrompt, Message
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from tests.support.tiny_store import TinyWorld, build_world
 
 MIB = 1 << 20

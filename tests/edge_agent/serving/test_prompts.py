@@ -12,18 +12,11 @@ from edge_agent.serving.prompts import PromptCodec, PromptCounters
 from edge_agent.serving.replica import LocalModel, LocalReplica
 from models.text.chat import PromptEncoder
 from router.base.errors import ContextTooLong
+from router.values.prompt import ChatPrompt, Message, PromptSize, TextPrompt, TokenPrompt
 from router.values.prompt_size import estimate_size
 from router.values.replica import ReplicaInfo, SpeedPrior
-from router.values.request import (
-    ChatPrompt,
-    InferenceRequest,
-    Message,
-    Objective,
-    PromptSize,
-    SamplingParams,
-    TextPrompt,
-    TokenPrompt,
-)
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from tests.support.paths import REPOSITORY
 from tests.support.tiny_store import TinyWorld, build_world
 

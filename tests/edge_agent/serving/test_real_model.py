@@ -16,17 +16,10 @@ from edge_agent.serving.local_models import Shelf, local_models
 from edge_agent.serving.replica import LocalReplica
 from hardware_profiles.loader import load_profiles
 from router.base.errors import ContextTooLong
-from router.values.request import (
-    ChatPrompt,
-    FinishReason,
-    InferenceRequest,
-    Message,
-    Objective,
-    Prompt,
-    SamplingParams,
-    TextPrompt,
-    TokenChunk,
-)
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.prompt import ChatPrompt, Message, Prompt, TextPrompt
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 
 pytestmark = [pytest.mark.real_model, pytest.mark.asyncio(loop_scope="module")]
 

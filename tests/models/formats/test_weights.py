@@ -312,7 +312,7 @@ def test_smollm2_answers_paris_in_transformers(models_root: Path) -> None:
     from models.catalogue.families import load_catalogue
     from models.store.store import ModelStore
     from models.text.chat import PromptEncoder
-    from router.values.request import ChatPrompt, Message
+    from router.values.prompt import ChatPrompt, Message
 
     source = ModelStore(models_root, load_catalogue()).source_path("smollm2-135m")
     weights = open_weights(source)

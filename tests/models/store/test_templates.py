@@ -12,7 +12,7 @@ from models.store.templates import templates_in
 from models.text.chat import ChatTemplate
 from models.text.tokenizer import Tokenizer
 from router.base.errors import ArtifactError
-from router.values.request import ChatPrompt, Message
+from router.values.prompt import ChatPrompt, Message
 from tests.support.tiny_tokenizer import backend
 
 CHAT = ChatPrompt((Message("user", "hello"),))

@@ -12,7 +12,7 @@ import transformers
 from models.text.chat import ChatTemplate, PromptEncoder
 from models.text.tokenizer import Tokenizer
 from router.base.errors import ArtifactError, ContextTooLong, InvalidRequest
-from router.values.request import ChatPrompt, Message, TextPrompt, TokenPrompt
+from router.values.prompt import ChatPrompt, Message, TextPrompt, TokenPrompt
 from tests.support.tiny_tokenizer import backend
 
 SMOLLM2 = (

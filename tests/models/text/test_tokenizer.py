@@ -298,9 +298,9 @@ def test_tokenizer_and_template_need_40_mb(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
     code = (
         "import sys, psutil; me = psutil.Process(); before = me.memory_info().rss;"
-        "from pathlib import Path; from models.text.chat import PromptEncoder; import router.values.request as wire;"
+        "from pathlib import Path; from models.text.chat import PromptEncoder; import router.values.prompt as prompts;"
         "encoder = PromptEncoder.load(Path(sys.argv[1]));"
-        "encoder.encode(wire.ChatPrompt((wire.Message('user', 'Hello there'),)));"
+        "encoder.encode(prompts.ChatPrompt((prompts.Message('user', 'Hello there'),)));"
         "print(me.memory_info().rss - before)"
     )
     found = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)

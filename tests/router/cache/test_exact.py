@@ -21,15 +21,10 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import create_app
 from router.values.answer import Answer, Route
-from router.values.request import (
-    CacheUse,
-    FinishReason,
-    InferenceRequest,
-    Objective,
-    SamplingParams,
-    TextPrompt,
-    TokenChunk,
-)
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.prompt import TextPrompt
+from router.values.request import CacheUse, InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.settings import RouterSettings
 from router.values.usage import Usage
 from tests.support.clocks import VirtualClock

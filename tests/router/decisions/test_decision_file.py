@@ -22,7 +22,8 @@ from router.decisions.rotation import RotatingFile, rotated
 from router.decisions.settings import DecisionFileSettings
 from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
-from router.values.request import SamplingParams, TextPrompt
+from router.values.prompt import TextPrompt
+from router.values.sampling import SamplingParams
 from router.values.settings import RouterSettings
 from tests.support.router_fakes import FakeReplica, info, request, world
 from tests.support.waiting import until

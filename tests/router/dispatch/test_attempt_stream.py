@@ -13,8 +13,9 @@ from router.base.timers import Alarms
 from router.dispatch.attempt_stream import AttemptStream, Elapsed
 from router.signals.in_flight import Attempt
 from router.values.choice import Choice
+from router.values.chunk import FinishReason, TokenChunk
 from router.values.prediction import Prediction, TtftFeatures
-from router.values.request import FinishReason, InferenceRequest, TokenChunk
+from router.values.request import InferenceRequest
 from router.values.situation import Candidate
 from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import FakeReplica, info, request

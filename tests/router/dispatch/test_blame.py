@@ -26,7 +26,8 @@ from router.base.errors import (
     Unavailable,
 )
 from router.dispatch.blame import Verdict, outcome_of, source_of, verdict
-from router.values.request import ChatPrompt, Message, Outcome, TextPrompt
+from router.values.prompt import ChatPrompt, Message, TextPrompt
+from router.values.request import Outcome
 from router.values.settings import BreakerSettings
 from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import UPSTREAM, World, answer, request, world

@@ -8,9 +8,12 @@ import pytest
 
 from router.base.errors import ContextTooLong, DeadlineLost, InvalidRequest
 from router.dispatch.dispatcher import Dispatcher
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.prompt import TextPrompt
 from router.values.prompt_size import estimate_size
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
-from router.values.request import FinishReason, InferenceRequest, Objective, SamplingParams, TextPrompt, TokenChunk
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.settings import RouterSettings
 from router.values.task import GENERATES, EmbedCall, Embeddings, Task
 

@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 from router.base.errors import Unavailable
 from router.dispatch.dispatcher import Dispatcher
 from router.signals.canary import Canary, Side
-from router.values.request import ChatPrompt, FinishReason, TokenChunk
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.prompt import ChatPrompt
 from router.values.settings import CanarySettings, DeploymentPattern, QualityProbe, RouterSettings
 from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import FakeReplica, info, request

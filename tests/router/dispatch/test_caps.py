@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Callable
 import orjson
 import pytest
 
-from router.values.request import FinishReason, InferenceRequest, TokenChunk
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.request import InferenceRequest
 from tests.support.router_fakes import request, word, world
 
 Chunks = Callable[[], AsyncGenerator[TokenChunk, None]]

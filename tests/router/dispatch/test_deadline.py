@@ -11,8 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from router.base.errors import DeadlineLost
 from router.values.answer import Route
+from router.values.chunk import FinishReason, Origin
 from router.values.replica import SpeedPrior
-from router.values.request import FinishReason, InferenceRequest, Origin
+from router.values.request import InferenceRequest
 from router.values.settings import RouterSettings
 from tests.support.router_fakes import FakeReplica, World, answer, info, request, world
 

@@ -18,8 +18,9 @@ from router.base.errors import (
     Shed,
     Unavailable,
 )
+from router.values.chunk import FinishReason, Origin
 from router.values.replica import Unreached
-from router.values.request import FinishReason, Locality, Origin
+from router.values.request import Locality
 from router.values.settings import RouterSettings
 from tests.support.router_fakes import FAMILY, UPSTREAM, answer, info, request, world
 

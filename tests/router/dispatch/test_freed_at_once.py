@@ -17,8 +17,11 @@ from router.dispatch.journey import Journey
 from router.dispatch.queue import QueueEntry
 from router.signals.length import _Table as LengthTable
 from router.simulation.loop import LoopClock, VirtualLoop, run_virtually
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.prompt import TextPrompt
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
-from router.values.request import FinishReason, InferenceRequest, Objective, SamplingParams, TextPrompt, TokenChunk
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.settings import RouterSettings
 
 INFO = ReplicaInfo("one", "local", "edge", False, "family", "family-0", 0, 1.0, 8192, SpeedPrior(10_000.0, 100.0))

@@ -11,7 +11,8 @@ import structlog
 from router.base.errors import DeadlineLost
 from router.signals.in_flight import Attempt
 from router.values.answer import Answer
-from router.values.request import FinishReason, InferenceRequest
+from router.values.chunk import FinishReason
+from router.values.request import InferenceRequest
 from tests.support.router_fakes import World, answer, request, world
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from router.base.errors import DeadlineLost, ReplicasFailed
 from router.dispatch.hedge import HedgeBudget
-from router.values.request import TextPrompt
+from router.values.prompt import TextPrompt
 from router.values.settings import HedgeSettings
 from tests.support.router_fakes import World, answer, request, world
 

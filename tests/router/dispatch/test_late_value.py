@@ -9,7 +9,8 @@ import pytest
 
 from router.base.errors import DeadlineLost
 from router.upstream.call import remaining
-from router.values.request import FinishReason, InferenceRequest, Objective
+from router.values.chunk import FinishReason
+from router.values.request import InferenceRequest, Objective
 from tests.support.router_fakes import FakeReplica, World, answer, info, request, world
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.pool import MANY
+from router.values.prompt import EncodedPrompt
 from router.values.replica import ReplicaSnapshot
-from router.values.request import EncodedPrompt
 from router.values.settings import RouterSettings
 from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import FakeReplica, answer, info, request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.values.request import EncodedPrompt
+from router.values.prompt import EncodedPrompt
 from tests.support.router_fakes import World, world
 
 CHAT = tuple(range(3_000))

@@ -12,7 +12,7 @@ from router.base.errors import OverspillError
 from router.dispatch.decision_value import decision_of
 from router.dispatch.record import NOT_CHOSEN, REASONS, REJECTIONS, DecisionLog, DecisionRecord
 from router.policy.registry import POLICIES
-from router.values.request import TextPrompt
+from router.values.prompt import TextPrompt
 from tests.support.clocks import VirtualClock
 from tests.support.paths import REPOSITORY
 from tests.support.router_fakes import answer, request, world

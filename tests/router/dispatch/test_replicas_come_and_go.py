@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from router.dispatch import pool
 from router.dispatch.dispatcher import Dispatcher
+from router.values.chunk import TokenChunk
 from router.values.replica import ReplicaSnapshot
-from router.values.request import InferenceRequest, TokenChunk
+from router.values.request import InferenceRequest
 from router.values.settings import HedgeSettings, RouterSettings
 from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import FakeReplica, answer, info, request

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.base.errors import OverspillError, ReplicaBroken, ReplicaFailed, ReplicaUnreachable, RequestFailed, Shed
-from router.values.request import ChatPrompt, InferenceRequest, Message, TextPrompt, TokenChunk
+from router.values.chunk import TokenChunk
+from router.values.prompt import ChatPrompt, Message, TextPrompt
+from router.values.request import InferenceRequest
 from router.values.settings import BreakerSettings, HedgeSettings
 from tests.support.router_fakes import UPSTREAM, FakeReplica, World, answer, request, world
 

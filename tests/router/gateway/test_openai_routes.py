@@ -15,7 +15,8 @@ import pytest
 
 from router.base.clock import MonotonicClock
 from router.gateway.app import GatewayLimits, create_app
-from router.values.request import ChatPrompt, Locality, Message, Objective, Prompt, PromptSize, TokenPrompt
+from router.values.prompt import ChatPrompt, Message, Prompt, PromptSize, TokenPrompt
+from router.values.request import Locality, Objective
 from tests.support.gateway_fakes import FAMILY, FakeDispatcher, Server, WordCounter, gateway_deps, serving
 
 CHAT = "/v1/chat/completions"

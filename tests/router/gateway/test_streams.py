@@ -12,7 +12,8 @@ from prometheus_client import generate_latest
 
 from router.gateway.app import GatewayLimits, create_app
 from router.values.answer import Answer
-from router.values.request import FinishReason, InferenceRequest, TokenChunk
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.request import InferenceRequest
 from tests.support.gateway_fakes import FAMILY, FakeDispatcher, gateway_deps
 
 BODY = {"model": FAMILY, "messages": [{"role": "user", "content": "say a"}], "stream": True}

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from router.signals import affinity as module
 from router.signals.affinity import BLOCK_TOKENS, Affinity
-from router.values.request import EncodedPrompt, InferenceRequest, Objective, SamplingParams, TextPrompt
+from router.values.prompt import EncodedPrompt, TextPrompt
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from tests.support.clocks import VirtualClock
 
 EDGE, CLOUD = "local/tiny", "cloud/tiny"

@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from router.signals.canary import Canaries, Canary, Side
-from router.values.request import InferenceRequest, Objective, SamplingParams, TextPrompt
+from router.values.prompt import TextPrompt
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.settings import CanarySettings, DeploymentPattern, QualityProbe
 from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import info

@@ -19,8 +19,8 @@ from router.upstream.settings import BackendSettings
 from router.upstream.source import SourceHooks
 from router.upstream.sources import Sources, backend_sources
 from router.values.answer import Answer
+from router.values.chunk import FinishReason
 from router.values.replica import Unreached
-from router.values.request import FinishReason
 from router.values.settings import RouterSettings
 from tests.router.upstream.test_openai_server import ask
 from tests.support.foreign_server import ForeignServer

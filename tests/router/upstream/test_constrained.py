@@ -10,7 +10,10 @@ import pytest
 from router.upstream.dialect import DIALECTS, OVERSPILL, Dialect
 from router.upstream.openai import encode_request
 from router.values.constraint import ANY_OBJECT, Constraint, ConstraintKind
-from router.values.request import FEATURE_OF, ChatPrompt, Feature, InferenceRequest, Message, Objective, SamplingParams
+from router.values.feature import FEATURE_OF, Feature
+from router.values.prompt import ChatPrompt, Message
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 
 SCHEMA = Constraint(ConstraintKind.JSON_SCHEMA, '{"type":"integer"}', name="age")
 OBJECT = Constraint(ConstraintKind.JSON_SCHEMA, ANY_OBJECT, strict=False)

@@ -20,7 +20,9 @@ from router.upstream.server import ServerOptions
 from router.upstream.source import SourceHooks
 from router.upstream.tier import UpstreamTier
 from router.values.credits import Want
-from router.values.request import InferenceRequest, Objective, SamplingParams, TextPrompt
+from router.values.prompt import TextPrompt
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.settings import CreditSettings, RouterSettings
 from router.wire.load import HEADER, decode_orca
 from tests.router.upstream.test_chain import ASK, WORDS, Reciter, Tier

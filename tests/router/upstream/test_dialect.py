@@ -9,7 +9,10 @@ import pytest
 
 from router.upstream.dialect import DIALECTS, OVERSPILL, Dialect, dialect_of
 from router.upstream.openai import encode_post
-from router.values.request import Feature, Objective, SamplingParams, TokenPrompt
+from router.values.feature import Feature
+from router.values.prompt import TokenPrompt
+from router.values.request import Objective
+from router.values.sampling import SamplingParams
 from router.wire.openai.chat import decode_chat
 from tests.router.upstream.test_openai_server import ask
 

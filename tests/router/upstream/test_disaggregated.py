@@ -19,8 +19,10 @@ from router.upstream.openai_server import OpenAIServer
 from router.upstream.server import ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
 from router.upstream.source import SourceHooks
+from router.values.prompt import ChatPrompt, Message
 from router.values.replica import ReplicaSnapshot, SpeedPrior
-from router.values.request import ChatPrompt, InferenceRequest, Message, Objective, SamplingParams
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from tests.router.upstream.test_tier import raw_server
 from tests.support.router_fakes import info
 from tests.support.waiting import until

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from router.base.errors import ReplicaFailed
 from router.upstream.embeddings import decode_answer, encode_call
-from router.values.request import InferenceRequest, Objective, SamplingParams
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.task import EmbedCall
 from router.wire.openai.embeddings import decode_embeddings, encode_embeddings
 

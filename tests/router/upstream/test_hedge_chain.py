@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator
 
 import httpx
 
-from router.values.request import InferenceRequest, TokenChunk
+from router.values.chunk import TokenChunk
+from router.values.request import InferenceRequest
 from router.values.settings import HedgeSettings, RouterSettings
 from tests.support.gateway_fakes import FAMILY, replica_info
 from tests.support.tiers import WORDS, Reciter, Tier, linked

@@ -15,16 +15,10 @@ from router.upstream.kserve_codec import KServeCodec
 from router.upstream.kserve_model import Metadata, TensorSpec, TextModel, TritonConfig, text_model
 from router.upstream.openai import Event
 from router.upstream.settings import KServeSettings
-from router.values.request import (
-    ChatPrompt,
-    FinishReason,
-    InferenceRequest,
-    Message,
-    Objective,
-    SamplingParams,
-    TextPrompt,
-    TokenPrompt,
-)
+from router.values.chunk import FinishReason
+from router.values.prompt import ChatPrompt, Message, TextPrompt, TokenPrompt
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 
 CHUNKED = {"transfer-encoding": "chunked"}
 WINDOW = 100

@@ -7,7 +7,7 @@ import pytest
 
 from router.upstream.kserve_model import Metadata, TextModel, TritonConfig, text_model
 from router.upstream.settings import KServeSettings
-from router.values.request import Feature
+from router.values.feature import Feature
 
 ALWAYS_LACKING = {
     Feature.PROMPT_IDS,

@@ -19,18 +19,12 @@ from router.upstream.replica import UpstreamReplica
 from router.upstream.settings import BackendSettings
 from router.upstream.source import SourceHooks
 from router.upstream.sources import backend_sources
+from router.values.chunk import FinishReason
+from router.values.feature import Feature
+from router.values.prompt import ChatPrompt, Message, Prompt, TextPrompt
 from router.values.replica import Place
-from router.values.request import (
-    ChatPrompt,
-    Feature,
-    FinishReason,
-    InferenceRequest,
-    Message,
-    Objective,
-    Prompt,
-    SamplingParams,
-    TextPrompt,
-)
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.template import no_renderers
 from tests.support.gateway_fakes import gateway_deps, serving
 from tests.support.triton_like import Model, TritonLike

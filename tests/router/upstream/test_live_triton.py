@@ -21,7 +21,10 @@ from router.upstream.replica import UpstreamReplica
 from router.upstream.settings import BackendSettings
 from router.upstream.source import SourceHooks
 from router.upstream.sources import backend_sources
-from router.values.request import FinishReason, InferenceRequest, Objective, SamplingParams, TextPrompt
+from router.values.chunk import FinishReason
+from router.values.prompt import TextPrompt
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from tests.support.live_triton import TritonServer, triton_server
 from tests.support.ports import unused_port
 from tests.support.waiting import until

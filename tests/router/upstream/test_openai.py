@@ -24,15 +24,9 @@ from router.base.errors import (
 )
 from router.dispatch.blame import Verdict, verdict
 from router.upstream.openai import EventParser, decode_error, encode_post, origin_of
-from router.values.request import (
-    ChatPrompt,
-    InferenceRequest,
-    Message,
-    Objective,
-    SamplingParams,
-    TextPrompt,
-    TokenPrompt,
-)
+from router.values.prompt import ChatPrompt, Message, TextPrompt, TokenPrompt
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.wire import headers as wire_headers
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=12)  # lone surrogates and control characters too

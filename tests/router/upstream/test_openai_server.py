@@ -18,19 +18,12 @@ from router.upstream.openai_server import OpenAIServer
 from router.upstream.server import ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
 from router.upstream.source import SourceHooks
+from router.values.chunk import FinishReason
+from router.values.feature import Feature
+from router.values.prompt import ChatPrompt, Message, TextPrompt, TokenPrompt
 from router.values.replica import Place
-from router.values.request import (
-    ChatPrompt,
-    Feature,
-    FinishReason,
-    InferenceRequest,
-    Locality,
-    Message,
-    Objective,
-    SamplingParams,
-    TextPrompt,
-    TokenPrompt,
-)
+from router.values.request import InferenceRequest, Locality, Objective
+from router.values.sampling import SamplingParams
 from tests.support.foreign_server import LLAMA_METRICS, VLLM_METRICS, ForeignServer, endless, status
 from tests.support.waiting import until
 

@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from router.base.errors import ReplicaBroken, ReplicaFailed
-from router.values.request import InferenceRequest, TokenChunk
+from router.values.chunk import TokenChunk
+from router.values.request import InferenceRequest
 from router.values.settings import BreakerSettings, RouterSettings
 from tests.support.gateway_fakes import FAMILY, replica_info
 from tests.support.tiers import Reciter, Tier, linked

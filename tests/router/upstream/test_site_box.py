@@ -13,7 +13,8 @@ import openai
 import pytest
 
 from router.base.errors import ReplicaBroken, ReplicaFailed
-from router.values.request import InferenceRequest, TokenChunk
+from router.values.chunk import TokenChunk
+from router.values.request import InferenceRequest
 from router.values.settings import RouterSettings
 from tests.support.gateway_fakes import FAMILY, replica_info
 from tests.support.tiers import WORDS, Reciter, Tier, linked

@@ -29,18 +29,11 @@ from router.signals.link import Link
 from router.upstream.server import ServerOptions
 from router.upstream.source import SourceHooks
 from router.upstream.tier import UpstreamTier
+from router.values.chunk import FinishReason
+from router.values.prompt import ChatPrompt, Message, TextPrompt, TokenPrompt
 from router.values.replica import ReplicaSnapshot, SpeedPrior
-from router.values.request import (
-    ChatPrompt,
-    FinishReason,
-    InferenceRequest,
-    Locality,
-    Message,
-    Objective,
-    SamplingParams,
-    TextPrompt,
-    TokenPrompt,
-)
+from router.values.request import InferenceRequest, Locality, Objective
+from router.values.sampling import SamplingParams
 from router.values.settings import BreakerSettings, RouterSettings
 from router.wire.load import LoadReport, VariantLoad
 from tests.support.gateway_fakes import FAMILY, FakeDispatcher, Server, gateway_deps, replica_info, serving

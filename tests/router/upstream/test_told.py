@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from router.upstream.told import EchoedPrompt, Logprobs
 from router.values.logprobs import Alternative, TokenLogprob
-from router.values.request import InferenceRequest, Objective, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from router.values.prompt import Prompt, TextPrompt, TokenPrompt
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.wire.openai.logprobs import LogprobEncoder
 
 RAW = st.one_of(st.text(min_size=1, max_size=4).map(str.encode), st.binary(min_size=1, max_size=3))

@@ -9,7 +9,9 @@ import pytest
 
 from router.upstream.dialect import DIALECTS, OVERSPILL, Dialect
 from router.upstream.openai import encode_request
-from router.values.request import ChatPrompt, InferenceRequest, Message, Objective, SamplingParams
+from router.values.prompt import ChatPrompt, Message
+from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from router.values.tool_calls import Tool, ToolCall, ToolChoice, Tools
 
 WEATHER = Tool("weather", "The weather in a city.", '{"type":"object","required":["city"]}')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.base.errors import InvalidRequest
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 from router.values.token_rules import check_token_rules, ending_ids
 
 EOS = frozenset({2})

@@ -23,7 +23,9 @@ from router.gateway.app import create_app
 from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.grpc.listener import GrpcListener
 from router.gateway.grpc.settings import GrpcSettings
-from router.values.request import Locality, Objective, SamplingParams, TextPrompt
+from router.values.prompt import TextPrompt
+from router.values.request import Locality, Objective
+from router.values.sampling import SamplingParams
 from tests.support.gateway_fakes import FakeDispatcher, gateway_deps
 from tests.support.waiting import until
 

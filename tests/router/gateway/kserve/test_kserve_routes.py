@@ -12,8 +12,10 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from router.gateway.deps import GatewayLimits
+from router.values.prompt import TextPrompt
 from router.values.replica import ReplicaSnapshot
-from router.values.request import Objective, SamplingParams, TextPrompt
+from router.values.request import Objective
+from router.values.sampling import SamplingParams
 from router.values.status import Tally
 from tests.support.gateway_fakes import INFOS, FakeDispatcher, Server, gateway_deps, serving
 

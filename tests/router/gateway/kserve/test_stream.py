@@ -12,7 +12,8 @@ from router.base.errors import ReplicaBroken
 from router.gateway.kserve.stream import GenerateStream
 from router.gateway.metrics import GatewayMetrics
 from router.values.answer import Answer, Route
-from router.values.request import FinishReason, SamplingParams, TokenChunk
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.sampling import SamplingParams
 from router.wire.kserve.call import InferCall, PromptCall
 
 CALL = InferCall(

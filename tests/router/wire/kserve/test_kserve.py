@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.errors import InvalidRequest
-from router.values.request import FinishReason, SamplingParams
+from router.values.chunk import FinishReason
+from router.values.sampling import SamplingParams
 from router.values.usage import Usage
 from router.wire.kserve.call import InferCall, PromptCall
 from router.wire.kserve.generate import decode_generate, encode_generate

@@ -6,7 +6,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.values.request import FinishReason
+from router.values.chunk import FinishReason
 from router.values.usage import Usage
 from router.wire.openai.reply import DONE, Choice, EventEncoder, ReplyHead, encode_body
 

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.errors import InvalidRequest
-from router.values.request import ApiRequest, ChatPrompt, Message, SamplingParams, TextPrompt, TokenPrompt
+from router.values.prompt import ChatPrompt, Message, TextPrompt, TokenPrompt
+from router.values.request import ApiRequest
+from router.values.sampling import SamplingParams
 from router.wire.openai.chat import decode_chat
 from router.wire.openai.completion import decode_completion
 

@@ -1,0 +1,116 @@
+"""What a caller gives a model to answer: prompts, and how long they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from router.values.task import Call
+from router.values.tool_calls import ToolCall, Tools
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat turn; `content` is plain text (content parts are joined by the codec).
+
+    Attributes:
+        tool_calls: what an assistant's turn called.
+        call_id: whose result a turn of the role `tool` is.
+    """
+
+    role: str
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation, to be rendered by the chat template of the model that serves it.
+
+    Attributes:
+        tools: what the answer may call; None where the request has none.
+    """
+
+    messages: tuple[Message, ...]
+    tools: Tools | None = None
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether it takes a server that knows of tools."""
+        return self.tools is not None or any(message.tool_calls or message.role == "tool" for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Raw text to continue."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids to continue; valid only for models that share the tokenizer."""
+
+    token_ids: tuple[int, ...]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+Input = Prompt | Call
+
+IN_THREAD_CHARS = 20_000
+"""Prompts from this size on take long enough to encode that a worker thread should do it, not the event loop."""
+_MESSAGE_CHARS = 32  # what an empty message costs the template, as text
+
+
+def texts_of(prompt: ChatPrompt) -> Iterator[str]:
+    """Return the texts of a conversation: what was said and called, and the tools."""
+    for message in prompt.messages:
+        yield message.content
+        for call in message.tool_calls:
+            yield call.name + call.arguments
+    for tool in () if prompt.tools is None else prompt.tools.offered:
+        yield tool.name + tool.description + tool.parameters
+
+
+def size_chars(prompt: Input) -> int:
+    """Return how much text there is to encode; 0 for token ids, and for calls, which their replica encodes."""
+    if isinstance(prompt, ChatPrompt):
+        return sum(len(text) + _MESSAGE_CHARS for text in texts_of(prompt))
+    return len(prompt.text) if isinstance(prompt, TextPrompt) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A rendered prompt as token ids, so that what was encoded to be counted is not encoded again to be served.
+
+    Attributes:
+        encoder: what encoded it; only a replica with the very same one takes the ids.
+    """
+
+    token_ids: tuple[int, ...]
+    encoder: object
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSize:
+    """How long a rendered prompt is, in tokens.
+
+    Attributes:
+        tokens: counted with the tokenizer of the model, or else the likeliest figure.
+        slack: by how much that figure may be too high; 0 where it was counted.
+        window: what one window has to hold where that is not all of it: the longest input of a call, at the least.
+        encoded: what was counted, if that was this prompt alone.
+    """
+
+    tokens: int
+    slack: int = 0
+    window: int | None = None
+    encoded: EncodedPrompt | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], encoder: object) -> PromptSize:
+        return cls(len(token_ids), encoded=EncodedPrompt(tuple(token_ids), encoder))
+
+    def __add__(self, other: PromptSize) -> PromptSize:
+        return PromptSize(self.tokens + other.tokens, self.slack + other.slack)
