@@ -15,6 +15,7 @@ from cloud_tier.engine.drawing import draw
 from cloud_tier.engine.kv_blocks import BlockPool
 from cloud_tier.engine.logprobs import RowLogprobs
 from cloud_tier.engine.messages import Compute, Segment, Tokens
+from cloud_tier.engine.model import Computed, Deserted
 from cloud_tier.engine.protocol import EngineConfig, EngineLoad, EngineRequest
 from cloud_tier.engine.sampler import SamplerState
 from cloud_tier.engine.scheduler import Scheduled, Scheduler
@@ -25,7 +26,6 @@ from router.base.errors import InvalidRequest, in_words
 from router.values.chunk import FinishReason
 
 if TYPE_CHECKING:
-    from cloud_tier.engine.model import Computed
     from models.text.grammar import Matcher
 
 log = structlog.get_logger("cloud_tier.engine")
@@ -45,7 +45,7 @@ class EngineCore:
 
     Args:
         compute: runs the forward pass of a step on every rank, and returns what it brought rank 0. May raise
-            `EngineBroken`.
+            `EngineBroken`, and `Deserted` where all requests of the step are about to be aborted.
         vocab_size: of those logits.
         context_tokens: window for prompt and answer together; must fit the cache.
         draft: runs the forward pass of a smaller model that drafts; None drafts from what was said before.
@@ -149,6 +149,8 @@ class EngineCore:
             brought += self._run(plan)
         except EngineBroken:
             raise
+        except Deserted:  # those who left are forgotten before the next step; nothing else was in this one
+            return brought
         except Exception as error:
             log.warning("step failed; its requests run alone", requests=len(plan), error=in_words(error), exc_info=True)
             brought += [tokens for entry in plan for tokens in self._run_alone(entry)]
@@ -234,6 +236,8 @@ class EngineCore:
             return self._run([entry])
         except EngineBroken:
             raise
+        except Deserted:
+            return []
         except Exception as error:
             log.exception("request failed in its step", request_id=entry.sequence.request.request_id)
             self.probe()

@@ -6,7 +6,7 @@ All tokens of a step, of all its sequences, go through every matrix product toge
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -55,6 +55,14 @@ class Computed:
 
     logits: torch.Tensor | None
     finite: list[bool]
+
+
+def _never() -> bool:
+    return False
+
+
+class Deserted(Exception):
+    """Nobody waits for the step any more: it was left between two layers, and nothing of it counts."""
 
 
 class Model:
@@ -108,34 +116,49 @@ class Model:
 
     @torch.inference_mode()
     def forward(
-        self, segments: Sequence[Segment], zero_blocks: Sequence[int] = (), released: Sequence[int] = ()
+        self,
+        segments: Sequence[Segment],
+        zero_blocks: Sequence[int] = (),
+        released: Sequence[int] = (),
+        deserted: Callable[[], bool] = _never,
     ) -> Computed:
         """Run one step.
 
         Args:
             zero_blocks: KV blocks to overwrite first.
             released: handles of sequences that lost their blocks since the last step.
+            deserted: asked between layers whether nobody waits for the step any more. A GPU, which is given all its
+                work at once, does not ask.
+
+        Raises:
+            Deserted: nobody does.
         """
         if self._device.type != "cpu":
-            return self._forward(segments, zero_blocks, released)
+            return self._forward(segments, zero_blocks, released, _never)
         tokens, began_s = sum(len(segment.tokens) for segment in segments), time.perf_counter()
         wanted = self._threads.choose(tokens)
         if wanted != torch.get_num_threads():
             torch.set_num_threads(wanted)
-        computed = self._forward(segments, zero_blocks, released)
+        computed = self._forward(segments, zero_blocks, released, deserted)
         self._threads.note(tokens, time.perf_counter() - began_s)
         return computed
 
-    def run(self, step: Compute) -> Computed:
-        """Run one step, as it is told."""
-        return self.forward(step.segments, step.zero_blocks, step.released)
+    def run(self, step: Compute, deserted: Callable[[], bool] = _never) -> Computed:
+        """Run one step, as it is told; see `forward`."""
+        return self.forward(step.segments, step.zero_blocks, step.released, deserted)
 
     @property
     def device(self) -> torch.device:
         """Where the weights lie, and what is computed from them."""
         return self._embedding.device
 
-    def _forward(self, segments: Sequence[Segment], zero_blocks: Sequence[int], released: Sequence[int]) -> Computed:
+    def _forward(
+        self,
+        segments: Sequence[Segment],
+        zero_blocks: Sequence[int],
+        released: Sequence[int],
+        deserted: Callable[[], bool],
+    ) -> Computed:
         self.attention.zero_blocks(zero_blocks)
         device = self._device
         ids = torch.tensor([token for segment in segments for token in segment.tokens], device=device)
@@ -146,6 +169,8 @@ class Model:
         cos, sin = self._cos[positions], self._sin[positions]
         x = self._embed(ids)
         for index, layer in enumerate(self._layers):
+            if deserted():
+                raise Deserted
             x += self._attend(index, layer, plan, x, (cos, sin))
             x += self._feed_forward(layer, x)
         self.attention.finish(plan)

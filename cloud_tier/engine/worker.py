@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import select
 import signal
 import socket
 import sys
@@ -19,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
+from cloud_tier.engine.inbox import Inbox
 from cloud_tier.engine.messages import (
-    Abort,
     Add,
     Channel,
     Compute,
@@ -124,16 +123,17 @@ class _Rank:
         """Rank 0: serve until told to quit."""
         from cloud_tier.engine.core import EngineBroken, EngineCore  # noqa: PLC0415 (imports torch)
 
-        model = self._model
+        model, inbox = self._model, Inbox(parent)
 
         def compute(step: Compute) -> Computed:
+            if not peers:
+                handles = [segment.handle for segment in step.segments]
+                return model.run(step, lambda: inbox.deserted(handles))
             try:
                 for peer in peers:
                     peer.send(step)
                 return model.run(step)
             except Exception as error:
-                if not peers:
-                    raise
                 # The other ranks may wait inside this step for sums that will not come.
                 raise EngineBroken(f"{in_words(error)}; the ranks are out of step") from error
 
@@ -147,7 +147,7 @@ class _Rank:
         )
         core.probe()
         parent.send(Ready(self._info()))
-        _serve(parent, core)
+        _serve(parent, inbox, core)
         for peer in peers:
             peer.send(Quit())
         model.group.leave()
@@ -229,28 +229,18 @@ def _need_gpus(found: int, config: EngineConfig) -> None:
         )
 
 
-def _serve(parent: Channel, core: EngineCore) -> None:
+def _serve(parent: Channel, inbox: Inbox, core: EngineCore) -> None:
     """Take requests between steps, step while there is work, sleep in the sockets while there is none."""
-    poll = select.poll()
-    poll.register(parent.socket, select.POLLIN)
-    compiled, bell = os.pipe()
-    core.compiling.wake = lambda: os.write(bell, b".")
-    poll.register(compiled, select.POLLIN)
+    core.compiling.wake = inbox.ring
     last_handle = -1
     while True:
-        changed = False
-        while ready := poll.poll(0 if core.busy or changed else None):
-            if all(fd == compiled for fd, _ in ready):
-                os.read(compiled, 4096)
-                break
-            message = parent.receive()
-            changed = True
+        for message in inbox.take(wait=not core.busy):
             if isinstance(message, Quit):
                 return
             if isinstance(message, Add):
                 core.add(message.handle, message.request)
                 last_handle = message.handle
-            elif isinstance(message, Abort):
+            else:
                 core.abort(message.handle)
         parent.send(Step(core.step(), core.load(), last_handle))
 
