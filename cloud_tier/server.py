@@ -142,7 +142,7 @@ class CloudTier:
             publish=self._publish,
             elsewhere=lambda: [replica.info for replica in [*self._encoders, *self._sources.replicas]],
         )
-        self.jobs = open_jobs(plan.config.jobs, self._clock, self._dispatcher.load, plan.config.limits.max_body_bytes)
+        self.jobs = open_jobs(plan.config.jobs, self._clock, self._dispatcher, plan.config.limits.max_body_bytes)
         self.scale = ScaleWatch(self._dispatcher, plan.config.scaling, self._clock, self._publish)
         watch_scaling(self.scale, self._telemetry)
         self.app = self._gateway(plan, encoders)

@@ -112,7 +112,7 @@ class EdgeAgent:
         database = resolved(config.tenants.database, "tenants.database", os.environ)
         self._tenancy = open_tenancy(key_sources(config.gateway), config.tenants, database, self.clock)
         self._tenancy.watch(self.telemetry.registry)
-        self.jobs = open_jobs(config.jobs, self.clock, self.dispatcher.load, config.gateway.max_body_bytes)
+        self.jobs = open_jobs(config.jobs, self.clock, self.dispatcher, config.gateway.max_body_bytes)
         self.lineup = Lineup(self._describe_models, lambda _: self._publish(), self._condition_changed)
         self._sources = Sources(self._make_sources())
         self.repository = LocalRepository(

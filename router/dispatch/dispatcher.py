@@ -48,7 +48,7 @@ from router.signals.signals import Signals
 from router.tracing.sink import TraceSink
 from router.upstream.source import SourceHooks
 from router.values.answer import Answer
-from router.values.replica import Replica, ReplicaSnapshot, Unreached
+from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, Unreached
 from router.values.request import InferenceRequest, Locality, Outcome
 from router.values.settings import RouterSettings
 from router.values.status import RouterStatus, Tally
@@ -257,6 +257,10 @@ class Dispatcher:
     def load(self) -> list[ReplicaSnapshot]:
         """Return a snapshot of every replica; what waits in this tier's own queue is `waiting`."""
         return [replica.snapshot() for replica in self._binder.pool.replicas.values()]
+
+    def step_s(self, info: ReplicaInfo, batch: int, slots: int) -> float:
+        """Return the seconds of one decode step of so many sequences on a replica, by what was learnt of it."""
+        return self._signals.latency.step_s(info, batch, slots)
 
     def tallies(self) -> Mapping[tuple[str, str], Tally]:
         """Return what each variant of each tier has done since the start."""

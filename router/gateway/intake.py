@@ -239,7 +239,10 @@ class Intake:
         context.chunks = answer.chunks
         if context.stay is not None:
             context.stay.answered(lambda: (answer.route.variant, answer.used()))
-        context.timings_ms.append(("first-token", (time.perf_counter() - counted) * 1000))
+        first_token_s = time.perf_counter() - counted
+        context.timings_ms.append(("first-token", first_token_s * 1000))
+        if self._traffic is not None and not context.in_slack:
+            self._traffic.first_token(first_token_s)
         return answer, size.tokens
 
     async def _answered(self, context: RequestContext, request: InferenceRequest) -> Answer:

@@ -38,9 +38,8 @@ from router.jobs.records import (
 )
 from router.jobs.runner import Runner
 from router.jobs.settings import JobsSettings, window_s
-from router.jobs.slack import Slack
+from router.jobs.slack import Replicas, Slack
 from router.jobs.webhook import Webhook
-from router.values.replica import ReplicaSnapshot
 from router.values.status import JobsStatus
 
 log = structlog.get_logger("router.jobs")
@@ -57,7 +56,7 @@ class Jobs:
     """Use as `async with`, inside the lifetime of the dispatcher; `serve` begins to run lines.
 
     Args:
-        load: a snapshot of every replica.
+        replicas: what computes lines.
         database: the URL in force; empty is SQLite in `settings.dir`.
         webhook_secret: the secret in force.
         wall: Unix time, in seconds.
@@ -71,7 +70,7 @@ class Jobs:
         self,
         settings: JobsSettings,
         clock: Clock,
-        load: Callable[[], Sequence[ReplicaSnapshot]],
+        replicas: Replicas,
         *,
         database: str = "",
         webhook_secret: str = "",
@@ -79,7 +78,7 @@ class Jobs:
         max_line_bytes: int = 16 * 1024 * 1024,
     ) -> None:
         self.settings = settings
-        self.slack = Slack(load, clock, settings.concurrency, settings.beside_slowdown)
+        self.slack = Slack(replicas, clock, settings.concurrency, settings.beside_slowdown)
         self._clock = clock
         self._wall = wall
         self._folder = Path(settings.dir).expanduser()

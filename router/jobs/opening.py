@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from router.base.clock import Clock
 from router.base.credentials import secret
 from router.jobs.settings import JobsSettings
-from router.values.replica import ReplicaSnapshot
 
 if TYPE_CHECKING:
     from router.jobs.jobs import Jobs
+    from router.jobs.slack import Replicas
 
 
-def open_jobs(
-    settings: JobsSettings, clock: Clock, load: Callable[[], Sequence[ReplicaSnapshot]], max_line_bytes: int
-) -> Jobs | None:
+def open_jobs(settings: JobsSettings, clock: Clock, replicas: Replicas, max_line_bytes: int) -> Jobs | None:
     """Return the jobs of a tier, None where its settings name no folder.
 
     Raises:
@@ -30,4 +27,6 @@ def open_jobs(
     database = secret(settings.database, "jobs.database")
     webhook_secret = secret(settings.webhook_secret, "jobs.webhook_secret")
     key_of(webhook_secret)
-    return Jobs(settings, clock, load, database=database, webhook_secret=webhook_secret, max_line_bytes=max_line_bytes)
+    return Jobs(
+        settings, clock, replicas, database=database, webhook_secret=webhook_secret, max_line_bytes=max_line_bytes
+    )

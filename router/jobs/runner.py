@@ -116,7 +116,7 @@ class Runner:
     def _online_changed(self) -> None:
         """Every online request calls: while there are no lines, it costs nothing."""
         if self._asking:
-            self._stop_beyond(self._slack.allow(self.running).lines)
+            self._stop_beyond(self._slack.allow(self.running).keep)
         if len(self._agenda):
             self._news.set()
 
@@ -212,7 +212,7 @@ class Runner:
             self.held = ""
             return _IDLE_LOOK_S
         allowance = self._slack.allow(self.running)
-        self._stop_beyond(allowance.lines)
+        self._stop_beyond(allowance.keep)
         why = self._committer.stuck or self._lifecycle.no_room() or allowance.why
         if why or len(self._tasks) - len(self._asking) > _MOST_UNCOMMITTED:
             self.held = why

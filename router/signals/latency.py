@@ -31,7 +31,7 @@ from router.signals.occupancy import line_tokens, occupied_slots
 from router.signals.prefill import PrefillLine
 from router.signals.replica_state import ReplicaState, state_of
 from router.signals.token_clock import Mark
-from router.signals.upper import NORMAL_90, kept_if_censored
+from router.signals.upper import NORMAL_90, band_of, kept_if_censored
 from router.values.length import LengthCurve
 from router.values.link import LinkSnapshot
 from router.values.prediction import (
@@ -323,6 +323,11 @@ class LatencyModel:
         truth_log = ratio_log + math.log(factor) - self._of(info).pace.log(self._now_s())
         device.wait_log = _clip(device.wait_log + _WAIT_GAIN * (_clip(truth_log) - device.wait_log))
         self._learnt(info)
+
+    def step_s(self, info: ReplicaInfo, batch: int, slots: int) -> float:
+        """Return the seconds of one step of `batch` sequences on a replica whose device has so many slots."""
+        factors = self._device(info).factors(band_of(batch, slots, waits=False))
+        return self._of(info).step_s(batch, self._now_s()) * factors.pace_bias
 
     def keep_only(self, replica_ids: set[str]) -> None:
         """Forget replicas that are gone, and devices of which none is left."""

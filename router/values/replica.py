@@ -83,6 +83,7 @@ class ReplicaInfo:
         lacks: what requests may need and it does not do; see `InferenceRequest.needs`.
         version: of what serves there, as its source tells it; empty where it tells none.
         tasks: what it does.
+        leaves_steps: what was cancelled holds nobody up: it leaves a step for which nobody waits any more.
     """
 
     replica_id: str
@@ -100,6 +101,7 @@ class ReplicaInfo:
     lacks: frozenset[Feature] = frozenset()
     version: str = ""
     tasks: frozenset[Task] = GENERATES
+    leaves_steps: bool = False
 
     @property
     def device_key(self) -> str:

@@ -91,7 +91,7 @@ class JobTier:
         self.jobs = Jobs(
             msgspec.structs.replace(settings, dir=str(folder)),
             CLOCK,
-            self.dispatcher.load,
+            self.dispatcher,
             webhook_secret=settings.webhook_secret,
             **more,
         )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.jobs.slack import _FLAT, Slack
-from router.values.replica import ReplicaSnapshot, SpeedPrior
+from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from tests.support.gateway_fakes import replica_info
 
 
@@ -34,9 +34,16 @@ class World:
     clock: SetClock = field(default_factory=SetClock)
     concurrency: int = 0
     slowdown: float = 0.05
+    slower: float = 1.0  # than it was said to be
 
     def slack(self) -> Slack:
-        return Slack(lambda: self.snapshots, self.clock, self.concurrency, self.slowdown)
+        return Slack(self, self.clock, self.concurrency, self.slowdown)
+
+    def load(self) -> list[ReplicaSnapshot]:
+        return self.snapshots
+
+    def step_s(self, info: ReplicaInfo, batch: int, slots: int) -> float:
+        return self.slower * (1 + info.prior.decode_batch_slope * (batch - 1)) / info.prior.decode_tokens_per_s
 
 
 def test_an_idle_tier_gives_all_its_slots() -> None:
@@ -56,6 +63,41 @@ def test_a_step_of_lines_alone_is_short() -> None:
     assert World([ReplicaSnapshot(slower, available=True, slots=32)]).slack().allow(0).lines == 1
     fast = replica_info(prior=SpeedPrior(9000.0, 100.0, 0.005, "test"))
     assert World([ReplicaSnapshot(fast, available=True, slots=256)]).slack().allow(0).lines == 256
+
+
+def test_a_step_is_as_long_as_the_replica_was_found_to_take() -> None:
+    fast = replica_info(prior=SpeedPrior(9000.0, 100.0, 0.005, "test"))
+    world = World([ReplicaSnapshot(fast, available=True, slots=256)], slower=8.0)
+    assert world.slack().allow(0).lines == 51  # of 80 ms alone, and 0.4 ms more for each further one
+    assert world.slack().allow(60).keep == 256, "nothing is stopped because speeds are known better"
+
+
+def test_an_engine_that_leaves_steps_computes_as_many_as_it_has_slots() -> None:
+    slow = replica_info(prior=SpeedPrior(9.0, 2.0, 0.2, "test"), leaves_steps=True)
+    assert World([ReplicaSnapshot(slow, available=True, slots=32)]).slack().allow(0).lines == 32
+
+
+def test_where_many_find_lines_a_step_is_bound_by_their_first_tokens() -> None:
+    """Arrivals too sparse to hold back for: each finds lines, and may wait for a fifth of its first token."""
+    info = replica_info(prior=SpeedPrior(9000.0, 100.0, 0.05, "test"))
+    world = World([ReplicaSnapshot(info, available=True, slots=128)])
+    slack = world.slack()
+    assert slack.allow(0).lines == 128  # of 73 ms
+
+    def come(number: int, every_s: float) -> int:
+        for _ in range(number):
+            slack.came()
+            slack.first_token(0.2)
+            slack.left()
+            world.clock.time_s += every_s
+        world.clock.time_s += slack.hold_left_s + 0.001
+        return slack.allow(0).lines
+
+    assert come(20, 15.0) == 61  # of 40 ms
+    assert come(256, 0.1) == 128, "the hold covers nearly all of them"
+    assert come(20, 15.0) == 61
+    world.clock.time_s += 601.0
+    assert slack.allow(0).lines == 128, "nobody comes any more"
 
 
 def test_two_rungs_of_one_device_share_its_slots() -> None:
