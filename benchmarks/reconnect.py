@@ -24,9 +24,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-import structlog
 
 from benchmarks._fleet import Scenario, Seen, live_through
+from router.base import logs
 from router.simulation.loop import run_virtually
 
 WORLD = Scenario(
@@ -52,9 +52,9 @@ ARMS = {
 }
 
 
+@logs.at_least(logging.CRITICAL)
 def run(scenario: Scenario) -> dict[str, object]:
     """Let one arm live through it; returns its figures."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     began_s = time.process_time()
     seen = run_virtually(lambda loop: live_through(scenario, loop))
     steady = (scenario.warm_up_s, scenario.warm_up_s + scenario.steady_s)

@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-import structlog
-
 from benchmarks._scaling import (
     REPLICA,
     TTFT_S,
@@ -34,6 +32,7 @@ from benchmarks._scaling import (
     in_bursts,
 )
 from cloud_tier.scaling.settings import ScalingSettings
+from router.base import logs
 from router.simulation.loop import run_virtually
 from router.simulation.traces import load_trace, scale_inputs, slice_of
 from router.simulation.values import SimRequest
@@ -122,10 +121,10 @@ def from_zero(start_s: float, seed: int) -> list[dict[str, object]]:
     return told
 
 
+@logs.at_least(logging.CRITICAL)
 def _live(
     requests: Sequence[SimRequest], autoscaler: Autoscaler, seed: int, cold_start_s: float, *, begin_with: int
 ) -> Seen:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     return run_virtually(
         lambda loop: Service(
             requests, autoscaler, loop, cold_start_s=cold_start_s, seed=seed, begin_with=begin_with

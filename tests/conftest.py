@@ -126,6 +126,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     _Running.item = None
 
 
+@pytest.fixture(autouse=True)
+def _logs_stay_as_they_are() -> Iterator[None]:
+    """A test that leaves other logs behind blinds every later one that looks at what is logged: it fails itself."""
+    before = structlog.get_config()
+    processors = [*before["processors"]]
+    yield
+    if structlog.get_config() != before or before["processors"] != processors:
+        before["processors"][:] = processors
+        structlog.configure(**before)
+        pytest.fail("it leaves structlog configured otherwise: use `logs.at_least`, or another process")
+
+
 @pytest.fixture(scope="session")
 def models_root() -> Path:
     """The model store that `make test` prepared; missing artifacts fail, they never skip."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import tempfile
 import time
@@ -18,7 +19,8 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.tenants.house import Words, quiet
+from benchmarks.tenants.house import Words
+from router.base import logs
 from router.base.clock import MonotonicClock
 from router.cache.exact import AnswerCache
 from router.cache.settings import CacheSettings
@@ -161,9 +163,9 @@ class Found:
     faults: list[str] = field(default_factory=list)
 
 
+@logs.at_least(logging.CRITICAL)
 def run(requests: int, seed: int) -> dict[str, object]:
     """Send them; returns what came back by status, and every fault."""
-    quiet()
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "keys"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 import httpx
-import structlog
 
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
@@ -124,11 +122,6 @@ def name_of(tenant: str) -> str:
     """What the ledger calls a tenant: one of a key without a name is called by its digest."""
     directory = KeySources.of({KEYS[tenant]: None}).directory()
     return next(iter(directory.tenants))
-
-
-def quiet() -> None:
-    """Say nothing of each request."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 class GivesUp(httpx.AsyncBaseTransport):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from dataclasses import dataclass
 
 import httpx
 
-from benchmarks.tenants.house import KEYS, MODEL, House, Setting, name_of, opened, quiet
+from benchmarks.tenants.house import KEYS, MODEL, House, Setting, name_of, opened
+from router.base import logs
 from router.simulation.loop import VirtualLoop, run_virtually
 
 
@@ -43,9 +45,9 @@ WARM_UP_S = 60.0
 LASTS_S = 180.0
 
 
+@logs.at_least(logging.CRITICAL)
 def run(mix: str, setting: Setting, seed: int) -> dict[str, object]:
     """Return what the other tenant got, in device-seconds, of what it asked for and of what there was."""
-    quiet()
     flood, other = MIXES[mix]
     asked_per_s = 0.5 / setting.cost_s(other.prompt, other.answer)
     both = _lived(

@@ -8,13 +8,15 @@ numbers of clients; the storm is the largest number, and the half minute after t
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from dataclasses import dataclass, field, replace
 
 import httpx
 import openai
 
-from benchmarks.tenants.house import KEYS, MODEL, GivesUp, House, Setting, opened, quiet
+from benchmarks.tenants.house import KEYS, MODEL, GivesUp, House, Setting, opened
+from router.base import logs
 from router.simulation.loop import VirtualLoop, run_virtually
 
 PROMPT, ANSWER = 200, 64
@@ -38,9 +40,9 @@ class Seen:
         return sum(began_s <= at_s < began_s + lasted_s for at_s in self.good_at_s) / lasted_s
 
 
+@logs.at_least(logging.CRITICAL)
 def run(clients: int, setting: Setting, seed: int, *, outage: bool) -> dict[str, object]:
     """Return answers in time a second, in steady state and, with an outage, after it."""
-    quiet()
     seen = run_virtually(lambda loop: _live_through(clients, setting, seed, loop, outage=outage))
     found: dict[str, object] = {
         "clients": clients,

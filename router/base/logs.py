@@ -15,7 +15,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any, Literal, NamedTuple
 
@@ -195,6 +195,17 @@ def configure(level: str, log_format: Literal["auto", "console", "json"], fd: in
         wrapper_class=structlog.make_filtering_bound_logger(root.level),
         cache_logger_on_first_use=True,
     )
+
+
+@contextlib.contextmanager
+def at_least(level: int) -> Iterator[None]:
+    """Log nothing below a level for as long: where a whole tier is simulated, its refusals and overload are no news."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def _is_urgent(line: logging.LogRecord | _Event | None) -> bool:

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-import structlog
 
+from router.base import logs
 from router.base.errors import OverspillError
 from router.base.timers import end
 from router.decisions.settings import DecisionFileSettings
@@ -101,7 +101,7 @@ def simulate(
             file = stack.enter_context(SimulatedDecisions(decisions, loop.time)) if decisions is not None else None
             return await _Simulation(world, requests, asked, seed, loop, decisions=file).run()
 
-    with _quiet_logs():
+    with logs.at_least(logging.ERROR):  # refusals and overload are what is simulated, and the rows tell of them
         return run_virtually(run)
 
 
@@ -325,14 +325,3 @@ def _info(world: World, device: DeviceSpec, rung: RungSpec, position: int, prior
         prior=prior,
         device=device.name,
     )
-
-
-@contextlib.contextmanager
-def _quiet_logs() -> Iterator[None]:
-    """Log nothing below errors: refusals and overload are what is simulated, and the rows tell of them."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    try:
-        yield
-    finally:
-        structlog.configure(**before)

@@ -1,15 +1,18 @@
-"""Logging changes the whole process, so each test has one of its own."""
+"""To configure logging changes the whole process, so each test that does has one of its own."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import structlog
 
+from router.base import logs
 from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.process
@@ -32,6 +35,22 @@ def _run(code: str, log_format: str = "json", stderr: int = subprocess.PIPE) -> 
         timeout=30,
         check=False,
     )
+
+
+def test_less_is_logged_for_as_long_as_was_said_and_no_longer() -> None:
+    log = structlog.get_logger("t")
+
+    @logs.at_least(logging.ERROR)
+    def crashes() -> None:
+        log.warning("a")
+        log.error("b")
+        raise ValueError("over")
+
+    with structlog.testing.capture_logs() as seen:
+        with pytest.raises(ValueError, match="over"):
+            crashes()
+        log.warning("c")
+    assert [line["event"] for line in seen] == ["b", "c"]
 
 
 def test_every_logger_becomes_a_json_line() -> None:
