@@ -40,7 +40,8 @@ from router.gateway.reference.routes import ReferenceRoutes
 from router.gateway.responses_routes import ResponsesRoutes
 from router.gateway.tenant_routes import TenantRoutes
 from router.gateway.token_routes import TokenRoutes
-from router.wire.headers import REQUEST_ID, lower_case, reply_id
+from router.wire.headers import lower_case, reply_id
+from router.wire.names import REQUEST_ID
 
 __all__ = ["Dispatch", "GatewayDeps", "GatewayLimits", "PromptCounter", "Telemetry", "create_app"]
 

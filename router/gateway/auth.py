@@ -16,6 +16,7 @@ from router.tenants.settings import CERTIFICATE_HEADERS
 from router.tenants.tenancy import Tenancy
 from router.tenants.tenant import Caller
 from router.wire import headers as wire_headers
+from router.wire import names as wire_names
 
 OPEN_PATHS = frozenset(
     {
@@ -35,7 +36,7 @@ CERTIFICATE = "overspill.certificate"
 ADMITTED = "overspill.admitted"
 """Of a scope of `router.gateway.listener`: called when a request was let in; its connection has proved itself then."""
 
-_SAYS_WHO = frozenset({"authorization", wire_headers.INSTANCE, *CERTIFICATE_HEADERS})
+_SAYS_WHO = frozenset({"authorization", wire_names.INSTANCE, *CERTIFICATE_HEADERS})
 """Headers that tell who sends a probe."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 _FORWARDED = re.compile(r'(?:^|[;,])\s*(?:host|for)\s*=\s*(?:"([^"]*)"|([^;,\s]*))', re.IGNORECASE)
@@ -134,7 +135,7 @@ def _require_this_host(scope: Scope, headers: Mapping[str, str]) -> None:
     for name, host in _hosts(headers):
         if not _names_this_host(host):
             raise Misdirected(
-                f"`{name}: {wire_headers.header_safe(host[:80])}`: this tier has no API keys and therefore answers "
+                f"`{name}: {wire_names.header_safe(host[:80])}`: this tier has no API keys and therefore answers "
                 "requests to localhost, 127.0.0.1 or [::1] only; use one of these, or set API keys",
                 param=name,
             )

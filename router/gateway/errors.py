@@ -10,7 +10,7 @@ import orjson
 from starlette.types import Send
 
 from router.base.errors import InvalidRequest, OverspillError, Refused, Unauthenticated
-from router.wire import headers
+from router.wire import headers, names
 from router.wire.openai.errors import encode_error
 
 JSON = "application/json"
@@ -96,7 +96,7 @@ def render_error(error: OverspillError, dialect: Dialect) -> Reply:
 
 async def send_reply(reply: Reply, request_headers: Mapping[str, str], send: Send) -> None:
     """Send what is answered before a request reaches its endpoint."""
-    lines = [*reply.headers, (headers.REQUEST_ID, headers.reply_id(request_headers))]
+    lines = [*reply.headers, (names.REQUEST_ID, headers.reply_id(request_headers))]
     if reply.body:
         lines += [("content-type", reply.media_type)]
     if reply.status != NO_CONTENT:

@@ -17,7 +17,7 @@ from router.values.answer import Answer
 from router.values.prompt import ChatPrompt, Input
 from router.values.request import ApiRequest
 from router.values.usage import Usage
-from router.wire.headers import DEGRADED
+from router.wire.names import DEGRADED
 from router.wire.openai.calls import AnswerCalls
 from router.wire.openai.logprobs import LogprobEncoder
 from router.wire.openai.reply import Choice, EventEncoder, ReplyHead, encode_body

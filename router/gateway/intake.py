@@ -36,7 +36,9 @@ from router.values.usage import Usage
 from router.wire import credits as wire_credits
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
+from router.wire import names as wire_names
 from router.wire.names import refuse_query
+from router.wire.promise import parse_objective
 
 _ASSUMED_ANSWER_TOKENS = 256  # set aside of a tenant's tokens a minute for an answer without a bound
 
@@ -276,7 +278,7 @@ class Intake:
 
     def _unreached(self, context: RequestContext) -> str:
         anything = Objective(deadline_s=math.inf)  # the deadline of a late value may stand in the body
-        return self.deps.dispatcher.unreached(wire_headers.parse_objective(context.headers, anything).locality)
+        return self.deps.dispatcher.unreached(parse_objective(context.headers, anything).locality)
 
     def _perhaps_later(self, error: OverspillError, unreached: str) -> OverspillError:
         """Nothing is final while an upstream that might serve the request was never reached."""
@@ -290,17 +292,17 @@ class Intake:
     def _objective(self, context: RequestContext, api_request: ApiRequest) -> Objective:
         refuse_query(context.query)
         if context.in_slack:
-            return replace(wire_headers.parse_objective(context.headers, Objective()), priority=SLACK_PRIORITY)
+            return replace(parse_objective(context.headers, Objective()), priority=SLACK_PRIORITY)
         default = Objective()
         if api_request.priority is not None:
             default = replace(default, priority=api_request.priority)
         if api_request.deadline_s is not None:
             default = replace(default, deadline_s=api_request.deadline_s)
-        objective = wire_headers.parse_objective(context.headers, default)
+        objective = parse_objective(context.headers, default)
         ceiling = context.caller.max_priority
         if objective.priority <= ceiling:
             return objective
-        context.told.append((wire_headers.PRIORITY, str(ceiling)))
+        context.told.append((wire_names.PRIORITY, str(ceiling)))
         self.metrics.priorities_lowered.inc()
         return replace(objective, priority=ceiling)
 
@@ -318,7 +320,7 @@ class Intake:
         """Say who answers and why, how long it took, and, to callers that ask for it, the tier's load."""
         lines = wire_headers.route_headers(answer.route)
         if answer.cache:
-            lines.append((wire_headers.CACHE, answer.cache))
+            lines.append((wire_names.CACHE, answer.cache))
         lines.append(("server-timing", ", ".join(f"{name};dur={ms:.2f}" for name, ms in context.timings_ms)))
         if wire_load.FORMAT_HEADER in context.headers:
             lines.append((wire_load.HEADER, wire_load.encode_orca(self.load(context))))

@@ -11,7 +11,7 @@ from router.upstream.codec import AnswerParser, Codec
 from router.upstream.dialect import OVERSPILL, Dialect
 from router.upstream.openai import EventParser
 from router.values.request import InferenceRequest, Locality, Objective
-from router.wire import headers as wire_headers
+from router.wire import names as wire_names
 
 _LEAST_S = 0.001
 
@@ -75,7 +75,7 @@ def remaining(request: InferenceRequest, now_s: float, rtt_s: float, who: str, *
     """
     objective = request.objective
     if objective.locality is Locality.LOCAL_ONLY and not local:
-        raise InvalidRequest(f"{who}: the request is `local-only`", param=wire_headers.LOCALITY)
+        raise InvalidRequest(f"{who}: the request is `local-only`", param=wire_names.LOCALITY)
     spent_s = max(0.0, now_s - request.accepted_at_s) + rtt_s
     ttft_s, deadline_s, late_s = objective.ttft_s, objective.deadline_s, objective.late_s
     if deadline_s is not None:

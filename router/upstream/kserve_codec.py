@@ -34,6 +34,7 @@ from router.values.request import InferenceRequest
 from router.values.sampling import GREEDY_BELOW, SamplingParams
 from router.values.template import Render
 from router.wire import headers as wire_headers
+from router.wire import names as wire_names
 
 _MAX_EVENT_BYTES = 4 * 1024 * 1024
 _DEFAULT = SamplingParams()
@@ -64,7 +65,7 @@ class KServeCodec:
 
     def encode(self, request: InferenceRequest, context_tokens: int) -> Post:
         """Return what asks for `request`; see `router.upstream.codec.Codec`."""
-        headers = [("content-type", "application/json"), (wire_headers.REQUEST_ID, request.request_id)]
+        headers = [("content-type", "application/json"), (wire_names.REQUEST_ID, request.request_id)]
         headers += wire_headers.trace_context(request.headers)
         inputs, parameters = self._fields(request, context_tokens)
         body: dict[str, object]

@@ -42,6 +42,8 @@ from router.values.task import EmbedCall
 from router.values.tool_calls import CallDelta
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
+from router.wire import names as wire_names
+from router.wire.promise import objective_headers
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
@@ -82,7 +84,7 @@ def encode_post(
     headers = [
         ("content-type", "application/json"),
         ("accept", "text/event-stream"),
-        (wire_headers.REQUEST_ID, request.request_id),
+        (wire_names.REQUEST_ID, request.request_id),
     ]
     if dialect.orca:
         headers.append((wire_load.FORMAT_HEADER, "JSON"))
@@ -103,17 +105,17 @@ def check_headers(headers: Iterable[tuple[str, str]]) -> None:
     """
     for name, value in headers:
         if not (_is_ascii_line(name) and _is_ascii_line(value)):
-            safe = wire_headers.header_safe(name[:64])
+            safe = wire_names.header_safe(name[:64])
             raise InvalidRequest(f"`{safe}` cannot be passed on: it holds more than printable ASCII", param=safe)
 
 
 def _our_headers(request: InferenceRequest, objective: Objective) -> list[tuple[str, str]]:
-    headers = wire_headers.objective_headers(objective)
+    headers = objective_headers(objective)
     headers += wire_headers.next_hop(request.headers)
     headers += wire_headers.cache_salt_headers(request.cache_owner)
     headers += wire_headers.cache_use_headers(request.cache)
     if request.attempts_left is not None:
-        headers.append((wire_headers.ATTEMPTS_LEFT, str(request.attempts_left)))
+        headers.append((wire_names.ATTEMPTS_LEFT, str(request.attempts_left)))
     return headers
 
 
@@ -368,23 +370,23 @@ def _event(line: bytes) -> Event | None:
 
 def origin_of(headers: Mapping[str, str]) -> Origin | None:
     """Read who answers from the response headers; None if the upstream does not say."""
-    variant = _name(headers.get(wire_headers.MODEL, ""))
-    rung = wire_headers.whole_number(headers.get(wire_headers.RUNG, ""), _MAX_INT32)
+    variant = _name(headers.get(wire_names.MODEL, ""))
+    rung = wire_headers.whole_number(headers.get(wire_names.RUNG, ""), _MAX_INT32)
     if not variant or rung is None:
         return None
     return Origin(
-        tier=_name(headers.get(wire_headers.TIER, "")) or "cloud",
+        tier=_name(headers.get(wire_names.TIER, "")) or "cloud",
         variant=variant,
         rung=rung,
-        degraded=headers.get(wire_headers.DEGRADED) == "true",
-        reason=_name(headers.get(wire_headers.REASON, "")),
-        max_tokens=wire_headers.whole_number(headers.get(wire_headers.MAX_TOKENS, ""), _MAX_INT32) or None,
+        degraded=headers.get(wire_names.DEGRADED) == "true",
+        reason=_name(headers.get(wire_names.REASON, "")),
+        max_tokens=wire_headers.whole_number(headers.get(wire_names.MAX_TOKENS, ""), _MAX_INT32) or None,
     )
 
 
 def _name(told: str) -> str:
     """Return a name that an upstream tells, as it may stand in our own reply headers, logs and metrics."""
-    return wire_headers.header_safe(told[:_MAX_NAME_CHARS])
+    return wire_names.header_safe(told[:_MAX_NAME_CHARS])
 
 
 # What a tier of ours says with its code: whether a refusal speaks for one request, or for more.

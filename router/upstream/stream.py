@@ -35,8 +35,8 @@ from router.upstream.transport import (
 )
 from router.values.chunk import FinishReason, Origin, TokenChunk
 from router.values.logprobs import TokenLogprob
-from router.wire import headers as wire_headers
 from router.wire import load as wire_load
+from router.wire import names as wire_names
 
 _MAX_ERROR_BYTES = 64 * 1024
 _MAX_WHOLE_BYTES = 64 * 1024 * 1024  # 2,048 vectors of 4,096 numbers in base64 are 45 MB
@@ -138,7 +138,7 @@ async def _send(
     objective = remaining(call.request, clock.now_s(), call.rtt_s, call.who, local=call.local)
     post = call.encode(objective)
     if call.instance is not None:
-        post.headers.append((wire_headers.INSTANCE, call.instance))
+        post.headers.append((wire_names.INSTANCE, call.instance))
     trace = ConnectTrace(clock)
     began_s = clock.now_s()
     try:

@@ -1,7 +1,6 @@
-"""HTTP headers that carry the promise in, and what was done about it out.
+"""HTTP headers of a request and of its reply: ids, what travels on to the next tier, and what was done about it.
 
-Names on the wire are lower case. A request header that does not parse is an `InvalidRequest` that names the header:
-a promise that was asked for and silently dropped is worse than a refusal.
+Names on the wire are lower case. A request header that does not parse is an `InvalidRequest` that names the header.
 """
 
 from __future__ import annotations
@@ -10,99 +9,32 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 
 from router.base.errors import InvalidRequest
 from router.values.answer import Route
-from router.values.request import CacheUse, Locality, Objective
+from router.values.request import CacheUse
 from router.values.trace import TRACEPARENT, TRACESTATE
 from router.wire.names import (
     ATTEMPTS_LEFT,
     CACHE,
     CACHE_SALT,
-    DEADLINE,
-    DEFER,
-    DEMAND,
+    DEGRADED,
     HOPS,
-    INSTANCE,
-    LATE_VALUE,
-    LOCALITY,
-    MIN_QUALITY,
-    PRIORITY,
+    MAX_TOKENS,
+    MODEL,
+    PREDICTED_TTFT,
+    REASON,
+    REPLY_NAMES,
     REQUEST_ID,
     REQUEST_NAMES,
-    SESSION,
-    SHORTEN,
-    TPOT,
+    RUNG,
+    TIER,
     TPOT_NAMES,
-    TTFT,
     TTFT_NAMES,
     header_safe,
     refuse_headers,
 )
-
-__all__ = [
-    "ATTEMPTS_LEFT",
-    "CACHE",
-    "CACHE_SALT",
-    "CONFLICT",
-    "DEADLINE",
-    "DEFER",
-    "DEGRADED",
-    "DEMAND",
-    "HOPS",
-    "INSTANCE",
-    "LATE_VALUE",
-    "LOCALITY",
-    "MAX_ATTEMPTS",
-    "MAX_HOPS",
-    "MAX_REQUEST_ID_CHARS",
-    "MAX_TOKENS",
-    "MIN_QUALITY",
-    "MODEL",
-    "PREDICTED_TTFT",
-    "PRIORITY",
-    "REASON",
-    "REPLY_NAMES",
-    "REQUEST_ID",
-    "REQUEST_NAMES",
-    "RUNG",
-    "SESSION",
-    "SHORTEN",
-    "TIER",
-    "TPOT",
-    "TPOT_NAMES",
-    "TRACE_NAMES",
-    "TTFT",
-    "TTFT_NAMES",
-    "attempts_left",
-    "cache_salt",
-    "cache_salt_headers",
-    "cache_use",
-    "cache_use_headers",
-    "header_safe",
-    "lower_case",
-    "next_hop",
-    "objective_headers",
-    "parse_objective",
-    "passed_on",
-    "reply_id",
-    "request_id",
-    "retry_headers",
-    "route_headers",
-    "whole_number",
-]
-
-TIER = "x-overspill-tier"
-MODEL = "x-overspill-model"
-RUNG = "x-overspill-rung"
-REASON = "x-overspill-reason"
-DEGRADED = "x-overspill-degraded"
-PREDICTED_TTFT = "x-overspill-predicted-ttft-ms"
-MAX_TOKENS = "x-overspill-max-tokens"
-
-REPLY_NAMES = (TIER, MODEL, RUNG, REASON, DEGRADED, PREDICTED_TTFT, MAX_TOKENS)
 
 TRACE_NAMES = (TRACEPARENT, TRACESTATE)
 
@@ -113,13 +45,8 @@ _SINGLE = frozenset({*REQUEST_NAMES, *TTFT_NAMES, *TPOT_NAMES, REQUEST_ID})
 _SERVED = frozenset({*_SINGLE, *REPLY_NAMES})  # reply headers: proxies carry them from one exchange over to the next
 MAX_HOPS = 8
 MAX_ATTEMPTS = 1_000_000
-_ALLOW = "allow"
-_MAX_MS = 7 * 24 * 3600 * 1000.0
-_MAX_PRIORITY = 2**31 - 1
 MAX_REQUEST_ID_CHARS = 128
 _REQUEST_ID = re.compile(rf"[\w.:~/+=@-]{{1,{MAX_REQUEST_ID_CHARS}}}", re.ASCII)
-_NUMBER = re.compile(r"([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
-_SESSION = re.compile(r"[\x20-\x7e]{1,256}")
 _CACHE_SALT = re.compile(r"[\x20-\x7e]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[\x20-\x7e]{0,256})?")
 _TRACE_VALUE = re.compile(r"[\x20-\x7e]{1,1024}")
@@ -145,6 +72,22 @@ def _joined(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
     return {name: (CONFLICT if name in _SINGLE else ", ").join(values) for name, values in found.items()}
 
 
+def refuse_unreadable(headers: Mapping[str, str]) -> None:
+    """Refuse headers that are nearly ours, and those of ours that were sent more than once with different values.
+
+    Args:
+        headers: lower-case names.
+
+    Raises:
+        InvalidRequest: one is; `param` is the header's name.
+    """
+    refuse_headers(headers, _SERVED)
+    for name in _SINGLE & headers.keys():
+        if CONFLICT in headers[name]:
+            values = ", ".join(f"`{header_safe(value[:40])}`" for value in headers[name].split(CONFLICT)[:4])
+            raise InvalidRequest(f"`{name}` was sent more than once, with different values: {values}", param=name)
+
+
 def request_id(headers: Mapping[str, str]) -> str:
     """Return the caller's request id, or a fresh one.
 
@@ -165,61 +108,6 @@ def reply_id(headers: Mapping[str, str]) -> str:
     """Return the id that a reply carries whose request got no further: the caller's own, if it is one."""
     given = headers.get(REQUEST_ID, "")
     return given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
-
-
-def parse_objective(headers: Mapping[str, str], default: Objective) -> Objective:
-    """Lay the request's headers over what its body asked for.
-
-    Args:
-        headers: lower-case names.
-
-    Raises:
-        InvalidRequest: a header holds a value out of range or is none of ours; `param` is the header's name.
-    """
-    refuse_headers(headers, _SERVED)
-    _refuse_conflicts(headers)
-    found: dict[str, object] = {}
-    for field, names in _LIMITS.items():
-        value_s = _first_s(headers, names)
-        if value_s is not None:
-            found[field] = value_s
-    for name, (field, read) in _WISHES.items():
-        if name in headers:
-            found[field] = read(headers[name])
-    objective = replace(default, **found) if found else default  # type: ignore[arg-type]
-    if objective.late_s is not None and objective.deadline_s is None:
-        raise InvalidRequest(
-            f"`{LATE_VALUE}` says how the value of an answer falls after its deadline: send `{DEADLINE}` with it",
-            param=LATE_VALUE,
-        )
-    return objective
-
-
-def objective_headers(objective: Objective) -> list[tuple[str, str]]:
-    """Return the headers that `parse_objective` reads back as `objective`.
-
-    That it may be deferred is not passed on: only the tier that the caller asked keeps its request.
-    """
-    lines = []
-    for name, value_s in (
-        (TTFT, objective.ttft_s),
-        (TPOT, objective.tpot_s),
-        (DEADLINE, objective.deadline_s),
-        (LATE_VALUE, objective.late_s),
-    ):
-        if value_s is not None:
-            lines.append((name, f"{max(value_s * 1000, 0.001):.3f}"))  # 0 would be refused
-    if objective.shorten:
-        lines.append((SHORTEN, _ALLOW))
-    if objective.priority:
-        lines.append((PRIORITY, str(objective.priority)))
-    if objective.locality is not Locality.ANY:
-        lines.append((LOCALITY, objective.locality.value))
-    if objective.min_quality > 0:
-        lines.append((MIN_QUALITY, f"{objective.min_quality:g}"))
-    if objective.session is not None:
-        lines.append((SESSION, objective.session))
-    return lines
 
 
 def passed_on(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -347,86 +235,3 @@ def whole_number(text: str, most: int) -> int | None:
     digits = text.lstrip("0") or "0"
     number = int(digits) if len(digits) <= len(str(most)) else most + 1
     return number if number <= most else None
-
-
-def _refuse_conflicts(headers: Mapping[str, str]) -> None:
-    for name in _SINGLE & headers.keys():
-        if CONFLICT in headers[name]:
-            values = ", ".join(f"`{header_safe(value[:40])}`" for value in headers[name].split(CONFLICT)[:4])
-            raise InvalidRequest(f"`{name}` was sent more than once, with different values: {values}", param=name)
-
-
-def _first_s(headers: Mapping[str, str], names: tuple[str, ...]) -> float | None:
-    for name in names:
-        if name in headers:
-            value_ms = _number(headers[name], name, 0.0, _MAX_MS, "milliseconds, more than 0 and at most 7 days")
-            if value_ms == 0:
-                raise InvalidRequest(f"`{name}` must be more than 0 milliseconds", param=name)
-            return value_ms / 1000
-    return None
-
-
-def _number(text: str, name: str, low: float, high: float, what: str) -> float:
-    value = float(text) if _NUMBER.fullmatch(text) else math.nan
-    if not low <= value <= high:  # also refuses NaN
-        raise InvalidRequest(f"`{name}: {header_safe(text[:40])}`: expected {what}", param=name)
-    return value
-
-
-def _priority(text: str) -> int:
-    size = whole_number(text.removeprefix("-"), _MAX_PRIORITY)
-    if size is None:
-        raise InvalidRequest(
-            f"`{PRIORITY}: {header_safe(text[:20])}`: expected a 32-bit integer, "
-            "higher is better, negative may be shed first",
-            param=PRIORITY,
-        )
-    return -size if text.startswith("-") else size
-
-
-def _may_be_shortened(text: str) -> bool:
-    return _allowed(text, SHORTEN, "to have none shortened")
-
-
-def _may_be_deferred(text: str) -> bool:
-    return _allowed(text, DEFER, "to have none deferred")
-
-
-def _allowed(text: str, name: str, otherwise: str) -> bool:
-    if text.lower() != _ALLOW:
-        raise InvalidRequest(
-            f"`{name}: {header_safe(text[:40])}`: expected `{_ALLOW}`; leave the header out {otherwise}", param=name
-        )
-    return True
-
-
-def _locality(text: str) -> Locality:
-    try:
-        return Locality(text.lower())
-    except ValueError:
-        known = ", ".join(member.value for member in Locality)
-        raise InvalidRequest(
-            f"`{LOCALITY}: {header_safe(text[:40])}`: expected one of {known}", param=LOCALITY
-        ) from None
-
-
-def _quality(text: str) -> float:
-    return _number(text, MIN_QUALITY, 0.0, 1.0, "a number from 0 to 1")
-
-
-def _session(text: str) -> str:
-    if not _SESSION.fullmatch(text):
-        raise InvalidRequest(f"`{SESSION}` must be 1 to 256 printable ASCII characters", param=SESSION)
-    return text
-
-
-# Field of `Objective` → the names of its header; and header → field and what reads it.
-_LIMITS = {"ttft_s": TTFT_NAMES, "tpot_s": TPOT_NAMES, "deadline_s": (DEADLINE,), "late_s": (LATE_VALUE,)}
-_WISHES: dict[str, tuple[str, Callable[[str], object]]] = {
-    SHORTEN: ("shorten", _may_be_shortened),
-    DEFER: ("defer", _may_be_deferred),
-    PRIORITY: ("priority", _priority),
-    LOCALITY: ("locality", _locality),
-    MIN_QUALITY: ("min_quality", _quality),
-    SESSION: ("session", _session),
-}

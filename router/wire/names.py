@@ -32,6 +32,16 @@ ATTEMPTS_LEFT = "x-overspill-attempts-left"
 CACHE_SALT = "x-overspill-cache-salt"
 CACHE = "x-overspill-cache"
 
+TIER = "x-overspill-tier"
+MODEL = "x-overspill-model"
+RUNG = "x-overspill-rung"
+REASON = "x-overspill-reason"
+DEGRADED = "x-overspill-degraded"
+PREDICTED_TTFT = "x-overspill-predicted-ttft-ms"
+MAX_TOKENS = "x-overspill-max-tokens"
+
+REPLY_NAMES = (TIER, MODEL, RUNG, REASON, DEGRADED, PREDICTED_TTFT, MAX_TOKENS)
+
 PREFIX = "x-overspill-"
 REQUEST_NAMES = (
     TTFT,

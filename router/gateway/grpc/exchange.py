@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from router.base.loopback import is_loopback
 from router.gateway.auth import CERTIFICATE
-from router.wire.headers import DEADLINE
+from router.wire.names import DEADLINE
 
 _MOST_DEADLINE_S = 7 * 24 * 3600.0
 _RETURN_SHARE, _RETURN_S = 0.01, 0.005  # of a deadline: for the answer's way back

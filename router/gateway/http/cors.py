@@ -9,14 +9,14 @@ from router.base.errors import OverspillError
 from router.base.loopback import is_local_page
 from router.gateway.errors import Reply, dialect_of, render_error
 from router.gateway.http.settings import CorsSettings
-from router.wire import headers as wire_headers
+from router.wire import names as wire_names
 
 _METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE"
 _ASKED_HEADERS = re.compile(r"[A-Za-z0-9_-]{1,100}( ?, ?[A-Za-z0-9_-]{1,100}){0,99}")
 _TOLD = (
-    *wire_headers.REPLY_NAMES,
-    wire_headers.REQUEST_ID,
-    wire_headers.PRIORITY,
+    *wire_names.REPLY_NAMES,
+    wire_names.REQUEST_ID,
+    wire_names.PRIORITY,
     "retry-after",
     "retry-after-ms",
     "x-should-retry",
@@ -73,7 +73,7 @@ class Origins:
         """Answer what a browser asks before it sends the request of a page."""
         origin = headers["origin"]
         if not self.allow(origin):
-            name = wire_headers.header_safe(origin[:200])
+            name = wire_names.header_safe(origin[:200])
             reply = render_error(
                 OriginRefused(
                     f"`origin: {name}`: pages from there may not read this tier's answers; an operator can list them "

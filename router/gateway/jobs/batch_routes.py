@@ -16,10 +16,12 @@ from router.jobs.objects import batch_object
 from router.tenants.tenant import Role
 from router.values.request import Objective
 from router.wire import headers as wire_headers
+from router.wire import names as wire_names
 from router.wire.names import CACHE_SALT, LOCALITY, MIN_QUALITY, REQUEST_NAMES, SESSION, SHORTEN, refuse_query
+from router.wire.promise import parse_objective
 
 _HOLD_FOR_LINES = (LOCALITY, MIN_QUALITY, SESSION, SHORTEN, CACHE_SALT)
-_BETWEEN_TIERS = frozenset({wire_headers.HOPS, wire_headers.INSTANCE, wire_headers.DEMAND, wire_headers.ATTEMPTS_LEFT})
+_BETWEEN_TIERS = frozenset({wire_names.HOPS, wire_names.INSTANCE, wire_names.DEMAND, wire_names.ATTEMPTS_LEFT})
 
 
 class BatchRoutes:
@@ -92,9 +94,9 @@ def line_headers(headers: dict[str, str]) -> list[tuple[str, str]]:
     Raises:
         InvalidRequest: a header of ours is wrong, or promises times, which no line of a batch has.
     """
-    wire_headers.parse_objective(headers, Objective())
+    parse_objective(headers, Objective())
     wire_headers.cache_salt(headers)
-    for name in (*REQUEST_NAMES, *wire_headers.TTFT_NAMES, *wire_headers.TPOT_NAMES):
+    for name in (*REQUEST_NAMES, *wire_names.TTFT_NAMES, *wire_names.TPOT_NAMES):
         if name in headers and name not in _HOLD_FOR_LINES and name not in _BETWEEN_TIERS:
             raise InvalidRequest(
                 f"`{name}`: lines of a batch have no times and no priority of their own, only `completion_window`: "

@@ -12,7 +12,7 @@ from router.gateway.endpoint import IN_SLACK
 from router.jobs.call import Call, Told
 from router.tenants.directory import Directory
 from router.tenants.tenant import Caller
-from router.wire.headers import REPLY_NAMES, REQUEST_ID
+from router.wire.names import REPLY_NAMES, REQUEST_ID
 from router.wire.openai.errors import encode_error
 
 _STRANGER_S = 60.0  # until it is looked whether its key is back

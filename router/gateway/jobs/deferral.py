@@ -18,7 +18,9 @@ from router.jobs.objects import deferred_object
 from router.jobs.records import Asking, Deferred, DeferredStatus
 from router.values.request import Objective
 from router.wire import headers as wire_headers
+from router.wire import names as wire_names
 from router.wire.names import CACHE_SALT, DEFER, LOCALITY, MIN_QUALITY, PRIORITY, SESSION, SHORTEN
+from router.wire.promise import parse_objective
 
 log = structlog.get_logger("router.gateway")
 
@@ -61,11 +63,11 @@ class Deferral:
         Raises:
             InvalidRequest: a header of ours is wrong; nothing is kept that could never be served.
         """
-        wire_headers.parse_objective(context.headers, _ANY)
+        parse_objective(context.headers, _ANY)
         wire_headers.cache_salt(context.headers)
         body = plain_body(context, self._max_body_bytes)
         context.headers.pop("content-encoding", None)
-        given, path = context.headers.get(wire_headers.REQUEST_ID), context.path
+        given, path = context.headers.get(wire_names.REQUEST_ID), context.path
         headers = [(name, context.headers[name]) for name in _HELD if name in context.headers]
         asked = asking(context.caller.digest, given, path, body) if given else None
         return Asking(asked, path, context.request_id or "", tuple(headers), body)

@@ -18,13 +18,13 @@ from router.gateway.kserve.stream import GenerateStream
 from router.gateway.media import plain_body, require_no_form, require_no_page
 from router.gateway.parts import Answered, answer_all, answer_one
 from router.gateway.tenant_routes import require_monitor
-from router.wire.headers import DEGRADED
 from router.wire.kserve.call import InferCall
 from router.wire.kserve.embedding import embed_infer, encode_embed_infer
 from router.wire.kserve.generate import GENERATE_BODY, decode_generate, encode_generate
 from router.wire.kserve.model import EXTENSIONS, model_config, model_metadata
 from router.wire.kserve.reply import InferReply, Row, encode_infer
 from router.wire.kserve.request import HEADER_LENGTH, INFER_BODY, RawInfer, read_infer
+from router.wire.names import DEGRADED
 
 
 class KServeRoutes:

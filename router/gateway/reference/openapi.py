@@ -13,24 +13,24 @@ from starlette.routing import BaseRoute, Route
 from router.base.extras import installed
 from router.gateway.auth import OPEN_PATHS
 from router.gateway.endpoint import Endpoint
-from router.wire import headers as wire_headers
+from router.wire import names as wire_names
 
 _REF = "#/components/schemas/"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 # What each of our request headers asks for; those between tiers are nobody else's business.
 _ASKS = {
-    wire_headers.DEADLINE: ("number", "milliseconds after which the answer is worth nothing"),
-    wire_headers.LATE_VALUE: ("number", "milliseconds after the deadline over which its value falls to nothing"),
-    wire_headers.TTFT: ("number", "milliseconds to the first token"),
-    wire_headers.TPOT: ("number", "milliseconds for each further token"),
-    wire_headers.PRIORITY: ("integer", "higher is better, negative may be shed first"),
-    wire_headers.LOCALITY: ("string", "any, local-only or cloud-only"),
-    wire_headers.MIN_QUALITY: ("number", "of the rung that answers, from 0 to 1"),
-    wire_headers.SHORTEN: ("string", "allow: an overloaded tier may cap the answer"),
-    wire_headers.DEFER: ("string", "allow: what cannot be served now is kept, and answered later (202)"),
-    wire_headers.SESSION: ("string", "requests of one session like to meet the same replica"),
-    wire_headers.CACHE_SALT: ("string", "requests with other salts share no KV cache"),
-    wire_headers.REQUEST_ID: ("string", "the caller's own id of the request"),
+    wire_names.DEADLINE: ("number", "milliseconds after which the answer is worth nothing"),
+    wire_names.LATE_VALUE: ("number", "milliseconds after the deadline over which its value falls to nothing"),
+    wire_names.TTFT: ("number", "milliseconds to the first token"),
+    wire_names.TPOT: ("number", "milliseconds for each further token"),
+    wire_names.PRIORITY: ("integer", "higher is better, negative may be shed first"),
+    wire_names.LOCALITY: ("string", "any, local-only or cloud-only"),
+    wire_names.MIN_QUALITY: ("number", "of the rung that answers, from 0 to 1"),
+    wire_names.SHORTEN: ("string", "allow: an overloaded tier may cap the answer"),
+    wire_names.DEFER: ("string", "allow: what cannot be served now is kept, and answered later (202)"),
+    wire_names.SESSION: ("string", "requests of one session like to meet the same replica"),
+    wire_names.CACHE_SALT: ("string", "requests with other salts share no KV cache"),
+    wire_names.REQUEST_ID: ("string", "the caller's own id of the request"),
 }
 _FAILS = {
     "400": "the request must be changed; `error.param` names the field or header at fault",

@@ -8,7 +8,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.record import DecisionLog, DecisionRecord
 from router.values.request import Objective
 from router.values.settings import RouterSettings
-from router.wire.headers import PRIORITY
+from router.wire.names import PRIORITY
 from tests.support.gateway_fakes import FAMILY, FakeDispatcher, client_of, gateway_deps
 
 CHAT = "/v1/chat/completions"

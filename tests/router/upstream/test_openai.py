@@ -27,7 +27,7 @@ from router.upstream.openai import EventParser, decode_error, encode_post, origi
 from router.values.prompt import ChatPrompt, Message, TextPrompt, TokenPrompt
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
-from router.wire import headers as wire_headers
+from router.wire import names as wire_names
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=12)  # lone surrogates and control characters too
 NUMBERS = st.one_of(st.floats(), st.integers(-(2**70), 2**70))
@@ -210,11 +210,11 @@ def test_an_event_without_end_is_an_error() -> None:
 def test_what_an_upstream_calls_itself_fits_our_own_headers(name: str, huge: bool) -> None:
     told = name * 100_000 if huge else name
     headers = {
-        wire_headers.MODEL: told,
-        wire_headers.TIER: told,
-        wire_headers.REASON: told,
-        wire_headers.RUNG: "1",
-        wire_headers.MAX_TOKENS: "9" * 400,
+        wire_names.MODEL: told,
+        wire_names.TIER: told,
+        wire_names.REASON: told,
+        wire_names.RUNG: "1",
+        wire_names.MAX_TOKENS: "9" * 400,
     }
     origin = origin_of(headers)
     if not name:

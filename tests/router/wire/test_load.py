@@ -12,9 +12,10 @@ from router.values.answer import Route
 from router.values.credits import Grant, Want
 from router.values.replica import ReplicaSnapshot
 from router.values.request import Locality, Objective
-from router.wire import headers
+from router.wire import headers, names
 from router.wire.credits import UnreadableCredits, asking_headers, read_instance, read_want
 from router.wire.load import LoadReport, VariantLoad, decode_orca, encode_orca, summarise
+from router.wire.promise import objective_headers, parse_objective
 from tests.support.gateway_fakes import replica_info
 
 count = st.integers(0, 10**7)
@@ -106,19 +107,19 @@ def test_who_asks_and_for_how_much_survives_the_headers(waiting: int, urgent: in
     want = Want(waiting, min(urgent, waiting))
     sent = dict(asking_headers("0123456789abcdef", want))
     assert (read_instance(sent), read_want(sent)) == ("0123456789abcdef", want)
-    assert headers.parse_objective(sent, Objective()) == Objective(), "they promise nothing"
+    assert parse_objective(sent, Objective()) == Objective(), "they promise nothing"
 
 
 @pytest.mark.parametrize("told", ["", "-1", "x", "1;urgent", "1;urgent=x", "9" * 7, "١", "1\n2"])
 def test_a_demand_that_cannot_be_read(told: str) -> None:
     with pytest.raises(UnreadableCredits, match="x-overspill-demand"):
-        read_want({headers.DEMAND: told})
+        read_want({names.DEMAND: told})
 
 
 @pytest.mark.parametrize("told", ["", "short", "x" * 65, "with blank", "schlüssel"])
 def test_an_instance_that_cannot_be_read(told: str) -> None:
     with pytest.raises(UnreadableCredits, match="x-overspill-instance"):
-        read_instance({headers.INSTANCE: told})
+        read_instance({names.INSTANCE: told})
     assert read_instance({}) is None
 
 
@@ -146,77 +147,77 @@ objectives = st.builds(
 
 @given(objectives)
 def test_an_objective_survives_the_headers(objective: Objective) -> None:
-    assert headers.parse_objective(dict(headers.objective_headers(objective)), Objective()) == objective
+    assert parse_objective(dict(objective_headers(objective)), Objective()) == objective
 
 
 def test_headers_are_laid_over_the_default() -> None:
     default = Objective(ttft_s=1.0, priority=2)
-    assert headers.parse_objective({}, default) is default
-    merged = headers.parse_objective({"x-overspill-priority": "-1", "x-overspill-locality": "Local-Only"}, default)
+    assert parse_objective({}, default) is default
+    merged = parse_objective({"x-overspill-priority": "-1", "x-overspill-locality": "Local-Only"}, default)
     assert merged == Objective(ttft_s=1.0, priority=-1, locality=Locality.LOCAL_ONLY)
 
 
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("x-overspill-location", headers.LOCALITY),
-        ("x-overspill-ttft-ms", headers.TTFT),
-        ("x-overspill-deadline", headers.DEADLINE),
-        ("x_overspill_locality", headers.LOCALITY),
+        ("x-overspill-location", names.LOCALITY),
+        ("x-overspill-ttft-ms", names.TTFT),
+        ("x-overspill-deadline", names.DEADLINE),
+        ("x_overspill_locality", names.LOCALITY),
         ("x-overspill-zzz", None),
     ],
 )
 def test_a_name_that_is_none_of_ours_is_refused_and_the_nearest_is_told(name: str, meant: str | None) -> None:
     with pytest.raises(InvalidRequest, match=f"`{name}` is no request header") as raised:
-        headers.parse_objective({name: "local-only"}, Objective())
+        parse_objective({name: "local-only"}, Objective())
     assert raised.value.param == name
-    assert all(known in raised.value.message for known in headers.REQUEST_NAMES)
+    assert all(known in raised.value.message for known in names.REQUEST_NAMES)
     assert ("did you mean" in raised.value.message) is (meant is not None)
     assert meant is None or raised.value.message.endswith(f"did you mean `{meant}`?")
 
 
 def test_what_tiers_and_proxies_send_is_no_mistake() -> None:
-    echoed = dict.fromkeys(headers.REPLY_NAMES, "x")
-    others = {"x-request-id": "a", "x-overspilled": "b", "traceparent": "c", headers.HOPS: "1"}
-    assert headers.parse_objective({**echoed, **others}, Objective()) == Objective()
+    echoed = dict.fromkeys(names.REPLY_NAMES, "x")
+    others = {"x-request-id": "a", "x-overspilled": "b", "traceparent": "c", names.HOPS: "1"}
+    assert parse_objective({**echoed, **others}, Objective()) == Objective()
 
 
 @pytest.mark.parametrize("alias", ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"])
 def test_aliases_are_read_and_the_own_name_wins(alias: str) -> None:
-    assert headers.parse_objective({alias: "250"}, Objective()).ttft_s == 0.25
-    assert headers.parse_objective({alias: "250", headers.TTFT: "100"}, Objective()).ttft_s == 0.1
+    assert parse_objective({alias: "250"}, Objective()).ttft_s == 0.25
+    assert parse_objective({alias: "250", names.TTFT: "100"}, Objective()).ttft_s == 0.1
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        (headers.TTFT, "soon"),
-        (headers.TTFT, "0"),
-        (headers.TTFT, "-1"),
-        (headers.TTFT, "nan"),
-        (headers.TPOT, "inf"),
-        (headers.DEADLINE, ""),
-        (headers.DEADLINE, "1e12"),
+        (names.TTFT, "soon"),
+        (names.TTFT, "0"),
+        (names.TTFT, "-1"),
+        (names.TTFT, "nan"),
+        (names.TPOT, "inf"),
+        (names.DEADLINE, ""),
+        (names.DEADLINE, "1e12"),
         ("x-llm-d-slo-ttft-ms", "x"),
         ("x-llm-d-slo-tpot-ms", "x"),
-        (headers.PRIORITY, "1.5"),
-        (headers.PRIORITY, "high"),
-        (headers.PRIORITY, "99999999999"),
-        (headers.PRIORITY, "9" * 5000),
-        (headers.PRIORITY, "1_0"),
-        (headers.PRIORITY, "٣"),
-        (headers.TTFT, "1_0"),
-        (headers.TTFT, "9" * 50_000),
-        (headers.LOCALITY, "here"),
-        (headers.MIN_QUALITY, "2"),
-        (headers.MIN_QUALITY, "nan"),
-        (headers.SESSION, ""),
-        (headers.SESSION, "x" * 257),
+        (names.PRIORITY, "1.5"),
+        (names.PRIORITY, "high"),
+        (names.PRIORITY, "99999999999"),
+        (names.PRIORITY, "9" * 5000),
+        (names.PRIORITY, "1_0"),
+        (names.PRIORITY, "٣"),
+        (names.TTFT, "1_0"),
+        (names.TTFT, "9" * 50_000),
+        (names.LOCALITY, "here"),
+        (names.MIN_QUALITY, "2"),
+        (names.MIN_QUALITY, "nan"),
+        (names.SESSION, ""),
+        (names.SESSION, "x" * 257),
     ],
 )
 def test_a_wrong_header_is_named(name: str, value: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
-        headers.parse_objective({name: value}, Objective())
+        parse_objective({name: value}, Objective())
     assert raised.value.param == name
     assert name in raised.value.message
 
@@ -225,27 +226,27 @@ def test_a_wrong_header_is_named(name: str, value: str) -> None:
     ("text", "value_s"), [("5", 0.005), ("5.", 0.005), (".5", 0.0005), ("1e3", 1.0), ("05", 0.005)]
 )
 def test_milliseconds_as_people_write_them(text: str, value_s: float) -> None:
-    assert headers.parse_objective({headers.TTFT: text}, Objective()).ttft_s == pytest.approx(value_s)
+    assert parse_objective({names.TTFT: text}, Objective()).ttft_s == pytest.approx(value_s)
 
 
 def test_a_very_small_objective_survives_the_wire() -> None:
-    sent = dict(headers.objective_headers(Objective(ttft_s=1e-9)))
-    assert headers.parse_objective(sent, Objective()).ttft_s == 1e-6
+    sent = dict(objective_headers(Objective(ttft_s=1e-9)))
+    assert parse_objective(sent, Objective()).ttft_s == 1e-6
 
 
 def test_an_upstreams_figures_may_be_anything() -> None:
     for wrong in ("1" * 5000, "-1", "x", "²"):
-        assert origin_of({headers.MODEL: "v", headers.RUNG: wrong}) is None
-        found = origin_of({headers.MODEL: "v", headers.RUNG: "2", headers.MAX_TOKENS: wrong})
+        assert origin_of({names.MODEL: "v", names.RUNG: wrong}) is None
+        found = origin_of({names.MODEL: "v", names.RUNG: "2", names.MAX_TOKENS: wrong})
         assert (found.rung, found.max_tokens) == (2, None)
 
 
 def test_request_ids_are_echoed_made_or_refused() -> None:
-    assert headers.request_id({headers.REQUEST_ID: "abc-1:2"}) == "abc-1:2"
+    assert headers.request_id({names.REQUEST_ID: "abc-1:2"}) == "abc-1:2"
     assert len(headers.request_id({})) == 32
     for wrong in ("x" * 129, "a b", "a\x00", "ä"):
         with pytest.raises(InvalidRequest):
-            headers.request_id({headers.REQUEST_ID: wrong})
+            headers.request_id({names.REQUEST_ID: wrong})
 
 
 def test_only_a_sound_trace_travels_and_hops_are_counted() -> None:
@@ -253,11 +254,11 @@ def test_only_a_sound_trace_travels_and_hops_are_counted() -> None:
     kept = headers.passed_on({"traceparent": trace, "tracestate": "a=b", "cookie": "x"})
     assert kept == (("traceparent", trace), ("tracestate", "a=b"))
     assert headers.passed_on({"traceparent": "zz", "tracestate": "a=b"}) == ()
-    assert dict(headers.next_hop(kept))[headers.HOPS] == "1"
-    assert headers.next_hop(((headers.HOPS, "3"),)) == [(headers.HOPS, "4")]
+    assert dict(headers.next_hop(kept))[names.HOPS] == "1"
+    assert headers.next_hop(((names.HOPS, "3"),)) == [(names.HOPS, "4")]
     for wrong in ("9", "-1", "x", "²", "1" * 5000):
         with pytest.raises(InvalidRequest, match="own upstream"):
-            headers.passed_on({headers.HOPS: wrong})
+            headers.passed_on({names.HOPS: wrong})
 
 
 def test_a_refusal_says_when_to_come_back() -> None:
@@ -273,4 +274,4 @@ def test_a_refusal_says_when_to_come_back() -> None:
 
 def test_a_reason_cannot_inject_a_header() -> None:
     route = Route("edge", "v", 0, "a\r\nset-cookie: x", degraded=False, predicted_ttft_s=None)
-    assert dict(headers.route_headers(route))[headers.REASON] == "a??set-cookie: x"
+    assert dict(headers.route_headers(route))[names.REASON] == "a??set-cookie: x"

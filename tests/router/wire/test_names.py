@@ -13,6 +13,7 @@ from router.wire import headers, names
 from router.wire.kserve.request import decode_infer
 from router.wire.openai.chat import decode_chat
 from router.wire.openai.completion import decode_completion
+from router.wire.promise import parse_objective
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "m", "prompt": "hi"}
@@ -21,41 +22,41 @@ INFER = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "d
 
 def locality_of(*lines: tuple[str, str]) -> Locality:
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in lines]
-    return headers.parse_objective(headers.lower_case(raw), Objective()).locality
+    return parse_objective(headers.lower_case(raw), Objective()).locality
 
 
 @pytest.mark.parametrize("second", ["any", "cloud-only", ""])
-@pytest.mark.parametrize("name", [headers.LOCALITY, "X-Overspill-Locality"])
+@pytest.mark.parametrize("name", [names.LOCALITY, "X-Overspill-Locality"])
 def test_a_repeated_locality_is_refused_whichever_comes_last(name: str, second: str) -> None:
     for pair in (("local-only", second), (second, "local-only")):
         with pytest.raises(InvalidRequest) as raised:
-            locality_of((headers.LOCALITY, pair[0]), ("x-other", "1"), (name, pair[1]))
-        assert raised.value.param == headers.LOCALITY
+            locality_of((names.LOCALITY, pair[0]), ("x-other", "1"), (name, pair[1]))
+        assert raised.value.param == names.LOCALITY
 
 
 def test_a_locality_repeated_in_agreement_stands() -> None:
-    assert locality_of((headers.LOCALITY, "local-only"), (headers.LOCALITY, "local-only")) is Locality.LOCAL_ONLY
+    assert locality_of((names.LOCALITY, "local-only"), (names.LOCALITY, "local-only")) is Locality.LOCAL_ONLY
 
 
 @pytest.mark.parametrize("value", ["local-only, any", "any,local-only", "local-only; any", "local-only any"])
 def test_a_joined_locality_is_refused(value: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
-        locality_of((headers.LOCALITY, value))
-    assert raised.value.param == headers.LOCALITY
+        locality_of((names.LOCALITY, value))
+    assert raised.value.param == names.LOCALITY
 
 
-@pytest.mark.parametrize("name", [*headers.REQUEST_NAMES, *headers.TTFT_NAMES, *headers.TPOT_NAMES])
+@pytest.mark.parametrize("name", [*names.REQUEST_NAMES, *names.TTFT_NAMES, *names.TPOT_NAMES])
 def test_any_header_of_ours_with_two_values_is_refused(name: str) -> None:
     given = headers.lower_case([(name.encode(), b"1"), (name.encode(), b"2")])
     with pytest.raises(InvalidRequest) as raised:
-        headers.parse_objective(given, Objective())
+        parse_objective(given, Objective())
     assert raised.value.param == name
 
 
 def test_a_repeated_request_id_is_refused() -> None:
     with pytest.raises(InvalidRequest) as raised:
         headers.request_id(headers.lower_case([(b"x-request-id", b"a"), (b"x-request-id", b"b")]))
-    assert raised.value.param == headers.REQUEST_ID
+    assert raised.value.param == names.REQUEST_ID
 
 
 def test_lists_of_others_are_joined_and_a_repeated_trace_is_no_trace() -> None:
@@ -158,7 +159,7 @@ def test_other_promises_under_nearly_our_names_are_refused_too(name: str) -> Non
     ],
 )
 def test_headers_of_others_pass(name: str) -> None:
-    assert locality_of((name, "u=1"), (headers.LOCALITY, "local-only")) is Locality.LOCAL_ONLY
+    assert locality_of((name, "u=1"), (names.LOCALITY, "local-only")) is Locality.LOCAL_ONLY
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_a_locality_in_a_body_is_refused_by_name(name: str, body: dict) -> None:
         with pytest.raises(InvalidRequest) as raised:
             decode(json.dumps({**body, **fields}).encode())
         assert raised.value.param == at + name
-        assert headers.LOCALITY in raised.value.message
+        assert names.LOCALITY in raised.value.message
 
 
 @pytest.mark.parametrize(
@@ -303,7 +304,7 @@ def test_thousands_of_names_cost_no_time() -> None:
     many = {f"overspxill{n}": "1" for n in range(20_000)}
     began_s = time.process_time()
     for refuse in (
-        lambda: headers.parse_objective(many, Objective()),
+        lambda: parse_objective(many, Objective()),
         lambda: decode_chat(json.dumps({**CHAT, **many}).encode()),
         lambda: names.refuse_query("&".join(many).encode()),
     ):
