@@ -23,8 +23,9 @@ class ResponsesRoutes:
         self._intake = intake
 
     def routes(self) -> list[BaseRoute]:
-        handler = Endpoint("responses", self._respond, self._intake, admits=True, takes=ResponsesCall)
-        return [Route("/v1/responses", handler, methods=["POST"])]
+        respond = self._intake.deferrable(self._respond)
+        endpoint = Endpoint("responses", respond, self._intake, admits=True, takes=ResponsesCall)
+        return [Route("/v1/responses", endpoint, methods=["POST"])]
 
     async def _respond(self, context: RequestContext) -> Reply | StreamReply:
         require_json(context)

@@ -11,7 +11,7 @@ from router.base.clock import Clock
 from router.base.timers import end
 from router.jobs import batches
 from router.jobs.database import Database
-from router.jobs.errors import StorageFull
+from router.jobs.errors import StorageFailed
 from router.jobs.records import LineAnswer
 
 log = structlog.get_logger("router.jobs")
@@ -59,7 +59,7 @@ class Committer:
             try:
                 self.written += await self._database.run(partial(_commit, [answer for answer, _ in taken]))
                 break
-            except StorageFull as error:
+            except StorageFailed as error:
                 if not self.stuck:
                     log.warning("answers of batches cannot be written: batches wait", why=error.message)
                 self.stuck = error.message

@@ -16,10 +16,19 @@ from typing import Any, TypeVar
 import structlog
 from sqlalchemy import Connection, Engine, create_engine, event, insert, select
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    NoSuchModuleError,
+    NotSupportedError,
+    ProgrammingError,
+    SQLAlchemyError,
+)
 
 from router.base.errors import ConfigError, in_words
-from router.jobs.errors import StorageFull
+from router.jobs.errors import StorageFailed, StorageFull
 from router.jobs.schema import FACTS, METADATA, SCHEMA
 
 log = structlog.get_logger("router.jobs")
@@ -28,7 +37,8 @@ T = TypeVar("T")
 
 _RETRY_S = 10.0
 _BUSY_S = 10.0
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_OURS = (DataError, IntegrityError, NotSupportedError, ProgrammingError)  # mistakes of ours: the log has to show them
 
 
 class Database:
@@ -63,7 +73,7 @@ class Database:
                 "psycopg[binary] for postgresql+psycopg://",
                 param="jobs.database",
             ) from None
-        except (SQLAlchemyError, StorageFull) as error:
+        except (SQLAlchemyError, StorageFailed) as error:
             why = str(error.orig) if isinstance(error, DBAPIError) else str(error)
             raise ConfigError(
                 f"jobs.database: cannot use {make_url(self._url).render_as_string()}: {why}; if the file is damaged, "
@@ -81,14 +91,14 @@ class Database:
         """Do `work` in one transaction; a caller that is cancelled leaves it running to its end.
 
         Raises:
-            StorageFull: the disk has no room, or does not take it.
+            StorageFailed: the disk has no room or does not take it, the database is locked, damaged or away.
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.run_here, work)
 
     def run_here(self, work: Callable[[Connection], T]) -> T:
         """The same on the thread that calls."""
         if self._engine is None:
-            raise StorageFull("the database of jobs is closed", retry_after_s=_RETRY_S)
+            raise StorageFailed("the database of jobs is closed", retry_after_s=_RETRY_S)
         with self._lock, _told(), self._engine.begin() as connection:
             return work(connection)
 
@@ -114,7 +124,7 @@ class Database:
 
 
 def _engine(url: str) -> Engine:
-    engine = create_engine(url)
+    engine = create_engine(url, pool_pre_ping=True)  # a server that was away is connected to again
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _prepare)
     return engine
@@ -127,20 +137,19 @@ def _prepare(connection: Any, _: object) -> None:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """Turn what a full or failing disk raises into `StorageFull`."""
+    """Turn what a disk or a database raises that is full, locked, damaged or away into `StorageFailed`."""
     try:
         yield
     except DBAPIError as error:
-        text = str(error.orig).lower()
-        if "full" in text or "disk i/o" in text or "readonly" in text or "unable to open" in text:
-            raise StorageFull(f"what jobs need cannot be written: {error.orig}", retry_after_s=_RETRY_S) from error
-        raise
+        if isinstance(error, _OURS):
+            raise
+        kind = StorageFull if "full" in str(error.orig).lower() else StorageFailed
+        raise kind(f"the database of jobs cannot be used: {error.orig}", retry_after_s=_RETRY_S) from error
     except OSError as error:
-        raise full(error) from error
+        raise failed(error) from error
 
 
-def full(error: OSError) -> Exception:
-    """Return what a caller is told of an error of the file system: itself, if it is about something else than room."""
-    if error.errno not in _NO_ROOM:
-        return error
-    return StorageFull(f"what jobs need cannot be written: {error.strerror}", retry_after_s=_RETRY_S)
+def failed(error: OSError) -> StorageFailed:
+    """Return what a caller is told of an error of the file system."""
+    kind = StorageFull if error.errno in _NO_ROOM else StorageFailed
+    return kind(f"what jobs need cannot be read or written: {error.strerror}", retry_after_s=_RETRY_S)

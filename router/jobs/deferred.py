@@ -34,13 +34,19 @@ def add(connection: Connection, deferred: Deferred, most: int) -> Deferred:
     """Keep a request; if its asking is kept already, return that.
 
     Raises:
-        QuotaReached: so many are kept.
+        QuotaReached: so many are kept, or the caller keeps nine tenths of so many: the rest is for others.
     """
     kept = None if deferred.asked is None else find(connection, deferred.asked)
     if kept is not None:
         return kept
-    if int(connection.execute(select(func.count()).select_from(DEFERRED)).scalar_one()) >= most:
+    every = select(func.count()).select_from(DEFERRED)
+    if int(connection.execute(every).scalar_one()) >= most:
         raise QuotaReached(f"{most} deferred requests are kept here, the most", retry_after_s=_RETRY_S)
+    mine = most - most // 10
+    if int(connection.execute(every.where(DEFERRED.c.owner == deferred.owner)).scalar_one()) >= mine:
+        raise QuotaReached(
+            f"{mine} deferred requests of yours are kept here, the most of one caller", retry_after_s=_RETRY_S
+        )
     connection.execute(insert(DEFERRED).values(**{**asdict(deferred), "status": deferred.status.value}))
     return deferred
 
@@ -119,10 +125,11 @@ def count(connection: Connection) -> int:
     )
 
 
-def held_bytes(connection: Connection) -> int:
-    """What they take."""
+def held_bytes(connection: Connection, owner: str | None = None) -> int:
+    """What they take: those of one caller, or of all."""
     size = func.length(DEFERRED.c.body) + func.coalesce(func.length(DEFERRED.c.answer), 0)
-    return int(connection.execute(select(func.coalesce(func.sum(size), 0))).scalar_one())
+    held = select(func.coalesce(func.sum(size), 0))
+    return int(connection.execute(held if owner is None else held.where(DEFERRED.c.owner == owner)).scalar_one())
 
 
 def _deferred(row: RowMapping) -> Deferred:

@@ -19,7 +19,7 @@ from router.base.timers import end
 from router.jobs import deferred, events
 from router.jobs.call import Ask, Call, Told
 from router.jobs.database import Database
-from router.jobs.errors import StorageFull
+from router.jobs.errors import StorageFailed
 from router.jobs.objects import deferred_object
 from router.jobs.records import Deferred, DeferredStatus
 
@@ -86,7 +86,7 @@ class Deferring:
             self._news.clear()
             try:
                 await self._turn()
-            except StorageFull as error:
+            except StorageFailed as error:
                 log.warning("deferred requests wait", why=error.message)
             except Exception:  # the task's boundary: one bad turn must not end them all
                 log.exception("deferred requests crashed")

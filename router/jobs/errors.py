@@ -18,7 +18,13 @@ class QuotaReached(Shed):
     code = "quota_reached"
 
 
-class StorageFull(Unavailable):
+class StorageFailed(Unavailable):
+    """What jobs need cannot be read or written now: the disk does not let it, or the database."""
+
+    code = "storage_failed"
+
+
+class StorageFull(StorageFailed):
     """There is no room on the disk, or it cannot be written."""
 
     code = "storage_full"

@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy import Connection, delete, func, insert, select
 
 from router.base.errors import InvalidRequest
-from router.jobs.database import full
+from router.jobs.database import failed
 from router.jobs.errors import FileTooLarge, NoSuchJob, QuotaReached, StorageFull
 from router.jobs.pages import Page, page_of
 from router.jobs.records import ENDED, StoredFile
@@ -42,7 +42,7 @@ class Incoming:
 
         Raises:
             FileTooLarge: it is longer than one file may be.
-            StorageFull: the disk has no room.
+            StorageFailed: the disk has no room, or does not take it.
         """
         self.bytes += len(piece)
         if self.bytes > self._most_bytes:
@@ -53,7 +53,7 @@ class Incoming:
         try:
             self._file.write(piece)
         except OSError as error:
-            raise full(error) from error
+            raise failed(error) from error
 
     def flush(self) -> None:
         """Bring it to the disk, for certain."""
@@ -62,7 +62,7 @@ class Incoming:
             os.fsync(self._file.fileno())
             self._file.close()
         except OSError as error:
-            raise full(error) from error
+            raise failed(error) from error
 
     def drop(self) -> None:
         """Forget it; nothing once it was kept."""
@@ -102,6 +102,7 @@ class Files:
         Raises:
             QuotaReached: the caller keeps as much as one may, or all callers do.
             StorageFull: the disk has to keep some room for others.
+            StorageFailed: nobody can tell whether it does.
         """
         settings = self._settings
         mine = self._held_bytes(connection, owner)
@@ -122,8 +123,12 @@ class Files:
 
         Raises:
             StorageFull: it would not.
+            StorageFailed: nobody can tell.
         """
-        free = shutil.disk_usage(self.folder).free - more_bytes
+        try:
+            free = shutil.disk_usage(self.folder).free - more_bytes
+        except OSError as error:
+            raise failed(error) from error
         if free < self._settings.min_free_mbytes * _MB:
             raise StorageFull(
                 "the disk of this tier has no more room for files of jobs: send it again later", retry_after_s=_RETRY_S
@@ -143,14 +148,14 @@ class Files:
         """Begin to write a file.
 
         Raises:
-            StorageFull: the disk does not take it.
+            StorageFailed: the disk does not take it.
         """
         path = self._incoming / file_id
         path.unlink(missing_ok=True)
         try:
             return Incoming(path, self._settings.max_file_mbytes * _MB if most_bytes is None else most_bytes)
         except OSError as error:
-            raise full(error) from error
+            raise failed(error) from error
 
     def keep(self, connection: Connection, incoming: Incoming, file: StoredFile) -> StoredFile:
         """Make a flushed file one of its owner's. Doing it again after a crash does no harm."""

@@ -21,7 +21,7 @@ from router.jobs import batches, deferred, events
 from router.jobs.call import Ask
 from router.jobs.database import Database
 from router.jobs.deferring import Deferring
-from router.jobs.errors import QuotaReached, StorageFull
+from router.jobs.errors import QuotaReached, StorageFailed
 from router.jobs.files import Files, Incoming
 from router.jobs.folder import locked, place_of
 from router.jobs.lifecycle import Lifecycle
@@ -140,7 +140,7 @@ class Jobs:
 
         Raises:
             QuotaReached: the caller keeps too much already.
-            StorageFull: there is no room.
+            StorageFailed: there is no room, or it cannot be written.
         """
         await self._database.run(lambda c: self._files.require_room(c, owner, size_bytes))
         return self._files.begin(new_id("upload-", self._wall()))
@@ -149,7 +149,7 @@ class Jobs:
         """Keep what was received; it is on the disk when this returns.
 
         Raises:
-            QuotaReached, StorageFull: as above.
+            QuotaReached, StorageFailed: as above.
         """
         now_s = self._wall()
         expires_s = int(now_s) + (int(self.settings.keep_days * _DAY_S) if keep_s is None else keep_s)
@@ -263,7 +263,7 @@ class Jobs:
         """Keep a request that cannot be served now; it is on the disk when this returns.
 
         Raises:
-            QuotaReached, StorageFull: there is no room for it.
+            QuotaReached, StorageFailed: there is no room for it.
         """
         now_s = self._wall()
         kept = Deferred(
@@ -281,7 +281,7 @@ class Jobs:
         )
 
         def keep(connection: Connection) -> Deferred:
-            self._files.require_room(connection, owner, deferred.held_bytes(connection) + len(request.body))
+            self._files.require_room(connection, owner, deferred.held_bytes(connection, owner) + len(request.body))
             return deferred.add(connection, kept, self.settings.max_deferred)
 
         found = await self._database.run(keep)
@@ -351,7 +351,7 @@ class Jobs:
                     self._files.unlink(file_id)
                 self._held_bytes = await self._database.run(self._measure)
                 self._lifecycle.measured(self._held_bytes)
-            except StorageFull as error:
+            except StorageFailed as error:
                 log.warning("jobs are not cleaned up", why=error.message)
             except Exception:  # the task's boundary: the next round may succeed
                 log.exception("clean-up of jobs crashed")

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from router.jobs import batches, events
 from router.jobs.answers import not_run, refused
 from router.jobs.database import Database
-from router.jobs.errors import NoSuchJob, StorageFull
+from router.jobs.errors import NoSuchJob, StorageFailed
 from router.jobs.files import Files, Incoming
 from router.jobs.lines import Checked, LineFault, LineRules, body_of, check, faults_as_json
 from router.jobs.records import (
@@ -66,10 +66,8 @@ class Lifecycle:
             return f"files and answers take {self._over_bytes} bytes more than jobs.max_mbytes: files must be deleted"
         try:
             self._files.require_disk(0)
-        except StorageFull as error:
+        except StorageFailed as error:
             return error.message
-        except OSError as error:
-            return f"the folder of jobs cannot be read: {error.strerror}"
         return ""
 
     def body_of(self, batch: Batch, line: Line) -> bytes:
@@ -88,7 +86,7 @@ class Lifecycle:
         """Take the step that is due, if one is; returns whether it was.
 
         Raises:
-            StorageFull: its files cannot be written now; it stays as it is.
+            StorageFailed: its files cannot be written now; it stays as it is.
         """
         if batch.status is BatchStatus.VALIDATING:
             await self._validate(batch)

@@ -23,7 +23,7 @@ from router.jobs.answers import answered, failed, request_id
 from router.jobs.call import Ask, Call, Told
 from router.jobs.committer import Committer
 from router.jobs.database import Database
-from router.jobs.errors import StorageFull
+from router.jobs.errors import StorageFailed
 from router.jobs.lifecycle import Lifecycle
 from router.jobs.records import Batch, BatchStatus, Line
 from router.jobs.slack import Slack, at_once, spacing_s
@@ -126,7 +126,7 @@ class Runner:
             wait_s = _LOOK_S
             try:
                 wait_s = await self._turn()
-            except StorageFull as error:
+            except StorageFailed as error:
                 self.held = error.message
             except Exception:  # the task's boundary: one bad turn must not end them all
                 log.exception("jobs crashed")
@@ -165,7 +165,7 @@ class Runner:
             await end(*mine)
             await self._calm()
             await self._lifecycle.advance(batch)
-        except StorageFull as error:
+        except StorageFailed as error:
             log.warning("a batch cannot go on", batch=batch.id, status=batch.status.value, why=error.message)
             await self._clock.sleep(_STEP_RETRY_S)
         except Exception:  # the task's boundary: the step is taken again
@@ -282,7 +282,7 @@ class Runner:
         tried = replace(line, tries=line.tries + 1)
         if tried.tries >= _MOST_TRIES:
             return True
-        with contextlib.suppress(StorageFull):
+        with contextlib.suppress(StorageFailed):
             await self._database.run(lambda connection: batches.tried(connection, line))
         wait_s = min(_FIRST_RETRY_S * 2**line.tries, _MOST_RETRY_S)
         self._agenda.back(tried, self._clock.now_s() + wait_s)
@@ -297,5 +297,5 @@ def _headers(batch: Batch) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in orjson.loads(batch.headers))
 
 
-def _unreadable(error: OSError) -> StorageFull:
-    return StorageFull(f"the line could not be read again: {error}", retry_after_s=0.0)
+def _unreadable(error: OSError) -> StorageFailed:
+    return StorageFailed(f"the line could not be read again: {error}", retry_after_s=0.0)

@@ -23,7 +23,7 @@ from router.base.timers import end
 from router.base.tls import client_context
 from router.jobs import events
 from router.jobs.database import Database
-from router.jobs.errors import StorageFull
+from router.jobs.errors import StorageFailed
 from router.jobs.records import Event
 
 log = structlog.get_logger("router.jobs")
@@ -72,7 +72,7 @@ class Webhook:
                 due = await self._database.run(lambda c: events.due(c, self._wall(), _AT_ONCE))
                 for event in due:
                     await self._tell(event)
-            except StorageFull as error:
+            except StorageFailed as error:
                 self.fault = error.message
             except Exception:  # the task's boundary: what was not told is told again
                 log.exception("webhook crashed")

@@ -13,7 +13,7 @@ from router.jobs.pages import Page
 from router.wire.body import decode_json
 from router.wire.headers import whole_number
 
-_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 _MOST_LABELS = 16
 
 

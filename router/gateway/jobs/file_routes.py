@@ -15,6 +15,7 @@ from router.gateway.intake import Intake
 from router.gateway.jobs.bodies import encode, encode_list, keep_s, page_in
 from router.gateway.jobs.query import query_of
 from router.gateway.jobs.upload import Upload, Uploads
+from router.jobs.database import failed
 from router.jobs.jobs import Jobs
 from router.jobs.objects import file_object
 from router.jobs.records import BATCH_PURPOSE
@@ -82,10 +83,17 @@ class FileRoutes:
 
 
 class FilePieces:
-    """A file of the disk, piece by piece; once it is open, deleting it does no harm."""
+    """A file of the disk, piece by piece; once it is open, deleting it does no harm.
+
+    Raises:
+        StorageFailed: it cannot be opened.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file: IO[bytes] = path.open("rb")
+        try:
+            self._file: IO[bytes] = path.open("rb")
+        except OSError as error:
+            raise failed(error) from error
         self._ahead: bytes | None = None
         self.ended = False
 

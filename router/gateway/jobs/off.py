@@ -8,7 +8,8 @@ from router.gateway.endpoint import Endpoint, RequestContext
 from router.gateway.errors import NoSuchPage, Reply
 from router.gateway.intake import Intake
 
-_PATHS = ("/v1/files", "/v1/files/{rest:path}", "/v1/batches", "/v1/batches/{rest:path}", "/v1/deferred/{rest:path}")
+_ROOTS = ("/v1/files", "/v1/batches", "/v1/deferred")
+_PATHS = tuple(path for root in _ROOTS for path in (root, f"{root}/{{rest:path}}"))
 
 
 class JobsOff:

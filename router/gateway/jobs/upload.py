@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ _PIECE_BYTES = 256 * 1024
 _MOST_PARTS = 16
 _MOST_FIELD_BYTES = 4096
 _MOST_UPLOADS = 16
+_MOST_OF_ONE = 8  # of one caller: slow uploads of one keep nobody else's out
 _MOST_NAME_CHARS = 255
 _MOST_SKIPPED_BYTES = 64 * 1024 * 1024
 _RETRY_S = 2.0
@@ -59,7 +61,7 @@ class Uploads:
     def __init__(self, begin: Begin, stall_s: float) -> None:
         self._begin = begin
         self._stall_s = stall_s
-        self._open = 0
+        self._open: Counter[str] = Counter()  # by owner
 
     async def __call__(self, receive: Receive, context: RequestContext) -> None:
         """Read a body; the `Upload` becomes `context.received`.
@@ -67,13 +69,18 @@ class Uploads:
         Raises:
             InvalidRequest: it is no such form.
             Shed: too many come at once, or the caller keeps too much.
-            StorageFull: there is no room.
+            StorageFailed: there is no room, or it cannot be written.
             BodyTimeout: nothing came for too long.
             ClientGone: the connection closed first.
         """
-        if self._open >= _MOST_UPLOADS:
-            raise Shed(f"{_MOST_UPLOADS} uploads are under way here: send it again later", retry_after_s=_RETRY_S)
-        self._open += 1
+        owner = context.caller.digest
+        if self._open.total() >= _MOST_UPLOADS or self._open[owner] >= _MOST_OF_ONE:
+            raise Shed(
+                f"{self._open[owner]} uploads of yours and {self._open.total()} in all are under way here, at most "
+                f"{_MOST_OF_ONE} and {_MOST_UPLOADS} may be: send it again later",
+                retry_after_s=_RETRY_S,
+            )
+        self._open[owner] += 1
         body = _Body(receive, self._stall_s)
         try:
             await self._read(body, context)
@@ -84,7 +91,7 @@ class Uploads:
                 raise
             raise InvalidRequest(f"the request body is no valid multipart/form-data: {error}") from None
         finally:
-            self._open -= 1
+            self._open -= Counter((owner,))
 
     async def _read(self, body: _Body, context: RequestContext) -> None:
         kind, options = parse_options_header(context.headers.get("content-type", ""))

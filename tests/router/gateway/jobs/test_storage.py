@@ -1,0 +1,147 @@
+"""A disk or a database that fails under a running tier: told as 503, survived, and no concern of other requests."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from router.jobs import deferred
+from router.jobs.database import Database
+from router.jobs.errors import QuotaReached
+from router.jobs.records import Deferred, DeferredStatus
+from tests.support.job_tier import Echo, as_file, ended, job_tier, line, lines_of, submit
+from tests.support.waiting import until
+
+LINES = [line(f"id-{number}", f"word {number}") for number in range(6)]
+ASK = LINES[0]["body"]
+
+
+async def test_a_database_that_another_holds_is_told_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.jobs.database._BUSY_S", 0.05)
+    monkeypatch.setattr("router.jobs.committer._RETRY_S", 0.05)
+    replica = Echo()
+    async with job_tier(tmp_path, replica) as (tier, client):
+        replica.gate.clear()
+        batch = await submit(client, LINES)
+        await until(lambda: replica.running == 6)
+        holder = sqlite3.connect(tmp_path / "jobs.sqlite", isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        replica.gate.set()
+        with pytest.raises(openai.InternalServerError) as told:
+            await submit(client, LINES)
+        assert (told.value.status_code, told.value.code) == (503, "storage_failed")
+        assert "locked" in told.value.message
+        await until(lambda: "locked" in tier.jobs.runner._committer.stuck)
+        assert (await client.chat.completions.create(**ASK)).choices[0].message.content == "word 0"
+        holder.execute("ROLLBACK")
+        holder.close()
+        assert (await ended(client, batch.id)).request_counts.completed == 6
+
+
+async def test_a_damaged_database_is_told(tmp_path: Path) -> None:
+    async with job_tier(tmp_path) as (tier, client):
+        await ended(client, (await submit(client, LINES)).id)
+        await tier.jobs._database.run(lambda c: c.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+        tier.jobs._database._engine.dispose()
+        path = tmp_path / "jobs.sqlite"
+        path.write_bytes(b"\x07" * path.stat().st_size)
+        with pytest.raises(openai.InternalServerError) as told:
+            await client.batches.list()
+        assert (told.value.status_code, told.value.code) == (503, "storage_failed")
+        assert "not a database" in told.value.message
+
+
+async def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs"
+    async with job_tier(folder) as (_, client):
+        done = await ended(client, (await submit(client, LINES)).id)
+        shutil.rmtree(folder)
+        codes = []
+        for ask in (
+            lambda: client.files.content(done.output_file_id),
+            lambda: client.files.create(file=("a", b"x"), purpose="batch"),
+        ):
+            with pytest.raises(openai.InternalServerError) as told:
+                await ask()
+            codes.append((told.value.status_code, told.value.code))
+        assert codes == [(503, "storage_failed")] * 2
+        assert (await client.chat.completions.create(**ASK)).choices[0].message.content == "word 0"
+
+
+async def test_lines_whose_file_is_gone_are_told_as_such(tmp_path: Path) -> None:
+    replica = Echo(slots=1)
+    async with job_tier(tmp_path, replica) as (_, client):
+        replica.gate.clear()
+        batch = await submit(client, LINES)
+        await until(lambda: replica.running == 1)
+        (tmp_path / "files" / batch.input_file_id).unlink()
+        replica.gate.set()
+        done = await ended(client, batch.id)
+        assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 1, 5)
+        errors = lines_of((await client.files.content(done.error_file_id)).text)
+        assert {each["error"]["code"] for each in errors} == {"storage_failed"}
+
+
+async def test_slow_uploads_of_one_caller_leave_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.gateway.jobs.upload._MOST_OF_ONE", 2)
+    stay = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b"--b\r\n"
+        await stay.wait()
+
+    async with job_tier(tmp_path) as (tier, client), httpx.AsyncClient(base_url=tier.url) as http:
+        kind = {"content-type": "multipart/form-data; boundary=b"}
+        slow = [asyncio.create_task(http.post("/v1/files", content=slowly(), headers=kind)) for _ in range(2)]
+        incoming = tmp_path / "incoming"
+        await until(lambda: len(list(incoming.iterdir())) == 2)
+        with pytest.raises(openai.RateLimitError):
+            await client.files.create(file=("a", b"x"), purpose="batch")
+        stay.set()
+        assert {reply.status_code for reply in await asyncio.gather(*slow)} == {400}
+        assert (await client.files.create(file=("a", b"x"), purpose="batch")).bytes == 1
+        assert list(incoming.iterdir()) == []
+
+
+def _deferred(number: int, owner: str) -> Deferred:
+    return Deferred(f"d{number}", owner, None, DeferredStatus.QUEUED, "/", "r", "[]", b"12345", "{}", 1, 2)
+
+
+def test_what_one_caller_defers_leaves_room_for_others(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'jobs.sqlite'}", "here")
+    database.open()
+    try:
+        for number in range(9):
+            database.run_here(lambda c, n=number: deferred.add(c, _deferred(n, "a"), 10))
+        with pytest.raises(QuotaReached, match="of yours"):
+            database.run_here(lambda c: deferred.add(c, _deferred(9, "a"), 10))
+        database.run_here(lambda c: deferred.add(c, _deferred(10, "b"), 10))
+        with pytest.raises(QuotaReached, match=r"the most$"):
+            database.run_here(lambda c: deferred.add(c, _deferred(11, "c"), 10))
+        held = [database.run_here(lambda c, owner=owner: deferred.held_bytes(c, owner)) for owner in ("a", "b", None)]
+        assert held == [45, 5, 50]
+    finally:
+        database.close()
+
+
+async def test_lines_may_ask_the_responses_api(tmp_path: Path) -> None:
+    path = "/v1/responses"
+    asked = {"custom_id": "one", "method": "POST", "url": path, "body": {"model": "tiny", "input": "hello"}}
+    async with job_tier(tmp_path) as (_, client):
+        file = await client.files.create(file=("lines.jsonl", as_file([asked])), purpose="batch")
+        batch = await client.batches.create(input_file_id=file.id, endpoint=path, completion_window="24h")
+        done = await ended(client, batch.id)
+        (answer,) = lines_of((await client.files.content(done.output_file_id)).text)
+        body = answer["response"]["body"]
+        assert (body["object"], body["output"][0]["content"][0]["text"]) == ("response", "hello")
