@@ -35,7 +35,7 @@ class JobsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         keep_days: files and ended batches are deleted after so long, unless their caller asked for less.
         deferred_hours: a deferred request that was not answered after so long is given up, and an answer that nobody
             fetched is forgotten.
-        max_deferred: deferred requests kept at once, those that were answered included; one caller may have nine tenths.
+        max_deferred: deferred requests kept at once, those that were answered included; nine tenths by one caller.
         webhook_url: where to tell of deferred requests that were answered and batches that ended, besides their being
             there to be fetched; empty: nowhere.
         webhook_secret: signs what is sent there (`whsec_…`); `env:NAME` is read from the environment.
