@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from cloud_tier.engine.protocol import EngineRequest
+from cloud_tier.engine.sequence import Sequence
 from models.text.grammar import Grammars, Matcher
+from models.text.guide import BIAS_OF_BYTE, Guide, Lookahead
 from models.text.tokenizer import Tokenizer
-from router.base.errors import RequestFailed
+
+_MOMENT_S = 0.01
 
 
 class Compiling:
@@ -63,26 +66,66 @@ class Compiling:
         return ready
 
 
-@torch.inference_mode()
-def mask_rows(logits: torch.Tensor, rows: Rows[tuple[int, Matcher]]) -> dict[int, str]:
-    """Take every token away that may not come next; return why not, by row, where nothing may be said of it.
+class Guided:
+    """Sequences under constraints: their masks are found beside the steps, and the late ones among them kept.
 
-    Args:
-        logits: float32 (rows, vocab); overwritten.
-        rows: constrained ones, and their matchers.
+    Attributes:
+        masking: of their logits.
     """
-    masks = {row: _mask(matcher, logits.shape[-1]) for row, matcher in rows}
-    found = {row: mask for row, mask in masks.items() if not isinstance(mask, str)}
-    if found:
-        allowed = torch.from_numpy(np.stack([*found.values()])).to(logits.device)
-        index = torch.tensor([*found], device=logits.device)
-        logits[index] = logits[index].masked_fill_(~allowed, -torch.inf)
-    return {row: why for row, why in masks.items() if isinstance(why, str)}
+
+    def __init__(self, device: torch.device) -> None:
+        self.masking = Masking(device)
+        self._lookahead = Lookahead()
+        self._late: dict[int, tuple[Sequence, torch.Tensor]] = {}
+
+    def begin(self, sequences: Iterable[Sequence]) -> None:
+        """Find out what may come next in those that are constrained."""
+        self._lookahead.begin([sequence.guide for sequence in sequences if sequence.guide is not None])
+
+    def wait(self, sequences: Iterable[Sequence], most_s: float) -> None:
+        """Wait for the masks of these, but of none that is known to take long, and at most so long in all."""
+        self._lookahead.wait([s.guide for s in sequences if s.guide is not None], most_s)
+
+    def keep(self, sequence: Sequence, logits: torch.Tensor) -> None:
+        """Keep the logits, float32 (1, vocab), of a sequence whose mask is late; nothing is left to compute of it."""
+        self._late[sequence.handle] = sequence, logits
+
+    def take_ripe(self) -> list[tuple[Sequence, torch.Tensor]]:
+        """Return those that were kept, are neither over nor preempted since, and whose masks are ready now."""
+        self._late = {
+            handle: (sequence, logits)
+            for handle, (sequence, logits) in self._late.items()
+            if sequence.blocks is not None and sequence.remaining == 0
+        }
+        ripe = [(s, logits) for s, logits in self._late.values() if s.guide is not None and s.guide.ready]
+        for sequence, _ in ripe:
+            del self._late[sequence.handle]
+        return ripe
+
+    def wait_for_late(self) -> None:
+        """Let a moment pass, if there is nothing to do but to wait for masks."""
+        for sequence, _ in self._late.values():
+            if sequence.guide is not None:
+                sequence.guide.wait(_MOMENT_S)
+                return
 
 
-def _mask(matcher: Matcher, vocab_size: int) -> npt.NDArray[np.bool_] | str:
-    """Return which tokens may come next, or why that cannot be said any more."""
-    try:
-        return matcher.mask(vocab_size)
-    except RequestFailed as error:
-        return error.message
+class Masking:
+    """Takes tokens away that may not come next: the bits of all rows are moved at once, and become numbers there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._bias_of_byte = torch.from_numpy(BIAS_OF_BYTE).to(device)
+
+    @torch.inference_mode()
+    def apply(self, logits: torch.Tensor, rows: Rows[tuple[int, Guide]]) -> None:
+        """Mask rows in place.
+
+        Args:
+            logits: float32 (rows, vocab).
+            rows: constrained ones, and their guides, which are ready and have a mask.
+        """
+        if not rows:
+            return
+        packed = torch.from_numpy(np.stack([guide.mask for _, guide in rows])).to(logits.device)
+        biases = F.embedding(packed.int(), self._bias_of_byte).flatten(1)[:, : logits.shape[-1]]
+        logits.index_add_(0, torch.tensor([row for row, _ in rows], device=logits.device), biases)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import structlog
 import torch
 
-from cloud_tier.engine.constrained import Compiling
+from cloud_tier.engine.constrained import Compiling, Guided
 from cloud_tier.engine.drafts import Drafts, ModelDrafts, NgramDrafts
-from cloud_tier.engine.drawing import draw
+from cloud_tier.engine.drawing import Drawn, draw
 from cloud_tier.engine.kv_blocks import BlockPool
 from cloud_tier.engine.logprobs import RowLogprobs
 from cloud_tier.engine.messages import Compute, Segment, Tokens
@@ -21,6 +21,7 @@ from cloud_tier.engine.sampler import SamplerState
 from cloud_tier.engine.scheduler import Scheduled, Scheduler
 from cloud_tier.engine.sequence import Sequence
 from cloud_tier.engine.speculation import Speculation
+from models.text.guide import Guide
 from router.base.clock import Clock
 from router.base.errors import InvalidRequest, in_words
 from router.values.chunk import FinishReason
@@ -81,6 +82,7 @@ class EngineCore:
         self._failed = 0
         self._untold: list[Tokens] = []
         self.compiling = Compiling(config.weights)
+        self._guided = Guided(self._device)
 
     @property
     def busy(self) -> bool:
@@ -118,7 +120,9 @@ class EngineCore:
             self._failed += 1
             self._untold.append(Tokens(handle, (), failure=in_words(error)))
             return
-        sequence = Sequence(handle, request, self._context_tokens, sampler, matcher)
+        guide = None if matcher is None else Guide(matcher, self._vocab_size)
+        sequence = Sequence(handle, request, self._context_tokens, sampler, guide)
+        self._guided.begin([sequence])
         self._sequences[handle] = sequence
         self._scheduler.add(sequence)
 
@@ -138,9 +142,10 @@ class EngineCore:
         started_s = self._clock.now_s()
         for compiled in self.compiling.take():
             self._take_compiled(*compiled)
-        brought, self._untold = self._untold, []
+        brought, self._untold = self._untold + self._draw_late(), []
         plan = self._scheduler.schedule(self._prompt_limit())
         if not plan:
+            self._guided.wait_for_late()
             return brought
         prompt_tokens = sum(entry.num_tokens for entry in plan if entry.num_tokens > 1)
         plan = self._with_drafts(plan)
@@ -212,22 +217,48 @@ class EngineCore:
 
     def _run(self, plan: list[Scheduled]) -> list[Tokens]:
         """Compute and draw, then keep what came of it: a step that raises has changed nothing."""
+        began_s = self._clock.now_s()
         computed = self._forward([_segment(entry) for entry in plan])
         if not any(computed.finite):
             self.probe()
         finite = dict(zip((entry.sequence.handle for entry in plan), computed.finite, strict=True))
-        drawn = draw(computed.logits, [entry for entry in plan if entry.rows], finite)
+        # Masks were begun before; whoever's takes longer than the model, and once more, is drawn in a later step.
+        self._guided.wait([entry.sequence for entry in plan if entry.draws], self._clock.now_s() - began_s)
+        drawn = draw(computed.logits, [entry for entry in plan if entry.rows], finite, self._guided.masking)
         brought: list[Tokens] = []
         for entry in plan:
-            handle = entry.sequence.handle
-            if not finite[handle]:
+            if not finite[entry.sequence.handle]:
                 brought.append(self._fail(entry.sequence, "it computed what is not a number", spoiled=True))
-            elif handle in drawn.unmatched:
-                brought.append(self._fail(entry.sequence, drawn.unmatched[handle], spoiled=False))
-            elif entry.draws:
-                brought.append(self._take(entry, drawn.tokens[handle], drawn.logprobs))
             else:
-                self._scheduler.computed(entry)
+                brought += self._bring(entry, drawn)
+        self._guided.begin([entry.sequence for entry in plan if entry.sequence.handle in drawn.tokens])
+        return brought
+
+    def _bring(self, entry: Scheduled, drawn: Drawn) -> list[Tokens]:
+        """Keep what came of one sequence whose numbers are some."""
+        handle = entry.sequence.handle
+        if handle in drawn.unmatched:
+            return [self._fail(entry.sequence, drawn.unmatched[handle], spoiled=False)]
+        if handle in drawn.tokens:
+            return [self._take(entry, drawn.tokens[handle], drawn.logprobs)]
+        self._scheduler.computed(entry)
+        if handle in drawn.late:
+            self._guided.keep(entry.sequence, drawn.late[handle])
+        return []
+
+    def _draw_late(self) -> list[Tokens]:
+        """Draw for the sequences whose masks were late and are ready: they are computed on in this step."""
+        brought: list[Tokens] = []
+        for sequence, logits in self._guided.take_ripe():
+            entry = Scheduled(sequence, 0, draws=True)
+            try:
+                drawn = draw(logits, [entry], {sequence.handle: True}, self._guided.masking)
+            except Exception as error:
+                log.exception("request failed in its draw", request_id=sequence.request.request_id)
+                brought.append(self._fail(sequence, in_words(error), spoiled=False))
+                continue
+            brought += self._bring(entry, drawn)
+            self._guided.begin([sequence])
         return brought
 
     def _run_alone(self, entry: Scheduled) -> list[Tokens]:
@@ -276,13 +307,13 @@ class EngineCore:
             finish_reason = sequence.append(token)
             if finish_reason is not None:
                 break
-        matcher = sequence.matcher
-        if matcher is not None and len(sequence.tokens) == length + len(drawn) and matcher.complete:
+        guide = sequence.guide
+        if guide is not None and len(sequence.tokens) == length + len(drawn) and guide.complete:
             finish_reason = FinishReason.STOP  # whole, and nothing may follow: no need to compute that it ends
         if entry.draft:
-            self._speculation.note_drafts(len(entry.draft), len(drawn) - 1)
+            self._speculation.note_drafts(len(entry.draft), max(0, len(drawn) - 1))
         # The newest token has not been computed; the one that ended the answer need not be part of it.
-        self._scheduler.computed(entry, min(len(drawn) - 1, max(0, len(sequence.tokens) - length - 1)))
+        self._scheduler.computed(entry, max(0, min(len(drawn), len(sequence.tokens) - length) - 1))
         if finish_reason is not None:
             del self._sequences[sequence.handle]
             self._scheduler.remove(sequence)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from cloud_tier.engine.constrained import mask_rows
+from cloud_tier.engine.constrained import Masking
 from cloud_tier.engine.logprobs import RowLogprobs, read_prompt
 from cloud_tier.engine.sampler import sample
 from cloud_tier.engine.scheduler import Scheduled
@@ -15,20 +15,22 @@ from cloud_tier.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a step drew.
+    """What a step drew. Of sequences whose numbers are none, nothing is said.
 
     Attributes:
-        tokens: by handle: one, and one behind each draft that holds.
+        tokens: by handle: one, and one behind each draft that holds; none where the answer turned out to be whole.
         logprobs: what is to be told of them.
         unmatched: by handle: why nothing can be drawn under a sequence's constraint.
+        late: by handle: the logits, float32 (1, vocab), of a sequence whose mask is not ready.
     """
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: RowLogprobs | None = None
     unmatched: dict[int, str] = field(default_factory=dict)
+    late: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
-def draw(logits: torch.Tensor | None, entries: list[Scheduled], finite: dict[int, bool]) -> Drawn:
+def draw(logits: torch.Tensor | None, entries: list[Scheduled], finite: dict[int, bool], masking: Masking) -> Drawn:
     """Draw the next tokens of each sequence whose numbers are some.
 
     Args:
@@ -36,63 +38,85 @@ def draw(logits: torch.Tensor | None, entries: list[Scheduled], finite: dict[int
         entries: those that have rows.
         finite: by handle: whether its numbers are some.
     """
+    drawn = Drawn()
     if logits is None:
-        return Drawn()
+        return drawn
     end, newest = 0, {}
     for entry in entries:
         first, end = end, end + entry.rows
-        if not finite[entry.sequence.handle]:
+        handle = entry.sequence.handle
+        if not finite[handle]:
             continue
         if entry.scored:
             _read_prompt(logits[first:end], entry.sequence)
-        if entry.draws:
-            newest[entry.sequence.handle] = end - 1 - len(entry.draft)
+        row = end - 1 - len(entry.draft)
+        if entry.draws and _may_draw(entry.sequence, logits[row : row + 1], drawn):
+            newest[handle] = row
     entries = [entry for entry in entries if entry.sequence.handle in newest]
     if not entries:
-        return Drawn()
+        return drawn
     told = _row_logprobs(logits, entries, newest)  # before `sample` overwrites the logits
     drafts = [entry for entry in entries if entry.draft]
     likeliest: list[int] = logits.argmax(dim=-1).tolist() if drafts else []
     rows = list(newest.values())
-    drawn, unmatched = _draw_one(logits if len(rows) == end else logits[torch.tensor(rows)], entries)
+    drawn.tokens.update(_draw_one(logits if len(rows) == end else logits[torch.tensor(rows)], entries, masking))
     for entry in drafts:
         handle = entry.sequence.handle
-        if handle not in unmatched:
-            behind = slice(newest[handle] + 1, newest[handle] + 1 + len(entry.draft))
-            _follow(entry, drawn[handle], likeliest[behind], logits[behind])
-    return Drawn(drawn, told, unmatched)
+        behind = slice(newest[handle] + 1, newest[handle] + 1 + len(entry.draft))
+        _follow(entry, drawn.tokens[handle], likeliest[behind], logits[behind], masking)
+    return replace(drawn, logprobs=told)
 
 
-def _draw_one(logits: torch.Tensor, entries: list[Scheduled]) -> tuple[dict[int, list[int]], dict[int, str]]:
-    """Draw one token of each, and lead its matcher over it."""
-    matchers = [(row, e.sequence.matcher) for row, e in enumerate(entries) if e.sequence.matcher is not None]
-    unmatched = {entries[row].sequence.handle: why for row, why in mask_rows(logits, matchers).items()}
+def _may_draw(sequence: Sequence, logits: torch.Tensor, drawn: Drawn) -> bool:
+    """Whether a token can be drawn now; says why not in `drawn`."""
+    guide = sequence.guide
+    if guide is None:
+        return True
+    if not guide.ready:
+        drawn.late[sequence.handle] = logits.clone()
+    elif guide.failure:
+        drawn.unmatched[sequence.handle] = guide.failure
+    elif guide.complete:
+        drawn.tokens[sequence.handle] = []
+    else:
+        return True
+    return False
+
+
+def _draw_one(logits: torch.Tensor, entries: list[Scheduled], masking: Masking) -> dict[int, list[int]]:
+    """Draw one token of each, and lead its guide over it."""
+    guides = [(row, entry.sequence.guide) for row, entry in enumerate(entries)]
+    masking.apply(logits, [(row, guide) for row, guide in guides if guide is not None])
     tokens = sample(logits, [entry.sequence.sampler for entry in entries])
-    for row, matcher in matchers:
-        if not matcher.failure:
-            matcher.advance(tokens[row])
-    return {entry.sequence.handle: [token] for entry, token in zip(entries, tokens, strict=True)}, unmatched
+    for row, guide in guides:
+        if guide is not None:
+            guide.advance(tokens[row])
+    return {entry.sequence.handle: [token] for entry, token in zip(entries, tokens, strict=True)}
 
 
-def _follow(entry: Scheduled, drawn: list[int], likeliest: list[int], logits: torch.Tensor) -> None:
+def _follow(entry: Scheduled, drawn: list[int], likeliest: list[int], logits: torch.Tensor, masking: Masking) -> None:
     """Draw on behind each draft that holds.
 
     Args:
         drawn: the first token; takes the others.
         likeliest, logits: behind each draft: token ids, and float32 (drafts, vocab), overwritten.
     """
-    matcher = entry.sequence.matcher
+    guide = entry.sequence.guide
     for place, token in enumerate(entry.draft):
         if drawn[-1] != token:
             return
-        if matcher is None:
+        if guide is None:
             drawn.append(likeliest[place])
             continue
-        row = logits[place : place + 1]
-        if matcher.complete or mask_rows(row, [(0, matcher)]):  # what is wrong is told with its next token
+        if guide.slow or guide.complete:
             return
+        guide.look()
+        if guide.failure:  # told with its next token
+            return
+        row = logits[place : place + 1]
+        masking.apply(row, [(0, guide)])
         drawn.append(int(row.argmax()))
-        matcher.advance(drawn[-1])
+        guide.advance(drawn[-1])
 
 
 def _row_logprobs(logits: torch.Tensor, entries: list[Scheduled], rows: dict[int, int]) -> RowLogprobs | None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cloud_tier.engine.kv_blocks import BlockTable
     from cloud_tier.engine.protocol import EngineRequest
     from cloud_tier.engine.sampler import SamplerState
-    from models.text.grammar import Matcher
+    from models.text.guide import Guide
 
 
 class Sequence:
@@ -30,16 +30,16 @@ class Sequence:
         prompt_told: the log probabilities of the prompt's tokens so far, where they are asked for.
         ending_ids: tokens that end the answer and are no part of it.
         cached_tokens: tokens of the prompt that were found in the prefix cache, None before it was first admitted.
-        matcher: what the answer has to match, behind its newest token; None where nothing was asked for.
+        guide: what may come behind its newest token; None where its answer need match nothing.
     """
 
     __slots__ = (
         "blocks",
         "cached_tokens",
         "ending_ids",
+        "guide",
         "handle",
         "last_length",
-        "matcher",
         "ngrams",
         "num_computed",
         "preempted",
@@ -55,7 +55,7 @@ class Sequence:
         request: EngineRequest,
         context_tokens: int,
         sampler: SamplerState,
-        matcher: Matcher | None = None,
+        guide: Guide | None = None,
     ) -> None:
         self.handle = handle
         self.request = request
@@ -68,7 +68,7 @@ class Sequence:
         self.cached_tokens: int | None = None
         self.sampler = sampler
         self.ending_ids = request.ending_ids
-        self.matcher = matcher
+        self.guide = guide
         self.ngrams = NgramIndex()
 
     @property

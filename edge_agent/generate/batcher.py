@@ -11,7 +11,9 @@ import bisect
 from dataclasses import dataclass, field
 
 from edge_agent.generate.sampling import Sampler
+from edge_agent.runtime.protocol import Logits
 from models.text.grammar import Matcher
+from models.text.guide import Guide
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,9 @@ class Sequence:
         exact: its answer must not depend on what was kept of earlier ones.
         scored: the logits behind every token of its prompt are wanted: nothing of it comes from a cache.
         scored_tokens: of how many the runtime tells them in one step.
-        matcher: what the answer has to match, behind its newest token; None where nothing was asked for.
+        matcher: what the answer has to match; None where nothing was asked for.
+        guide: what may come behind its newest token, by that; None while waiting.
+        late: the logits, float32 (1, vocab), that wait for their mask: it is not computed before they are drawn from.
         handle: the runtime's handle, None while waiting.
         cached_tokens: ids of the prompt that were in the KV cache when it was admitted.
         fed: ids in the KV cache.
@@ -50,6 +54,8 @@ class Sequence:
     scored: bool = False
     scored_tokens: int = 1
     matcher: Matcher | None = None
+    guide: Guide | None = None
+    late: Logits | None = None
     handle: int | None = None
     cached_tokens: int = 0
     fed: int = 0
@@ -112,17 +118,16 @@ class Batcher:
         return sequence
 
     def next_step(self) -> PrefillStep | DecodeStep | None:
-        """Return what to compute now; the caller reports back with `fed`."""
-        if self._prefilling and (not self._decoding or self._decode_credit <= 0):
+        """Return what to compute now, None if nobody can be; the caller reports back with `fed`."""
+        decoding = tuple(sequence for sequence in self._decoding if sequence.late is None)
+        if self._prefilling and (not decoding or self._decode_credit <= 0):
             sequence = self._prefilling[0]
             most = self.limits.prefill_chunk_tokens
             if sequence.scored:  # the first token alone: see `Runtime.open`
                 most = min(most, sequence.scored_tokens) if sequence.fed else 1
             end = min(sequence.fed + most, len(sequence.prompt_ids))
             return PrefillStep(sequence, sequence.prompt_ids[sequence.fed : end], end == len(sequence.prompt_ids))
-        if self._decoding:
-            return DecodeStep(tuple(self._decoding))
-        return None
+        return DecodeStep(decoding) if decoding else None
 
     def fed(self, step: PrefillStep | DecodeStep) -> None:
         """Note that the runtime has taken in the ids of `step`."""

@@ -245,6 +245,7 @@ class GenerationLoop:
             self._flush()
             if self.runtime is not None:
                 self._steps.settle(self.runtime)
+                self._steps.rest()
         self._steps.fail_all(ReplicaBroken, "the agent is shutting down")
         self._unload()
         self._flush()

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_agent.generate.token_rules import TokenRules
+from models.text.guide import BIAS_OF_BYTE
 from router.values.sampling import GREEDY_BELOW, SamplingParams
 
 _NUCLEUS_GUESS = 512
 _SEED_MASK = (1 << 64) - 1
-_NEVER = np.float32(-np.inf)
 
 
 class Sampler:
@@ -40,12 +40,13 @@ class Sampler:
             params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         )
 
-    def draw(self, logits: npt.NDArray[np.float32], allowed: npt.NDArray[np.bool_] | None = None) -> int:
+    def draw(self, logits: npt.NDArray[np.float32], mask: npt.NDArray[np.uint8] | None = None) -> int:
         """Return the next token.
 
         Args:
             logits: float32 (vocab,); not changed.
-            allowed: bool (vocab,), the tokens that may be drawn; None allows all.
+            mask: uint8 (ceil(vocab / 8),): the tokens that may be drawn, a bit each, the lowest one first; None
+                allows all.
 
         Raises:
             ArithmeticError: a logit is not finite, so the model's output is worthless.
@@ -58,8 +59,8 @@ class Sampler:
             logits = self._rules.applied(logits, self._drawn)
         if self._penalised:
             logits = self._with_penalties(logits)
-        if allowed is not None:
-            logits = np.where(allowed, logits, _NEVER)
+        if mask is not None:
+            logits = logits + BIAS_OF_BYTE[mask].ravel()[: logits.size]
         best = int(np.argmax(logits))
         token = best if self._params.temperature < GREEDY_BELOW else self._draw_random(logits)
         self._drawn += 1

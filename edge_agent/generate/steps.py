@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 
 import structlog
 
 from edge_agent.generate.batcher import Batcher, BatchLimits, DecodeStep, PrefillStep, Sequence
 from edge_agent.generate.request import Generation, LoopCounters
 from edge_agent.runtime.protocol import Logits, Runtime, StepInput
+from models.text.guide import Guide, Lookahead
 from router.base.errors import (
     OverspillError,
     ReplicaBroken,
@@ -23,6 +26,7 @@ from router.values.chunk import FinishReason, TokenChunk
 log = structlog.get_logger("edge_agent")
 
 _TELL_EVERY_S = 10.0
+_MOMENT_S = 0.01
 
 Result = tuple[Generation, TokenChunk | OverspillError]
 
@@ -48,6 +52,7 @@ class Steps:
         self._keep_kv = keep_kv
         self._ended: list[tuple[int, bool]] = []  # handles whose slots are not given back yet, and whether to keep
         self._told_at_s = -_TELL_EVERY_S
+        self._lookahead = Lookahead()
 
     def __bool__(self) -> bool:
         """Whether any request waits or runs."""
@@ -80,12 +85,19 @@ class Steps:
         self.settle(runtime)
         while self._batcher.running < runtime.facts.slots and (sequence := self._batcher.admit()) is not None:
             self._open(sequence, runtime)
+        self._draw_late(runtime)
         step = self._batcher.next_step()
         if step is None:
             return
         failure = self._compute(step, runtime)
         if failure is not None:
             self._find_culprit(step, failure, runtime)
+
+    def rest(self) -> None:
+        """Let a moment pass, if there is nothing to do but to wait for masks that take long."""
+        late = [item.sequence for item in self._by_sequence.values() if item.sequence.late is not None]
+        if late and self._batcher.next_step() is None and late[0].guide is not None:
+            late[0].guide.wait(_MOMENT_S)
 
     def settle(self, runtime: Runtime) -> None:
         """Give the slots of those that ended back, now that their results are on the way."""
@@ -117,6 +129,9 @@ class Steps:
             self._fail_alone(self._by_sequence[id(sequence)], f"no slot: {in_words(error)}", runtime)
         else:
             sequence.cached_tokens = sequence.fed
+            if sequence.matcher is not None:
+                sequence.guide = Guide(sequence.matcher, runtime.facts.vocab_size)
+                self._lookahead.begin([sequence.guide])
             self._counters.cached_tokens += sequence.fed
 
     def _compute(self, step: PrefillStep | DecodeStep, runtime: Runtime) -> Exception | None:
@@ -126,11 +141,16 @@ class Steps:
             logits = runtime.forward(_inputs(step))
         except Exception as error:  # noqa: BLE001  task boundary: the runtime's own exception types are not ours to know
             return error
+        took_s = time.monotonic() - started_s
         self.failures = 0
         self._counters.steps += 1
-        self._counters.compute_s += time.monotonic() - started_s
+        self._counters.compute_s += took_s
         self._batcher.fed(step)
+        # Masks were begun before; whoever's takes longer than the model, and once more, is drawn in a later step.
+        guides = [sequence.guide for sequence in _drawing(step) if sequence.guide is not None]
+        self._lookahead.wait(guides, took_s)
         self._take_logits(step, logits, runtime)
+        self._look_ahead(_drawing(step))
         return None
 
     def _find_culprit(self, step: PrefillStep | DecodeStep, failure: Exception, runtime: Runtime) -> None:
@@ -149,36 +169,59 @@ class Steps:
                 self._fail_alone(generation, f"the runtime failed: {in_words(alone)}", runtime)
 
     def _take_logits(self, step: PrefillStep | DecodeStep, logits: Logits, runtime: Runtime) -> None:
-        if isinstance(step, DecodeStep):
-            drawing = step.sequences
-        else:
+        if isinstance(step, PrefillStep):
             self._counters.prefill_tokens += len(step.token_ids)
-            drawing = (step.sequence,) if step.last else ()
             wanted = self._by_sequence[id(step.sequence)].logprobs
             if step.sequence.scored and wanted is not None:
                 wanted.read(step.sequence.prompt_ids, logits)
                 logits = logits[-1:]
-        for index, sequence in enumerate(drawing):
-            generation = self._by_sequence[id(sequence)]
-            try:
-                ended = self._draw(generation, logits, index)
-            except RequestFailed as error:  # its constraint went past its bounds
-                self.results.append((generation, error))
-                self._forget(generation, runtime)
-            except Exception as error:
-                log.exception("request failed", model=self._name, request_id=generation.request_id)
-                self._fail_alone(generation, f"failed while drawing a token: {in_words(error)}", runtime)
+        for index, sequence in enumerate(_drawing(step)):
+            if sequence.guide is None or sequence.guide.ready:
+                self._draw_or_fail(sequence, logits[index], runtime)
             else:
-                if ended:
-                    self._forget(generation, runtime, keep=True)
+                sequence.late = logits[index].copy()
 
-    def _draw(self, generation: Generation, logits: Logits, index: int) -> bool:
-        """Draw the next token of a request; whether it was the last one."""
-        sequence, matcher = generation.sequence, generation.sequence.matcher
-        allowed = None if matcher is None else matcher.mask(logits[index].size)
-        token = sequence.sampler.draw(logits[index], allowed)
-        if matcher is not None:
-            matcher.advance(token)
+    def _draw_late(self, runtime: Runtime) -> None:
+        """Draw for those whose masks were late and are ready: they are computed on in this step."""
+        for generation in [item for item in self._by_sequence.values() if item.sequence.late is not None]:
+            sequence = generation.sequence
+            logits, guide = sequence.late, sequence.guide
+            if logits is not None and guide is not None and guide.ready:
+                sequence.late = None
+                self._draw_or_fail(sequence, logits, runtime)
+                self._look_ahead((sequence,))
+
+    def _look_ahead(self, drawn: Iterable[Sequence]) -> None:
+        """Begin the masks of those that a token was drawn for and that go on."""
+        going_on = [item for item in drawn if item.handle is not None and item.late is None]
+        self._lookahead.begin([item.guide for item in going_on if item.guide is not None])
+
+    def _draw_or_fail(self, sequence: Sequence, logits: Logits, runtime: Runtime) -> None:
+        """Draw the next token of one sequence, and let go of it if that was its last, or cannot be drawn."""
+        generation = self._by_sequence[id(sequence)]
+        try:
+            ended = self._draw(generation, logits)
+        except RequestFailed as error:  # its constraint went past its bounds
+            self.results.append((generation, error))
+            self._forget(generation, runtime)
+        except Exception as error:
+            log.exception("request failed", model=self._name, request_id=generation.request_id)
+            self._fail_alone(generation, f"failed while drawing a token: {in_words(error)}", runtime)
+        else:
+            if ended:
+                self._forget(generation, runtime, keep=True)
+
+    def _draw(self, generation: Generation, logits: Logits) -> bool:
+        """Draw the next token of a request from float32 (vocab,); whether it was the last one."""
+        sequence, guide = generation.sequence, generation.sequence.guide
+        if guide is not None and guide.failure:
+            raise RequestFailed(guide.failure)
+        if guide is not None and guide.complete:  # a slow one: that was not known when its last token was drawn
+            self._tell(generation, TokenChunk(generation.text.finish(), 0, FinishReason.STOP))
+            return True
+        token = sequence.sampler.draw(logits, None if guide is None else guide.mask)
+        if guide is not None:
+            guide.advance(token)
         sequence.generated.append(token)
         self._counters.decode_tokens += 1
         reason: FinishReason | None = None
@@ -187,26 +230,33 @@ class Steps:
             reason, text = FinishReason.STOP, generation.text.finish()
         else:
             if wanted is not None:
-                wanted.draw(logits[index], token)
+                wanted.draw(logits, token)
             delta = generation.text.push([token])
             text = delta.text
             cut = delta.stopped
             if cut:
                 reason = FinishReason.STOP
-            elif matcher is not None and matcher.complete:
+            elif guide is not None and guide.complete:
                 reason = FinishReason.STOP  # whole, and nothing may follow
                 text += generation.text.finish()
             elif not sequence.decode_tokens_left:
                 reason = FinishReason.LENGTH
                 text += generation.text.finish()
-        prompt_tokens = len(sequence.prompt_ids) if reason is not None else None
-        cached_tokens = None if generation.delivered else sequence.cached_tokens
-        chunk = TokenChunk(text, 1, reason, prompt_tokens, cached_tokens=cached_tokens)
-        if wanted is not None:
-            chunk = wanted.onto(chunk, first=not generation.delivered, cut=cut)
+        self._tell(generation, TokenChunk(text, 1, reason), cut=cut)
+        return reason is not None
+
+    def _tell(self, generation: Generation, chunk: TokenChunk, *, cut: bool = False) -> None:
+        """Hand a chunk out, with what is to be told of its request besides."""
+        sequence = generation.sequence
+        chunk = replace(
+            chunk,
+            prompt_tokens=None if chunk.finish_reason is None else len(sequence.prompt_ids),
+            cached_tokens=None if generation.delivered else sequence.cached_tokens,
+        )
+        if generation.logprobs is not None:
+            chunk = generation.logprobs.onto(chunk, first=not generation.delivered, cut=cut)
         self.results.append((generation, chunk))
         generation.delivered = True
-        return reason is not None
 
     def _forget(self, generation: Generation, runtime: Runtime | None, *, keep: bool = False) -> None:
         """Let a request go; `settle` gives its slot back to the runtime.
@@ -231,6 +281,13 @@ class Steps:
             kind = ReplicaUnreachable
         self.results.append((generation, kind(f"{self._name}: {why}")))
         self._forget(generation, runtime)
+
+
+def _drawing(step: PrefillStep | DecodeStep) -> tuple[Sequence, ...]:
+    """Return the sequences that a step brings to their next token."""
+    if isinstance(step, DecodeStep):
+        return step.sequences
+    return (step.sequence,) if step.last else ()
 
 
 def _inputs(step: PrefillStep | DecodeStep) -> list[StepInput]:

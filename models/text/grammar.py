@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,6 +38,7 @@ MAX_DEPTH = 64
 _SMALL_CHARS = 8_192
 _MOST_KEPT, _MOST_KEPT_CHARS = 64, 262_144
 _WALK_TOKENS = 8
+_SAID_S = 2.0  # of work for the text that a continuation stands behind; ten thousand tokens take a quarter of it
 _ERROR_CHARS = 300
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 20_000,  # a schema of some thousand optional properties
@@ -69,20 +71,24 @@ class Matcher:
         """Whether the answer is whole, and nothing may follow it."""
         return not self.failure and self._inner.is_stopped()
 
-    def mask(self, vocab_size: int) -> npt.NDArray[np.bool_]:
-        """Return which tokens may come next: bool (vocab_size,).
+    def mask(self, vocab_size: int) -> npt.NDArray[np.uint8]:
+        """Return which tokens may come next: uint8 (ceil(vocab_size / 8),), a bit each, the lowest one first.
 
         Raises:
             RequestFailed: the constraint went past its bounds of work, or no token is left.
         """
         packed = np.frombuffer(b"" if self.failure else self._inner.compute_bitmask(), np.uint8)
         self._note()
-        bits = np.unpackbits(packed, count=min(vocab_size, 8 * packed.size), bitorder="little").view(np.bool_)
+        bits = np.zeros(-(-vocab_size // 8), np.uint8)
+        known = min(bits.size, packed.size)
+        bits[:known] = packed[:known]
+        if known and known == bits.size and vocab_size % 8:
+            bits[-1] &= (1 << vocab_size % 8) - 1
         if not self.failure and not bits.any():
             self.failure = "no token of this model's vocabulary may come next"
         if self.failure:
             raise RequestFailed(f"the constraint of this answer cannot be followed any further: {self.failure}")
-        return bits if bits.size == vocab_size else np.pad(bits, (0, vocab_size - bits.size))
+        return bits
 
     def advance(self, token: int) -> None:
         """Take a token that `mask` allowed."""
@@ -90,11 +96,11 @@ class Matcher:
         self._note()
 
     def advance_text(self, text: str) -> bool:
-        """Take text of the answer that was said before, by whomever; whether the constraint allows it."""
+        """Take text of the answer that was said before, by whomever; whether the constraint allows it in good time."""
         for special in (False, True):  # what opens a call may be a special token
             ids = self._tokenizer.tokenize_str(text, parse_special=special)
             tried = self._inner.deep_copy()
-            if tried.try_consume_tokens(ids) == len(ids) and not tried.is_error():
+            if _takes(tried, ids) and not tried.is_error():
                 self._inner = tried
                 return True
         return False
@@ -123,11 +129,11 @@ class Grammars:
         self._large = ThreadPoolExecutor(1, thread_name_prefix="large-grammar")
 
     def begin(self, constraint: Constraint, said: str = "") -> Future[Matcher]:
-        """Return what becomes `matcher(constraint, said)`; a constraint that is known is done at once."""
-        if constraint in self._compiled and len(said) < _SMALL_CHARS:
+        """Return what becomes `matcher(constraint, said)`; one that is known is done at once where nothing was said."""
+        if constraint in self._compiled and not said:
             done: Future[Matcher] = Future()
             try:
-                done.set_result(self.matcher(constraint, said))
+                done.set_result(self.matcher(constraint))
             except InvalidRequest as error:
                 done.set_exception(error)
             return done
@@ -211,6 +217,12 @@ def _walk(matcher: llguidance.LLMatcher, vocab_size: int, constraint: Constraint
             raise _refusal(constraint, matcher.get_error())
         if matcher.is_stopped():
             return
+
+
+def _takes(matcher: llguidance.LLMatcher, ids: list[int]) -> bool:
+    """Take tokens one by one, for each of them holds the interpreter's lock; whether all could be, in good time."""
+    end_s = time.thread_time() + _SAID_S
+    return all(matcher.try_consume_tokens([token]) == 1 and time.thread_time() < end_s for token in ids)
 
 
 def _check_size(constraint: Constraint) -> None:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from concurrent.futures import wait
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from cloud_tier.engine.protocol import EngineRequest
 from cloud_tier.engine.speculation import Speculation
 from cloud_tier.engine.torch_engine import TorchEngine
+from models.text import grammar
+from models.text.grammar import Grammars, Matcher
+from models.text.guide import Guide
 from models.text.tokenizer import Tokenizer
 from router.base.errors import InvalidRequest
 from router.values.chunk import FinishReason
@@ -123,6 +130,118 @@ def test_what_cannot_be_enforced_ends_its_request_alone(speaking: Path, tokenize
     assert "cannot be followed any further" in bench.failures[3]
     assert set(bench.failures) == {0, 2, 3}
     assert not bench.core.busy
+
+
+class Held:
+    """The answers of one constraint are known to take long, and their masks do not come until `gate` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, constraint: Constraint) -> None:
+        self.gate = threading.Event()
+        self._held: list[Matcher] = []
+        matcher_of, mask = Grammars.matcher, Matcher.mask
+
+        def noted(grammars: Grammars, asked: Constraint, said: str = "") -> Matcher:
+            matcher = matcher_of(grammars, asked, said)
+            if asked == constraint:
+                self._held.append(matcher)
+            return matcher
+
+        def held(matcher: Matcher, vocab_size: int) -> npt.NDArray[np.uint8]:
+            if matcher in self._held:
+                self.gate.wait(30)
+            return mask(matcher, vocab_size)
+
+        slow = property(lambda guide: guide._matcher in self._held, lambda *_: None)
+        monkeypatch.setattr(Grammars, "matcher", noted)
+        monkeypatch.setattr(Matcher, "mask", held)
+        monkeypatch.setattr(Guide, "slow", slow, raising=False)
+
+
+@pytest.mark.parametrize("hostile", [1, 3])
+def test_masks_that_do_not_come_hold_no_other_up_for_a_step(
+    speaking: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, hostile: int
+) -> None:
+    prompt = tokenizer.encode("the cat")
+    calm, bench = Bench(small(speaking)), Bench(small(speaking))
+    for each in (calm, bench):
+        each.add(0, prompt, 20)
+        each.add(1, prompt, 60, sampling=under(LIST), eos_ids=frozenset({2}))
+        settle(each)
+    expected = calm.run()
+    held = Held(monkeypatch, WORDS)
+    try:
+        for handle in range(2, 2 + hostile):
+            bench.add(handle, prompt, 190, sampling=under(WORDS, temperature=1.0, seed=handle))
+        settle(bench)
+        while set(bench.core._sequences) & {0, 1}:
+            bench.step()
+            assert bench.steps <= calm.steps + 2 * hostile  # their prompts, no masks
+        assert bench.answers[0] == expected[0]
+        assert bench.answers[1] == expected[1]
+        bench.core.abort(2)
+    finally:
+        held.gate.set()
+    answers = bench.run()
+    assert all(re.fullmatch(WORDS.source, tokenizer.decode(answers[handle])) for handle in range(3, 2 + hostile))
+    assert not bench.failures
+
+
+def test_a_late_one_that_is_preempted_is_computed_again(
+    speaking: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = tokenizer.encode("the cat sat on the mat")
+    alone = Bench(small(speaking))
+    alone.add(9, prompt, 190, sampling=under(LONG))
+    settle(alone)
+    expected = alone.run()[9]
+    held = Held(monkeypatch, LONG)
+    bench = Bench(small(speaking, kv_cache_tokens=192, max_running=3))
+    try:
+        bench.add(9, prompt, 190, sampling=under(LONG))
+        settle(bench)
+        while bench.core.busy and not bench.core._guided._late:
+            bench.step()
+        assert bench.core._guided._late
+        for handle in range(2):
+            bench.add(handle, tokenizer.encode("0 the mat " * 6), 90, priority=1)
+        while set(bench.core._sequences) & {0, 1}:
+            bench.step()
+        assert bench.core.load().preemptions > 0
+    finally:
+        held.gate.set()
+    assert bench.run()[9] == expected
+
+
+def test_a_constraint_that_compiles_for_ever_holds_no_other_up(
+    speaking: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, begun, compile_ = threading.Event(), threading.Event(), grammar._compile
+    large = Constraint(ConstraintKind.CHOICE, json.dumps(["x" * 60 + str(number) for number in range(900)]))
+
+    def held(constraint: Constraint, llguidance_tokenizer: Any) -> Any:
+        if constraint == large:
+            begun.set()
+            gate.wait(30)
+        return compile_(constraint, llguidance_tokenizer)
+
+    monkeypatch.setattr(grammar, "_compile", held)
+    bench = Bench(small(speaking))
+    prompt = tokenizer.encode("the cat")
+    try:
+        bench.add(0, prompt, 100, sampling=under(large))
+        assert begun.wait(30)
+        bench.add(1, prompt, 20)
+        bench.add(2, prompt, 60, sampling=under(LIST), eos_ids=frozenset({2}))
+        made = bench.core.compiling._waiting[2][1]
+        wait([made])
+        while bench.core.busy:
+            bench.step()
+        assert len(bench.answers[1]) == 20
+        assert json.loads(tokenizer.decode(bench.answers[2]))
+        assert bench.answers[0] == []
+    finally:
+        gate.set()
+    assert tokenizer.decode(bench.run()[0]) in json.loads(large.source)
 
 
 def test_an_aborted_one_is_forgotten_while_it_compiles(speaking: Path, tokenizer: Tokenizer) -> None:

@@ -8,6 +8,7 @@ import re
 import threading
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,11 +40,15 @@ TOKENIZER = Tokenizer(tiny_tokenizer.backend(), eos_ids=[EOS], bos_id=None, adds
 GRAMMARS = Grammars(lambda: TOKENIZER)
 
 
+def allowed_by(matcher: Matcher, vocab_size: int = TOKENIZER.vocab_size) -> npt.NDArray[np.intp]:
+    return np.flatnonzero(np.unpackbits(matcher.mask(vocab_size), bitorder="little"))
+
+
 def say(matcher: Matcher, seed: int, most: int = 400) -> str:
     """Let a model without any sense speak: whatever is allowed, ends sooner than anything else."""
     draw, ids = random.Random(seed), []
     while not matcher.complete and len(ids) < most:
-        allowed = np.flatnonzero(matcher.mask(TOKENIZER.vocab_size))
+        allowed = allowed_by(matcher)
         token = EOS if EOS in allowed and draw.random() < 0.3 else int(draw.choice(list(allowed)))
         matcher.advance(token)
         ids.append(token)
@@ -88,9 +93,12 @@ def test_choices_and_grammars_of_both_notations() -> None:
 
 
 def test_a_padded_vocabulary_has_no_token_in_its_padding() -> None:
-    mask = GRAMMARS.matcher(of_regex(".*")).mask(TOKENIZER.vocab_size + 50)
-    assert mask.shape == (TOKENIZER.vocab_size + 50,)
-    assert not mask[TOKENIZER.vocab_size :].any()
+    matcher = GRAMMARS.matcher(of_regex(".*"))
+    assert matcher.mask(TOKENIZER.vocab_size + 50).shape == (-(-(TOKENIZER.vocab_size + 50) // 8),)
+    assert allowed_by(matcher, TOKENIZER.vocab_size + 50).max() < TOKENIZER.vocab_size
+    for logits in range(5, TOKENIZER.vocab_size, 37):
+        assert matcher.mask(logits).shape == (-(-logits // 8),)
+        assert allowed_by(matcher, logits).max() < logits
 
 
 def test_indented_json_may_be_continued_and_white_space_has_an_end() -> None:

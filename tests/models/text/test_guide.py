@@ -1,0 +1,112 @@
+"""Looking ahead: the same tokens as by hand, from any thread; and what takes long is not waited for, or given up."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.text import guide as room
+from models.text.grammar import Grammars, Matcher
+from models.text.guide import BIAS_OF_BYTE, Guide, Lookahead
+from models.text.tokenizer import Tokenizer
+from router.values.constraint import Constraint, ConstraintKind
+from tests.support import tiny_tokenizer
+
+TOKENIZER = Tokenizer(tiny_tokenizer.backend(), eos_ids=[2], bos_id=None, adds_bos=False)
+GRAMMARS = Grammars(lambda: TOKENIZER)
+VOCAB = TOKENIZER.vocab_size
+PATTERN = Constraint(ConstraintKind.REGEX, r"([a-f]{3}|the cat |\d{2}-){2,9}!")
+AMBIGUOUS = Constraint(
+    ConstraintKind.LARK,
+    'start: s\ns: t | u | v | s s\nt: s "a" | "a"\nu: s "b"|"b" s | "b"\nv: /c+/ | s v\n',
+)
+
+
+def allowed(mask: np.ndarray) -> list[int]:
+    return np.flatnonzero(BIAS_OF_BYTE[mask].ravel()[:VOCAB] == 0).tolist()
+
+
+@settings(max_examples=25)
+@given(seeds=st.lists(st.integers(0, 10_000), min_size=1, max_size=6), slow=st.booleans())
+def test_guides_that_look_ahead_allow_what_their_matchers_do(seeds: list[int], slow: bool) -> None:
+    lookahead, draws = Lookahead(), [random.Random(seed) for seed in seeds]
+    by_hand = [GRAMMARS.matcher(PATTERN) for _ in seeds]
+    guides = [Guide(GRAMMARS.matcher(PATTERN), VOCAB) for _ in seeds]
+    going = list(range(len(seeds)))
+    lookahead.begin(guides)
+    while going:
+        for index in going:
+            assert guides[index].wait(20)
+        going = [index for index in going if not guides[index].complete]
+        for index in going:
+            choices = allowed(guides[index].mask)
+            assert choices == allowed(by_hand[index].mask(VOCAB))
+            token = draws[index].choice(choices)
+            guides[index].slow = slow
+            guides[index].advance(token)
+            by_hand[index].advance(token)
+            if not slow:
+                assert guides[index].complete == by_hand[index].complete
+        lookahead.begin([guides[index] for index in going])
+    assert all(matcher.complete for matcher in by_hand)
+    assert not any(guide.failure for guide in guides)
+
+
+def test_one_whose_mask_takes_long_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    lookahead, gate = Lookahead(), threading.Event()
+    slow, quick = (Guide(GRAMMARS.matcher(PATTERN), VOCAB) for _ in range(2))
+    mask = Matcher.mask
+    held = slow._matcher
+
+    def gated(matcher: Matcher, vocab_size: int) -> np.ndarray:
+        if matcher is held:
+            gate.wait(20)
+        return mask(matcher, vocab_size)
+
+    slow.slow = True
+    monkeypatch.setattr(Matcher, "mask", gated)
+    try:
+        lookahead.begin([slow, quick])
+        assert quick.wait(20)
+        lookahead.wait([slow, quick], 20.0)  # not for the slow one
+        assert not slow.ready
+    finally:
+        gate.set()
+    assert slow.wait(20)
+    assert allowed(slow.mask) == allowed(quick.mask)
+
+
+def test_work_without_an_end_ends_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token of an ambiguous grammar costs more than the one before: its own bounds do not see that."""
+    monkeypatch.setattr(room, "_MOST_S", 0.02)
+    guide, draw = Guide(GRAMMARS.matcher(AMBIGUOUS), VOCAB), random.Random(1)
+    for _ in range(2000):
+        guide.look()
+        if guide.failure:
+            break
+        guide.advance(draw.choice([token for token in allowed(guide.mask) if token != 2]))
+    assert "cannot be followed any further" in guide.failure
+
+
+def test_what_was_said_is_followed_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.text.grammar._SAID_S", 0.05)
+    began_s = time.thread_time()
+    assert not GRAMMARS.matcher(AMBIGUOUS).advance_text("abc" * 400)
+    assert time.thread_time() - began_s < 5, "it went on to the end"
+
+
+def test_an_error_that_nobody_expects_ends_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    lookahead = Lookahead()
+    broken, sound = (Guide(GRAMMARS.matcher(PATTERN), VOCAB) for _ in range(2))
+    monkeypatch.setattr(broken._matcher, "mask", lambda _: 1 // 0)
+    lookahead.begin([broken, sound])
+    assert broken.wait(20)
+    assert sound.wait(20)
+    assert "its constraint failed" in broken.failure
+    assert not sound.failure
