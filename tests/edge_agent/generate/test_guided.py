@@ -16,8 +16,8 @@ from models.text.grammar import Grammars, Matcher
 from models.text.guide import Guide
 from models.text.tokenizer import TextStream, Tokenizer
 from router.base.errors import RequestFailed
+from router.values.chunk import FinishReason
 from router.values.constraint import Constraint, ConstraintKind
-from router.values.request import FinishReason
 from router.values.sampling import SamplingParams
 from tests.edge_agent.generate.test_loop import collect, request, running
 from tests.support import tiny_tokenizer
