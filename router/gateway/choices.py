@@ -24,7 +24,7 @@ from router.values.answer import Answer
 from router.values.chunk import TokenChunk
 from router.values.prompt import Input, TextPrompt, TokenPrompt
 from router.values.request import ApiRequest
-from router.values.usage import Usage
+from router.values.usage import SharedPrompt, Usage
 
 log = structlog.get_logger("router.gateway")
 
@@ -44,19 +44,20 @@ def parts_of(call: ApiRequest, body: bytes) -> list[Part]:
 
     Where the caller gave a seed, each choice of a prompt has its own, and the first that very one.
     """
-    return [
-        Part(_choice(call, prompt, number), _written(prompt) if call.others else body)
-        for prompt in (call.prompt, *call.others)
-        for number in range(call.n)
-    ]
+    parts = []
+    for prompt in (call.prompt, *call.others):
+        shared, size = SharedPrompt(), _written(prompt) if call.others else body
+        parts += [Part(_choice(call, prompt, n), size, shared, first=n == 0) for n in range(call.n)]
+    return parts
 
 
 def total(usages: Sequence[Usage], n: int) -> Usage:
     """Return the usage of a call: a prompt counts once for its `n` choices."""
-    prompts = [max(usage.prompt_tokens for usage in usages[at : at + n]) for at in range(0, len(usages), n)]
-    cached = [usage.cached_tokens for usage in usages[::n] if usage.cached_tokens is not None]
-    answers = sum(usage.completion_tokens for usage in usages)
-    return Usage(sum(prompts), answers, sum(cached) if cached else None)
+    prompts = [SharedPrompt() for _ in usages[::n]]
+    parts = [prompts[at // n].part(usage, first=at % n == 0) for at, usage in enumerate(usages)]
+    cached = [part.cached_tokens for part in parts if part.cached_tokens is not None]
+    answers = sum(part.completion_tokens for part in parts)
+    return Usage(sum(part.prompt_tokens for part in parts), answers, sum(cached) if cached else None)
 
 
 def _choice(call: ApiRequest, prompt: Input, number: int) -> ApiRequest:
@@ -87,7 +88,7 @@ class Interleaved:
     async def news(self) -> AsyncGenerator[News, None]:
         """Yield until every part has ended: with a last chunk, or with an error. Closing it cancels their work."""
         tasks = [
-            asyncio.create_task(self._run(own, index, part.request), name="gateway choice")
+            asyncio.create_task(self._run(own, index, part), name="gateway choice")
             for index, (own, part) in enumerate(self._parts)
         ]
         left = len(tasks)
@@ -100,11 +101,11 @@ class Interleaved:
         finally:
             await end(*tasks)
 
-    async def _run(self, own: RequestContext, index: int, request: ApiRequest) -> None:
+    async def _run(self, own: RequestContext, index: int, part: Part) -> None:
         put = self._queue.put
         try:
-            enter(self._intake, own)
-            answer, prompt_tokens = await self._intake.start(own, request)
+            enter(self._intake, own, part)
+            answer, prompt_tokens = await self._intake.start(own, part.request)
             await put((index, (answer, prompt_tokens)))
             async for chunk in answer.chunks:
                 await put((index, chunk))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
 from router.gateway.deps import PromptCounter
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.prompt import Input, TextPrompt, TokenPrompt
+from router.values.usage import Usage
 
 
 def echoed(prompts: PromptCounter, model: str, prompt: Input) -> str:
@@ -29,3 +30,8 @@ async def prompt_alone(chunks: AsyncGenerator[TokenChunk, None]) -> AsyncGenerat
             ends = FinishReason.LENGTH
             yield replace(chunk, text="", tokens=0, finish_reason=ends, logprobs=())
             return
+
+
+def prompt_used(used: Callable[[], Usage]) -> Callable[[], Usage]:
+    """Return what tells the usage of such an answer: that of the prompt."""
+    return lambda: replace(used(), completion_tokens=0)

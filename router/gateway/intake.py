@@ -21,7 +21,7 @@ from router.base.errors import (
 from router.cache.meaning import meaning_of
 from router.gateway.bodies import BodyRoom
 from router.gateway.deps import GatewayDeps
-from router.gateway.echo import prompt_alone
+from router.gateway.echo import prompt_alone, prompt_used
 from router.gateway.endpoint import Handler, RequestContext, draining_or_starting
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.retries import fingerprint, says_retry
@@ -237,7 +237,7 @@ class Intake:
         context.drop_body()
         answer = await self._answered(context, request)
         if api_request.unanswered:
-            answer.chunks = prompt_alone(answer.chunks)
+            answer.chunks, answer.used = prompt_alone(answer.chunks), prompt_used(answer.used)
         context.chunks = answer.chunks
         if context.stay is not None:
             context.stay.answered(lambda: (answer.route.variant, answer.used()))

@@ -13,6 +13,7 @@ from router.gateway.endpoint import RequestContext
 from router.gateway.intake import Intake, Whole, collect
 from router.values.answer import Answer
 from router.values.request import ApiRequest
+from router.values.usage import SharedPrompt
 from router.wire.headers import MAX_REQUEST_ID_CHARS
 
 
@@ -22,10 +23,13 @@ class Part:
 
     Attributes:
         body: as large as what a link has to carry of it.
+        prompt: shared with other parts; None where it has its own. first: of those that share it.
     """
 
     request: ApiRequest
     body: bytes
+    prompt: SharedPrompt | None = None
+    first: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ async def answer_one(intake: Intake, context: RequestContext, request: ApiReques
 async def answer_all(intake: Intake, context: RequestContext, parts: Sequence[Part]) -> list[Answered | OverspillError]:
     """Answer every part, side by side; returns what became of each, in their order."""
     tasks = [
-        asyncio.create_task(_answered(intake, own, part.request), name="gateway part")
+        asyncio.create_task(_answered(intake, own, part), name="gateway part")
         for own, part in zip(contexts_of(intake, context, parts), parts, strict=True)
     ]
     try:
@@ -62,10 +66,12 @@ def contexts_of(intake: Intake, context: RequestContext, parts: Sequence[Part]) 
     return [context, *(_further(intake, context, index, part) for index, part in enumerate(parts) if index)]
 
 
-def enter(intake: Intake, own: RequestContext) -> None:
-    """Give a part its place, unless it is the first; raises a `Refused` where there is none."""
+def enter(intake: Intake, own: RequestContext, part: Part) -> None:
+    """Give a part its place, unless it is the first of all; raises a `Refused` where there is none."""
     if not own.closers:
         intake.admit(own)
+    if part.prompt is not None and own.stay is not None:
+        own.stay.share(part.prompt, first=part.first)
 
 
 def note_refusal(own: RequestContext, error: OverspillError) -> None:
@@ -81,10 +87,10 @@ async def leave(own: RequestContext) -> None:
     own.close()
 
 
-async def _answered(intake: Intake, own: RequestContext, request: ApiRequest) -> Answered | OverspillError:
+async def _answered(intake: Intake, own: RequestContext, part: Part) -> Answered | OverspillError:
     try:
-        enter(intake, own)
-        return await answer_one(intake, own, request)
+        enter(intake, own, part)
+        return await answer_one(intake, own, part.request)
     except OverspillError as error:
         note_refusal(own, error)
         return error

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from router.base.clock import Clock
 from router.tenants.ledger import Ledger
 from router.tenants.quota import Left, Quota
-from router.values.usage import Usage
+from router.values.usage import SharedPrompt, Usage
 
 
 @dataclass(slots=True)
@@ -26,6 +26,8 @@ class Stay:
     device: str = ""
     again: bool = False
     fingerprint: int = 0
+    _prompt: SharedPrompt | None = None
+    _first: bool = True
     _reserved: int = 0
     _answers: list[Callable[[], tuple[str, Usage]]] = field(default_factory=list)
     _over: bool = False
@@ -38,13 +40,18 @@ class Stay:
         """
         self.quota.enter(self.clock.now_s())
 
+    def share(self, prompt: SharedPrompt, *, first: bool) -> None:
+        """Others answer the same prompt: it counts once, as its caller is told."""
+        self._prompt, self._first = prompt, first
+
     def reserve(self, prompt_tokens: int, answer_tokens: int, *, asked: bool) -> None:
-        """Set tokens aside; see `Quota.reserve`.
+        """Set tokens aside; see `Quota.reserve`. Those of a shared prompt are set aside by the first who share it.
 
         Raises:
             RateLimited: there are not so many now.
         """
-        self._reserved += self.quota.reserve(self.clock.now_s(), prompt_tokens, answer_tokens, asked=asked)
+        prompt = prompt_tokens if self._first else 0
+        self._reserved += self.quota.reserve(self.clock.now_s(), prompt, answer_tokens, asked=asked)
 
     def answered(self, told: Callable[[], tuple[str, Usage]]) -> None:
         """An answer has begun; `told` returns, at the end of the stay, which model answered and what that used."""
@@ -67,6 +74,7 @@ class Stay:
         prompt = answer = 0
         for told in self._answers:
             model, used = told()
+            used = used if self._prompt is None else self._prompt.part(used, first=self._first)
             prompt, answer = prompt + used.prompt_tokens, answer + used.completion_tokens
             self.ledger.add(self.quota.name, self.device, model, used)
         self._answers.clear()

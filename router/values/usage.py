@@ -31,3 +31,20 @@ class Usage:
         if self.cached_tokens is not None:
             counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
         return counts
+
+
+@dataclass(slots=True)
+class SharedPrompt:
+    """A prompt that several answers share: its tokens count once, and what a cache held of it with the first answer.
+
+    Attributes:
+        counted: tokens of it so far.
+    """
+
+    counted: int = 0
+
+    def part(self, used: Usage, *, first: bool) -> Usage:
+        """Return what one of the answers adds, in whatever order they are asked for."""
+        more = max(0, used.prompt_tokens - self.counted)
+        self.counted += more
+        return Usage(more, used.completion_tokens, used.cached_tokens if first else None)
