@@ -6,7 +6,6 @@ import dataclasses
 import importlib.util
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -19,6 +18,7 @@ from models.catalogue.families import Catalogue, load_catalogue
 from models.pipelines.replica import ServedPipeline
 from models.store.store import ModelStore, default_root
 from models.store.templates import templates_in
+from router.base.config import file_of
 from router.base.credentials import resolved, secret
 from router.base.errors import ConfigError
 from router.base.extras import install
@@ -76,7 +76,7 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
         )
     folder = config.server.models_dir
     catalogue = load_catalogue()
-    store = ModelStore(Path(folder).expanduser() if folder else default_root(), catalogue)
+    store = ModelStore(file_of(folder) or default_root(), catalogue)
     generating, encoding = divide(config.models, catalogue)
     encoders = line_up_encoders(encoding, catalogue, store)
     if encoders:

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 import structlog
 from prometheus_client import ProcessCollector
 
-from cloud_tier.config import LimitsConfig
+from cloud_tier.config import CloudConfig, LimitsConfig
 from cloud_tier.engine.protocol import EngineConfig
 from cloud_tier.engines.settings import CloudBackend
 from cloud_tier.engines.vllm import VllmServer
@@ -41,19 +41,16 @@ from router.base.garbage import collect_while_few_wait
 from router.base.loopback import is_loopback
 from router.base.timers import end
 from router.cache.metrics import open_cache
-from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.recording import open_recording
 from router.gateway.app import Gateway, GatewayDeps, GatewayLimits, create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.embedder import embedder
-from router.gateway.grpc.listener import GrpcListener
 from router.gateway.jobs.calls import Calls
-from router.gateway.listener import Listener, allow_open_files, bind
-from router.gateway.tls.certificates import ServerCertificates
+from router.gateway.listener import allow_open_files, bind
+from router.gateway.listeners import Listeners, Listening
 from router.jobs.opening import open_jobs
 from router.tenants.tenancy import open_tenancy
-from router.tracing.otlp import open_traces
 from router.upstream.foreign import Surroundings
 from router.upstream.sources import Sources, backend_sources
 from router.values.replica import Replica, ReplicaInfo
@@ -61,7 +58,6 @@ from router.values.replica import Replica, ReplicaInfo
 log = structlog.get_logger("cloud_tier")
 
 _LAST_WORDS_S = 2.0  # after the engines ended: for error events to reach their callers
-_POLL_S = 0.02
 
 EngineFactory = Callable[[EngineConfig, Clock], SupervisedEngine]
 
@@ -102,26 +98,20 @@ class CloudTier:
             for spec in plan.specs
         ]
         self._encoders = [PipelineReplica(served, self._clock) for served in plan.encoders]
-        self._telemetry = Telemetry()
+        self._recording = open_recording(plan.config.decisions, plan.config.telemetry, "overspill-cloud")
+        self._telemetry = self._recording.telemetry
         self._telemetry.registry.register(EngineMetrics(self._replicas))
         self._telemetry.registry.register(StageMetrics(lambda: self._encoders))
         self._gpus = GpuWatch(self._clock)
         self._telemetry.registry.register(GpuMetrics(lambda: self._gpus.readings))
         ProcessCollector(registry=self._telemetry.registry)
-        settings = plan.config.decisions
-        self._decisions = DecisionFile(settings) if settings.path else None
-        if self._decisions is not None:
-            self._telemetry.watch_decision_file(self._decisions)
-        self._traces = open_traces(plan.config.telemetry, "overspill-cloud")
-        if self._traces is not None:
-            self._telemetry.watch_traces(self._traces)
         self._dispatcher = Dispatcher(
             [],
             plan.config.router,
             clock=self._clock,
             telemetry=self._telemetry,
-            decisions=self._decisions,
-            traces=self._traces,
+            decisions=self._recording.decisions,
+            traces=self._recording.traces,
         )
         self._tenancy = open_tenancy(plan.keys, plan.config.tenants, plan.usage_database, self._clock)
         self._tenancy.watch(self._telemetry.registry)
@@ -146,11 +136,7 @@ class CloudTier:
         self.scale = ScaleWatch(self._dispatcher, plan.config.scaling, self._clock, self._publish)
         watch_scaling(self.scale, self._telemetry)
         self.app = self._gateway(plan, encoders)
-        server = plan.config.server
-        tls = ServerCertificates(plan.config.tls) if plan.config.tls.enabled else None
-        address, limits = (server.host, server.port), _limits(plan.config.limits)
-        self._grpc = GrpcListener(self.app, plan.config.grpc, address, limits, tls=tls)
-        self._listener = Listener(self.app, _connection_limits(plan.config.limits), self._telemetry.registry, tls)
+        self._listeners = Listeners(self.app, _listening(plan.config), self._telemetry.registry)
 
     @property
     def phase(self) -> Phase:
@@ -178,7 +164,7 @@ class CloudTier:
         Raises:
             OverspillError: an engine cannot start; names the remedy.
         """
-        async with self._beside(), self._listener.running(bound) as serving, self._grpc.running():
+        async with self._beside(), self._listeners.running(bound) as serving:
             stopping = asyncio.create_task(self._stop.wait(), name="cloud-stop")
             starting = asyncio.create_task(self._start_engines(), name="cloud-start")
             watchdog = asyncio.create_task(systemd.watch(), name="cloud-watchdog")
@@ -220,9 +206,8 @@ class CloudTier:
     @contextlib.asynccontextmanager
     async def _beside(self) -> AsyncIterator[None]:
         """Everything that runs as long as requests may come, but for engines and the listener."""
-        decisions, traces = (sink or contextlib.nullcontext() for sink in (self._decisions, self._traces))
-        jobs = self.jobs or contextlib.nullcontext()
-        async with decisions, traces, self._tenancy, self._dispatcher, self._gpus, self._sources, jobs:
+        recording, jobs = self._recording.running(), self.jobs or contextlib.nullcontext()
+        async with recording, self._tenancy, self._dispatcher, self._gpus, self._sources, jobs:
             scaling = asyncio.create_task(self.scale.run(), name="cloud-scaling")
             garbage = asyncio.create_task(
                 collect_while_few_wait(lambda: self._dispatcher.waiting), name="cloud-garbage"
@@ -285,13 +270,13 @@ class CloudTier:
         await self._stop_jobs()
         if was_serving and not serving.done():
             limit_s = self._config.server.drain_s
-            log.info("draining", in_flight=self._busy, limit_s=limit_s)
-            await self._wait_idle(limit_s)
-            if self._busy:
-                log.warning("streams cut off", in_flight=self._busy)
+            log.info("draining", in_flight=self._listeners.busy, limit_s=limit_s)
+            await self._listeners.wait_idle(limit_s, self._clock, self._hurry)
+            if self._listeners.busy:
+                log.warning("streams cut off", in_flight=self._listeners.busy)
         await self._stop_engines()
         if not serving.done():
-            await self._wait_idle(_LAST_WORDS_S)
+            await self._listeners.wait_idle(_LAST_WORDS_S, self._clock, self._hurry)
 
     async def _stop_jobs(self) -> None:
         """Lines of batches end first: they are run again after the next start."""
@@ -305,16 +290,6 @@ class CloudTier:
         for replica, error in zip(self._replicas, stops, strict=True):
             if isinstance(error, BaseException):
                 log.error("engine did not stop cleanly", engine=replica.info.replica_id, exc_info=error)
-
-    @property
-    def _busy(self) -> int:
-        """Requests being answered now."""
-        return self._listener.busy + self._grpc.busy
-
-    async def _wait_idle(self, limit_s: float) -> None:
-        ends_at_s = self._clock.now_s() + limit_s
-        while self._busy and not self._hurry.is_set() and self._clock.now_s() < ends_at_s:
-            await self._clock.sleep(_POLL_S)
 
     def _gateway(self, plan: Plan, encoders: Mapping[str, PromptEncoder]) -> Gateway:
         by_name = {spec.info.family: encoders[spec.info.variant] for spec in reversed(plan.specs)}
@@ -404,6 +379,11 @@ async def serve(plan: Plan, make_engine: EngineFactory = torch_engine) -> None:
 
 def _connection_limits(limits: LimitsConfig) -> ConnectionLimits:
     return ConnectionLimits(limits.header_timeout_s, limits.keep_alive_s, limits.max_connections)
+
+
+def _listening(config: CloudConfig) -> Listening:
+    address = config.server.host, config.server.port
+    return Listening(address, _connection_limits(config.limits), _limits(config.limits), config.grpc, config.tls)
 
 
 def _limits(limits: LimitsConfig) -> GatewayLimits:

@@ -14,7 +14,7 @@ import msgspec
 
 from edge_agent.mqtt.config import FleetConfig
 from models.pipelines.settings import ModelBatching
-from router.base.config import Flag, decode, load, overlay
+from router.base.config import Flag, decode, file_of, load, overlay
 from router.base.credentials import MAX_PRIORITY, key_ceilings, resolved, url_fault
 from router.base.errors import ConfigError
 from router.base.loopback import is_loopback
@@ -226,5 +226,5 @@ def key_sources(gateway: GatewaySettings, environ: Mapping[str, str] = os.enviro
         words.append((at, resolved(key.rstrip(" "), at, environ)))
         words += [(at, f"priority={priority.strip()}")] if priority else []
     fixed = [clear_key(key, priority) for key, priority in key_ceilings(words, "gateway.api_keys").items()]
-    path = Path(gateway.keys_file).expanduser() if gateway.keys_file else None
+    path = file_of(gateway.keys_file)
     return KeySources(tuple(fixed), path, gateway.max_priority)

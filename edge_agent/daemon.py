@@ -19,7 +19,7 @@ from typing import Literal
 
 import structlog
 
-from edge_agent.config import EdgeConfig, LocalModels, UpstreamSettings, key_sources
+from edge_agent.config import EdgeConfig, LocalModels, key_sources
 from edge_agent.device.health import DeviceHealth, HealthReader, read_power_mode
 from edge_agent.device.memory import limit_arenas, rss_bytes
 from edge_agent.fleet.session import FleetSession
@@ -29,6 +29,7 @@ from edge_agent.serving.lineup import Described, Lineup, ServedHere
 from edge_agent.serving.local_models import Shelf, local_models
 from edge_agent.serving.prompts import PromptCounters
 from edge_agent.serving.repository import LocalRepository
+from edge_agent.upstream import sources_behind
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import Profile, ProfileMatch, choose_profile
 from models.catalogue.places import places_in
@@ -36,37 +37,31 @@ from models.store.templates import templates_in
 from router.base import systemd
 from router.base.build import build_of
 from router.base.clock import MonotonicClock
-from router.base.credentials import resolved, secret
+from router.base.config import file_of
+from router.base.credentials import resolved
 from router.base.garbage import collect_while_few_wait
 from router.base.loopback import is_loopback
 from router.base.timers import end, within
 from router.cache.metrics import open_cache
-from router.decisions.writer import DecisionFile
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.recording import open_recording
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.deps import GatewayDeps, GatewayLimits
 from router.gateway.embedder import embedder
-from router.gateway.grpc.listener import GrpcListener
 from router.gateway.jobs.calls import Calls
-from router.gateway.listener import Listener, allow_open_files, bind
-from router.gateway.tls.certificates import ServerCertificates
+from router.gateway.listener import allow_open_files, bind
+from router.gateway.listeners import Listeners, Listening
 from router.jobs.opening import open_jobs
-from router.signals.link import Link, LinkPrior
 from router.tenants.tenancy import open_tenancy
-from router.tracing.otlp import open_traces
 from router.upstream.foreign import Surroundings
-from router.upstream.server import ServerOptions
-from router.upstream.source import ReplicaSource, SourceHooks
-from router.upstream.sources import Sources, backend_sources
-from router.upstream.tier import UpstreamTier
+from router.upstream.sources import Sources
 from router.values.replica import ReplicaInfo
 
 log = structlog.get_logger("edge_agent")
 
 _MALLOC_ARENAS = 2
-_DRAIN_LOOK_S = 0.05
 _CONNECTIONS = ConnectionLimits(max_connections=4096)
 
 Phase = Literal["starting", "serving", "draining"]
@@ -86,41 +81,37 @@ class EdgeAgent:
         self.serving = asyncio.Event()
         self.health: DeviceHealth | None = None
         self.clock = MonotonicClock()
-        self.telemetry = Telemetry()
         self._root = root
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._fleet: FleetSession | None = None
         self.match: ProfileMatch = choose_profile(
-            config.agent.profile, read_facts(root), _path(config.agent.profiles_dir)
+            config.agent.profile, read_facts(root), file_of(config.agent.profiles_dir)
         )
         self.shelf = Shelf.open(config.models, config.agent.cache_path())
-        self._decisions = DecisionFile(config.decisions) if config.decisions.path else None
-        if self._decisions is not None:
-            self.telemetry.watch_decision_file(self._decisions)
-        self._traces = open_traces(config.telemetry, "overspill-edge")
-        if self._traces is not None:
-            self.telemetry.watch_traces(self._traces)
+        self._recording = open_recording(config.decisions, config.telemetry, "overspill-edge")
+        self.telemetry = self._recording.telemetry
         self.dispatcher = Dispatcher(
             [],
             config.router,
             clock=self.clock,
             telemetry=self.telemetry,
-            decisions=self._decisions,
-            traces=self._traces,
+            decisions=self._recording.decisions,
+            traces=self._recording.traces,
         )
         database = resolved(config.tenants.database, "tenants.database", os.environ)
         self._tenancy = open_tenancy(key_sources(config.gateway), config.tenants, database, self.clock)
         self._tenancy.watch(self.telemetry.registry)
         self.jobs = open_jobs(config.jobs, self.clock, self.dispatcher, config.gateway.max_body_bytes)
         self.lineup = Lineup(self._describe_models, lambda _: self._publish(), self._condition_changed)
-        self._sources = Sources(self._make_sources())
+        hooks = self.dispatcher.source_hooks(self._publish)
+        places, renderers = places_in(self.shelf.catalogue), templates_in(self.shelf.catalogue, self.shelf.store)
+        self._sources = Sources(sources_behind(config, Surroundings(self.clock, hooks, places, renderers)))
         self.repository = LocalRepository(
             self.lineup, self.shelf.catalogue, lambda: self.config.models, self._names_elsewhere
         )
         self._condition_news = asyncio.Event()
         self._was_broken = False
-        self._tls: ServerCertificates | None = None
         self._prompts = PromptCounters(self.infos)
 
     @property
@@ -142,7 +133,6 @@ class EdgeAgent:
         limit_arenas(_MALLOC_ARENAS)
         log.info("profile", name=self.profile.name, why=self.match.reason)
         allow_open_files(_CONNECTIONS)
-        self._tls = ServerCertificates(self.config.tls) if self.config.tls.enabled else None
         bound = bind(self.config.gateway.host, self.config.gateway.port, "gateway")
         self.port = bound.getsockname()[1]
         async with contextlib.AsyncExitStack() as stack:
@@ -155,7 +145,7 @@ class EdgeAgent:
                 self.serving.set()
                 log.info(
                     "serving",
-                    url=f"http{'s' if self._tls else ''}://{_shown(self.config.gateway.host)}:{self.port}",
+                    url=f"http{'s' if self._listeners.tls else ''}://{_shown(self.config.gateway.host)}:{self.port}",
                     models=[replica.info.variant for replica in self.lineup.replicas if not replica.problem],
                     broken=[replica.info.variant for replica in self.lineup.replicas if replica.problem] or None,
                     upstream=self.config.upstream.url or None,
@@ -169,9 +159,7 @@ class EdgeAgent:
 
     async def _start(self, stack: contextlib.AsyncExitStack, bound: socket.socket) -> None:
         """Bring everything up; what is entered here is left in reverse order."""
-        for sink in (self._decisions, self._traces):
-            if sink is not None:
-                await stack.enter_async_context(sink)
+        await stack.enter_async_context(self._recording.running())
         await stack.enter_async_context(self._tenancy)
         await stack.enter_async_context(self.dispatcher)
         self.dispatcher.expect(lambda: self._sources.unreached)
@@ -179,12 +167,12 @@ class EdgeAgent:
         await stack.enter_async_context(self._sources)
         if self.jobs is not None:
             await stack.enter_async_context(self.jobs)
-        deps, gateway = self._gateway_deps(), self.config.gateway
+        deps, config = self._gateway_deps(), self.config
+        address = config.gateway.host, config.gateway.port
         app = create_app(deps)
-        self._listener = Listener(app, _CONNECTIONS, self.telemetry.registry, self._tls)
-        self._grpc = GrpcListener(app, self.config.grpc, (gateway.host, gateway.port), deps.limits, tls=self._tls)
-        listening = await stack.enter_async_context(self._listener.running(bound))
-        await stack.enter_async_context(self._grpc.running())
+        how = Listening(address, _CONNECTIONS, deps.limits, config.grpc, config.tls)
+        self._listeners = Listeners(app, how, self.telemetry.registry)
+        listening = await stack.enter_async_context(self._listeners.running(bound))
         listening.add_done_callback(lambda _: self.stop())  # one that dies ends the agent, which is started again
         await stack.enter_async_context(self.lineup)  # after the listener: what it ends can still be told to callers
         garbage = collect_while_few_wait(lambda: self.dispatcher.waiting)
@@ -268,22 +256,16 @@ class EdgeAgent:
     def condition(self) -> tuple[DeviceHealth | None, Telemetry]:
         return self.health, self.telemetry
 
-    @property
-    def _busy(self) -> int:
-        """Requests being answered now."""
-        return self._listener.busy + self._grpc.busy
-
     async def _drain(self) -> None:
         self.phase = "draining"
         systemd.notify(systemd.STOPPING)
         if self.jobs is not None:
             await self.jobs.stop()
-        deadline_s = self.clock.now_s() + self.config.agent.drain_deadline_s
-        log.info("draining", in_flight=self._busy, deadline_s=self.config.agent.drain_deadline_s)
-        while self._busy and self.clock.now_s() < deadline_s and not self._stop_now.is_set():  # noqa: ASYNC110
-            await asyncio.sleep(_DRAIN_LOOK_S)
-        if self._busy:
-            log.warning("streams cut off", in_flight=self._busy)
+        limit_s = self.config.agent.drain_deadline_s
+        log.info("draining", in_flight=self._listeners.busy, deadline_s=limit_s)
+        await self._listeners.wait_idle(limit_s, self.clock, self._stop_now)
+        if self._listeners.busy:
+            log.warning("streams cut off", in_flight=self._listeners.busy)
         self.dispatcher.close()
         self._sources.lose("this tier is shutting down")
 
@@ -321,34 +303,6 @@ class EdgeAgent:
         """Every name that replicas beyond this device serve."""
         infos = [replica.info for replica in self._sources.replicas]
         return {info.family for info in infos} | {info.variant for info in infos}
-
-    def _make_sources(self) -> list[ReplicaSource]:
-        """The upstream, and every `[[backends]]` entry.
-
-        Raises:
-            ConfigError: a URL, a key or a TLS file is wrong.
-        """
-        hooks = self.dispatcher.source_hooks(self._publish)
-        places, renderers = places_in(self.shelf.catalogue), templates_in(self.shelf.catalogue, self.shelf.store)
-        sources = backend_sources(self.config.backends, Surroundings(self.clock, hooks, places, renderers))
-        return [self._upstream_tier(hooks), *sources] if self.config.upstream.url else sources
-
-    def _upstream_tier(self, hooks: SourceHooks) -> UpstreamTier:
-        settings = self.config.upstream
-        return UpstreamTier(
-            settings.url,
-            link=Link(settings.url.rstrip("/"), _link_prior(settings), self.clock),
-            clock=self.clock,
-            options=ServerOptions(
-                api_key=secret(settings.api_key, "upstream.api_key") or None,
-                poll_interval_s=settings.poll_interval_s,
-                ca_file=_path(settings.ca_file),
-                client_cert=_path(settings.client_cert),
-                client_key=_path(settings.client_key),
-                connect_timeout_s=settings.connect_timeout_s,
-            ),
-            hooks=hooks,
-        )
 
     def _gateway_deps(self) -> GatewayDeps:
         settings = self.config.gateway
@@ -415,19 +369,6 @@ def serve(config: EdgeConfig) -> None:
 
 def _problems(replicas: Sequence[ServedHere]) -> str:
     return "; ".join(f"{item.info.variant}: {item.problem}" for item in replicas if item.problem)
-
-
-def _link_prior(settings: UpstreamSettings) -> LinkPrior:
-    return LinkPrior(
-        uplink_bytes_per_s=settings.uplink_mbps * 125_000,
-        downlink_bytes_per_s=settings.downlink_mbps * 125_000,
-        connect_round_trips=2 if settings.url.startswith("https:") else 1,
-        price_per_byte=settings.price_per_mbyte / 1e6,
-    )
-
-
-def _path(text: str) -> Path | None:
-    return Path(text).expanduser() if text else None
 
 
 def _shown(host: str) -> str:

@@ -23,6 +23,7 @@ from edge_agent.serving.replica import LocalModel
 from edge_agent.serving.stateless import StatelessModel
 from hardware_profiles.facts import read_facts
 from hardware_profiles.loader import BUILTIN_DIR, Hardware, PowerMode, Profile, ProfileMatch, choose_profile
+from router.base.config import file_of
 from router.base.credentials import secret
 from router.base.errors import ArtifactError, ConfigError, ReplicaUnreachable, in_words
 from router.base.tls import client_context
@@ -231,7 +232,7 @@ def _upstream_lines(settings: UpstreamSettings) -> Iterator[str]:
         yield "upstream  none: what this device cannot do is refused"
         return
     yield f"upstream  {settings.url}"
-    files = (_path(settings.ca_file), _path(settings.client_cert), _path(settings.client_key))
+    files = (file_of(settings.ca_file), file_of(settings.client_cert), file_of(settings.client_key))
     key = secret(settings.api_key, "upstream.api_key")
     tls = client_context(*files) if settings.url.startswith("https:") else False
     headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -254,13 +255,8 @@ def _upstream_lines(settings: UpstreamSettings) -> Iterator[str]:
         yield f"          reached, serves {served or 'nothing yet'}"
 
 
-def _path(text: str) -> Path | None:
-    return Path(text).expanduser() if text else None
-
-
 def _matched(config: EdgeConfig, root: Path) -> ProfileMatch:
-    extra = Path(config.agent.profiles_dir).expanduser() if config.agent.profiles_dir else None
-    return choose_profile(config.agent.profile, read_facts(root), extra)
+    return choose_profile(config.agent.profile, read_facts(root), file_of(config.agent.profiles_dir))
 
 
 def _figures(hardware: Hardware) -> Iterator[str]:

@@ -34,7 +34,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("edge_agent.batching",),
         ("edge_agent.serving",),
         ("edge_agent.fleet",),
-        ("edge_agent.report", "edge_agent.metrics"),
+        ("edge_agent.report", "edge_agent.metrics", "edge_agent.upstream"),
         ("edge_agent.daemon",),
         ("edge_agent.cli",),
     ),

@@ -27,6 +27,7 @@ from hardware_profiles.loader import Profile, RuntimeOptions
 from models.catalogue.families import Catalogue, Family, Variant, load_catalogue
 from models.store.manifest import MANIFEST_FILE, read_regular
 from models.store.store import ModelStore, default_root
+from router.base.config import file_of
 from router.base.errors import ArtifactError, ConfigError, ModelNotFound, OverspillError, in_words
 from router.values.replica import ReplicaInfo, SpeedPrior
 
@@ -62,8 +63,8 @@ class Shelf:
         Raises:
             ConfigError: the catalogue is broken.
         """
-        extra = Path(settings.catalogue).expanduser() if settings.catalogue else None
-        root = Path(settings.store).expanduser() if settings.store else default_root()
+        extra = file_of(settings.catalogue)
+        root = file_of(settings.store) or default_root()
         catalogue = load_catalogue(extra)
         return cls(catalogue, ModelStore(root, catalogue), PrivateCopies(cache_dir) if cache_dir else None)
 

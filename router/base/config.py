@@ -131,6 +131,11 @@ def decode(tree: Mapping[str, Any], shape: type[T], *, source: str, text: str | 
     return decode(as_text, shape, source=source, text=text)
 
 
+def file_of(text: str) -> Path | None:
+    """Return the file or folder that a setting names, None where it names none."""
+    return Path(text).expanduser() if text else None
+
+
 def _as_text(tree: Any, found: Misfit) -> Overlaid | None:
     """Return the tree with the variable at fault taken literally, None if the fault is another."""
     key = found.key if found.wants_text else ()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import httpx
 import msgspec
 
+from router.base.config import file_of
 from router.base.credentials import secret
 from router.base.errors import in_words
 from router.base.tls import client_context
@@ -39,9 +39,7 @@ def backend_lines(
     """
     for entry in backends:
         key = secret(entry.api_key, f"backends.{entry.name}.api_key", environ)
-        files = [Path(text).expanduser() if text else None for text in (entry.ca_file, entry.client_cert)]
-        key_file = Path(entry.client_key).expanduser() if entry.client_key else None
-        tls = client_context(files[0], files[1], key_file)
+        tls = client_context(file_of(entry.ca_file), file_of(entry.client_cert), file_of(entry.client_key))
         where = entry.dns or entry.file
         yield "backend", f"{entry.name}: {entry.kind}, {where or f'{len(entry.urls)} server(s)'}"
         try:

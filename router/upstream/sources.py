@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import TypeVar, final
 
+from router.base.config import file_of
 from router.base.credentials import secret
 from router.signals.link import Link
 from router.upstream.backend import Backend
@@ -103,9 +103,9 @@ def _maker(
     options = ServerOptions(
         api_key=secret(entry.api_key, f"backends.{entry.name}.api_key", environ) or None,
         poll_interval_s=entry.poll_interval_s,
-        ca_file=_path(entry.ca_file),
-        client_cert=_path(entry.client_cert),
-        client_key=_path(entry.client_key),
+        ca_file=file_of(entry.ca_file),
+        client_cert=file_of(entry.client_cert),
+        client_key=file_of(entry.client_key),
         connect_timeout_s=entry.connect_timeout_s,
     )
     clock, hooks = surroundings.clock, surroundings.hooks
@@ -117,7 +117,3 @@ def _maker(
         return kind(url, name, entry, surroundings, options)
 
     return make
-
-
-def _path(text: str) -> Path | None:
-    return Path(text).expanduser() if text else None

@@ -355,7 +355,7 @@ async def test_an_agent_whose_listener_dies_ends_with_its_error(
     agent = EdgeAgent(world.config())
     running = asyncio.create_task(agent.run())
     await agent.serving.wait()
-    monkeypatch.setattr(agent._listener, "on_tick", fails)
+    monkeypatch.setattr(agent._listeners.http, "on_tick", fails)
     await asyncio.wait({running}, timeout=30)
     with pytest.raises(RuntimeError, match="no selector left"):
         running.result()
