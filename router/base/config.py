@@ -131,7 +131,7 @@ def decode(tree: Mapping[str, Any], shape: type[T], *, source: str, text: str | 
     return decode(as_text, shape, source=source, text=text)
 
 
-def file_of(text: str) -> Path | None:
+def file_of(text: str | None) -> Path | None:
     """Return the file or folder that a setting names, None where it names none."""
     return Path(text).expanduser() if text else None
 
