@@ -35,7 +35,7 @@ bench: $(STAMPS)/dev broker models
 
 # What share of the possible each policy keeps, on published traces; QUICK=1 for a part of it.
 bench-routing: $(STAMPS)/dev
-	$(BIN)/python -m benchmarks.routing $(if $(QUICK),--quick,--json benchmarks/results/routing.json) $(ARGS)
+	$(BIN)/python -m benchmarks $(if $(QUICK),--unkept) routing -- $(if $(QUICK),--quick) $(ARGS)
 
 # What a decision costs, and what 10,000 waiting requests do to the event loop.
 bench-decision: $(STAMPS)/dev
@@ -44,16 +44,16 @@ bench-decision: $(STAMPS)/dev
 # The embedded engine beside vLLM's CPU build and llama.cpp's server, each from an environment of its own:
 # OVERSPILL_BENCH_VLLM_PYTHON and OVERSPILL_BENCH_LLAMA_PYTHON name their interpreters; QUICK=1 for one short round.
 bench-engine: $(STAMPS)/dev models
-	$(BIN)/python -m benchmarks.engine $(if $(QUICK),--quick --rounds 1,--json benchmarks/results/engine.json) $(ARGS)
+	$(BIN)/python -m benchmarks $(if $(QUICK),--unkept) engine -- $(if $(QUICK),--quick --rounds 1) $(ARGS)
 
 # What the door costs, beside a bare server, nginx (Debian's nginx-light), LiteLLM, sglang-router, and ours of before.
 bench-gateway: $(STAMPS)/dev
-	$(BIN)/python -m benchmarks.gateway --json benchmarks/results/gateway.json $(ARGS)
+	$(BIN)/python -m benchmarks gateway -- $(ARGS)
 
 # Where there is an NVIDIA GPU: the engine's decoding against the memory's bandwidth and transformers, and every path
 # through CUDA, NCCL and TensorRT.
 bench-gpu: $(STAMPS)/dev models
-	$(BIN)/python -m benchmarks.gpu --json benchmarks/results/gpu.json $(ARGS)
+	$(BIN)/python -m benchmarks gpu -- $(ARGS)
 
 # The descriptor that the gRPC gateway reads, after a change of its .proto file.
 proto: $(STAMPS)/dev
@@ -72,12 +72,12 @@ interpreted:
 
 # Decisions and the simulator, interpreted and compiled by turns; fails where a simulation's rows differ.
 bench-compiled: $(STAMPS)/dev
-	$(BIN)/python -m benchmarks compiled $(ARGS)
+	$(BIN)/python -m benchmarks compiled -- $(ARGS)
 
 # Real clients, each in an environment of its own, against edge, cloud, cloud over vLLM, vLLM and Triton: writes
 # docs/compatibility.md. CLIENTS="langchain curl" and SERVERS="edge cloud" run a part; `--list` in ARGS names them all.
 compatibility: $(STAMPS)/dev models
-	$(BIN)/python -m benchmarks.compatibility $(if $(CLIENTS),--clients $(CLIENTS)) $(if $(SERVERS),--servers $(SERVERS)) $(ARGS)
+	$(BIN)/python -m benchmarks compatibility -- $(if $(CLIENTS),--clients $(CLIENTS)) $(if $(SERVERS),--servers $(SERVERS)) $(ARGS)
 
 models: $(STAMPS)/run
 	@$(BIN)/overspill models pull smollm2-135m --prepare

@@ -1,76 +1,84 @@
-"""Run every benchmark, one after the other, and keep their JSON: `make bench` or `python -m benchmarks [NAME …]`.
+"""Run benchmarks, one after the other, and keep their JSON in `benchmarks/results/`.
 
-`routing` and `engine` have targets of their own, `make bench-routing` and `make bench-engine`: they take as long as all
-others together, and `engine` wants servers that are installed apart, as does `make bench-gateway`. `make bench-gpu`
-wants a GPU. `engine_soak` is started as a module: 20 minutes.
-`spill` is told on its command line which servers of other makers to start.
-Results go to `benchmarks/results/<name>.json`, stamped with the machine, the day and the commit. What follows `--` goes
-to the benchmark: `python -m benchmarks links -- --lte UP DOWN`.
+    python -m benchmarks                       # all that need nothing installed apart and no hours: `make bench`
+    python -m benchmarks NAME … [-- OPTIONS]   # these; OPTIONS are the benchmark's own: `NAME -- --help` tells them
+    python -m benchmarks --unkept NAME …       # print the figures, and keep no JSON: for a quick or partial run
+    python -m benchmarks --list
+
+A result is stamped with the machine, the day and the commit.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import platform
 import subprocess
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 
+from benchmarks._stamp import commit, machine, today
+
 HERE = Path(__file__).resolve().parent
-APART = {"routing", "spill", "engine", "engine_soak", "gpu"}
+RESULTS = HERE / "results"
+APART = {
+    "compatibility": "real clients and servers, 40 minutes; writes docs/compatibility.md itself",
+    "engine": "servers that are installed apart",
+    "engine_soak": "20 minutes",
+    "gateway": "servers that are installed apart",
+    "gpu": "an NVIDIA GPU",
+    "routing": "hours",
+    "spill": "servers of other makers, which its options name",
+}
+"""Benchmarks that run only when they are named, and what they take."""
+_KEEP_THEIR_OWN = {"compatibility"}
 
 
-def machine() -> dict[str, object]:
-    """What the numbers were measured on."""
-    cpu = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        models = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
-        cpu = f"{models[0]}, {len(models)} cores" if models else cpu
-    return {"cpu": cpu, "system": platform.platform(), "python": platform.python_version()}
+def known() -> list[str]:
+    """Return the name of every benchmark: a module, or a package that can be run."""
+    modules = [path.stem for path in HERE.glob("*.py") if not path.stem.startswith("_")]
+    return sorted([*modules, *(path.parent.name for path in HERE.glob("*/__main__.py"))])
 
 
-def commit() -> str:
-    """Return the commit that is measured, with a `+` where other files than results differ from it; else nothing."""
-    head = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=HERE, capture_output=True, check=False)
-    if head.returncode:
-        return ""
-    others = ["--", ":/", ":(exclude,top)benchmarks/results", ":(exclude,top)docs/compatibility.md"]
-    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", *others], cwd=HERE, check=False).returncode
-    return head.stdout.decode().strip() + ("+" if changed else "")
-
-
-def main() -> int:
-    known = sorted(path.stem for path in HERE.glob("*.py") if not path.stem.startswith("_") and path.stem not in APART)
-    given = sys.argv[1:]
-    passed_on = given[given.index("--") + 1 :] if "--" in given else []
-    names = (given[: given.index("--")] if "--" in given else given) or known
-    failed = [name for name in names if name not in known]
-    if failed:
-        print(f"no benchmark called {', '.join(failed)}; there are {', '.join(known)}", file=sys.stderr)
-        return 2
-    for name in names:
-        result = HERE / "results" / f"{name}.json"
-        print(f"\n── {name} ──", flush=True)
-        measured = commit()
-        run = subprocess.run(
-            [sys.executable, "-m", f"benchmarks.{name}", "--json", str(result), *passed_on], check=False
-        )
-        if run.returncode:
-            failed.append(name)
-            continue
-        stamped = {
-            "measured": datetime.now(timezone.utc).date().isoformat(),
-            "machine": machine(),
-            "commit": measured,
-            "result": json.loads(result.read_text()),
-        }
+def run(name: str, options: list[str], *, keep: bool) -> bool:
+    """Run one; returns whether it went well."""
+    print(f"\n── {name} ──", flush=True)
+    measured, result = commit(), RESULTS / f"{name}.json"
+    keep = keep and name not in _KEEP_THEIR_OWN
+    kept = ["--json", str(result)] if keep else []
+    if subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *kept, *options], check=False).returncode:
+        return False
+    told = json.loads(result.read_text()) if keep else {"machine": {}}
+    if "machine" not in told:
+        stamped = {"measured": today(), "machine": machine(), "commit": measured, "result": told}
         result.write_text(json.dumps(stamped, indent=1) + "\n")
+    return True
+
+
+def main(arguments: list[str]) -> int:
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--unkept", action="store_true", help="print the figures, and keep no JSON")
+    parser.add_argument("--list", action="store_true", help="name every benchmark")
+    wanted, options = parser.parse_args(arguments[:cut]), arguments[cut + 1 :]
+    if wanted.list:
+        print("\n".join(f"{name:18}{APART.get(name, '')}".rstrip() for name in known()))
+        return 0
+    unknown = [name for name in wanted.names if name not in known()]
+    if unknown:
+        parser.error(f"no benchmark called {', '.join(unknown)}; there are {', '.join(known())}")
+    if options and len(wanted.names) != 1:
+        parser.error("what follows `--` goes to one benchmark: name it alone")
+    if options and {"-h", "--help"} & {*options}:
+        return subprocess.run([sys.executable, "-m", f"benchmarks.{wanted.names[0]}", "--help"], check=False).returncode
+    names = wanted.names or [name for name in known() if name not in APART]
+    failed = [name for name in names if not run(name, options, keep=not wanted.unkept)]
     if failed:
         print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """How much of what replicas could find in their prefix caches they do find: 4 replicas of one model, chats of 5 turns.
 
-    python -m benchmarks.affinity [--json FILE] [--policy NAME …] [--chats N] [--turns N] [--seeds N]
+    python -m benchmarks affinity -- [--policy NAME …] [--chats N] [--turns N] [--seeds N]
 
 The very dispatcher that serves, in the simulator: 4 devices that share nothing, each with continuous batching and a
 prefix cache of whole blocks, the longest unused forgotten first, in the room that its running sequences leave. Chats

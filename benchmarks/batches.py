@@ -1,6 +1,6 @@
 """A batch beside online traffic, and a tier that is killed in the middle of it: what each costs the other.
 
-    python -m benchmarks.batches [--json FILE] [--lines 10000] [--turns 4] [--turn-s 30] [--engine stub real]
+    python -m benchmarks batches -- [--lines 10000] [--turns 4] [--turn-s 30] [--engine stub real]
 
 Twice, each time with a cloud tier in a process of its own:
 

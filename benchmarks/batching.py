@@ -1,6 +1,6 @@
 """Stateless models: batches under 64 clients, and a pipeline whose last stage is slow.
 
-    python -m benchmarks.batching [--json FILE] [--variant V] [--clients N] [--deadline-ms MS] [--rounds N]
+    python -m benchmarks batching -- [--variant V] [--clients N] [--deadline-ms MS] [--rounds N]
         [--seconds S]
 
 **clients**: real agents over HTTP (`overspill edge run`), one a batch size, on the real MiniLM. Each of 64 clients

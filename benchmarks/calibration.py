@@ -1,6 +1,6 @@
 """How well predictions are kept, simulated: upper figures by tier and load, changes of speed, a cloud that recovers.
 
-    python -m benchmarks.calibration [--json FILE] [--seeds N] [--requests N]
+    python -m benchmarks calibration -- [--seeds N] [--requests N]
 
 Everything runs through the real dispatcher in `router.simulation`, in the shipped world of an edge device and a cloud:
 lengths unknown, declared speeds off by σ 0.3, noise σ 0.3 a request. What is judged is the prediction at the moment of

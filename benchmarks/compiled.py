@@ -1,6 +1,6 @@
 """What compiling the router with mypyc gains, and that it answers alike: both builds by turns, of the same sources.
 
-    python -m benchmarks.compiled [--json FILE] [--rounds N] [--note TEXT]
+    python -m benchmarks compiled -- [--rounds N] [--note TEXT]
 
 Two copies of the working tree are made below `.overspill/compiled`, one of them compiled (a few minutes, kept while no
 source changes). Each round measures in both, in processes of their own: single decisions (`router_decision`, the

@@ -1,6 +1,6 @@
 """What the decision file costs a request: on the event loop, in its thread, and in pauses of the loop.
 
-    python -m benchmarks.decision_file [--json FILE] [--requests N]
+    python -m benchmarks decision_file -- [--requests N]
 
 The real dispatcher serves N requests over 2 and 8 replicas that answer at once, without the file and with it, in turns.
 `append` is what the loop pays for a line (the target is 20 µs); `line` is what the thread pays; both in processor time.

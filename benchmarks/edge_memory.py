@@ -2,7 +2,7 @@
 
 Each row is measured in a daemon process of its own, started as a user would start it, and read with psutil.
 
-    python -m benchmarks.edge_memory [--json benchmarks/results/edge_memory.json]
+    python -m benchmarks edge_memory
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The embedded engine beside vLLM's CPU build and llama.cpp's server: tokens a second, and time to the first token.
 
-    python -m benchmarks.engine [--json FILE] [--servers NAME …] [--rounds N] [--quick]
+    python -m benchmarks engine -- [--servers NAME …] [--rounds N] [--quick]
         [--vllm-python PATH] [--llama-python PATH]
 
 The same model (SmolLM2-135M-Instruct), the same client and the same prompts for every server over HTTP: answers of 96
@@ -33,7 +33,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.__main__ import commit, machine
+from benchmarks._stamp import commit, machine
 from benchmarks.live.engine_servers import FAMILY, Pythons, Server, servers
 from benchmarks.live.running import run
 from models.store.store import ModelStore

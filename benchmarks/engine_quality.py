@@ -1,6 +1,6 @@
 """What the embedded engine's number formats cost: perplexity on the held-out text, against float32.
 
-    python -m benchmarks.engine_quality [--json FILE] [--dtypes NAME …] [--chunks N]
+    python -m benchmarks engine_quality -- [--dtypes NAME …] [--chunks N]
 
 The engine's own forward pass over the test set that `overspill models verify` measures with (`models.measure.corpus`),
 in chunks of 512 tokens that are sequences of their own. Fails if int8 costs more than 1 %.

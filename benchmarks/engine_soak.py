@@ -1,6 +1,6 @@
 """The embedded engine under random load for a long time: does its memory stay, and does every request end?
 
-    python -m benchmarks.engine_soak [--json FILE] [--minutes N] [--dtype int8]
+    python -m benchmarks engine_soak -- [--minutes N] [--dtype int8]
 
 SmolLM2-135M in the engine's own process. Callers come and go at random: prompts of 8 to 1,200 tokens, some of which
 begin alike, answers of 1 to 200, some given up in their middle, of three priorities, so that sequences are preempted.

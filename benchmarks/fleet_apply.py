@@ -1,6 +1,6 @@
 """How long a policy change takes over MQTT, until every device has reported that it is in force; and the commands.
 
-    python -m benchmarks.fleet_apply [--json FILE] [--devices N …] [--rounds N] [--simulated N] [--apply-s S]
+    python -m benchmarks fleet_apply -- [--devices N …] [--rounds N] [--simulated N] [--apply-s S]
                                      [--baseline DIR]
 
 Sessions: one mosquitto on loopback and N device sessions in this process, each with its connection, its threads, its

@@ -2,7 +2,7 @@
 
 `make bench-gpu`, or:
 
-    python -m benchmarks.gpu [--json FILE] [--shape llama-3-8b] [--batches 1 16 64] [--context 512] [--steps 64]
+    python -m benchmarks gpu -- [--shape llama-3-8b] [--batches 1 16 64] [--context 512] [--steps 64]
         [--device cuda] [--only decode|checks]
 
 1. Decoding of a model of that shape with random weights, in bfloat16: tokens a second of the engine (scheduler and
@@ -37,7 +37,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.__main__ import commit, machine
+from benchmarks._stamp import commit, machine
 from benchmarks.live.gpu_checks import Checked, checks
 from cloud_tier.engine.core import EngineCore
 from cloud_tier.engine.model import Model

@@ -1,7 +1,7 @@
 """What the hybrid is worth: device and cloud behind Overspill, against each alone and against LiteLLM over both.
 
     python -m benchmarks hybrid              # the JSON and the picture of the README, in benchmarks/results/
-    python -m benchmarks.hybrid [--json FILE] [--rate R] [--blocks N] [--block-s S] [--systems NAME …]
+    python -m benchmarks hybrid -- [--rate R] [--blocks N] [--block-s S] [--systems NAME …]
 
 A real edge agent and a real cloud tier, on a core each where there are two, serve the same slices of the Azure
 conversation trace (`benchmarks/live/workload.py` says how lengths are scaled and imposed): by turns, in several blocks,
@@ -31,7 +31,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from benchmarks.__main__ import machine
+from benchmarks._stamp import machine
 from benchmarks.live.client import Seen, Target, replay
 from benchmarks.live.cpu_share import CpuShare
 from benchmarks.live.litellm import VERSION, LiteLlm, install

@@ -1,6 +1,6 @@
 """Decode and prefill of float32, INT8 and the pruned INT8 rung in ONNX Runtime, turn by turn in one run.
 
-    python -m benchmarks.int8_speed [--json FILE] [--threads N] [--turns N]
+    python -m benchmarks int8_speed -- [--threads N] [--turns N]
 
 Needs the artifacts of `make models`; the float32 artifact is exported first if it is not there.
 """

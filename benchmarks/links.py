@@ -1,6 +1,6 @@
 """Goodput over mobile links: the hybrid against the device alone and the cloud alone, on LTE, 3G and a made-up uplink.
 
-    python -m benchmarks.links [--json FILE] [--lte UP DOWN] [--hsdpa CSV NAME] [--rate R] [--step-s S] [--blocks N]
+    python -m benchmarks links -- [--lte UP DOWN] [--hsdpa CSV NAME] [--rate R] [--step-s S] [--blocks N]
 
 The cloud tier runs in a network namespace whose link follows a trace (tbf, half-second steps); a relay before it adds
 delay, jitter and cuts. Where namespaces cannot be made (no root, no Linux), the relay shapes the bandwidth too, and the

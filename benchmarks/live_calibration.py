@@ -1,6 +1,6 @@
 """How well predictions are kept by real tiers: upper figures by tier and load, and mean relative errors beside them.
 
-    python -m benchmarks.live_calibration [--json FILE] [--rates R …] [--step-s S]
+    python -m benchmarks live_calibration -- [--rates R …] [--step-s S]
 
 Slices of the Azure conversation trace (`benchmarks/live/workload.py`) go to the edge agent of two real tiers at several
 mean rates, one after the other; the bursts of the trace are in each. What is judged is what the edge's decision record

@@ -1,6 +1,6 @@
 """Whether a long queue holds up the event loop: 10,000 requests wait while answers end and others give up.
 
-    python -m benchmarks.long_queue [--waiting N] [--seconds S] [--note TEXT] [--json FILE]
+    python -m benchmarks long_queue -- [--waiting N] [--seconds S] [--note TEXT]
 
 One dispatcher on the machine's clock, eight replicas on four devices. A task sleeps for a millisecond again and again:
 by how much it wakes late is the pause that every other task meets, and `own` what of the time until then this process

@@ -1,6 +1,6 @@
 """Whether a tier's memory stays flat however many requests it has served: the real dispatcher, on a virtual clock.
 
-    python -m benchmarks.memory_flat [--requests N] [--json FILE]
+    python -m benchmarks memory_flat -- [--requests N]
 
 Twice as many requests come as four replicas can serve, from ever new callers, in ever new sessions, some for models
 that nobody serves; some fail, some are cancelled. Every table that learns from them is bounded and fills within the

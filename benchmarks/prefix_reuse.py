@@ -1,6 +1,6 @@
 """Time to the first token of a chat's later turns on the device, with and without the KV cache of the turns before.
 
-    python -m benchmarks.prefix_reuse [--json FILE] [--chats N] [--turns N] [--answer-tokens N] [--threads N]
+    python -m benchmarks prefix_reuse -- [--chats N] [--turns N] [--answer-tokens N] [--threads N]
 
 SmolLM2 INT8 on the device's own replica and generation loop, one chat after the other. Each turn is asked twice in a
 row, as the same token ids: by the chat's caller, who left the turns before, and by a caller who was never there before.

@@ -1,6 +1,6 @@
 """A fleet of devices loses its cloud and finds it again, all with work waiting: with credits of admission and without.
 
-    python -m benchmarks.reconnect [--json FILE] [--devices N] [--seeds N] [--after S]
+    python -m benchmarks reconnect -- [--devices N] [--seeds N] [--after S]
 
 On virtual time: the real dispatcher of the cloud, and on each device the real account of credits and schedule of polls
 (`benchmarks/_fleet.py`). Three arms over the same requests: credits; none, with the default bound of the cloud's queue;

@@ -1,6 +1,6 @@
 """INT8 quality over eight seeds of the rotation: which one the selection set chooses, and what all do on the test set.
 
-    python -m benchmarks.rotation_seeds [--json FILE] [--variant NAME] [--seeds N]
+    python -m benchmarks rotation_seeds -- [--variant NAME] [--seeds N]
 
 Each seed is made as `overspill models quantize --seeds` makes it, measured, and thrown away: one to two minutes each.
 Choose by the first column; the other columns tell how much the choice matters.

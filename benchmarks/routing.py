@@ -1,4 +1,4 @@
-"""How much of what was possible each policy keeps: `make bench-routing`, or `python -m benchmarks.routing [--quick]`.
+"""How much of the possible each policy keeps: `make bench-routing`, or `python -m benchmarks routing [-- --quick]`.
 
 Every policy of the registry, and late binding in its simplest forms (`benchmarks.late_binding`), serve the same slices
 of published traces in a simulated world: the real dispatcher, learnt speeds, unknown lengths. A figure is the share of
@@ -33,7 +33,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.__main__ import machine
+from benchmarks._stamp import machine
 from router.policy.registry import POLICIES
 from router.simulation.bound import cached_upper_bound
 from router.simulation.clairvoyant import clairvoyant_greedy

@@ -1,6 +1,6 @@
 """Broken promises and replica-seconds of autoscalers: `/v1/scale` beside the defaults of KEDA and Ray Serve.
 
-    python -m benchmarks.scaling [--json FILE] [--seeds N] [--hours H] [--jobs N]
+    python -m benchmarks scaling -- [--seeds N] [--hours H] [--jobs N]
 
 On virtual time: the real dispatcher before devices of the simulator that come and go, the Azure conversation trace in
 bursts, cold starts of about a minute. Each arm meets the same requests and noise. A promise is a first token in 3 s,

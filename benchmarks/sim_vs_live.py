@@ -1,6 +1,6 @@
 """The simulator against the live system: the same minutes of a trace through real tiers and through their world.
 
-    python -m benchmarks.sim_vs_live [--json FILE] [--rate R] [--seconds S]
+    python -m benchmarks sim_vs_live -- [--rate R] [--seconds S]
 
 First the live tiers are measured (`benchmarks/live/calibration.py`): fixed part and speed of a prefill, decode step at
 each batch, what prompts and answers, and the two tiers, take from each other; all through the edge agent. That is the

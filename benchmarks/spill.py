@@ -1,6 +1,6 @@
 """Real servers of other makers behind one edge: a trace of real arrivals, each server killed on the way.
 
-    python -m benchmarks.spill --server NAME COMMAND --server NAME COMMAND [--minutes 20] [--rate 1] [--json FILE]
+    python -m benchmarks spill -- --server NAME COMMAND --server NAME COMMAND [--minutes 20] [--rate 1]
 
 Each COMMAND starts a server of SmolLM2 under the model name `smollm2-135m` on the loopback port `{port}`:
 
@@ -32,7 +32,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.__main__ import commit, machine
+from benchmarks._stamp import commit, machine
 from benchmarks.live.client import Seen, Target, ask_one
 from benchmarks.live.workload import Ask, Promises, Scale, asks_of, rows_of
 from examples.demo.processes import Child, free_port, overspill

@@ -1,6 +1,6 @@
 """Constrained answers: is every one valid, also when another tier goes on with it, and what do they cost?
 
-    python -m benchmarks.structured [--json FILE] [--schemas 1000] [--regexes 200] [--only answers|cost]
+    python -m benchmarks structured -- [--schemas 1000] [--regexes 200] [--only answers|cost]
 
 SmolLM2-135M on both tiers: the cloud's engine (W8A8, a process of its own) and the device's INT8 artifact. Random JSON
 schemas and regular expressions, each asked at temperature 0.9, so that the model alone would hardly ever match them.

@@ -1,7 +1,7 @@
 """What becomes of requests as the load rises: answered in full here or in the cloud, degraded, or refused.
 
     python -m benchmarks under_load          # the JSON and its picture, in benchmarks/results/
-    python -m benchmarks.under_load [--json FILE] [--rates R …] [--step-s S] [--tensor-parallel N]
+    python -m benchmarks under_load -- [--rates R …] [--step-s S] [--tensor-parallel N]
 
 A real edge agent (INT8 and pruned INT8 on ONNX Runtime) and a real cloud tier (float engines on torch) as processes of
 their own, asked over HTTP through the `openai` client. Requests arrive at random times (Poisson, seeded), at one rate
@@ -30,7 +30,7 @@ from typing import Any
 import openai
 import psutil
 
-from benchmarks.__main__ import machine
+from benchmarks._stamp import machine
 from examples.demo.scenes import SHORT
 from examples.demo.stack import Stack, StackOptions, fastest_dtype
 from examples.demo.traffic import Ask, Reply, send

@@ -1,1 +1,1 @@
-"""Which clients work, unmodified, against which servers: `make compatibility`, `python -m benchmarks.compatibility`."""
+"""Which clients work, unmodified, against which servers: `make compatibility`, `python -m benchmarks compatibility`."""

@@ -1,8 +1,8 @@
 """Run real clients against real servers, and write `docs/compatibility.md`.
 
     make compatibility [CLIENTS="NAME …"] [SERVERS="NAME …"]
-    python -m benchmarks.compatibility [--clients NAME …] [--servers NAME …] [--checks WORD …] [--no-page]
-    python -m benchmarks.compatibility --page | --list
+    python -m benchmarks compatibility -- [--clients NAME …] [--servers NAME …] [--checks WORD …] [--no-page]
+    python -m benchmarks compatibility -- --page | --list
 
 Each client is installed, as it was published, into an environment of its own under `.overspill/compat/` (about 5 GB for
 all of them), and its script in `clients/` is run against each server that speaks its protocol. A part replaces its own
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from benchmarks.__main__ import commit, machine
+from benchmarks._stamp import commit, machine
 from benchmarks.compatibility.client_run import Report, ask
 from benchmarks.compatibility.environments import Command, MissingError
 from benchmarks.compatibility.outcomes import Check, Run, load, merged, save

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.__main__ import commit
+from benchmarks._stamp import commit
 from benchmarks.compatibility.clients.checking import Server
 from benchmarks.compatibility.environments import MissingError
 from benchmarks.compatibility.registry import Protocol

@@ -1,6 +1,6 @@
 """What the door costs: requests and streams a second before one stub engine, ours beside what others put there.
 
-    python -m benchmarks.gateway [--servers NAME …] [--rounds N] [--seconds S] [--against-rev REV] [--json FILE]
+    python -m benchmarks gateway -- [--servers NAME …] [--rounds N] [--seconds S] [--against-rev REV]
 
 Each server runs by turns on one processor, all callers and the engine share another one. `direct` is the engine without
 any server before it: what others add is told against it. An engine that paces its tokens shows what each costs, one
@@ -28,7 +28,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.__main__ import commit, machine
+from benchmarks._stamp import commit, machine
 from benchmarks.gateway import servers
 from benchmarks.gateway.load import STREAM_TOKENS, Load
 from benchmarks.gateway.servers import Command, Server

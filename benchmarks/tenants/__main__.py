@@ -1,6 +1,6 @@
 """Tenants on one tier: a flood beside a neighbour, a storm of retries, and a hundred thousand random requests.
 
-    python -m benchmarks.tenants [--part shares,storm,fuzz] [--seeds N] [--requests N] [--json FILE]
+    python -m benchmarks tenants -- [--part shares,storm,fuzz] [--seeds N] [--requests N]
 
 The first two run on virtual time: the real gateway, limits and dispatcher, the real `openai` library with its retries,
 and a simulated device of eight slots, so nothing depends on the machine. The third sends to a whole gateway without
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from benchmarks.__main__ import commit, machine
+from benchmarks._stamp import commit, machine
 from benchmarks.tenants import fuzz, shares, storm
 from benchmarks.tenants.house import Setting
 

@@ -179,7 +179,7 @@ def replace_checks(run: Run, checks: list[Check]) -> Run:
 
 
 def test_the_page_is_of_the_results() -> None:
-    """Whoever edits one of them runs `python -m benchmarks.compatibility --page`."""
+    """Whoever edits one of them runs `python -m benchmarks compatibility -- --page`."""
     assert PAGE.read_text(encoding="utf-8") == Page(load(RESULTS), CLIENTS, KINDS).text()
 
 
