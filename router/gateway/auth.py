@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -40,6 +41,7 @@ _SAYS_WHO = frozenset({"authorization", wire_names.INSTANCE, *CERTIFICATE_HEADER
 """Headers that tell who sends a probe."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 _FORWARDED = re.compile(r'(?:^|[;,])\s*(?:host|for)\s*=\s*(?:"([^"]*)"|([^;,\s]*))', re.IGNORECASE)
+_MAX_ADDRESS_CHARS = 64  # with the zone of its interface; what is longer is none, and is not kept
 # Names that a proxy on this host was called by: what it passes on without `x-forwarded-for` looks like this host's own.
 _PROXIED = ("x-forwarded-host", "x-original-host", "x-real-ip")
 
@@ -154,9 +156,11 @@ def _hosts(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return every host that the request names as its own: a repeated header is joined, and names none."""
     found = [("host", headers.get("host", ""))]
     for name in _PROXIED:
-        found += [(name, _bracketed(host.strip())) for host in headers.get(name, "").split(",") if name in headers]
-    for quoted, plain in _FORWARDED.findall(headers.get("forwarded", "")):
-        found.append(("forwarded", _bracketed(quoted or plain)))
+        if name in headers:
+            found += [(name, _bracketed(host.strip())) for host in headers[name].split(",")]
+    if "forwarded" in headers:
+        for quoted, plain in _FORWARDED.findall(headers["forwarded"]):
+            found.append(("forwarded", _bracketed(quoted or plain)))
     return found
 
 
@@ -176,10 +180,13 @@ def _names_this_host(host: str) -> bool:
 def _on_this_host(scope: Scope) -> bool:
     """Whether the peer is on loopback, or has no address at all: it came through a Unix socket, or in this process."""
     client = scope.get("client")
-    if client is None:
-        return True
+    return client is None or (len(client[0]) <= _MAX_ADDRESS_CHARS and _is_address_of_this_host(client[0]))
+
+
+@lru_cache(maxsize=256)
+def _is_address_of_this_host(peer: str) -> bool:
     try:
-        address = ipaddress.ip_address(client[0].partition("%")[0])
+        address = ipaddress.ip_address(peer.partition("%")[0])
     except ValueError:  # a name, or what a proxy has put there: it may be anybody
         return False
     return is_loopback(str(address))

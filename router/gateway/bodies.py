@@ -63,6 +63,17 @@ class BodyShare:
         self._held_bytes = 0
 
 
+def checked(body: bytes, limits: GatewayLimits, share: BodyShare) -> bytes:
+    """Return a body that came with its head, once it has its room.
+
+    Raises:
+        BodyTooLarge: it is larger than the limit.
+        BodyShed: bodies of others leave no room for it.
+    """
+    _check(len(body), limits, share)
+    return body
+
+
 async def read_body(receive: Receive, headers: dict[str, str], deps: GatewayDeps, share: BodyShare) -> bytes:
     """Read the whole body.
 

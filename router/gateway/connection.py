@@ -11,17 +11,17 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import httptools
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from router.gateway.auth import ADMITTED, CERTIFICATE
 from router.gateway.connection_table import ConnectionTable
 from router.gateway.endpoint import CONNECTION
+from router.gateway.exchange import Exchange
 from router.gateway.lingering import LingeringTransport
 
 _MAX_HEAD_BYTES = 64 * 1024
@@ -211,13 +211,13 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self.url.startswith(b"/"):
             self._take_absolute_target()
         self.scope[ADMITTED] = self._admitted  # type: ignore[literal-required]
-        self.scope[CONNECTION] = self  # type: ignore[literal-required]
         if self._certificate:
             self.scope[CERTIFICATE] = self._certificate  # type: ignore[literal-required]
         self.config.table.busy(self)
         super().on_headers_complete()
-        if self.scope["http_version"] == "1.0":
-            _send_without_chunks(self.cycle)
+        exchange = Exchange(self, self.cycle, plain=self.scope["http_version"] == "1.0")
+        self.scope[CONNECTION] = exchange  # type: ignore[literal-required]
+        self.cycle.send = exchange.send  # type: ignore[method-assign]
         self.headers = []  # fields that follow a body go nowhere: they cannot add to a head that was judged already
 
     def _is_large(self) -> bool:
@@ -313,23 +313,6 @@ class GuardedProtocol(HttpToolsProtocol):
 
 class _HeadRefused(Exception):
     """Ends the parsing of a request that was refused for its head."""
-
-
-def _send_without_chunks(cycle: RequestResponseCycle) -> None:
-    """Answer a client of HTTP/1.0, which knows no chunks: where no length is told, the connection's end is the body's.
-
-    uvicorn closes after every such answer; what it counts against the length that it was told is set for each piece.
-    """
-    send = cycle.send
-
-    async def send_plainly(message: Any) -> None:
-        if cycle.response_started:
-            cycle.expected_content_length = len(message.get("body", b""))
-        else:
-            cycle.chunked_encoding = False
-        await send(message)
-
-    cycle.send = send_plainly  # type: ignore[method-assign]
 
 
 class _RestOfMessage:

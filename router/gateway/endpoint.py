@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 from router.base.errors import OverspillError, Refused, Unavailable
 from router.base.timers import Interrupted, Interruptible, end
 from router.gateway.auth import CALLER, HEADERS
-from router.gateway.bodies import BodyRoom, BodyShare, ClientGone, read_body
+from router.gateway.bodies import BodyRoom, BodyShare, ClientGone, checked, read_body
 from router.gateway.deps import GatewayDeps
 from router.gateway.errors import JSON, Dialect, Reply, dialect_of, render_error
 from router.gateway.http.compression import MIN_BYTES, packed, reads_gzip
@@ -38,11 +38,20 @@ IN_SLACK = "overspill.in_slack"
 
 
 CONNECTION = "overspill.connection"
-"""Of a scope of `router.gateway.listener`: the `Connection` that the request came by."""
+"""Of a scope of `router.gateway.listener`: the `Connection` that the request came by, as it is for this request."""
 
 
 class Connection(Protocol):
     """A connection that tells of its end."""
+
+    @property
+    def full(self) -> bool:
+        """Whether what was sent waits for the client to read it."""
+        ...
+
+    def take_body(self) -> bytes | None:
+        """Return the body of the request, if all of it is there and nobody has taken it."""
+        ...
 
     def watch(self, gone: Callable[[], None]) -> None:
         """Call `gone` when the client has gone; at once, if it has."""
@@ -211,13 +220,16 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = context_of(scope, self._gate.room)
+        connection: Connection | None = scope.get(CONNECTION)
         try:
-            if await self._received(context, receive, send):
-                await self._race(context, _Client(scope.get(CONNECTION), receive, send, self._stall_s))
+            if await self._received(context, connection, receive, send):
+                await self._race(context, _Client(connection, receive, send, self._stall_s))
         finally:
             context.close()
 
-    async def _received(self, context: RequestContext, receive: Receive, send: Send) -> bool:
+    async def _received(
+        self, context: RequestContext, connection: Connection | None, receive: Receive, send: Send
+    ) -> bool:
         """Let the request in and read its body; a request that is refused here is answered here."""
         try:
             context.request_id = wire_headers.request_id(context.headers)
@@ -226,7 +238,11 @@ class Endpoint:
             if self._read is not None:
                 await self._read(receive, context)
             elif context.method not in {"GET", "HEAD"}:
-                context.body = await read_body(receive, context.headers, self._deps, context.share)
+                whole = None if connection is None else connection.take_body()
+                if whole is None:
+                    context.body = await read_body(receive, context.headers, self._deps, context.share)
+                else:
+                    context.body = checked(whole, self._deps.limits, context.share)
             if self.admits:
                 self._gate.arrived(context)
         except OverspillError as error:
@@ -343,12 +359,18 @@ class _Client:
 
     async def __call__(self, message: Message) -> None:
         """Send; a call that takes longer than the client may take to read ends the block."""
+        if self._connection is None or self._connection.full:
+            await self._send_in_time(message)
+        else:  # it takes no time
+            await self._send(message)
+        self._whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+    async def _send_in_time(self, message: Message) -> None:
         self._sent_by_s = self._loop.time() + self._stall_s
         if self._timer is None:
             self._timer = self._loop.call_later(self._stall_s, self._look)
         await self._send(message)
         self._sent_by_s = math.inf
-        self._whole = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     def _look(self) -> None:
         """One timer for all calls: it looks when the call that set it would be late, and then again."""

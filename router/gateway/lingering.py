@@ -20,6 +20,7 @@ class LingeringTransport:
 
     def __init__(self, transport: asyncio.Transport, unread: Callable[[], bool]) -> None:
         self._transport = transport
+        self.write = transport.write
         self._unread = unread
         self._left_bytes = _LINGER_BYTES
         self.lingers = False

@@ -76,8 +76,10 @@ def remaining(request: InferenceRequest, now_s: float, rtt_s: float, who: str, *
     objective = request.objective
     if objective.locality is Locality.LOCAL_ONLY and not local:
         raise InvalidRequest(f"{who}: the request is `local-only`", param=wire_names.LOCALITY)
-    spent_s = max(0.0, now_s - request.accepted_at_s) + rtt_s
     ttft_s, deadline_s, late_s = objective.ttft_s, objective.deadline_s, objective.late_s
+    if ttft_s is None and deadline_s is None:
+        return objective
+    spent_s = max(0.0, now_s - request.accepted_at_s) + rtt_s
     if deadline_s is not None:
         deadline_s -= spent_s
         if late_s is not None and deadline_s < _LEAST_S:  # what is left falls from now on

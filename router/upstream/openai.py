@@ -103,7 +103,10 @@ def check_headers(headers: Iterable[tuple[str, str]]) -> None:
     Raises:
         InvalidRequest: names the header.
     """
-    for name, value in headers:
+    lines = list(headers)
+    if _is_ascii_line("".join([text for line in lines for text in line])):
+        return
+    for name, value in lines:
         if not (_is_ascii_line(name) and _is_ascii_line(value)):
             safe = wire_names.header_safe(name[:64])
             raise InvalidRequest(f"`{safe}` cannot be passed on: it holds more than printable ASCII", param=safe)
@@ -185,7 +188,9 @@ def tokens_left(request: InferenceRequest) -> int | None:
 
 def _sampling(request: InferenceRequest, dialect: Dialect) -> dict[str, object]:
     """Say what differs from the defaults; servers then never see an extension that was not asked for."""
-    sampling = replace(request.sampling, min_tokens=request.min_tokens_left)
+    sampling = request.sampling
+    if sampling.min_tokens:
+        sampling = replace(sampling, min_tokens=request.min_tokens_left)
     found: dict[str, object] = {"temperature": sampling.temperature, **(dialect.neutral or {})}
     for name, spelled in dialect.spelling.items():
         value = getattr(sampling, name)

@@ -162,9 +162,14 @@ class UpstreamReplica:
         if condition.reachable and condition.ready and self.unready is not None:
             condition = self.unready
         load = reported.load or VariantLoad(self.info.variant, available=True, slots=_UNREPORTED_SLOTS)
-        unseen = [running for running in self._running if running.at_report_tokens is None]
-        running = max(0, load.running - reported.ended) + len(unseen)
-        overflow = min(max(0, running - load.slots), len(unseen)) if load.slots else 0
+        unseen = prompt_tokens = left_tokens = 0
+        for one in self._running:
+            if one.at_report_tokens is None:
+                unseen += 1
+                prompt_tokens += one.prompt_tokens
+                left_tokens += one.left_tokens
+        running = max(0, load.running - reported.ended) + unseen
+        overflow = min(max(0, running - load.slots), unseen) if load.slots else 0
         why = condition.why if not (condition.reachable and condition.ready) else ""
         if not why and not load.available:
             why = "the upstream has no replica of it available"
@@ -174,9 +179,8 @@ class UpstreamReplica:
             slots=load.slots,
             running=running - overflow,
             queued=load.queued + reported.waiting + overflow,
-            queued_prefill_tokens=load.queued_prefill_tokens + sum(r.prompt_tokens for r in unseen),
-            pending_decode_tokens=max(0, load.pending_decode_tokens - reported.ended_tokens)
-            + sum(r.left_tokens for r in unseen),
+            queued_prefill_tokens=load.queued_prefill_tokens + prompt_tokens,
+            pending_decode_tokens=max(0, load.pending_decode_tokens - reported.ended_tokens) + left_tokens,
             age_s=max(0.0, self._tier.clock.now_s() - reported.at_s),
             kv_free_tokens=self._kv_free_tokens(load),
             why=why,

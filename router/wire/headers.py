@@ -118,6 +118,8 @@ def passed_on(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     Raises:
         InvalidRequest: the request went through more than `MAX_HOPS` tiers: some tier is its own upstream.
     """
+    if not (TRACEPARENT in headers or HOPS in headers):
+        return ()
     kept = []
     if _TRACEPARENT.fullmatch(headers.get(TRACEPARENT, "")):  # a `tracestate` that is malformed goes alone
         kept = [(name, headers[name]) for name in TRACE_NAMES if _TRACE_VALUE.fullmatch(headers.get(name, ""))]

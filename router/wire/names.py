@@ -194,6 +194,7 @@ class _Field:
 
 
 _fields_decoder = msgspec.json.Decoder(dict[_Field, msgspec.Raw], dec_hook=lambda _, name: _Field(name))
+_names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 # SDKs merge these into the request; on the wire they are read by nobody, whatever they promise.
 _CARRIERS = frozenset({"extra_body", "extra_headers", "headers"})
 _MAX_DEPTH = 4
@@ -208,7 +209,13 @@ def refuse_fields(body: bytes, known: Iterable[str]) -> None:
     Raises:
         InvalidRequest: naming the field and the header to send.
     """
-    _refuse_fields_at("", body, frozenset(known))
+    known = frozenset(known)
+    try:
+        names = _names_decoder.decode(body).keys()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if not (names <= known and names.isdisjoint(_CARRIERS)):  # hardly ever: then each is looked at, repeated ones too
+        _refuse_fields_at("", body, known)
 
 
 def _refuse_fields_at(at: str, body: bytes, known: frozenset[str]) -> None:
@@ -249,4 +256,6 @@ def _refuse_field(name: str, value: str, kind: str, at: str = "") -> None:
 
 def header_safe(text: str) -> str:
     """Replace what may not stand in a header value by `?`."""
+    if text.isascii() and text.isprintable():
+        return text
     return "".join(c if " " <= c <= "~" else "?" for c in text)

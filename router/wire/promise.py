@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from router.base.errors import InvalidRequest
 from router.values.request import Locality, Objective
@@ -47,6 +48,8 @@ def parse_objective(headers: Mapping[str, str], default: Objective) -> Objective
         InvalidRequest: a header holds a value out of range or is none of ours; `param` is the header's name.
     """
     refuse_unreadable(headers)
+    if _ASKING.isdisjoint(headers) and default.late_s is None:
+        return default
     found: dict[str, object] = {}
     for field, names in _LIMITS.items():
         value_s = _first_s(headers, names)
@@ -55,7 +58,7 @@ def parse_objective(headers: Mapping[str, str], default: Objective) -> Objective
     for name, (field, read) in _WISHES.items():
         if name in headers:
             found[field] = read(headers[name])
-    objective = replace(default, **found) if found else default  # type: ignore[arg-type]
+    objective = replace(default, **found) if found else default
     if objective.late_s is not None and objective.deadline_s is None:
         raise InvalidRequest(
             f"`{LATE_VALUE}` says how the value of an answer falls after its deadline: send `{DEADLINE}` with it",
@@ -165,3 +168,4 @@ _WISHES: dict[str, tuple[str, Callable[[str], object]]] = {
     MIN_QUALITY: ("min_quality", _quality),
     SESSION: ("session", _session),
 }
+_ASKING = frozenset([*_WISHES, *(name for names in _LIMITS.values() for name in names)])
