@@ -12,7 +12,9 @@ import math
 import random
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from router.base.errors import OverspillError, Refused, ReplicaUnreachable
 from router.dispatch.dispatcher import Dispatcher

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from cloud_tier.engine.protocol import EngineChunk
 from models.text.logprobs import LogprobStream

@@ -9,6 +9,8 @@ import re
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+import msgspec
+
 from cloud_tier.answers import Told
 from cloud_tier.engine.protocol import Engine, EngineRequest
 from cloud_tier.warm_up import measure_speed
@@ -109,7 +111,7 @@ class EngineReplica:
         tools = with_tools(request, self._prompts)
         wanted = request.sampling if tools is None else tools.sampling
         said = request.continuation if tools is None else tools.said
-        sampling = dataclasses.replace(
+        sampling = msgspec.structs.replace(
             wanted, min_tokens=request.min_tokens_left, prompt_logprobs=request.scores_prompt
         )
         text = TextStream(

@@ -17,6 +17,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from router.simulation.traces import TraceRow, at_rate, load_trace, scale_inputs, slice_of
 from router.values.request import Objective
 
@@ -103,7 +105,7 @@ def asks_of(rows: Sequence[TraceRow], seed: int, salt: str, promises: Promises) 
         kind = dice.choice(("proportional", "one-deadline", "ttft-tpot"))
         objective = _objective(kind, answer_tokens, mean_tokens, promises)
         if open_length:
-            objective = replace(objective, min_quality=MIN_QUALITY)
+            objective = msgspec.structs.replace(objective, min_quality=MIN_QUALITY)
         listed = max(_LEAST_LISTED, round(row.input_tokens / TOKENS_A_NUMBER))
         asks.append(
             Ask(

@@ -6,6 +6,8 @@ import dataclasses
 import math
 from pathlib import Path
 
+import msgspec
+
 from cloud_tier.engine.protocol import EngineConfig, EngineInfo, EngineRequest
 from cloud_tier.engine.sharding import shard
 from models.formats.weights import open_weights
@@ -59,7 +61,7 @@ def checked_request(request: EngineRequest, info: EngineInfo) -> EngineRequest:
     for name, number in (("priority", request.priority), ("seed", request.sampling.seed or 0)):
         if number not in _INT64:
             raise InvalidRequest(f"{name} = {number} does not fit 64 bits; choose a smaller number", param=name)
-    sampling = dataclasses.replace(
+    sampling = msgspec.structs.replace(
         request.sampling, max_tokens=None, stop=(), top_k=min(request.sampling.top_k, info.vocab_size)
     )
     room = info.context_tokens - len(request.prompt_ids)

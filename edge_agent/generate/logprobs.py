@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from router.values.chunk import TokenChunk
 from router.values.logprobs import DrawnToken, TokenLogprob

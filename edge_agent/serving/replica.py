@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
+
+from msgspec.structs import replace
 
 from edge_agent.generate.batcher import BatchLimits, Sequence
 from edge_agent.generate.logprobs import Logprobs

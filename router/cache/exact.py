@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from router.base.clock import Clock
 from router.cache.meaning import Meaning, key_parts

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import TracebackType
 from typing import Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from router.base.clock import Clock
 from router.base.errors import (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from router.base.errors import (
     DeadlineLost,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 import orjson
 import structlog
+from msgspec.structs import replace
 
 from router.base.errors import OverspillError
 from router.base.timers import end

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from router.gateway.deps import PromptCounter
 from router.values.chunk import FinishReason, TokenChunk

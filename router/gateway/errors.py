@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+import msgspec
 import orjson
 from starlette.types import Send
 
@@ -70,13 +70,12 @@ def dialect_of(path: str) -> Dialect:
     return Dialect.KSERVE if path == "/v2" or path.startswith("/v2/") else Dialect.OPENAI
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """A whole HTTP reply."""
 
     body: bytes
     status: int = 200
-    headers: list[tuple[str, str]] = field(default_factory=list)
+    headers: list[tuple[str, str]] = []
     media_type: str = JSON
 
 

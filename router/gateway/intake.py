@@ -6,8 +6,10 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Iterable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
 
 from router.base.errors import (
     ContextTooLong,
@@ -202,14 +204,13 @@ class Intake:
             OverspillError: any of the tree.
         """
         objective = self._objective(context, api_request)
-        unreached = self.deps.dispatcher.unreached(objective.locality)
         passed_on = wire_headers.passed_on(context.headers)
         attempts_left = wire_headers.attempts_left(context.headers)
         began = time.perf_counter()
         try:
             size = await self._count(api_request)
         except ContextTooLong as error:
-            raise self._perhaps_later(error, unreached) from error
+            raise self._perhaps_later(error, self.deps.dispatcher.unreached(objective.locality)) from error
         counted = time.perf_counter()
         context.timings_ms.append(("tokenize", (counted - began) * 1000))
         if context.stay is not None:
@@ -327,8 +328,7 @@ class Intake:
         return lines
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(msgspec.Struct, frozen=True):
     """A finished answer."""
 
     text: str

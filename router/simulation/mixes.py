@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from router.base.errors import ConfigError
 from router.simulation.traces import TraceRow

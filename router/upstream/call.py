@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from router.base.errors import DeadlineLost, InvalidRequest
 from router.upstream import openai as openai_client
@@ -16,8 +18,7 @@ from router.wire import names as wire_names
 _LEAST_S = 0.001
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamRequest:
+class UpstreamRequest(msgspec.Struct, frozen=True):
     """What to send, and to whom.
 
     Attributes:

@@ -259,7 +259,7 @@ def _sampling(request: InferenceRequest, context_tokens: int, *, greedy_by_top_k
     left = tokens_left(request)
     told: dict[str, Any] = {
         name: getattr(sampling, name)
-        for name in SamplingParams.__dataclass_fields__
+        for name in SamplingParams.__struct_fields__
         if getattr(sampling, name) != getattr(_DEFAULT, name)
     }
     told["max_tokens"] = max(1, context_tokens - request.least_prompt_tokens) if left is None else left

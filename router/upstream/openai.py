@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import orjson
+from msgspec.structs import replace
 
 from router.base.errors import (
     BodyShed,
@@ -54,8 +54,7 @@ _MAX_NAME_CHARS = 128
 _DEFAULT = SamplingParams()
 
 
-@dataclass(frozen=True, slots=True)
-class Post:
+class Post(msgspec.Struct, frozen=True):
     """A request as it goes over the wire; `headers` hold printable ASCII only."""
 
     path: str

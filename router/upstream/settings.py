@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -22,7 +21,7 @@ _BACKEND_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 _METRICS_PORT = re.compile(r":[0-9]{1,5}/\S*")
-_SAMPLING = frozenset(field.name for field in dataclasses.fields(SamplingParams))
+_SAMPLING = frozenset(SamplingParams.__struct_fields__)
 
 
 class KServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

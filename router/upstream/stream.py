@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
+
+import msgspec
+from msgspec.structs import replace
 
 from router.base.clock import Clock
 from router.base.errors import (
@@ -63,8 +66,7 @@ class LostNews:
         self._listeners.discard(listener)
 
 
-@dataclass(frozen=True, slots=True)
-class TransferSample:
+class TransferSample(msgspec.Struct, frozen=True):
     """What the head of a real response tells about the link.
 
     Attributes:

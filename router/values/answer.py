@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from router.values.chunk import TokenChunk
 from router.values.usage import Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """Where a request was sent and why: the source of the `x-overspill-*` response headers.
 
     Attributes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+
+import msgspec
 
 from router.values.logprobs import TokenLogprob
 from router.values.task import Output
@@ -16,8 +17,7 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """Who really answered, as told by the replica (an upstream tier routes again and may step down).
 
     Attributes:
@@ -32,8 +32,7 @@ class Origin:
     max_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenChunk:
+class TokenChunk(msgspec.Struct, frozen=True):
     """A piece of a streamed answer.
 
     Attributes:
@@ -55,9 +54,9 @@ class TokenChunk:
     tokens: int = 1
     finish_reason: FinishReason | None = None
     prompt_tokens: int | None = None
-    origin: Origin | None = field(default=None, repr=False)
+    origin: Origin | None = None
     cached_tokens: int | None = None
-    logprobs: tuple[TokenLogprob, ...] = field(default=(), repr=False)
-    prompt_logprobs: tuple[TokenLogprob, ...] = field(default=(), repr=False)
-    output: Output | None = field(default=None, repr=False)
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    output: Output | None = None
     own_s: float | None = None

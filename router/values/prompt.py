@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from router.values.task import Call
 from router.values.tool_calls import ToolCall, Tools
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """One chat turn; `content` is plain text (content parts are joined by the codec).
 
     Attributes:
@@ -24,8 +25,7 @@ class Message:
     call_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
+class ChatPrompt(msgspec.Struct, frozen=True):
     """A conversation, to be rendered by the chat template of the model that serves it.
 
     Attributes:
@@ -41,15 +41,13 @@ class ChatPrompt:
         return self.tools is not None or any(message.tool_calls or message.role == "tool" for message in self.messages)
 
 
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
+class TextPrompt(msgspec.Struct, frozen=True):
     """Raw text to continue."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class TokenPrompt:
+class TokenPrompt(msgspec.Struct, frozen=True):
     """Token ids to continue; valid only for models that share the tokenizer."""
 
     token_ids: tuple[int, ...]

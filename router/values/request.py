@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+
+import msgspec
 
 from router.base.errors import InvalidRequest
 from router.values.feature import Feature
@@ -47,8 +48,7 @@ SLACK_PRIORITY = -(2**31 - 1)
 """The lowest that can be asked for: it is served when nobody else is, and is no reason to step down or to scale."""
 
 
-@dataclass(frozen=True, slots=True)
-class Objective:
+class Objective(msgspec.Struct, frozen=True):
     """The promise the caller asks for. None means: no promise of that kind.
 
     Attributes:
@@ -91,8 +91,7 @@ class Objective:
         return max(0.0, 1.0 - (finish_s - self.deadline_s) / self.late_s) if self.late_s else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ApiRequest:
+class ApiRequest(msgspec.Struct, frozen=True):
     """What a caller asks of any API, as its body says it.
 
     Attributes:
@@ -124,8 +123,7 @@ class ApiRequest:
     deadline_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(msgspec.Struct, frozen=True):
     """One request as every stage after the gateway sees it.
 
     Attributes:
@@ -159,11 +157,14 @@ class InferenceRequest:
     headers: tuple[tuple[str, str], ...] = ()
     prompt_slack: int = 0
     window_tokens: int | None = None
-    caller: str = field(default="", repr=False)
-    cache_salt: str = field(default="", repr=False)
-    encoded: EncodedPrompt | None = field(default=None, compare=False, repr=False)
+    caller: str = ""
+    cache_salt: str = ""
+    encoded: EncodedPrompt | None = None
     attempts_left: int | None = None
     cache: CacheUse = CacheUse.FULL
+
+    def __repr__(self) -> str:  # neither its prompt nor who asks
+        return f"InferenceRequest({self.request_id!r}, {self.model!r})"
 
     @property
     def task(self) -> Task:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from router.values.constraint import Constraint
 from router.values.feature import FEATURE_OF, Feature
@@ -11,8 +11,7 @@ GREEDY_BELOW = 1e-5
 """A temperature below this takes the likeliest token."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(msgspec.Struct, frozen=True):
     """How the next token is drawn.
 
     Attributes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -28,8 +27,7 @@ _MAX_REPORT_CHARS = 64 * 1024
 _MAX_FIGURE = 10**9
 
 
-@dataclass(frozen=True, slots=True)
-class VariantLoad:
+class VariantLoad(msgspec.Struct, frozen=True):
     """The load of one variant on one tier, summed over its replicas; fields as in `ReplicaSnapshot`.
 
     Attributes:
@@ -46,8 +44,7 @@ class VariantLoad:
     kv_free_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
+class LoadReport(msgspec.Struct, frozen=True):
     """One tier's load now.
 
     Attributes:

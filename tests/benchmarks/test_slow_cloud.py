@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from benchmarks.live.workload import Promises, Scale, asks_of, rows_of
@@ -55,7 +56,9 @@ def asked(seed: int) -> list[SimRequest]:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_slow_cloud_is_better_than_none(seed: int) -> None:
     requests = asked(seed)
-    here = [replace(one, objective=replace(one.objective, locality=Locality.LOCAL_ONLY)) for one in requests]
+    here = [
+        replace(one, objective=msgspec.structs.replace(one.objective, locality=Locality.LOCAL_ONLY)) for one in requests
+    ]
     both = simulate(WORLD, requests, RouterSettings(), seed=seed)
     alone = simulate(WORLD, here, RouterSettings(), seed=seed)
     assert both.kept_share >= alone.kept_share

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,7 +72,7 @@ async def test_streams_text_and_ends_with_a_reason_and_the_prompt_size() -> None
 
 async def test_the_first_chunk_tells_what_was_cached_and_the_engine_learns_whose_it_is() -> None:
     replica, fake = await _replica(cached_tokens=24)
-    chunks = await _all(replica, dataclasses.replace(_request(), caller="key", cache_salt="user 7"))
+    chunks = await _all(replica, msgspec.structs.replace(_request(), caller="key", cache_salt="user 7"))
     assert [chunk.cached_tokens for chunk in chunks] == [24] + [None] * (len(chunks) - 1)
     assert fake.seen[0].cache_owner == "key/user 7"
 
@@ -185,7 +185,7 @@ async def test_a_prompt_is_tokenized_once_in_this_tier(monkeypatch: pytest.Monke
     replica, fake = await _replica()
     size = TierPrompts({"toy": replica._prompts}, lambda: [replica_info()]).count("toy", CHAT)
     monkeypatch.setattr(replica._prompts, "encode", lambda *_: pytest.fail("tokenized again"))
-    await _all(replica, dataclasses.replace(_request(max_tokens=1), encoded=size.encoded))
+    await _all(replica, msgspec.structs.replace(_request(max_tokens=1), encoded=size.encoded))
     assert fake.seen[0].prompt_ids == size.encoded.token_ids
 
 

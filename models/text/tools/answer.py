@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from models.text.chat import PromptEncoder
 from models.text.tools.format import in_own_words

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from router.base.errors import InvalidRequest
 from router.values.constraint import Constraint, ConstraintKind

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from router.base.errors import InvalidRequest
 from router.values.prompt import Prompt, TextPrompt, TokenPrompt

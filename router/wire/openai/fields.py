@@ -14,11 +14,11 @@ emitted and is to be continued.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from router.base.errors import InvalidRequest
 from router.values.prompt import Prompt
@@ -93,10 +93,11 @@ def request_of(raw: Fields, prompt: Prompt, continuation: str, sampling: Samplin
     options = raw.stream_options
     if options is not None and not raw.stream:
         raise InvalidRequest("`stream_options` is served together with `stream`: true only", param="stream_options")
+    constraint = constraint_of(raw)
     return ApiRequest(
         model=raw.model,
         prompt=prompt,
-        sampling=replace(sampling, constraint=constraint_of(raw)),
+        sampling=sampling if constraint is None else replace(sampling, constraint=constraint),
         stream=bool(raw.stream),
         include_usage=bool(options and options.include_usage),
         running_usage=bool(options and options.continuous_usage_stats),

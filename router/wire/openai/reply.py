@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import orjson
 
 from router.base.errors import OverspillError
@@ -18,8 +18,7 @@ FAILED = "error"
 """The finish reason of a choice that broke off while others did not."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyHead:
+class ReplyHead(msgspec.Struct, frozen=True):
     """What every event and body of one reply repeats.
 
     Attributes:
@@ -42,8 +41,7 @@ class ReplyHead:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """One choice of a reply that is not streamed.
 
     Attributes:

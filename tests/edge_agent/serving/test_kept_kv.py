@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edge_agent.config import LocalModels
@@ -43,7 +43,7 @@ async def chat(
     for question, caller in zip(questions, callers, strict=True):
         messages.append(Message("user", question))
         prompt = ChatPrompt(tuple(messages))
-        wanted = dataclasses.replace(request(prompt, **{"max_tokens": 24, **sampling}), caller=caller)
+        wanted = msgspec.structs.replace(request(prompt, **{"max_tokens": 24, **sampling}), caller=caller)
         chunks = [chunk async for chunk in replica.generate(wanted)]
         text = "".join(chunk.text for chunk in chunks)
         messages.append(Message("assistant", text))
@@ -84,7 +84,7 @@ async def test_an_answer_that_is_drawn_anew_each_time_begins_where_the_last_one_
 
 async def test_a_prompt_of_another_family_of_words_shares_nothing(replica: LocalReplica) -> None:
     ((_, chunks),) = await chat(replica, ["Hello!"], ["words"])
-    wanted = dataclasses.replace(request("Count to three."), caller="words")
+    wanted = msgspec.structs.replace(request("Count to three."), caller="words")
     found = [chunk async for chunk in replica.generate(wanted)]
     assert chunks[-1].prompt_tokens
     assert found[0].cached_tokens < 16

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import msgspec
 import pytest
 
 from edge_agent.generate.batcher import BatchLimits
@@ -99,8 +98,8 @@ async def test_a_prompt_is_tokenized_once_on_this_device(world: TinyWorld, monke
         ask = InferenceRequest(
             "r", "tiny", prompt, SamplingParams(), Objective(), size.tokens, 0.0, encoded=size.encoded
         )
-        encoded = await replica._encode(replace(ask, encoded=None))
-        more = await replica._encode(replace(ask, continuation="and"))
+        encoded = await replica._encode(msgspec.structs.replace(ask, encoded=None))
+        more = await replica._encode(msgspec.structs.replace(ask, continuation="and"))
         assert len(more) > len(encoded), "the ids are of the prompt alone"
         monkeypatch.setattr(PromptEncoder, "encode", lambda *_: pytest.fail("tokenized again"))
         assert await replica._encode(ask) == encoded

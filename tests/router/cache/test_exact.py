@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import openai
 import pytest
@@ -272,7 +273,7 @@ async def test_an_answer_that_was_cut_at_its_end_is_not_kept() -> None:
     cut = answer("said")
     kept = cache.keep(request("x"), cut)
     first = await anext(kept.chunks)
-    cut.route = dataclasses.replace(cut.route, degraded=True)  # as a journey says it of an answer that a deadline cut
+    cut.route = msgspec.structs.replace(cut.route, degraded=True)  # as a journey says it of a cut answer
     assert first.text + await read(kept) == "said"
     assert cache.find(request("x")) is None
 

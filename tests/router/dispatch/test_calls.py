@@ -68,7 +68,7 @@ async def ask(dispatcher: Dispatcher, request: InferenceRequest) -> TokenChunk:
 
 
 def _fields(request: InferenceRequest) -> dict[str, object]:
-    return {name: getattr(request, name) for name in request.__dataclass_fields__}
+    return {name: getattr(request, name) for name in request.__struct_fields__}
 
 
 async def test_a_call_is_answered_in_one_piece() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 from collections.abc import AsyncGenerator
 
+import msgspec
 import pytest
 from prometheus_client import generate_latest
 
@@ -75,7 +75,7 @@ class Scripted(FakeDispatcher):
     async def start(self, request: InferenceRequest) -> Answer:
         answer = await super().start(request)
         return Answer(
-            dataclasses.replace(answer.route, **self.route), self._scripted(), lambda: self.given < self.ready_until
+            msgspec.structs.replace(answer.route, **self.route), self._scripted(), lambda: self.given < self.ready_until
         )
 
     async def _scripted(self) -> AsyncGenerator[TokenChunk, None]:
