@@ -45,7 +45,7 @@ def parts_of(call: ApiRequest, body: bytes) -> list[Part]:
     Where the caller gave a seed, each choice of a prompt has its own, and the first that very one.
     """
     if call.n == 1 and not call.others:
-        return [Part(call, body, SharedPrompt())]
+        return [Part(call, body)]
     parts = []
     for prompt in (call.prompt, *call.others):
         shared, size = SharedPrompt(), _written(prompt) if call.others else body
