@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -19,7 +19,7 @@ from router.simulation.replica import Host, Reachability, SimReplica
 from router.simulation.world import DeviceSpec, RungSpec
 from router.tenants.settings import TenantSettings
 from router.tenants.tenancy import KeySources, Tenancy
-from router.values.prompt import Prompt, PromptSize, TextPrompt
+from router.values.prompt import Input, Prompt, PromptSize, TextPrompt
 from router.values.replica import ReplicaInfo, SpeedPrior
 from router.values.settings import Fairness, RouterSettings
 
@@ -50,10 +50,30 @@ class Setting:
 
 
 class Words:
-    """Counts a prompt of words as so many tokens."""
+    """Counts a prompt of words as so many tokens, whose ids are their lengths."""
 
-    def count(self, model: str, prompt: Prompt) -> PromptSize:  # noqa: ARG002 - of the protocol
+    def count(self, model: str, prompt: Input) -> PromptSize:  # noqa: ARG002 - of the protocol
         return PromptSize(len(prompt.text.split()) if isinstance(prompt, TextPrompt) else 1)
+
+    def tokenizer(self, model: str) -> Words:  # noqa: ARG002 - of the protocol
+        return self
+
+    def tokenize(
+        self,
+        prompt: Prompt,
+        *,
+        special_tokens: bool = True,  # noqa: ARG002
+        generation_prompt: bool = True,  # noqa: ARG002
+        continuation: str = "",
+    ) -> list[int]:
+        text = prompt.text if isinstance(prompt, TextPrompt) else ""
+        return [len(word) for word in f"{text} {continuation}".split()]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return " ".join(self.token_texts(token_ids))
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        return ["x" * token for token in token_ids]
 
 
 @dataclass

@@ -59,16 +59,19 @@ async def answer_all(intake: Intake, context: RequestContext, parts: Sequence[Pa
 
 
 def contexts_of(intake: Intake, context: RequestContext, parts: Sequence[Part]) -> list[RequestContext]:
-    """Return a context for each: the first goes under the call's own id and place.
+    """Return a context for each: the first goes under the call's own id and place, and ends before that is given back.
 
     The others go under `ID.1`, `ID.2`, …, and need places of their own (`enter`).
     """
-    return [context, *(_further(intake, context, index, part) for index, part in enumerate(parts) if index)]
+    return [
+        replace(context, chunks=None, closers=[]),
+        *(_further(intake, context, index, part) for index, part in enumerate(parts) if index),
+    ]
 
 
 def enter(intake: Intake, own: RequestContext, part: Part) -> None:
     """Give a part its place, unless it is the first of all; raises a `Refused` where there is none."""
-    if not own.closers:
+    if own.stay is None:
         intake.admit(own)
     if part.prompt is not None and own.stay is not None:
         own.stay.share(part.prompt, first=part.first)

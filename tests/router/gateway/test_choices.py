@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import defaultdict
 
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.gateway.app import create_app
 from router.gateway.choices import total
 from router.values.usage import Usage
-from tests.support.gateway_fakes import FAMILY, Server, serving
+from tests.support.gateway_fakes import FAMILY, FakeDispatcher, Server, gateway_deps, serving
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +125,31 @@ def test_a_caller_who_leaves_takes_all_choices_along(server: Server, stream: boo
         http.post("/v1/completions", json=body, headers={"x-request-id": "gone"})
     assert server.dispatcher.wait_closed("gone")
     assert server.dispatcher.wait_closed("gone.1")
+
+
+async def test_a_caller_who_stops_reading_takes_all_choices_along() -> None:
+    """It goes away while a piece is being sent: nobody asks for the next one."""
+    dispatcher, sending = FakeDispatcher(), asyncio.Event()
+    app = create_app(gateway_deps(dispatcher))
+    body = json.dumps({"model": FAMILY, "prompt": ["forever", "forever"], "stream": True}).encode()
+    came = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict:
+        if came:
+            return came.pop()
+        await sending.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict) -> None:
+        if message["type"] == "http.response.body":
+            sending.set()
+            await asyncio.Event().wait()
+
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", b"gone"), (b"host", b"localhost")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions"}
+    scope |= {"query_string": b"", "headers": headers, "client": ("127.0.0.1", 5), "server": None, "scheme": "http"}
+    await app({**scope, "asgi": {"version": "3.0"}, "http_version": "1.1", "root_path": ""}, receive, send)
+    assert sorted(dispatcher.closed) == ["gone", "gone.1"]
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.lists(st.integers(0, 50), min_size=3, max_size=3)), min_size=1))
