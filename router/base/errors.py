@@ -8,6 +8,7 @@ code. The message names the thing, the value seen and the remedy.
     ├── InvalidRequest        400   the caller must change the request
     │   ├── ModelNotFound     404
     │   ├── ContextTooLong    400   the prompt fits no window of any candidate
+    │   ├── NoTokenizer       400   this tier does not have that of the model
     │   └── HeadersTooLarge   431   more request headers than are read
     ├── Unauthenticated       401
     ├── Forbidden             403   the key is known, and this is none of its business
@@ -103,6 +104,10 @@ class ModelNotFound(InvalidRequest):
         hint = f"; did you mean `{close[0]}`?" if close else ""
         served = ", ".join(names) or "none yet"
         return cls(f"`model`: `{model}` is not served here, these are: {served}{hint}", param="model")
+
+
+class NoTokenizer(InvalidRequest):
+    """The tokenizer of a model is not on this tier; a server behind it may have it."""
 
 
 class ContextTooLong(InvalidRequest):

@@ -187,6 +187,8 @@ def _key(request: InferenceRequest) -> bytes | None:
     prompt = request.prompt
     if not request.sampling.repeatable or not isinstance(prompt, (ChatPrompt, TextPrompt, TokenPrompt)):
         return None
+    if isinstance(prompt, ChatPrompt) and prompt.media:  # what stands behind a URL changes, and images are large
+        return None
     if request.sampling.logprobs is not None:  # many times as large as the text that they belong to
         return None
     what = (*key_parts(request), prompt)

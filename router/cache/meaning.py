@@ -61,7 +61,7 @@ def text_and_rest(request: InferenceRequest) -> tuple[str, bytes] | None:
     sampling = request.sampling
     if not sampling.repeatable or request.continuation or request.cache is not CacheUse.FULL:
         return None
-    if sampling.logprobs is not None:  # another text's would be told
+    if sampling.logprobs is not None or (isinstance(prompt, ChatPrompt) and prompt.media):  # another's would be told
         return None
     rest: object = None
     if isinstance(prompt, ChatPrompt) and prompt.messages:

@@ -160,7 +160,7 @@ class AttemptRun:
             if over:
                 journey.cap_exceeded(attempt)
             self._origin = chunk.origin or self._origin
-            if chunk.text or chunk.finish_reason is not None:
+            if chunk.text or chunk.output is not None or chunk.finish_reason is not None:
                 return chunk
             self._held = _joined(self._held, chunk)
             self._cached_tokens = chunk.cached_tokens if self._cached_tokens is None else self._cached_tokens

@@ -91,7 +91,7 @@ class AttemptStream:
     @property
     def ready(self) -> bool:
         """Text, or the end with everything given back, is here already: handing it on waits for nothing."""
-        return any(self._task.done() if chunk.finish_reason else chunk.text for chunk in self._chunks)
+        return any(self._task.done() if chunk.finish_reason else chunk.text or chunk.output for chunk in self._chunks)
 
     @property
     def whole(self) -> bool:

@@ -41,6 +41,7 @@ from router.base.errors import (
     Shed,
 )
 from router.values.request import InferenceRequest, Outcome
+from router.values.task import PassedCall
 
 
 class Verdict(enum.Enum):
@@ -86,7 +87,11 @@ def source_of(request: InferenceRequest, found: Verdict) -> str:
     """
     if found is Verdict.DOWN:
         return f"request {request.request_id} {request.accepted_at_s!r}"
-    prompt = repr(request.prompt).encode("utf-8", "backslashreplace")
+    asked = request.prompt
+    if isinstance(asked, PassedCall):
+        prompt = b"%b %b" % (asked.path.encode(), asked.after)
+    else:
+        prompt = repr(asked).encode("utf-8", "backslashreplace")
     return f"prompt {hashlib.blake2b(prompt, digest_size=16).hexdigest()}"
 
 

@@ -66,10 +66,11 @@ def _candidates(
     objective, views, now_s, failed = request.objective, pool.views, pool.now_s, pending.failed
     needed, least_quality = pending.needed_tokens(settings), objective.min_quality
     bounded = pool.locality is not Locality.ANY or objective.locality is not Locality.ANY
-    generates = request.task is Task.GENERATE
+    generates, wants = request.task is Task.GENERATE, bool(request.wants)
     choosy = (
         not generates
         or bounded
+        or wants
         or bool(failed)
         or needed > served.least_context_tokens
         or least_quality > served.least_quality
@@ -90,6 +91,7 @@ def _candidates(
                 choosy
                 and (
                     bounded
+                    or wants
                     or not generates
                     or name in failed
                     or needed > info.context_tokens

@@ -101,6 +101,7 @@ class Journey:
     _prompt_tokens: int | None = None
     _cached_tokens: int | None = None
     _text: list[str] = field(default_factory=list)
+    _passed: bool = False  # a piece of a reply that nobody else can go on with
     _accepted: InferenceRequest = field(init=False)
     _run: HedgedRun | None = None
 
@@ -300,6 +301,8 @@ class Journey:
         if chunk.text:
             self._text.append(chunk.text)
             self.chars += len(chunk.text)
+        elif chunk.output is not None and chunk.finish_reason is None:
+            self._passed = True
         self.tokens += chunk.tokens
         self.feedback.chunk_arrived(attempt, self, chunk)
 
@@ -370,6 +373,8 @@ class Journey:
                 objective=replace(accepted.objective, ttft_s=None, tpot_s=None, deadline_s=None, late_s=None),
             )
         own = self._note_failure(attempt, error) in {Verdict.REQUEST, Verdict.REFUSED_ONE}
+        if self._passed:
+            raise ReplicaBroken(f"the reply broke off, nobody can finish it: {error.message}") from error
         if attempt.info.remote and self.attempts_left == 1 and self._another_way(attempt):  # the one that was kept
             self.failed |= self._at(attempt.info.endpoint)
         last = self.attempts_left < 1

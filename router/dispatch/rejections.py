@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from router.base.errors import (
     ContextTooLong,
@@ -16,12 +16,20 @@ from router.dispatch.pending import PendingRequest
 from router.dispatch.pool import Pool
 from router.dispatch.record import Rejection
 from router.dispatch.view import ReplicaView
+from router.values.feature import NOTHING, Feature
 from router.values.prompt import ChatPrompt
 from router.values.replica import ReplicaInfo, SpeedPrior, Unreached
 from router.values.request import InferenceRequest, Locality
-from router.values.task import Call
+from router.values.task import Call, Task
 
 _RETRY_AFTER_S = 1.0
+_TAKES = "is declared with `modalities` in [[backends.models]]"
+_REMEDIES: Mapping[Feature, tuple[str, str]] = {
+    Feature.IMAGES: (f": send text, or ask a model that takes images; one behind this tier {_TAKES}", "messages"),
+    Feature.AUDIO: (f": send text, or ask a model that takes sounds; one behind this tier {_TAKES}", "messages"),
+    Feature.BAD_WORDS: (": vLLM servers take it; elsewhere ban ids of /tokenize with `logit_bias`", "bad_words"),
+    Feature.TOKENIZE: (": its tokenizer is not on this tier, ask the server that runs the model", "model"),
+}
 NEVER = {"other-model", "locality", "lacks", "canary", "task"}
 """Rejections of replicas that the request may never be served by."""
 
@@ -29,7 +37,7 @@ NEVER = {"other-model", "locality", "lacks", "canary", "task"}
 def reject(pending: PendingRequest, view: ReplicaView, pool: Pool) -> Rejection | None:
     """Say why a replica is no candidate: the request's own bounds first, then the replica's state."""
     info, request = view.info, pending.request
-    if request.task not in info.tasks:
+    if request.task not in info.tasks and request.task is not Task.TOKENIZE:
         does = ", ".join(sorted(task.value for task in info.tasks))
         return Rejection(info, "task", f"its model can {does}, asked to {request.task.value}")
     if pool.locality is not Locality.ANY or request.objective.locality is not Locality.ANY:
@@ -40,7 +48,7 @@ def reject(pending: PendingRequest, view: ReplicaView, pool: Pool) -> Rejection 
         return Rejection(info, "context", too_long(pending, info))
     if info.quality < request.objective.min_quality:
         return Rejection(info, "quality", f"quality {info.quality:g}, asked for {request.objective.min_quality:g}")
-    lacking = info.lacks & pending.needs if info.lacks else ()
+    lacking = (info.lacks & pending.needs if info.lacks else NOTHING) | (request.wants - info.offers)
     if lacking:
         named = ", ".join(sorted(feature.value for feature in lacking))
         return Rejection(info, "lacks", f"its server does not do what the request needs: {named}")
@@ -142,11 +150,18 @@ def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> Ov
         )
     reasons = "; ".join(f"{r.info.replica_id}: {r.text}" for r in of_model)
     if {"lacks"} <= {r.code for r in of_model} <= {"lacks", "locality"}:
-        return InvalidRequest(f"no replica of {request.model!r} can serve this request ({reasons})")
+        return _lacking(request, reasons)
     return Unavailable(
         f"locality leaves no replica that may serve {request.model!r} at present ({reasons})",
         retry_after_s=_RETRY_AFTER_S,
     )
+
+
+def _lacking(request: InferenceRequest, reasons: str) -> InvalidRequest:
+    why = f"no replica of {request.model!r} can serve this request ({reasons})"
+    wanted = sorted(request.wants, key=lambda feature: feature.value)
+    remedy, param = _REMEDIES[wanted[0]] if wanted else ("", None)
+    return InvalidRequest(why + remedy, param=param)
 
 
 def _nobody_does(

@@ -23,7 +23,8 @@ from router.values.replica import Replica
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
 from router.values.settings import RouterSettings
-from router.values.task import EmbedCall
+from router.values.task import EmbedCall, PassedCall
+from router.wire.openai.passed import shortest_like
 
 log = structlog.get_logger("router")
 
@@ -131,4 +132,6 @@ def _one_word(like: Input) -> Input:
     """Return the shortest prompt of that kind."""
     if isinstance(like, EmbedCall):
         return EmbedCall((_WORD,))
+    if isinstance(like, PassedCall):
+        return shortest_like(like)
     return ChatPrompt((Message("user", _WORD),)) if isinstance(like, ChatPrompt) else TextPrompt(_WORD)

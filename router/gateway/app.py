@@ -36,6 +36,7 @@ from router.gateway.kserve.routes import KServeRoutes
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.openai_routes import OpenAIRoutes
 from router.gateway.ops_routes import OpsRoutes
+from router.gateway.passed_routes import PassedRoutes
 from router.gateway.reference.routes import ReferenceRoutes
 from router.gateway.responses_routes import ResponsesRoutes
 from router.gateway.tenant_routes import TenantRoutes
@@ -83,6 +84,7 @@ def create_app(deps: GatewayDeps) -> Gateway:
         TokenRoutes(intake),
         ResponsesRoutes(intake),
         EmbeddingsRoutes(intake),
+        PassedRoutes(intake),
         KServeRoutes(intake),
         RepositoryRoutes(intake),
         OpsRoutes(intake),

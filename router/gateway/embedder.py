@@ -15,7 +15,7 @@ from router.cache.settings import CacheSettings
 from router.gateway.deps import Dispatch
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
-from router.values.task import EmbedCall
+from router.values.task import EmbedCall, Embeddings
 
 log = structlog.get_logger("router.gateway")
 
@@ -52,7 +52,7 @@ class Embedder:
             answer = await self.dispatcher.start(asked)
             async with contextlib.aclosing(answer.chunks) as chunks:
                 async for chunk in chunks:
-                    if chunk.output is not None:
+                    if isinstance(chunk.output, Embeddings):
                         return np.frombuffer(chunk.output.data, dtype="<f4")
         except OverspillError as error:
             log.info("no embedding for the cache", request_id=request.request_id, why=error.message)

@@ -8,7 +8,7 @@ from router.gateway.endpoint import Endpoint, RequestContext
 from router.gateway.errors import Reply
 from router.gateway.intake import Intake, collect_output
 from router.gateway.media import plain_body, require_json
-from router.values.task import Task
+from router.values.task import Embeddings, Task
 from router.wire.openai.embeddings import EmbeddingBody, decode_embeddings, encode_embeddings
 
 
@@ -28,6 +28,6 @@ class EmbeddingsRoutes:
         asked = decode_embeddings(plain_body(context, self._intake.deps.limits.max_body_bytes))
         self._intake.require_model(context, asked.request.model, Task.EMBED)
         answer, prompt_tokens = await self._intake.start(context, asked.request)
-        vectors, tokens = await collect_output(answer.chunks, prompt_tokens)
+        vectors, tokens = await collect_output(answer.chunks, prompt_tokens, Embeddings)
         body = encode_embeddings(answer.route.variant, vectors, asked.encoding, tokens)
         return Reply(body, headers=self._intake.reply_headers(context, answer))

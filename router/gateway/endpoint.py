@@ -69,8 +69,16 @@ class Pieces(Protocol):
     """The piece returned last is the last one."""
 
     async def next(self) -> bytes:
-        """Return the next piece, never empty. Never raises `OverspillError`: errors after the head are pieces."""
+        """Return the next piece; only the last one may be empty. Errors after the head are pieces.
+
+        Raises:
+            BrokenOff: the body cannot say that it is not whole.
+        """
         ...
+
+
+class BrokenOff(Exception):
+    """The connection has to end, so that the reader of a body sees that something is missing."""
 
 
 @dataclass(slots=True)
@@ -273,6 +281,8 @@ class Endpoint:
                 await self._send_stream(reply, context, send)
         except OSError:  # what ASGI servers raise when the connection broke under a send
             self._metrics.disconnects.inc()
+        except BrokenOff as why:  # the server closes a connection whose body was not ended
+            log.warning("reply cut off", request_id=context.request_id, route=self._name, why=str(why))
         finally:
             if context.chunks is not None:
                 await context.chunks.aclose()

@@ -67,7 +67,8 @@ class Dialect(enum.Enum):
 
 
 def dialect_of(path: str) -> Dialect:
-    return Dialect.KSERVE if path == "/v2" or path.startswith("/v2/") else Dialect.OPENAI
+    kserve = path == "/v2" or (path.startswith("/v2/") and path != "/v2/rerank")  # which is Cohere's
+    return Dialect.KSERVE if kserve else Dialect.OPENAI
 
 
 class Reply(msgspec.Struct, frozen=True):

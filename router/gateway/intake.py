@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -32,8 +32,9 @@ from router.values.chunk import FinishReason, TokenChunk
 from router.values.credits import NOTHING_WANTED, Asker, Want
 from router.values.logprobs import TokenLogprob
 from router.values.prompt import IN_THREAD_CHARS, ChatPrompt, Input, Message, PromptSize, TextPrompt, size_chars
+from router.values.prompt_size import with_media
 from router.values.request import SLACK_PRIORITY, ApiRequest, InferenceRequest, Objective
-from router.values.task import Call, Output, Task
+from router.values.task import Call, Embeddings, Passed, PassedCall, Task
 from router.values.usage import Usage
 from router.wire import credits as wire_credits
 from router.wire import headers as wire_headers
@@ -191,9 +192,9 @@ class Intake:
         may_use = context.caller.may_use
         able = sorted({info.family for info in infos if task in info.tasks and may_use(info.family)})
         does = " and ".join(sorted(one.value for one in tasks))
+        which = ", ".join(able) or f'none; a backend has one where its entry says `tasks = ["{task.value}"]`'
         raise ModelNotFound(
-            f"`model`: `{model}` is there to {does}, not to {task.value}; models here that {task.value}: "
-            f"{', '.join(able) or 'none'}",
+            f"`model`: `{model}` is there to {does}, not to {task.value}; models here that {task.value}: {which}",
             param="model",
         )
 
@@ -235,7 +236,10 @@ class Intake:
             attempts_left=attempts_left,
             cache=wire_headers.cache_use(context.headers),
         )
-        context.drop_body()
+        if isinstance(api_request.prompt, PassedCall):
+            context.body = b""  # the call holds it, and its room, until it is answered
+        else:
+            context.drop_body()
         answer = await self._answered(context, request)
         if api_request.unanswered:
             answer.chunks, answer.used = prompt_alone(answer.chunks), prompt_used(answer.used)
@@ -315,7 +319,9 @@ class Intake:
 
     def _count_all(self, model: str, prompts: list[Input]) -> PromptSize:
         first, *others = (self.deps.prompts.count(model, prompt) for prompt in prompts)
-        return first if not others else sum(others, start=first)
+        whole = first if not others else sum(others, start=first)
+        prompt = prompts[0]
+        return with_media(whole, prompt) if isinstance(prompt, ChatPrompt) and prompt.media else whole
 
     def reply_headers(self, context: RequestContext, answer: Answer) -> list[tuple[str, str]]:
         """Say who answers and why, how long it took, and, to callers that ask for it, the tier's load."""
@@ -326,6 +332,9 @@ class Intake:
         if wire_load.FORMAT_HEADER in context.headers:
             lines.append((wire_load.HEADER, wire_load.encode_orca(self.load(context))))
         return lines
+
+
+Out = TypeVar("Out", Embeddings, Passed)
 
 
 class Whole(msgspec.Struct, frozen=True):
@@ -362,14 +371,16 @@ async def collect(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) 
     raise unfinished()
 
 
-async def collect_output(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) -> tuple[Output, int]:
+async def collect_output(
+    chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int, kind: type[Out]
+) -> tuple[Out, int]:
     """Return what a call came to, and the tokens of its inputs.
 
     Raises:
         ReplicaBroken: it ended without.
     """
     async for chunk in chunks:
-        if chunk.output is not None:
+        if isinstance(chunk.output, kind):
             return chunk.output, chunk.prompt_tokens or prompt_tokens
     raise unfinished()
 

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, as vLLM has them, for the models whose tokenizers are on this tier."""
+"""/tokenize and /detokenize, as vLLM has them, by this tier where it has the tokenizer, else by a server behind it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections.abc import Callable
 
 from starlette.routing import BaseRoute, Route
 
+from router.base.errors import NoTokenizer
 from router.gateway.endpoint import Endpoint, RequestContext, json_reply
 from router.gateway.errors import Reply
-from router.gateway.intake import Intake
+from router.gateway.intake import Intake, collect_output
 from router.gateway.media import plain_body, require_json
 from router.values.prompt import IN_THREAD_CHARS, Prompt, size_chars
+from router.values.request import ApiRequest
+from router.values.task import Passed, PassedCall
+from router.wire.openai.passed import ONE_PIECE, token_call
 from router.wire.openai.tokens import (
     DetokenizeCall,
     TokenizeCall,
@@ -40,9 +44,13 @@ class TokenRoutes:
 
     async def _tokenize(self, context: RequestContext) -> Reply:
         require_json(context)
-        call, prompt, continuation = decode_tokenize(plain_body(context, self._deps.limits.max_body_bytes))
+        body = plain_body(context, self._deps.limits.max_body_bytes)
+        call, prompt, continuation = decode_tokenize(body)
         self._intake.require_model(context, call.model)
-        tokenizer = self._deps.prompts.tokenizer(call.model)
+        try:
+            tokenizer = self._deps.prompts.tokenizer(call.model)
+        except NoTokenizer:
+            return await self._passed(context, call.model, token_call("/tokenize", body))
         window = self._window(call.model)
 
         def tokens() -> list[int]:
@@ -59,9 +67,20 @@ class TokenRoutes:
 
     async def _detokenize(self, context: RequestContext) -> Reply:
         require_json(context)
-        call = decode_detokenize(plain_body(context, self._deps.limits.max_body_bytes))
+        body = plain_body(context, self._deps.limits.max_body_bytes)
+        call = decode_detokenize(body)
         self._intake.require_model(context, call.model)
-        return json_reply(encode_text(self._deps.prompts.tokenizer(call.model).decode(call.tokens)))
+        try:
+            tokenizer = self._deps.prompts.tokenizer(call.model)
+        except NoTokenizer:
+            return await self._passed(context, call.model, token_call("/detokenize", body))
+        return json_reply(encode_text(tokenizer.decode(call.tokens)))
+
+    async def _passed(self, context: RequestContext, model: str, call: PassedCall) -> Reply:
+        """Have the server that runs a model answer, where the tokenizer is there alone."""
+        answer, size = await self._intake.start(context, ApiRequest(model, call, ONE_PIECE))
+        whole, _ = await collect_output(answer.chunks, size, Passed)
+        return Reply(whole.data, headers=self._intake.reply_headers(context, answer), media_type=whole.media_type)
 
     def _window(self, model: str) -> int:
         return max(

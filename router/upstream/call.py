@@ -11,7 +11,7 @@ from router.base.errors import DeadlineLost, InvalidRequest
 from router.upstream import openai as openai_client
 from router.upstream.codec import AnswerParser, Codec
 from router.upstream.dialect import OVERSPILL, Dialect
-from router.upstream.openai import EventParser
+from router.upstream.events import EventParser
 from router.values.request import InferenceRequest, Locality, Objective
 from router.wire import names as wire_names
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from router.base.errors import OverspillError
-from router.upstream.openai import Event, Post
+from router.upstream.events import Event
+from router.upstream.openai import Post
 from router.values.request import InferenceRequest
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from router.upstream import constrained
-from router.values.feature import Feature
+from router.values.feature import NOTHING, Feature
 from router.values.prompt import ChatPrompt
 from router.values.request import InferenceRequest
 
@@ -32,6 +32,7 @@ class Dialect:
         least_top_logprobs: how many alternatives it has to be asked for to tell any.
         constraints: how it takes what an answer has to match.
         tools: takes tools; `strictly`: arguments match their schema only where that is asked for.
+        offers: of what only some servers do, what it does; images and sounds are a matter of its model.
         neutral: what is said where the request says nothing, because the server's own default is another than OpenAI's:
             a model's `generation_config.json`, or a sampler of its own.
     """
@@ -49,6 +50,7 @@ class Dialect:
     neutral: Mapping[str, object] | None = None
     constraints: constrained.Spellings = field(default_factory=lambda: constrained.OPENAI)
     tools: Literal["no", "yes", "strictly"] = "yes"
+    offers: frozenset[Feature] = NOTHING
 
     @property
     def lacks(self) -> frozenset[Feature]:
@@ -97,7 +99,7 @@ def _same(*names: str) -> dict[str, str]:
 
 _OPENAI = _same("top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias")
 _SGLANG = _OPENAI | _same("top_k", "repetition_penalty", "ignore_eos", "min_p", "min_tokens", "stop_token_ids")
-_EXTENDED = MappingProxyType(_SGLANG | _same("allowed_token_ids"))
+_EXTENDED = MappingProxyType(_SGLANG | _same("allowed_token_ids", "bad_words"))
 
 OVERSPILL = Dialect(
     "overspill",
@@ -129,6 +131,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
                 neutral=_ALL_TOKENS,
                 constraints=constrained.VLLM,
                 tools="strictly",
+                offers=frozenset({Feature.BAD_WORDS, Feature.TOKENIZE}),
             ),
             Dialect(
                 "sglang",

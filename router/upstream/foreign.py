@@ -14,17 +14,19 @@ from types import TracebackType
 import structlog
 
 from router.base.clock import Clock
-from router.base.errors import OverspillError
+from router.base.errors import InvalidRequest, OverspillError
 from router.base.timers import end, within
 from router.signals.link import Link
+from router.upstream.abilities import refuses_media
 from router.upstream.replica import UpstreamReplica
 from router.upstream.server import PolledServer, ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
 from router.upstream.source import SourceHooks
 from router.upstream.speed import measure_speed
-from router.values.feature import Feature
+from router.values.feature import MEDIA, NOTHING, Feature
 from router.values.replica import Place, ReplicaInfo, SpeedPrior
-from router.values.task import Task
+from router.values.request import InferenceRequest
+from router.values.task import GENERATES, Task
 from router.values.template import Renderers, no_renderers
 
 log = structlog.get_logger("router.gateway")
@@ -62,6 +64,8 @@ class Served:
         context_tokens, slots: as its server says; None where it does not.
         lacks: what requests may need and it does not do.
         device: what it computes on, where the configuration does not say.
+        does: its tasks, where neither the configuration nor its server says otherwise.
+        offers: of what only some servers do, what it does; images and sounds, where the configuration does not say.
     """
 
     name: str
@@ -69,6 +73,8 @@ class Served:
     slots: int | None = None
     lacks: frozenset[Feature] = frozenset()
     device: str = ""
+    does: frozenset[Task] = GENERATES
+    offers: frozenset[Feature] = NOTHING
 
 
 class ForeignServer(PolledServer):
@@ -90,12 +96,27 @@ class ForeignServer(PolledServer):
         self._speeds: dict[str, SpeedPrior] = {}
         self._measuring: asyncio.Task[None] | None = None
         self._served_as: dict[str, str] = {}
+        self._text_alone: dict[str, frozenset[Feature]] = {}
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await end(*filter(None, [self._measuring]))
         await super().__aexit__(kind, error, trace)
+
+    def refused(self, info: ReplicaInfo, request: InferenceRequest, error: InvalidRequest) -> None:
+        """Learn that a model takes text alone: no image or sound is sent to it again."""
+        media = request.wants & MEDIA & info.offers
+        if not media or not refuses_media(error.message):
+            return
+        log.info("backend takes text alone", backend=self.name, model=info.variant, why=error.message)
+        self._text_alone[info.variant] = self._text_alone.get(info.variant, NOTHING) | media
+        self._take(
+            [
+                dataclasses.replace(known, offers=known.offers - media) if known.variant == info.variant else known
+                for known in (replica.info for replica in self._replicas)
+            ]
+        )
 
     def _place_of(self, served: str, model: BackendModel) -> tuple[str, Place]:
         """Return what a model is called here, and where it stands."""
@@ -115,7 +136,10 @@ class ForeignServer(PolledServer):
         slots = model.slots or served.slots
         if slots is not None:
             self._slots[variant] = slots
-        decode = model.decode_tokens_per_s or (None if Task.GENERATE in model.does else _ASSUMED.decode_tokens_per_s)
+        tasks = model.does or served.does
+        offers = served.offers if model.takes is None else served.offers - MEDIA | model.takes
+        offers -= self._text_alone.get(variant, NOTHING)
+        decode = model.decode_tokens_per_s or (None if Task.GENERATE in tasks else _ASSUMED.decode_tokens_per_s)
         if model.prefill_tokens_per_s and decode:
             self._speeds.setdefault(variant, SpeedPrior(model.prefill_tokens_per_s, decode, source="configured"))
         return ReplicaInfo(
@@ -133,7 +157,8 @@ class ForeignServer(PolledServer):
             backend=settings.name,
             lacks=served.lacks,
             version=settings.version,
-            tasks=model.does,
+            tasks=tasks,
+            offers=offers,
         )
 
     def _publish(self, infos: Sequence[ReplicaInfo]) -> None:

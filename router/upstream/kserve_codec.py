@@ -24,8 +24,10 @@ from router.base.errors import (
     Shed,
     Unavailable,
 )
+from router.upstream.events import Event
 from router.upstream.kserve_model import SAMPLING_JSON, TensorSpec, TextModel
-from router.upstream.openai import Event, Post, check_headers, retry_after_s, tokens_left
+from router.upstream.openai import Post, check_headers, tokens_left
+from router.upstream.refusals import retry_after_s
 from router.upstream.stop_cut import StopCut
 from router.values.chunk import FinishReason
 from router.values.prompt import ChatPrompt, TextPrompt

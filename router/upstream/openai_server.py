@@ -5,6 +5,7 @@ Asked once what it is and what it serves, and at every poll how it is and what i
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, final
 
@@ -13,18 +14,21 @@ import msgspec
 import structlog
 
 from router.base.errors import in_words
+from router.upstream.abilities import media_told, tasks_of
 from router.upstream.call import UpstreamRequest
 from router.upstream.dialect import DIALECTS, PLAIN, dialect_of
 from router.upstream.exported import ExportedLoad, read_load
 from router.upstream.foreign import ForeignServer, Served, Surroundings
 from router.upstream.handshake import HandshakeTrace
-from router.upstream.openai import retry_after_s
+from router.upstream.refusals import retry_after_s
 from router.upstream.seen_slots import SeenSlots
 from router.upstream.server import ProbeReply, ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
+from router.values.feature import MEDIA, Feature
 from router.values.replica import ReplicaInfo, SpeedPrior
 from router.values.request import InferenceRequest
 from router.values.status import ReplicaFacts
+from router.values.task import GENERATES, Task
 from router.wire.load import LoadReport, VariantLoad
 
 log = structlog.get_logger("router.gateway")
@@ -50,9 +54,15 @@ class _Generation(msgspec.Struct):
     n_ctx: _Tokens | None = None
 
 
+class _Modalities(msgspec.Struct, frozen=True):
+    vision: Any = None
+    audio: Any = None
+
+
 class _Props(msgspec.Struct):
     """`GET /props` of llama.cpp."""
 
+    modalities: _Modalities = _Modalities()
     default_generation_settings: _Generation | None = None
     total_slots: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
 
@@ -62,6 +72,7 @@ class _Show(msgspec.Struct):
 
     model_info: dict[str, Any] = {}
     parameters: str = ""
+    capabilities: list[Any] = []
 
     @property
     def num_ctx(self) -> int | None:
@@ -163,10 +174,10 @@ class OpenAIServer(ForeignServer):
         if not wanted and len(cards) > _MOST_UNNAMED:
             entry = self._settings.name
             raise httpx.HTTPError(f"it serves {len(cards)} models: name those to route to, `models` of backend {entry}")
-        infos = []
+        infos, does = [], await self._tasks()
         for card in cards:
             if not wanted or card.id in wanted:
-                served = await self._ask_about(card)
+                served = dataclasses.replace(await self._ask_about(card), does=does)
                 infos.append(self._describe(served, wanted.get(card.id) or BackendModel(served=card.id)))
         missing = sorted(wanted.keys() - {card.id for card in cards})
         if missing and missing != self._missing:
@@ -175,36 +186,53 @@ class OpenAIServer(ForeignServer):
         self._missing = missing
         self._publish(infos)
 
+    async def _tasks(self) -> frozenset[Task]:
+        """Return what its models do: a vLLM has the paths of that alone, and describes them."""
+        if self._dialect.name != "vllm":
+            return GENERATES
+        reply = await self._get("/openapi.json")
+        return tasks_of(reply.content) if reply.status_code == 200 else GENERATES
+
     async def _ask_about(self, card: _Card) -> Served:
-        """Return the window and slots of a model, as far as its server says them."""
+        """Return the window, slots and modalities of a model, as far as its server says them."""
         told = _tokens(card.max_model_len)
         if self._dialect.name == "llama.cpp":
             reply = await self._get("/props")
             props = msgspec.json.decode(reply.content, type=_Props) if reply.status_code == 200 else _Props()
             window = props.default_generation_settings.n_ctx if props.default_generation_settings else None
-            return self._served(card.id, window or told, props.total_slots)
+            media = media_told(props.modalities.vision, props.modalities.audio)
+            return self._served(card.id, window or told, props.total_slots, media)
         if self._dialect.name == "ollama":
-            return self._served(card.id, await self._ollama_window(card.id))
+            window, media = await self._ollama_told(card.id)
+            return self._served(card.id, window, media=media)
         return self._served(card.id, told)
 
-    async def _ollama_window(self, name: str) -> int:
-        """Return the window that Ollama runs a model with: it cuts longer prompts off without a word.
+    async def _ollama_told(self, name: str) -> tuple[int, frozenset[Feature]]:
+        """Return the window that Ollama runs a model with, and what it takes beside text.
 
-        That is what it loaded the model with; for one that is not loaded, what its model file sets, or the default.
+        It cuts longer prompts off without a word. The window is what it loaded the model with; for one that is not
+        loaded, what its model file sets, or the default.
         """
+        reply = await self._ask("POST", "/api/show", json={"model": name})
+        show = msgspec.json.decode(reply.content, type=_Show) if reply.status_code == 200 else _Show()
+        media = media_told("vision" in show.capabilities, "audio" in show.capabilities)
         reply = await self._get("/api/ps")
         if reply.status_code == 200:
             for loaded in msgspec.json.decode(reply.content, type=_Running).models:
                 if loaded.name == name and (window := _tokens(loaded.context_length)):
-                    return window
-        reply = await self._ask("POST", "/api/show", json={"model": name})
-        show = msgspec.json.decode(reply.content, type=_Show) if reply.status_code == 200 else _Show()
+                    return window, media
         lengths = [_tokens(value) for key, value in show.model_info.items() if key.endswith(".context_length")]
         most = min(filter(None, lengths), default=_OLLAMA_CONTEXT_TOKENS)
-        return min(show.num_ctx or _OLLAMA_CONTEXT_TOKENS, most)
+        return min(show.num_ctx or _OLLAMA_CONTEXT_TOKENS, most), media
 
-    def _served(self, name: str, context_tokens: int | None, slots: int | None = None) -> Served:
-        return Served(name, context_tokens, slots, self._dialect.lacks)
+    def _served(
+        self,
+        name: str,
+        context_tokens: int | None,
+        slots: int | None = None,
+        media: frozenset[Feature] = MEDIA,  # a server that does not say refuses what its model does not take
+    ) -> Served:
+        return Served(name, context_tokens, slots, self._dialect.lacks, offers=self._dialect.offers | media)
 
     # ── what it has to do ───────────────────────────────────────────────────────────────────────────────────────────
 

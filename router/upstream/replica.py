@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 from router.base.clock import Clock
-from router.base.errors import Refused, ReplicaUnreachable
+from router.base.errors import InvalidRequest, Refused, ReplicaUnreachable
 from router.signals.credit_account import CreditAccount
-from router.upstream import embeddings
+from router.upstream import embeddings, passed
 from router.upstream import openai as openai_client
 from router.upstream.call import UpstreamRequest
 from router.upstream.stream import LostNews, TransferSample, fetch_answer, fetch_whole, open_stream
@@ -22,7 +23,7 @@ from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import InferenceRequest
 from router.values.status import ReplicaFacts
-from router.values.task import Call
+from router.values.task import Call, PassedCall
 from router.wire.load import LoadReport, VariantLoad
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ class UpstreamContext(Protocol):
 
     def learn(self, transfer: TransferSample) -> None:
         """Learn about link and load from a real response."""
+        ...
+
+    def refused(self, info: ReplicaInfo, request: InferenceRequest, error: InvalidRequest) -> None:
+        """Learn from what a model says is wrong with a request."""
         ...
 
     def doubt(self) -> None:
@@ -210,7 +215,13 @@ class UpstreamReplica:
         Args:
             fields: see `UpstreamRequest.fields`.
         """
-        if isinstance(request.prompt, Call):
+        prompt = request.prompt
+        if isinstance(prompt, PassedCall) and prompt.streams:
+            async with contextlib.aclosing(self._passed(request)) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
+        if isinstance(prompt, Call):
             yield await self._called(request)
             return
         left = openai_client.tokens_left(request)
@@ -242,7 +253,23 @@ class UpstreamReplica:
             whole = await fetch_answer(tier.client, call, tier.clock, tier.lost)
             tier.learn(whole.transfer)
             self.chunks_received += 1
+            if isinstance(request.prompt, PassedCall):
+                return passed.decode_answer(whole, request.prompt, call.who)
             return embeddings.decode_answer(whole.body, request, whole.origin, call.who)
+
+    async def _passed(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Put a call to the server, and pass its reply on as it comes."""
+        tier, call = self._tier, self._call(request, None)
+        with self._counted(request, 1):
+            reply = await passed.open_reply(tier.client, call, tier.clock, tier.lost)
+            try:
+                tier.learn(reply.transfer)
+                while piece := await reply.read():
+                    self.chunks_received += 1
+                    yield piece
+            finally:
+                reply.close()
+        yield TokenChunk("", 1, finish_reason=FinishReason.STOP)
 
     async def compute_prompt(self, request: InferenceRequest, fields: Mapping[str, object]) -> bytes:
         """Have the prompt of a request computed, and return the answer in one piece, of one token.
@@ -267,6 +294,9 @@ class UpstreamReplica:
         held = tier.credits.spend()
         try:
             yield running
+        except InvalidRequest as error:
+            tier.refused(self.info, request, error)
+            raise
         except (ReplicaUnreachable, Refused) as error:
             if held is not None:  # nothing was computed there
                 tier.credits.give_back(held)

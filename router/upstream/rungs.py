@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from router.values.feature import OFFERED, Feature
 from router.values.replica import ReplicaInfo, SpeedPrior
 from router.values.task import GENERATES, Task
 
@@ -34,6 +35,7 @@ class _Rung(msgspec.Struct):
     tier: _Name = "cloud"
     device: _Name = ""
     tasks: tuple[str, ...] = ("generate",)
+    offers: tuple[str, ...] = ()
     prior: _Prior | None = None
 
 
@@ -44,6 +46,9 @@ class _Card(msgspec.Struct):
 class _Cards(msgspec.Struct):
     data: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=1000)]
 
+
+_OFFERED_BY_TIERS = frozenset({Feature.TOKENIZE})
+"""A tier has the tokenizers of its own models, and passes on what is for others."""
 
 _cards_decoder = msgspec.json.Decoder(_Cards)
 _card_decoder = msgspec.json.Decoder(_Card)
@@ -97,6 +102,7 @@ def _info(rung: _Rung, endpoint: str) -> ReplicaInfo | None:
         quality=rung.quality,
         context_tokens=rung.context_tokens,
         tasks=GENERATES if tasks == GENERATES else tasks,
+        offers=frozenset(feature for feature in OFFERED if feature.value in rung.offers) | _OFFERED_BY_TIERS,
         device=f"{endpoint} {rung.device or rung.variant}",  # a tier that tells of no devices: one for each rung
         prior=SpeedPrior(
             prefill_tokens_per_s=rung.prior.prefill_tokens_per_s,

@@ -18,7 +18,7 @@ import structlog
 
 from router.base.clock import Clock
 from router.base.credentials import url_fault
-from router.base.errors import ConfigError, in_words
+from router.base.errors import ConfigError, InvalidRequest, in_words
 from router.base.timers import end, within
 from router.base.tls import client_context
 from router.signals.credit_account import CreditAccount
@@ -186,6 +186,10 @@ class PolledServer(abc.ABC):
         """Learn about the link, of its connections alone: others may send a head with the first token only."""
         if transfer.connect_s > 0:
             self.link.observe_connect(transfer.connect_s)
+
+    def refused(self, info: ReplicaInfo, request: InferenceRequest, error: InvalidRequest) -> None:
+        """A model says that something is wrong with a request: of a tier of ours nothing is learnt from that."""
+        log.debug("request refused", request_id=request.request_id, variant=info.variant, why=error.message)
 
     def doubt(self) -> None:
         self._wake.set()

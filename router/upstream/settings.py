@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from router.base.credentials import url_fault
+from router.values.feature import Feature
 from router.values.sampling import SamplingParams
 from router.values.task import GENERATES, Task
 
@@ -18,6 +19,10 @@ Speed = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 # Names end in our own reply headers, logs and metrics.
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[!-~]*$")]
 _BACKEND_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+TaskName = Literal["generate", "embed", "rerank", "score", "transcribe", "translate", "speak"]
+MODALITIES: Mapping[str, Feature] = {"image": Feature.IMAGES, "audio": Feature.AUDIO}
 
 
 _METRICS_PORT = re.compile(r":[0-9]{1,5}/\S*")
@@ -68,7 +73,11 @@ class BackendModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         context_tokens: window; None takes what the server says.
         slots: sequences that it runs at once; None takes what the server says, or what it was seen to do.
         prefill_tokens_per_s, decode_tokens_per_s: its speed alone; None measures it, or assumes one.
-        tasks: what it does; `embed` serves /v1/embeddings. The speed of one that does not generate is not measured.
+        tasks: what it does; None takes what the server says, else `generate`. `embed` serves /v1/embeddings, `rerank`
+            and `score` the paths of that name, `transcribe`, `translate` and `speak` those below /v1/audio. The speed
+            of one that does not generate is not measured.
+        modalities: what chats with it may hold beside text: `image`, `audio`; None takes what the server says, else
+            tries, and learns from a refusal.
         chat_template: for a server that takes text alone: a Hugging Face folder or a GGUF file, whose chat template
             makes text of conversations; empty takes the store's, where the model is known and its source is there.
     """
@@ -83,13 +92,23 @@ class BackendModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     prefill_tokens_per_s: Speed | None = None
     decode_tokens_per_s: Speed | None = None
     chat_template: str = ""
-    tasks: tuple[Literal["generate", "embed"], ...] = ("generate",)
+    tasks: Annotated[tuple[TaskName, ...], msgspec.Meta(min_length=1)] | None = None
+    modalities: tuple[Literal["text", "image", "audio"], ...] | None = None
 
     @property
-    def does(self) -> frozenset[Task]:
+    def does(self) -> frozenset[Task] | None:
         """Return `tasks` as the router knows them."""
+        if self.tasks is None:
+            return None
         found = frozenset(Task(name) for name in self.tasks)
         return GENERATES if found == GENERATES else found
+
+    @property
+    def takes(self) -> frozenset[Feature] | None:
+        """Return `modalities` as the router knows them."""
+        if self.modalities is None:
+            return None
+        return frozenset(MODALITIES[name] for name in self.modalities if name in MODALITIES)
 
 
 class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -150,10 +169,11 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ValueError(f"backend {self.name}: [backends.kserve] is for kind `kserve`, not for kind `{self.kind}`")
         if self.role and self.kind in {"kserve", "overspill"}:
             raise ValueError(f"backend {self.name}: `role` is for vLLM servers, not for kind `{self.kind}`")
-        other = [model.served for model in self.models if model.tasks != ("generate",)]
+        other = [model.served for model in self.models if model.tasks not in {None, ("generate",)} or model.modalities]
         if other and self.kind != "openai":
             raise ValueError(
-                f"backend {self.name}: `tasks` of {', '.join(other)} is for kind `openai`, not for kind `{self.kind}`"
+                f"backend {self.name}: `tasks` or `modalities` of {', '.join(other)} is for kind `openai`, not for "
+                f"kind `{self.kind}`"
             )
         served = [model.served for model in self.models]
         twice = sorted({name for name in served if served.count(name) > 1})

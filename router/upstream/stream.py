@@ -22,9 +22,9 @@ from router.base.errors import (
     Unavailable,
 )
 from router.base.timers import Interrupted, Interruptible
-from router.upstream import openai as openai_client
 from router.upstream.call import UpstreamRequest, remaining
-from router.upstream.openai import Event
+from router.upstream.events import Event, origin_of
+from router.upstream.refusals import decode_error
 from router.upstream.told import EchoedPrompt
 from router.upstream.tools import calls_in_text
 from router.upstream.transport import (
@@ -88,7 +88,7 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
     Raises:
         InvalidRequest, Refused, ReplicaUnreachable: as `Replica.generate` says.
     """
-    response, transfer = await _send(client, call, clock, lost)
+    response, transfer = await send_request(client, call, clock, lost)
     try:
         return OpenStream(response, transfer, call, lost)
     except BaseException:
@@ -98,9 +98,10 @@ async def open_stream(client: StreamingClient, call: UpstreamRequest, clock: Clo
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """An answer that came in one piece, and who it says answered."""
+    """An answer that came in one piece, what it is, and who it says answered."""
 
     body: bytes
+    media_type: str
     transfer: TransferSample
     origin: Origin | None
 
@@ -111,9 +112,9 @@ async def fetch_answer(client: StreamingClient, call: UpstreamRequest, clock: Cl
     Raises:
         InvalidRequest, Refused, ReplicaUnreachable: as `Replica.generate` says.
     """
-    response, transfer = await _send(client, call, clock, lost)
+    response, transfer = await send_request(client, call, clock, lost)
     body = await _whole_body(response, call, lost)
-    return WholeAnswer(body, transfer, openai_client.origin_of(response.headers))
+    return WholeAnswer(body, response.headers.get("content-type", ""), transfer, origin_of(response.headers))
 
 
 async def fetch_whole(client: StreamingClient, call: UpstreamRequest, clock: Clock, lost: LostNews) -> bytes:
@@ -134,9 +135,14 @@ async def _whole_body(response: Response, call: UpstreamRequest, lost: LostNews)
     return body
 
 
-async def _send(
+async def send_request(
     client: StreamingClient, call: UpstreamRequest, clock: Clock, lost: LostNews
 ) -> tuple[Response, TransferSample]:
+    """Send a request and wait for the head of a good response.
+
+    Raises:
+        InvalidRequest, Refused, ReplicaUnreachable: as `Replica.generate` says.
+    """
     objective = remaining(call.request, clock.now_s(), call.rtt_s, call.who, local=call.local)
     post = call.encode(objective)
     if call.instance is not None:
@@ -214,7 +220,7 @@ async def _refusal(response: Response, call: UpstreamRequest, lost: LostNews) ->
         body = b""  # the status says enough
     finally:
         response.close()
-    decode = openai_client.decode_error if call.codec is None else call.codec.decode_error
+    decode = decode_error if call.codec is None else call.codec.decode_error
     return decode(response.status, response.headers, body, call.who)
 
 
@@ -230,7 +236,7 @@ class OpenStream:
         self._response = response
         self._call = call
         self._lost = lost
-        self._origin: Origin | None = openai_client.origin_of(response.headers)
+        self._origin: Origin | None = origin_of(response.headers)
         self._parser = call.parser(response.headers)
         self._last: Event | None = None
         self._last_text = ""

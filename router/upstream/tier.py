@@ -11,7 +11,7 @@ import structlog
 
 from router.upstream.call import UpstreamRequest
 from router.upstream.handshake import HandshakeTrace
-from router.upstream.openai import UpstreamError, retry_after_s
+from router.upstream.refusals import UpstreamError, retry_after_s
 from router.upstream.rungs import read_rungs
 from router.upstream.server import PolledServer
 from router.upstream.stream import TransferSample

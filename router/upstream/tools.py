@@ -1,8 +1,10 @@
-"""Tools in the words of OpenAI's API, and calls that a server tells in pieces back into text."""
+"""Turns and tools in the words of OpenAI's API, and calls that a server tells in pieces back into text."""
 
 from __future__ import annotations
 
 import json
+
+import orjson
 
 from router.values.prompt import ChatPrompt, Message
 from router.values.request import InferenceRequest
@@ -11,7 +13,7 @@ from router.values.tool_calls import CallWriter, Tool, ToolChoice
 
 def message_of(message: Message) -> dict[str, object]:
     """Return a turn as servers take it."""
-    told: dict[str, object] = {"role": message.role, "content": message.content}
+    told: dict[str, object] = {"role": message.role, "content": _content(message)}
     if message.tool_calls:
         told["tool_calls"] = [
             {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -20,6 +22,15 @@ def message_of(message: Message) -> dict[str, object]:
     if message.call_id:
         told["tool_call_id"] = message.call_id
     return told
+
+
+def _content(message: Message) -> object:
+    if not message.parts:
+        return message.content
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else orjson.Fragment(part.written)
+        for part in message.parts
+    ]
 
 
 def tool_fields(prompt: ChatPrompt, *, strict: bool) -> dict[str, object]:

@@ -35,6 +35,16 @@ class Feature(enum.Enum):
     CONTINUED_CONSTRAINT = "continuing a constrained answer that broke off"
     TOOLS = "tools"
     CONTINUED_TOOLS = "continuing an answer with tools that broke off"
+    IMAGES = "images"
+    AUDIO = "audio"
+    BAD_WORDS = "bad_words"
+    TOKENIZE = "tokenize"
+
+
+OFFERED: frozenset[Feature] = frozenset({Feature.IMAGES, Feature.AUDIO, Feature.BAD_WORDS, Feature.TOKENIZE})
+"""What a replica does only where it says so (`ReplicaInfo.offers`); the rest it does unless it says not."""
+MEDIA: frozenset[Feature] = frozenset({Feature.IMAGES, Feature.AUDIO})
+NOTHING: frozenset[Feature] = frozenset()
 
 
 FEATURE_OF = {

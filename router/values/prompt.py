@@ -7,14 +7,28 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from router.values.feature import NOTHING, Feature
 from router.values.task import Call
 from router.values.tool_calls import ToolCall, Tools
 
 
-class Message(msgspec.Struct, frozen=True):
-    """One chat turn; `content` is plain text (content parts are joined by the codec).
+class MediaPart(msgspec.Struct, frozen=True):
+    """An image or a sound in a message.
 
     Attributes:
+        kind: `Feature.IMAGES` or `Feature.AUDIO`.
+        written: the part as JSON, as OpenAI's API has it.
+    """
+
+    kind: Feature
+    written: bytes
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One chat turn; `content` is plain text (text parts are joined by the codec).
+
+    Attributes:
+        parts: of a turn with images or sounds all of its parts in order, its texts among them.
         tool_calls: what an assistant's turn called.
         call_id: whose result a turn of the role `tool` is.
     """
@@ -23,6 +37,7 @@ class Message(msgspec.Struct, frozen=True):
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
+    parts: tuple[str | MediaPart, ...] = ()
 
 
 class ChatPrompt(msgspec.Struct, frozen=True):
@@ -30,10 +45,12 @@ class ChatPrompt(msgspec.Struct, frozen=True):
 
     Attributes:
         tools: what the answer may call; None where the request has none.
+        media: what of its turns is no text.
     """
 
     messages: tuple[Message, ...]
     tools: Tools | None = None
+    media: frozenset[Feature] = NOTHING
 
     @property
     def uses_tools(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from router.values.chunk import TokenChunk
-from router.values.feature import Feature
+from router.values.feature import NOTHING, Feature
 from router.values.link import LinkSnapshot
 from router.values.request import InferenceRequest, Locality
 from router.values.task import GENERATES, Task
@@ -84,6 +84,7 @@ class ReplicaInfo:
         version: of what serves there, as its source tells it; empty where it tells none.
         tasks: what it does.
         leaves_steps: what was cancelled holds nobody up: it leaves a step for which nobody waits any more.
+        offers: of what only some servers do, what it does; see `InferenceRequest.wants`.
     """
 
     replica_id: str
@@ -102,6 +103,7 @@ class ReplicaInfo:
     version: str = ""
     tasks: frozenset[Task] = GENERATES
     leaves_steps: bool = False
+    offers: frozenset[Feature] = NOTHING
 
     @property
     def device_key(self) -> str:

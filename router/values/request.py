@@ -7,10 +7,10 @@ import enum
 import msgspec
 
 from router.base.errors import InvalidRequest
-from router.values.feature import Feature
+from router.values.feature import NOTHING, Feature
 from router.values.prompt import ChatPrompt, EncodedPrompt, Input, Prompt, TokenPrompt
 from router.values.sampling import SamplingParams
-from router.values.task import Call, Task
+from router.values.task import Call, PassedCall, Task
 
 
 class Locality(enum.Enum):
@@ -182,8 +182,17 @@ class InferenceRequest(msgspec.Struct, frozen=True):
             raise InvalidRequest(f"this model generates text, it does not {self.task.value}", param="model")
         return self.prompt
 
+    @property
+    def wants(self) -> frozenset[Feature]:
+        """What a replica has to offer: `OFFERED` of it, which is nothing as a rule."""
+        prompt = self.prompt
+        found = prompt.media if isinstance(prompt, ChatPrompt) else NOTHING
+        if isinstance(prompt, PassedCall) and prompt.task is Task.TOKENIZE:
+            found = frozenset({Feature.TOKENIZE})
+        return found | {Feature.BAD_WORDS} if self.sampling.bad_words else found
+
     def needs(self) -> frozenset[Feature]:
-        """What a replica has to do beyond plain text in and text out."""
+        """What a replica has to do beyond plain text in and text out, but for `wants`."""
         prompt, needs = self.prompt, self.sampling.needs()
         if isinstance(prompt, Call):
             return frozenset()

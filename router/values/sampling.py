@@ -32,6 +32,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
         logprobs: how many alternatives are told beside the log probability of each token; None tells none at all.
         prompt_logprobs: the log probabilities of the prompt's tokens are told too.
         constraint: what the whole answer has to match; None leaves it free.
+        bad_words: texts that the answer does not hold.
     """
 
     max_tokens: int | None = None
@@ -52,6 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     logprobs: int | None = None
     prompt_logprobs: bool = False
     constraint: Constraint | None = None
+    bad_words: tuple[str, ...] = ()
 
     def needs(self) -> set[Feature]:
         """What a replica has to do beyond drawing by temperature and top-p up to a stop string."""

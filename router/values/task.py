@@ -15,6 +15,13 @@ class Task(enum.Enum):
 
     GENERATE = "generate"
     EMBED = "embed"
+    RERANK = "rerank"
+    SCORE = "score"
+    TRANSCRIBE = "transcribe"
+    TRANSLATE = "translate"
+    SPEAK = "speak"
+    TOKENIZE = "tokenize"
+    """By whatever its model does: any server that offers it."""
 
 
 GENERATES: frozenset[Task] = frozenset({Task.GENERATE})
@@ -59,5 +66,39 @@ class Embeddings:
         return self.data[index * size : (index + 1) * size]
 
 
-Call = EmbedCall
-Output = Embeddings
+@dataclass(frozen=True, slots=True)
+class PassedCall:
+    """A call for a server behind this tier, which takes it as its caller wrote it, but for the model's name.
+
+    Attributes:
+        task: what is asked of the model.
+        path: where servers take it.
+        media_type: of the body; of a form with its boundary.
+        before, after: the body around the model's name.
+        inputs: the text of each input, in bytes of UTF-8; empty where no input is text.
+        streams: its reply goes on piece by piece, as it comes.
+    """
+
+    task: Task
+    path: str
+    media_type: str
+    before: bytes
+    after: bytes
+    inputs: tuple[int, ...] = ()
+    streams: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A reply that is passed on, or a piece of it.
+
+    Attributes:
+        media_type: of the whole reply, as its server says.
+    """
+
+    data: bytes
+    media_type: str
+
+
+Call = EmbedCall | PassedCall
+Output = Embeddings | Passed

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from typing import Any
 
 import uvicorn
 
@@ -86,7 +87,12 @@ class Tier:
     """A gateway on a free port of this event loop, around a real dispatcher."""
 
     def __init__(
-        self, name: str, replicas: list, settings: RouterSettings | None = None, traces: TraceSink | None = None
+        self,
+        name: str,
+        replicas: list,
+        settings: RouterSettings | None = None,
+        traces: TraceSink | None = None,
+        **deps: Any,
     ) -> None:
         self.telemetry = Telemetry()
         self.dispatcher = Dispatcher(
@@ -96,9 +102,9 @@ class Tier:
             self.dispatcher,
             tier=name,
             telemetry=self.telemetry,
-            prompts=WordCounter(),
             clock=CLOCK,
             models=lambda: [replica.info for replica in self.dispatcher.replicas],
+            **{"prompts": WordCounter(), **deps},
         )
         config = uvicorn.Config(
             create_app(self.deps), log_level="critical", lifespan="off", timeout_graceful_shutdown=1

@@ -18,6 +18,7 @@ from router.gateway.kserve.stream import GenerateStream
 from router.gateway.media import plain_body, require_no_form, require_no_page
 from router.gateway.parts import Answered, answer_all, answer_one
 from router.gateway.tenant_routes import require_monitor
+from router.values.task import Embeddings
 from router.wire.kserve.call import InferCall
 from router.wire.kserve.embedding import embed_infer, encode_embed_infer
 from router.wire.kserve.generate import GENERATE_BODY, decode_generate, encode_generate
@@ -111,7 +112,7 @@ class KServeRoutes:
         """Turn the texts of a request into vectors."""
         asked = embed_infer(raw)
         answer, prompt_tokens = await self._intake.start(context, asked.request(model))
-        vectors, tokens = await collect_output(answer.chunks, prompt_tokens)
+        vectors, tokens = await collect_output(answer.chunks, prompt_tokens, Embeddings)
         return _tensor_reply(
             encode_embed_infer(model, asked, vectors, tokens), self._intake.reply_headers(context, answer)
         )

@@ -15,6 +15,7 @@ from router.values.tool_calls import Tools
 from router.wire.body import decode_json
 from router.wire.names import refuse_fields
 from router.wire.openai.fields import UNSERVED, Fields, request_of
+from router.wire.openai.media import media_in
 from router.wire.openai.messages import RawMessage, message_of
 from router.wire.openai.sampling import TopLogprobs, sampling_of
 from router.wire.openai.tools import Function, FunctionChoice, NamedTool, RawTool, functions_of, tools_of
@@ -77,7 +78,7 @@ def decode_chat(body: bytes) -> ApiRequest:
     continuation = _take_continuation(raw, messages)
     tools = tools_of(raw.tools, raw.tool_choice, parallel=raw.parallel_tool_calls)
     legacy = functions_of(raw.functions, raw.function_call) if tools is None else None
-    prompt = ChatPrompt(tuple(messages), tools or legacy)
+    prompt = ChatPrompt(tuple(messages), tools or legacy, media_in(messages))
     request = request_of(raw, prompt, continuation, sampling_of(raw, None, _logprobs(raw)))
     _refuse_constraint_beside(prompt.tools, request.sampling.constraint)
     return request if legacy is None else replace(request, legacy_functions=True)

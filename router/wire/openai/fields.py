@@ -67,7 +67,6 @@ class Fields(ConstraintFields, frozen=True, kw_only=True):
 
 
 UNSERVED: tuple[Rule, ...] = (
-    ("bad_words", only([]), "a word has too many spellings in tokens: ban those of /tokenize with `logit_bias`"),
     ("use_beam_search", only(False), "beam search is not offered: leave it out"),
     ("length_penalty", only(1, 1.0), "beam search is not offered: leave it out"),
     ("early_stopping", only(False), "beam search is not offered: leave it out"),

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from router.base.errors import InvalidRequest
-from router.values.prompt import Message
+from router.values.prompt import MediaPart, Message
 from router.values.tool_calls import ToolCall
+from router.wire.openai.media import MEDIA_TYPES, RawImage, RawSound, image_of, sound_of
 from router.wire.openai.tools import RawCall, arguments_of, calls_of
 
 _ROLES = {
@@ -24,6 +25,8 @@ _ROLES = {
 class _Part(msgspec.Struct, frozen=True):
     type: str
     text: str | None = None
+    image_url: RawImage | str | None = None
+    input_audio: RawSound | None = None
 
 
 class RawMessage(msgspec.Struct, frozen=True):
@@ -56,13 +59,11 @@ def message_of(raw: RawMessage, index: int) -> Message:
         raise InvalidRequest(
             f"`{at}.tool_call_id` is required: the id of the call that this answers", param=f"{at}.tool_call_id"
         )
-    return Message(_ROLES[raw.role], _content(raw, at), calls, call_id)
-
-
-def _content(raw: RawMessage, at: str) -> str:
     if raw.content is None or isinstance(raw.content, str):
-        return raw.content or ""
-    return "".join(_part(part, f"{at}.content[{i}]") for i, part in enumerate(raw.content))
+        return Message(_ROLES[raw.role], raw.content or "", calls, call_id)
+    parts = tuple(_part(part, f"{at}.content[{i}]", raw.role) for i, part in enumerate(raw.content))
+    texts = [part for part in parts if isinstance(part, str)]
+    return Message(_ROLES[raw.role], "".join(texts), calls, call_id, () if len(texts) == len(parts) else parts)
 
 
 def _calls(raw: RawMessage, at: str) -> tuple[ToolCall, ...]:
@@ -75,9 +76,16 @@ def _calls(raw: RawMessage, at: str) -> tuple[ToolCall, ...]:
     return calls_of(raw.tool_calls or [], f"{at}.tool_calls")
 
 
-def _part(part: _Part, at: str) -> str:
+def _part(part: _Part, at: str, role: str) -> str | MediaPart:
+    if part.type in MEDIA_TYPES and role != "user":
+        raise InvalidRequest(f"`{at}`: a `{part.type}` stands in a turn of role `user`, not `{role}`", param=at)
+    if part.type == "image_url":
+        return image_of(part.image_url, f"{at}.image_url")
+    if part.type == "input_audio":
+        return sound_of(part.input_audio, f"{at}.input_audio")
     if part.type != "text":
-        raise InvalidRequest(f"`{at}`: `{part.type[:40]}` is not served: send parts of type `text`", param=at)
+        known = "`text`, `image_url` and `input_audio`"
+        raise InvalidRequest(f"`{at}`: `{part.type[:40]}` is not served: send parts of type {known}", param=at)
     if part.text is None:
         raise InvalidRequest(f"`{at}.text` is required", param=f"{at}.text")
     return part.text

@@ -20,7 +20,7 @@ def model_cards(replicas: Sequence[ReplicaInfo], created_s: int) -> list[dict[st
     families: dict[str, list[ReplicaInfo]] = {}
     for info in ordered:
         families.setdefault(info.family, []).append(info)
-    cards = [_card(name, created_s, _family(rungs)) for name, rungs in families.items()]
+    cards = [_card(name, created_s, _of_name(name, rungs)) for name, rungs in families.items()]
     seen = set(families)
     for info in ordered:
         if info.variant not in seen:
@@ -44,6 +44,12 @@ def _card(name: str, created_s: int, overspill: dict[str, object]) -> dict[str, 
     }
 
 
+def _of_name(name: str, rungs: list[ReplicaInfo]) -> dict[str, object]:
+    """Describe a family; one that is called as one of its variants is described as that too, for the tiers below."""
+    called = [info for info in rungs if info.variant == name]
+    return _family(rungs) | _variant(called[0]) if called else _family(rungs)
+
+
 def _family(rungs: list[ReplicaInfo]) -> dict[str, object]:
     return {
         "kind": "family",
@@ -52,6 +58,7 @@ def _family(rungs: list[ReplicaInfo]) -> dict[str, object]:
         "quality": max(info.quality for info in rungs),
         "context_tokens": max(info.context_tokens for info in rungs),
         "tasks": _tasks(rungs),
+        "offers": _offers(rungs),
     }
 
 
@@ -64,6 +71,7 @@ def _variant(info: ReplicaInfo) -> dict[str, object]:
         "quality": info.quality,
         "context_tokens": info.context_tokens,
         "tasks": _tasks([info]),
+        "offers": _offers([info]),
         "tier": info.tier,
         "remote": info.remote,
         "device": info.device_key,
@@ -78,3 +86,7 @@ def _variant(info: ReplicaInfo) -> dict[str, object]:
 
 def _tasks(rungs: list[ReplicaInfo]) -> list[str]:
     return sorted({task.value for info in rungs for task in info.tasks})
+
+
+def _offers(rungs: list[ReplicaInfo]) -> list[str]:
+    return sorted({feature.value for info in rungs for feature in info.offers})

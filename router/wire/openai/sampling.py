@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -28,6 +28,8 @@ MAX_TOP_LOGPROBS = 20
 """Alternatives told beside each token, OpenAI's bound."""
 _MAX_STOP_IDS = 128
 _MAX_ALLOWED_IDS = 131_072
+_MAX_BAD_WORDS = 256
+_MAX_WORD_CHARS = 256
 
 S = TypeVar("S")
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
@@ -52,7 +54,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
-    bad_words: Any = None
+    bad_words: list[str] | None = None
 
 
 def sampling_of(
@@ -90,7 +92,16 @@ def sampling_of(
         allowed_token_ids=token_ids(raw.allowed_token_ids, "allowed_token_ids", _MAX_ALLOWED_IDS),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        bad_words=_bad_words(raw.bad_words or []),
     )
+
+
+def _bad_words(raw: list[str]) -> tuple[str, ...]:
+    if len(raw) > _MAX_BAD_WORDS or not all(0 < len(word) <= _MAX_WORD_CHARS for word in raw):
+        raise InvalidRequest(
+            f"`bad_words`: at most {_MAX_BAD_WORDS} texts of 1 to {_MAX_WORD_CHARS} characters", param="bad_words"
+        )
+    return tuple(raw)
 
 
 def _or(value: S | None, default: S) -> S:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.errors import ContextTooLong, InvalidRequest, ModelNotFound, ReplicaFailed, Shed, Unavailable
+from router.upstream.events import Event
 from router.upstream.kserve_codec import KServeCodec
 from router.upstream.kserve_model import Metadata, TensorSpec, TextModel, TritonConfig, text_model
-from router.upstream.openai import Event
 from router.upstream.settings import KServeSettings
 from router.values.chunk import FinishReason
 from router.values.prompt import ChatPrompt, Message, TextPrompt, TokenPrompt

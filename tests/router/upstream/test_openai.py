@@ -23,7 +23,9 @@ from router.base.errors import (
     Unavailable,
 )
 from router.dispatch.blame import Verdict, verdict
-from router.upstream.openai import EventParser, decode_error, encode_post, origin_of
+from router.upstream.events import EventParser, origin_of
+from router.upstream.openai import encode_post
+from router.upstream.refusals import decode_error
 from router.values.prompt import ChatPrompt, Message, TextPrompt, TokenPrompt
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams

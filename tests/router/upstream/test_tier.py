@@ -30,6 +30,7 @@ from router.upstream.server import ServerOptions
 from router.upstream.source import SourceHooks
 from router.upstream.tier import UpstreamTier
 from router.values.chunk import FinishReason
+from router.values.feature import Feature
 from router.values.prompt import ChatPrompt, Message, TextPrompt, TokenPrompt
 from router.values.replica import ReplicaSnapshot, SpeedPrior
 from router.values.request import InferenceRequest, Locality, Objective
@@ -172,6 +173,7 @@ async def test_rungs_are_discovered_with_everything_the_router_needs(server: Ser
             tier="cloud",
             remote=True,
             device=f"{server.url} local",
+            offers=frozenset({Feature.TOKENIZE}),
         )
         assert replica.info == expected
         assert replica.link is tier.link.snapshot(warm=False), "no request has opened a connection yet"

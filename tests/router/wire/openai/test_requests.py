@@ -149,7 +149,10 @@ WRONG_CHAT = [
     ({"messages": [*HELLO, {"role": "user", "content": 3}]}, "messages[1].content"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "messages[0].content[0].text"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0]"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].image_url.url",
+    ),
     ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
     (
         {"messages": [*HELLO, {"role": "assistant", "content": "", "tool_calls": [{}]}]},
@@ -233,7 +236,8 @@ WRONG_CHAT = [
     ({"stop_token_ids": [3, -1]}, "stop_token_ids[1]"),
     ({"stop_token_ids": list(range(129))}, "stop_token_ids"),
     ({"allowed_token_ids": [2**31]}, "allowed_token_ids[0]"),
-    ({"bad_words": ["x"]}, "bad_words"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"bad_words": ["x"] * 257}, "bad_words"),
     ({"guided_json": 3}, "guided_json"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"continue_final_message": "x"}, "continue_final_message"),

@@ -1,0 +1,172 @@
+"""Answers of an upstream: who answers, as the head says, and the events of the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from router.upstream.refusals import UpstreamError, counted
+from router.upstream.told import Logprobs
+from router.values.chunk import FinishReason, Origin
+from router.values.logprobs import TokenLogprob
+from router.values.tool_calls import CallDelta
+from router.wire import headers as wire_headers
+from router.wire import names as wire_names
+
+_MAX_INT32 = 2**31 - 1
+_MAX_EVENT_BYTES = 4 * 1024 * 1024
+_MAX_NAME_CHARS = 128
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct):
+    index: int = 0
+    function: _Function | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: Logprobs | None = None
+
+
+class _Usage(msgspec.Struct):
+    """Of what type an upstream's figures are is not believed either: a wrong one is a missing one."""
+
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+    prompt_tokens_details: Any = None
+
+    def told_tokens(self, most: int) -> int | None:
+        """Generated tokens so far; None where the upstream tells nothing that can be true."""
+        return counted(self.completion_tokens, 0, most)
+
+    def told_prompt_tokens(self, most: int) -> int | None:
+        """Tokens of the prompt; None where the upstream tells nothing that can be true."""
+        return counted(self.prompt_tokens, 1, most)
+
+    def told_cached_tokens(self, most: int) -> int | None:
+        """Tokens of the prompt that were cached; None where the upstream tells nothing that can be true."""
+        details = self.prompt_tokens_details
+        return counted(details.get("cached_tokens"), 0, most) if isinstance(details, dict) else None
+
+
+class Event(msgspec.Struct):
+    """One event of a stream. `done` is set by the end mark; `cut`: nothing after it is wanted."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: UpstreamError | str | None = None
+    done: bool = False
+    cut: bool = False
+
+    @classmethod
+    def of(cls, text: str, tokens: int | None, finish: FinishReason | None = None, *, cut: bool = False) -> Event:
+        """Return an event of another protocol than OpenAI's; `tokens` counts those of the answer so far."""
+        choice = _Choice(text=text, finish_reason=None if finish is None else finish.value)
+        return cls(choices=[choice], usage=_Usage(completion_tokens=tokens), done=finish is not None, cut=cut)
+
+    @property
+    def text(self) -> str:
+        if not self.choices:
+            return ""
+        choice = self.choices[0]
+        return (choice.delta.content if choice.delta is not None else choice.text) or ""
+
+    def logprobs(self, top: int) -> tuple[TokenLogprob, ...]:
+        """What it tells of its tokens, with at most `top` alternatives each."""
+        told = self.choices[0].logprobs if self.choices else None
+        return () if told is None else told.values(top)
+
+    @property
+    def calls(self) -> list[CallDelta]:
+        """What it adds to calls of tools."""
+        delta = self.choices[0].delta if self.choices else None
+        found = [] if delta is None or delta.tool_calls is None else delta.tool_calls
+        functions = [(call.index, call.function) for call in found if call.function is not None]
+        return [CallDelta(index, called.name or "", called.arguments or "") for index, called in functions]
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """The reason; one that this project has no word for (`content_filter`) ends an answer like `stop`."""
+        if not self.choices or self.choices[0].finish_reason is None:
+            return None
+        return FinishReason.LENGTH if self.choices[0].finish_reason == "length" else FinishReason.STOP
+
+    @property
+    def error_message(self) -> str | None:
+        if self.error is None:
+            return None
+        return (self.error if isinstance(self.error, str) else self.error.message) or "no message"
+
+    @property
+    def told_attempts(self) -> int | None:
+        """Replicas that the upstream tried before it gave up."""
+        return self.error.told_attempts if isinstance(self.error, UpstreamError) else None
+
+
+_event_decoder = msgspec.json.Decoder(Event)
+
+
+class EventParser:
+    """Cuts a byte stream into events."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Return the events that `data` completes. What is no completion chunk becomes an event with an error."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        events = [event for line in lines if (event := _event(line)) is not None]
+        if len(self._rest) > _MAX_EVENT_BYTES:
+            events.append(Event(error=f"an event of more than {_MAX_EVENT_BYTES} bytes"))
+        return events
+
+    def end(self) -> list[Event]:
+        """The end of the body says nothing: a finish reason comes before it."""
+        return []
+
+
+def _event(line: bytes) -> Event | None:
+    if not line.startswith(b"data:"):
+        return None  # blank lines, comments and other fields
+    payload = line[5:].strip()
+    if payload == b"[DONE]":
+        return Event(done=True)
+    try:
+        return _event_decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Event(error=f"an event that is no completion chunk: {error}")
+
+
+def origin_of(headers: Mapping[str, str]) -> Origin | None:
+    """Read who answers from the response headers; None if the upstream does not say."""
+    variant = _name(headers.get(wire_names.MODEL, ""))
+    rung = wire_headers.whole_number(headers.get(wire_names.RUNG, ""), _MAX_INT32)
+    if not variant or rung is None:
+        return None
+    return Origin(
+        tier=_name(headers.get(wire_names.TIER, "")) or "cloud",
+        variant=variant,
+        rung=rung,
+        degraded=headers.get(wire_names.DEGRADED) == "true",
+        reason=_name(headers.get(wire_names.REASON, "")),
+        max_tokens=wire_headers.whole_number(headers.get(wire_names.MAX_TOKENS, ""), _MAX_INT32) or None,
+    )
+
+
+def _name(told: str) -> str:
+    """Return a name that an upstream tells, as it may stand in our own reply headers, logs and metrics."""
+    return wire_names.header_safe(told[:_MAX_NAME_CHARS])

@@ -1,0 +1,119 @@
+"""Refusals and errors of an upstream back into the errors that the router understands."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from router.base.errors import (
+    BodyShed,
+    BudgetSpent,
+    ContextTooLong,
+    DeadlineLost,
+    Evicted,
+    InvalidRequest,
+    ModelNotFound,
+    OverspillError,
+    PromiseLost,
+    RateLimited,
+    Refused,
+    ReplicaFailed,
+    ReplicasFailed,
+    RequestFailed,
+    Shed,
+    Unavailable,
+)
+from router.wire import headers as wire_headers
+
+
+def counted(told: Any, least: int, most: int) -> int | None:
+    """Return a figure that an upstream tells; None where it cannot be true."""
+    return told if type(told) is int and least <= told <= most else None
+
+
+class UpstreamError(msgspec.Struct):
+    """The `error` object of a body or an event; servers fill it in unevenly."""
+
+    message: str = ""
+    code: str | int | None = None
+    param: str | None = None
+    attempts: Any = None
+
+    @property
+    def told_attempts(self) -> int | None:
+        """Replicas that it tried; None where it tells nothing that can be true."""
+        return counted(self.attempts, 1, wire_headers.MAX_ATTEMPTS)
+
+
+# What a tier of ours says with its code: whether a refusal speaks for one request, or for more.
+_REFUSALS: dict[tuple[int, str], type[Refused]] = {
+    (kind.status, kind.code): kind for kind in (BodyShed, Evicted, PromiseLost, ReplicasFailed, DeadlineLost)
+}
+
+# Limits of this tier's own key: the upstream stays away for this tier, and its requests may well be served elsewhere.
+_LIMITS = frozenset({RateLimited.code, BudgetSpent.code})
+
+
+class _ErrorBody(msgspec.Struct):
+    error: UpstreamError | str | None = None
+
+
+# vLLM, SGLang and llama.cpp have no code for it.
+_OVERFLOW = re.compile(r"maximum context length|longer than the model's context|available context size", re.IGNORECASE)
+
+
+def decode_error(status: int, headers: Mapping[str, str], body: bytes, who: str) -> OverspillError:
+    """Turn an upstream's refusal into the error that the router understands."""
+    told = _told(body)
+    error = _error_of(status, told, headers, who)
+    error.attempts = told.told_attempts
+    return error
+
+
+def _error_of(status: int, told: UpstreamError, headers: Mapping[str, str], who: str) -> OverspillError:
+    message = f"{who}: {told.message or f'HTTP {status}'}"
+    if status in {401, 403}:
+        return ReplicaFailed(f"{who} does not accept this tier's API key (HTTP {status}): {told.message}")
+    if status in {429, 503}:
+        return _refusal(status, told, headers, message)
+    if status == 404 and told.code != ModelNotFound.code:
+        return ReplicaFailed(f"{who}: HTTP 404, is the base URL right? {told.message}")
+    if 400 <= status < 500 and status not in {408, 409, 425}:
+        if told.code != ContextTooLong.code and _OVERFLOW.search(told.message or ""):
+            return ContextTooLong(f"{message}; the prompt is too long", param=told.param)
+        kinds = {ModelNotFound.code: ModelNotFound, ContextTooLong.code: ContextTooLong}
+        return kinds.get(str(told.code), InvalidRequest)(message, param=told.param)
+    return (RequestFailed if told.code == RequestFailed.code else ReplicaFailed)(message)
+
+
+def _refusal(status: int, told: UpstreamError, headers: Mapping[str, str], message: str) -> Refused:
+    kind = _REFUSALS.get((status, str(told.code)), Shed if status == 429 else Unavailable)
+    if headers.get("x-should-retry") == "false" and str(told.code) not in _LIMITS:
+        kind = DeadlineLost
+    return kind(message, retry_after_s=retry_after_s(headers))
+
+
+def _told(body: bytes) -> UpstreamError:
+    try:
+        found = msgspec.json.decode(body, type=_ErrorBody).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = None
+    if isinstance(found, str):
+        return UpstreamError(message=found)
+    return found or UpstreamError(message=body[:200].decode("utf-8", "replace").strip())
+
+
+def retry_after_s(headers: Mapping[str, str], default_s: float = 1.0) -> float:
+    """Read `retry-after-ms`, then `retry-after` in seconds; an HTTP date, or nothing, gives the default."""
+    for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        try:
+            value = float(headers.get(name, "nan")) / scale
+        except ValueError:
+            continue
+        if math.isfinite(value) and value >= 0:
+            return value
+    return default_s

@@ -1,0 +1,199 @@
+"""Images and sounds in chats, token calls and `bad_words`: to servers that take them, and to no other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from aiohttp import web
+
+from router.cache.exact import AnswerCache
+from router.cache.settings import CacheSettings
+from router.upstream.settings import BackendModel, BackendSettings
+from tests.support.foreign_server import ForeignServer
+from tests.support.passed_chain import passing
+from tests.support.tiers import CLOCK, Tier
+from tests.support.waiting import until
+
+PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
+SHOWN = {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}}
+HEARD = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+CHAT = "/v1/chat/completions"
+PART = "messages[0].content[1]"
+
+
+def asking(*parts: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    content = [{"type": "text", "text": "What is this?"}, *parts]
+    return {"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 4, **fields}
+
+
+@contextlib.asynccontextmanager
+async def world(
+    server: ForeignServer, modalities: tuple[str, ...] | None = None, **deps: Any
+) -> AsyncIterator[list[Tier]]:
+    model = BackendModel(served="m", modalities=modalities)  # type: ignore[arg-type]
+    async with server:
+        entry = BackendSettings(name="b", urls=(server.url,), poll_interval_s=0.05, warm_up=False, models=(model,))
+        async with passing(entry, **deps) as tiers:
+            yield list(tiers)
+
+
+async def test_images_and_sounds_arrive_as_they_were_sent_and_are_counted_by_their_server() -> None:
+    server = ForeignServer()
+    async with world(server, ("text", "image", "audio")) as tiers:
+        for tier in tiers:
+            client = openai.AsyncOpenAI(base_url=f"{tier.url}/v1", api_key="none", max_retries=0)
+            async with client:
+                told = asking(SHOWN, HEARD)
+                reply = await client.chat.completions.create(**told)
+                assert reply.choices[0].message.content == "one two three four"
+                assert reply.usage is not None
+                assert reply.usage.prompt_tokens == 40
+                assert server.bodies[-1]["messages"] == told["messages"]
+
+
+@pytest.mark.parametrize("part", [SHOWN, HEARD])
+async def test_a_model_of_text_is_not_asked(part: dict[str, Any]) -> None:
+    server = ForeignServer()
+    async with world(server, ("text",)) as tiers:
+        for tier in tiers:
+            async with httpx.AsyncClient(base_url=tier.url) as http:
+                reply = await http.post(CHAT, json=asking(part))
+                error = reply.json()["error"]
+                assert reply.status_code == 400
+                assert error["param"] == "messages"
+                assert "modalities" in error["message"]
+                assert (await http.post(CHAT, json=asking())).status_code == 200
+    assert len(server.bodies) == 2
+
+
+async def test_a_refusal_teaches_that_a_model_takes_text_alone() -> None:
+    server = ForeignServer()
+
+    async def refuses(request: web.Request) -> web.StreamResponse:
+        told = json.loads(await request.read())
+        server.bodies.append(told)
+        error = {"message": "m is not a multimodal model", "type": "BadRequestError", "code": 400}
+        return web.json_response({"error": error}, status=400)
+
+    server.pages[CHAT] = refuses
+    async with world(server) as (edge, cloud), httpx.AsyncClient(base_url=cloud.url) as http:
+        first = await http.post(CHAT, json=asking(SHOWN))
+        assert first.status_code == 400
+        assert "not a multimodal model" in first.json()["error"]["message"]
+        (card,) = (await http.get("/v1/models")).json()["data"]
+        assert "images" not in card["overspill"]["offers"]
+        assert "audio" in card["overspill"]["offers"]
+        again = await http.post(CHAT, json=asking(SHOWN))
+        assert "does not do what the request needs: images" in again.json()["error"]["message"]
+        assert len(server.bodies) == 1
+        async with httpx.AsyncClient(base_url=edge.url) as below:
+            assert (await below.post(CHAT, json=asking(SHOWN))).status_code == 400
+
+
+async def test_a_bad_image_teaches_nothing() -> None:
+    server = ForeignServer()
+
+    async def refuses(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "cannot identify image file", "code": 400}}, status=400)
+
+    server.pages[CHAT] = refuses
+    async with world(server) as (_, cloud), httpx.AsyncClient(base_url=cloud.url) as http:
+        assert "cannot identify" in (await http.post(CHAT, json=asking(SHOWN))).json()["error"]["message"]
+        (card,) = (await http.get("/v1/models")).json()["data"]
+        assert "images" in card["overspill"]["offers"]
+
+
+async def test_what_is_shown_is_never_answered_from_the_cache() -> None:
+    server = ForeignServer()
+    cache = AnswerCache(CacheSettings(max_mbytes=8), CLOCK, tuple)
+    async with world(server, ("image",), cache=cache) as (edge, _), httpx.AsyncClient(base_url=edge.url) as http:
+        for _again in range(2):
+            reply = await http.post(CHAT, json=asking(SHOWN, temperature=0))
+            assert reply.status_code == 200
+            assert "x-overspill-cache" not in reply.headers
+    assert len(server.bodies) == 2
+    assert not len(cache)
+
+
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, f"{PART}.image_url.url"),
+        (
+            {"type": "image_url", "image_url": {"url": "data:text/html;base64,AA=="}},
+            f"{PART}.image_url.url",
+        ),
+        ({"type": "image_url", "image_url": {"url": "http://x/" + "a" * 9000}}, f"{PART}.image_url.url"),
+        ({"type": "image_url"}, f"{PART}.image_url"),
+        (
+            {"type": "input_audio", "input_audio": {"data": "AA==", "format": "w v"}},
+            f"{PART}.input_audio.format",
+        ),
+        ({"type": "video_url", "video_url": {"url": "http://x/"}}, PART),
+    ],
+)
+async def test_what_is_wrong_with_a_part_is_named(part: dict[str, Any], param: str) -> None:
+    server = ForeignServer()
+    async with world(server, ("image", "audio")) as (edge, _), httpx.AsyncClient(base_url=edge.url) as http:
+        reply = await http.post(CHAT, json=asking(part))
+        assert reply.status_code == 400, reply.text
+        assert reply.json()["error"]["param"] == param
+        told = {"model": "m", "messages": [{"role": "assistant", "content": [SHOWN]}]}
+        assert (await http.post(CHAT, json=told)).status_code == 400
+        assert (await http.post(CHAT, json=asking(*[SHOWN] * 65))).status_code == 400
+    assert not server.bodies
+
+
+async def test_links_are_passed_on_and_not_fetched() -> None:
+    server = ForeignServer()
+    async with world(server, ("image",)) as (edge, _), httpx.AsyncClient(base_url=edge.url) as http:
+        linked = {"type": "image_url", "image_url": {"url": f"{server.url}/cat.png"}}
+        assert (await http.post(CHAT, json=asking(linked))).status_code == 200
+        assert server.bodies[-1]["messages"][0]["content"][1] == linked
+    assert "/cat.png" not in server.asked
+
+
+async def test_token_calls_go_where_the_tokenizer_is() -> None:
+    server = ForeignServer()
+    told: list[Any] = []
+
+    async def tokenized(request: web.Request) -> web.Response:
+        told.append(json.loads(await request.read()))
+        return web.json_response({"count": 2, "max_model_len": 99, "tokens": [3, 4], "token_strs": None})
+
+    server.pages |= {"/tokenize": tokenized, "/detokenize": {"prompt": "hi there"}}
+    async with world(server) as tiers:
+        for tier in tiers:
+            async with httpx.AsyncClient(base_url=tier.url) as http:
+                reply = await http.post("/tokenize", json={"model": "m", "prompt": "hi there"})
+                assert reply.json()["tokens"] == [3, 4]
+                reply = await http.post("/detokenize", json={"model": "m", "tokens": [3, 4]})
+                assert reply.json() == {"prompt": "hi there"}
+    assert told == [{"model": "m", "prompt": "hi there"}] * 2
+
+
+async def test_who_has_no_tokenizer_to_ask_says_so() -> None:
+    server = ForeignServer("someone")
+    async with world(server) as (edge, _), httpx.AsyncClient(base_url=edge.url) as http:
+        reply = await http.post("/tokenize", json={"model": "m", "prompt": "hi"})
+        assert reply.status_code == 400
+        assert "its tokenizer is not on this tier" in reply.json()["error"]["message"]
+
+
+async def test_bad_words_go_to_servers_that_know_them() -> None:
+    for owner, expected in (("vllm", 200), ("sglang", 400)):
+        server = ForeignServer(owner)
+        async with world(server) as (edge, _), httpx.AsyncClient(base_url=edge.url) as http:
+            await until(lambda: edge.dispatcher.replicas)
+            reply = await http.post(CHAT, json=asking(bad_words=["no", " never"]))
+            assert reply.status_code == expected, reply.text
+            if expected == 200:
+                assert server.bodies[-1]["bad_words"] == ["no", " never"]
+            else:
+                assert reply.json()["error"]["param"] == "bad_words"
