@@ -373,6 +373,10 @@ def _make(variant: Variant, store: ModelStore, force: bool, note: Note) -> Path:
         from models.encoder.artifact import make_encoder  # noqa: PLC0415 — brings onnx
 
         return make_encoder(variant, store, force=force, note=note)
+    if store.catalogue.family(variant.family).task == "infer":
+        from models.vision.artifact import make_onnx  # noqa: PLC0415 — brings onnx
+
+        return make_onnx(variant, store, force=force, note=note)
     if variant.precision == "int8":
         from models.int8.quantize import quantize  # noqa: PLC0415 — brings torch and onnx
 

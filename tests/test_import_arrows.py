@@ -44,7 +44,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("models.store",),
         ("models.graph",),
         ("models.measure", "models.prune", "models.tensorrt"),
-        ("models.encoder", "models.int8", "models.progress", "models.show"),
+        ("models.encoder", "models.int8", "models.progress", "models.show", "models.vision"),
         ("models.cli",),
     ),
     "cloud_tier": (

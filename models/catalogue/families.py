@@ -17,6 +17,7 @@ import msgspec
 
 from router.base.config import load
 from router.base.errors import ConfigError, ModelNotFound
+from router.values.tensors import Signature
 
 BUILT_IN = Path(__file__).parent
 CATALOGUE_VARIABLE = "OVERSPILL_CATALOGUE"
@@ -159,10 +160,11 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A model and its rungs.
 
     Attributes:
-        task: what it does: generate text, or turn texts into vectors.
+        task: what it does: generate text, turn texts into vectors, or be the model of a pipeline.
         context_tokens: longest prompt plus answer; of an encoder the longest text.
         prepend_bos: raw text is preceded by the model's first token; None leaves it to the model's own files.
         variants: the ladder, rung 0 first.
+        signature: tensors of a model of pipelines, of one input.
     """
 
     name: str
@@ -172,8 +174,9 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     licence: str
     sources: tuple[Source, ...]
     variants: tuple[Variant, ...]
-    task: Literal["generate", "embed"] = "generate"
+    task: Literal["generate", "embed", "infer"] = "generate"
     prepend_bos: bool | None = None
+    signature: Signature | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -182,6 +185,8 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise ValueError(f"family {self.name!r}: `parameters` and `context_tokens` must be positive")
         if not self.sources:
             raise ValueError(f"family {self.name!r}: name at least one source")
+        if (self.task == "infer") != (self.signature is not None):
+            raise ValueError(f"family {self.name!r}: `signature` and task = \"infer\" go together")
         rungs = [variant.rung for variant in self.variants]
         if rungs != list(range(len(rungs))) or not rungs:
             raise ValueError(f"family {self.name!r}: rungs must be 0, 1, 2 … in this order, not {rungs}")

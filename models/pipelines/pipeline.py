@@ -135,6 +135,7 @@ class Pipeline:
                 f"{self.plan.name}: {self._items} inputs are inside already, the limit is {most}",
                 retry_after_s=_RETRY_AFTER_S,
             )
+        self._refuse_where_full()
         ticket = Ticket(len(values), self._event_loop.create_future(), priority, due_s)
         ticket.cost = cost
         self._tickets.add(ticket)
@@ -153,6 +154,16 @@ class Pipeline:
         if ticket.error is not None:
             raise ticket.error
         return ticket
+
+    def _refuse_where_full(self) -> None:
+        """Raises Unavailable while a stage has more before it than it may: it is refused at the door, never between."""
+        for stage in self.stages:
+            most = stage.plan.queue_items
+            if most and stage.waiting >= most:
+                raise Unavailable(
+                    f"{self.plan.name}: {stage.waiting} inputs wait at stage {stage.plan.name}, the limit is {most}",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
 
     # --- in the workers ---
 

@@ -53,6 +53,7 @@ class StagePlan:
         open: makes its function, once for each worker.
         workers: batches computed at once: the instances of a model.
         cost: size of a value at this stage, in the unit of the buckets.
+        queue_items: while more items wait here, the pipeline takes no new requests; 0 bounds nothing.
     """
 
     name: str
@@ -61,6 +62,7 @@ class StagePlan:
     batching: BatchSettings = ALONE
     cost: Callable[[Any], int] = cost_of_one
     pool: Literal["threads", "processes"] = "threads"
+    queue_items: int = 0
 
 
 @dataclass(slots=True)

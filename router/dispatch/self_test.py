@@ -7,7 +7,9 @@ failed requests only raise a suspicion, and this tells: if the replica answers, 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 
 import structlog
@@ -23,7 +25,8 @@ from router.values.replica import Replica
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
 from router.values.settings import RouterSettings
-from router.values.task import EmbedCall, PassedCall
+from router.values.task import EmbedCall, PassedCall, TensorCall
+from router.values.tensors import NamedTensor
 from router.wire.openai.passed import shortest_like
 
 log = structlog.get_logger("router")
@@ -134,4 +137,12 @@ def _one_word(like: Input) -> Input:
         return EmbedCall((_WORD,))
     if isinstance(like, PassedCall):
         return shortest_like(like)
+    if isinstance(like, TensorCall):  # one input of nothing: a pipeline that is there computes or refuses it
+        return TensorCall(tuple(_nothing(tensor) for tensor in like.tensors))
     return ChatPrompt((Message("user", _WORD),)) if isinstance(like, ChatPrompt) else TextPrompt(_WORD)
+
+
+def _nothing(tensor: NamedTensor) -> NamedTensor:
+    """Return one row of zeros, or of empty strings, whose lengths take 4 bytes each."""
+    size = 4 * math.prod(tensor.shape[1:]) if tensor.datatype == "BYTES" else len(tensor.data) // tensor.shape[0]
+    return replace(tensor, shape=(1, *tensor.shape[1:]), data=bytes(size))

@@ -35,6 +35,7 @@ from router.values.prompt import IN_THREAD_CHARS, ChatPrompt, Input, Message, Pr
 from router.values.prompt_size import with_media
 from router.values.request import SLACK_PRIORITY, ApiRequest, InferenceRequest, Objective
 from router.values.task import Call, Embeddings, Passed, PassedCall, Task
+from router.values.tensors import Tensors
 from router.values.usage import Usage
 from router.wire import credits as wire_credits
 from router.wire import headers as wire_headers
@@ -334,7 +335,7 @@ class Intake:
         return lines
 
 
-Out = TypeVar("Out", Embeddings, Passed)
+Out = TypeVar("Out", Embeddings, Passed, Tensors)
 
 
 class Whole(msgspec.Struct, frozen=True):
@@ -374,7 +375,7 @@ async def collect(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) 
 async def collect_output(
     chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int, kind: type[Out]
 ) -> tuple[Out, int]:
-    """Return what a call came to, and the tokens of its inputs.
+    """Return what a call came to, which is a `kind`, and the tokens of its inputs.
 
     Raises:
         ReplicaBroken: it ended without.

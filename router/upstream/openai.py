@@ -10,13 +10,13 @@ import orjson
 from msgspec.structs import replace
 
 from router.base.errors import InvalidRequest
-from router.upstream import embeddings
+from router.upstream import embeddings, pipelines
 from router.upstream.dialect import OVERSPILL, Dialect
 from router.upstream.tools import message_of, tool_fields
 from router.values.prompt import ChatPrompt, TextPrompt
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
-from router.values.task import Call, EmbedCall, PassedCall
+from router.values.task import Call, EmbedCall, PassedCall, TensorCall
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
 from router.wire import names as wire_names
@@ -66,11 +66,15 @@ def encode_post(
         headers.append((wire_load.FORMAT_HEADER, "JSON"))
     try:
         headers += _our_headers(request, objective) if dialect.ours else wire_headers.trace_context(request.headers)
-        body = encode_request(request, model, context_tokens, dialect, fields)
+        if isinstance(request.prompt, TensorCall):
+            body, length = pipelines.encode_call(request.prompt)
+            headers.append(length)
+        else:
+            body = encode_request(request, model, context_tokens, dialect, fields)
     except (ValueError, TypeError, OverflowError) as error:  # JSON takes no lone surrogate, and no NaN
         raise InvalidRequest(f"the request cannot be written as JSON: {type(error).__name__}") from error
     check_headers(headers)
-    return Post(path_of(request), headers, body)
+    return Post(path_of(request, model), headers, body)
 
 
 def check_headers(headers: Iterable[tuple[str, str]]) -> None:
@@ -102,11 +106,13 @@ def _is_ascii_line(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def path_of(request: InferenceRequest) -> str:
+def path_of(request: InferenceRequest, model: str) -> str:
     if isinstance(request.prompt, EmbedCall):
         return embeddings.PATH
     if isinstance(request.prompt, PassedCall):
         return request.prompt.path
+    if isinstance(request.prompt, TensorCall):
+        return pipelines.path_of(model)
     return CHAT_PATH if isinstance(request.prompt, ChatPrompt) else COMPLETIONS_PATH
 
 
@@ -159,6 +165,8 @@ def encode_request(
 
 
 def _encode_call(call: Call, model: str) -> bytes:
+    if isinstance(call, TensorCall):
+        return pipelines.encode_call(call)[0]
     return passed.named(call, model) if isinstance(call, PassedCall) else embeddings.encode_call(call, model)
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from router.base.clock import Clock
 from router.base.errors import InvalidRequest, Refused, ReplicaUnreachable
 from router.signals.credit_account import CreditAccount
-from router.upstream import embeddings, passed
+from router.upstream import embeddings, passed, pipelines
 from router.upstream import openai as openai_client
 from router.upstream.call import UpstreamRequest
 from router.upstream.stream import LostNews, TransferSample, fetch_answer, fetch_whole, open_stream
@@ -23,7 +23,8 @@ from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import InferenceRequest
 from router.values.status import ReplicaFacts
-from router.values.task import Call, PassedCall
+from router.values.task import Call, PassedCall, TensorCall
+from router.wire.kserve.request import HEADER_LENGTH
 from router.wire.load import LoadReport, VariantLoad
 
 if TYPE_CHECKING:
@@ -255,6 +256,9 @@ class UpstreamReplica:
             self.chunks_received += 1
             if isinstance(request.prompt, PassedCall):
                 return passed.decode_answer(whole, request.prompt, call.who)
+            if isinstance(request.prompt, TensorCall):
+                asked = pipelines.Asked(self.info.signature, request.prompt.rows, call.who)
+                return pipelines.decode_answer(whole.body, whole.headers.get(HEADER_LENGTH, ""), asked, whole.origin)
             return embeddings.decode_answer(whole.body, request, whole.origin, call.who)
 
     async def _passed(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:

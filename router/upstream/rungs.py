@@ -10,6 +10,7 @@ import msgspec
 from router.values.feature import OFFERED, Feature
 from router.values.replica import ReplicaInfo, SpeedPrior
 from router.values.task import GENERATES, Task
+from router.values.tensors import Signature
 
 _Speed = Annotated[float, msgspec.Meta(ge=1e-3, le=1e9)]
 # Names end in our own reply headers, logs and metrics.
@@ -37,6 +38,7 @@ class _Rung(msgspec.Struct):
     tasks: tuple[str, ...] = ("generate",)
     offers: tuple[str, ...] = ()
     prior: _Prior | None = None
+    signature: Signature | None = None
 
 
 class _Card(msgspec.Struct):
@@ -91,6 +93,8 @@ def _info(rung: _Rung, endpoint: str) -> ReplicaInfo | None:
     tasks = frozenset(task for task in Task if task.value in rung.tasks)
     if rung.kind != "variant" or not rung.variant or rung.prior is None or not tasks:
         return None
+    if Task.INFER in tasks and rung.signature is None:
+        return None
     return ReplicaInfo(
         replica_id=f"{rung.tier}/{rung.variant}",
         endpoint=endpoint,
@@ -103,6 +107,7 @@ def _info(rung: _Rung, endpoint: str) -> ReplicaInfo | None:
         context_tokens=rung.context_tokens,
         tasks=GENERATES if tasks == GENERATES else tasks,
         offers=frozenset(feature for feature in OFFERED if feature.value in rung.offers) | _OFFERED_BY_TIERS,
+        signature=rung.signature,
         device=f"{endpoint} {rung.device or rung.variant}",  # a tier that tells of no devices: one for each rung
         prior=SpeedPrior(
             prefill_tokens_per_s=rung.prior.prefill_tokens_per_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -104,6 +104,7 @@ class WholeAnswer:
     media_type: str
     transfer: TransferSample
     origin: Origin | None
+    headers: Mapping[str, str]
 
 
 async def fetch_answer(client: StreamingClient, call: UpstreamRequest, clock: Clock, lost: LostNews) -> WholeAnswer:
@@ -114,7 +115,8 @@ async def fetch_answer(client: StreamingClient, call: UpstreamRequest, clock: Cl
     """
     response, transfer = await send_request(client, call, clock, lost)
     body = await _whole_body(response, call, lost)
-    return WholeAnswer(body, response.headers.get("content-type", ""), transfer, origin_of(response.headers))
+    media_type = response.headers.get("content-type", "")
+    return WholeAnswer(body, media_type, transfer, origin_of(response.headers), response.headers)
 
 
 async def fetch_whole(client: StreamingClient, call: UpstreamRequest, clock: Clock, lost: LostNews) -> bytes:

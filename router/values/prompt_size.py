@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from router.base.errors import ModelNotFound, NoTokenizer, OverspillError
 from router.values.prompt import ChatPrompt, Input, PromptSize, TokenPrompt, texts_of
 from router.values.replica import ReplicaInfo
-from router.values.task import Call, PassedCall
+from router.values.task import Call, PassedCall, TensorCall
 
 _BYTES_PER_TOKEN = 3.5  # between prose (4.5 to 5) and code (2.5 to 3.5)
 _MOST_BYTES_PER_TOKEN = 8  # what no text but a monotonous one exceeds
@@ -30,6 +30,8 @@ def estimate_size(prompt: Input) -> PromptSize:
 
 
 def _estimate_call(call: Call) -> PromptSize:
+    if isinstance(call, TensorCall):  # counted in inputs; a window holds one
+        return PromptSize(call.rows, window=1)
     if isinstance(call, PassedCall):
         sizes = [_of_bytes(size) for size in call.inputs] or [
             PromptSize(1)

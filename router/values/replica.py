@@ -13,6 +13,7 @@ from router.values.feature import NOTHING, Feature
 from router.values.link import LinkSnapshot
 from router.values.request import InferenceRequest, Locality
 from router.values.task import GENERATES, Task
+from router.values.tensors import Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class ReplicaInfo:
         tasks: what it does.
         leaves_steps: what was cancelled holds nobody up: it leaves a step for which nobody waits any more.
         offers: of what only some servers do, what it does; see `InferenceRequest.wants`.
+        signature: the tensors of a pipeline; None of any other.
     """
 
     replica_id: str
@@ -104,6 +106,7 @@ class ReplicaInfo:
     tasks: frozenset[Task] = GENERATES
     leaves_steps: bool = False
     offers: frozenset[Feature] = NOTHING
+    signature: Signature | None = None
 
     @property
     def device_key(self) -> str:

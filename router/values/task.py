@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from router.values.tensors import NamedTensor, Tensors
+
 
 class Task(enum.Enum):
     """What is asked of a model; the value is its name in messages and in lists of models."""
@@ -20,6 +22,7 @@ class Task(enum.Enum):
     TRANSCRIBE = "transcribe"
     TRANSLATE = "translate"
     SPEAK = "speak"
+    INFER = "infer"
     TOKENIZE = "tokenize"
     """By whatever its model does: any server that offers it."""
 
@@ -100,5 +103,21 @@ class Passed:
     media_type: str
 
 
-Call = EmbedCall | PassedCall
-Output = Embeddings | Passed
+@dataclass(frozen=True, slots=True)
+class TensorCall:
+    """Inputs of a pipeline: tensors whose first dimension counts them, all of them alike in that."""
+
+    tensors: tuple[NamedTensor, ...]
+
+    @property
+    def task(self) -> Task:
+        return Task.INFER
+
+    @property
+    def rows(self) -> int:
+        """How many inputs there are."""
+        return self.tensors[0].shape[0]
+
+
+Call = EmbedCall | PassedCall | TensorCall
+Output = Embeddings | Passed | Tensors

@@ -12,7 +12,9 @@ from router.gateway.tenant_routes import require_monitor
 from router.values.replica import ReplicaInfo
 from router.values.status import Tally
 from router.values.task import Task
+from router.values.tensors import Signature
 from router.wire.kserve.call import VERSION
+from router.wire.kserve.model import signature_of
 from router.wire.kserve.statistics import model_statistics
 
 
@@ -39,6 +41,10 @@ class Models:
         """Whether a model turns texts into vectors, instead of going on with them."""
         infos = [info for info in self._deps.models() if model in {info.family, info.variant}]
         return bool(infos) and all(Task.GENERATE not in info.tasks for info in infos)
+
+    def signature(self, model: str) -> Signature | None:
+        """Return the tensors of a pipeline, None for any other model."""
+        return signature_of([info for info in self._deps.models() if model in {info.family, info.variant}])
 
     def replicas(self, context: RequestContext) -> list[ReplicaInfo]:
         """Return the replicas of the model in the path.

@@ -19,12 +19,14 @@ from router.gateway.media import plain_body, require_no_form, require_no_page
 from router.gateway.parts import Answered, answer_all, answer_one
 from router.gateway.tenant_routes import require_monitor
 from router.values.task import Embeddings
+from router.values.tensors import Tensors
+from router.wire.kserve.arrays import ArrayInfer, array_infer, encode_array_infer
 from router.wire.kserve.call import InferCall
 from router.wire.kserve.embedding import embed_infer, encode_embed_infer
 from router.wire.kserve.generate import GENERATE_BODY, decode_generate, encode_generate
 from router.wire.kserve.model import EXTENSIONS, model_config, model_metadata
 from router.wire.kserve.reply import InferReply, Row, encode_infer
-from router.wire.kserve.request import HEADER_LENGTH, INFER_BODY, RawInfer, read_infer
+from router.wire.kserve.request import HEADER_LENGTH, INFER_BODY, RawInfer, read_infer, read_parts
 from router.wire.names import DEGRADED
 
 
@@ -96,11 +98,15 @@ class KServeRoutes:
         return json_reply(orjson.dumps({"model_stats": self._models.statistics(context)}))
 
     async def _infer(self, context: RequestContext) -> Reply:
-        """Answer one prompt, or a batch of them, in one piece."""
+        """Answer one prompt, or a batch of them, in one piece; embed texts; run inputs through a pipeline."""
         model = self._models.require(context)
         require_no_form(context)
         body = plain_body(context, self._deps.limits.max_body_bytes)
-        raw = read_infer(body, context.headers.get(HEADER_LENGTH))
+        header_length = context.headers.get(HEADER_LENGTH)
+        signature = self._models.signature(model)
+        if signature is not None:
+            return await self._run(context, model, array_infer(read_parts(body, header_length), signature))
+        raw = read_infer(body, header_length)
         if self._models.embeds(model):
             return await self._embed(context, model, raw)
         call = raw.to_prompts()
@@ -116,6 +122,12 @@ class KServeRoutes:
         return _tensor_reply(
             encode_embed_infer(model, asked, vectors, tokens), self._intake.reply_headers(context, answer)
         )
+
+    async def _run(self, context: RequestContext, model: str, asked: ArrayInfer) -> Reply:
+        """Send the tensors of a request through a pipeline."""
+        answer, rows = await self._intake.start(context, asked.request(model))
+        tensors, _ = await collect_output(answer.chunks, rows, Tensors)
+        return _tensor_reply(encode_array_infer(model, asked, tensors), self._intake.reply_headers(context, answer))
 
     async def _answer(
         self, context: RequestContext, call: InferCall, model: str

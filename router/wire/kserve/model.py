@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from router.values.replica import ReplicaInfo
 from router.values.task import Task
+from router.values.tensors import Signature
 from router.wire.kserve import embedding
 from router.wire.kserve.call import OUTPUTS, VERSION
 from router.wire.kserve.parameters import INPUTS, SAMPLING_INPUT, TEXT_INPUT
@@ -22,11 +24,23 @@ EXTENSIONS = (
 _SPELLING = {int: "INT32", float: "FP32", bool: "BOOL", str: "BYTES"}
 
 
+_Told = tuple[str, str, list[int]]
+
+
+def signature_of(replicas: Sequence[ReplicaInfo]) -> Signature | None:
+    """Return the tensors of a pipeline; all rungs of a family have the same."""
+    return next((info.signature for info in replicas if info.signature is not None), None)
+
+
 def model_metadata(name: str, replicas: list[ReplicaInfo]) -> dict[str, Any]:
     """Describe a family or a variant; the optional inputs are listed because clients look names and types up here."""
-    inputs = [(key, kind, [-1, 1]) for key, kind in _inputs()]
-    outputs = [(key, kind, [-1, 1]) for key, kind in OUTPUTS.items()]
-    if all(Task.GENERATE not in info.tasks for info in replicas):
+    inputs: list[_Told] = [(key, kind, [-1, 1]) for key, kind in _inputs()]
+    outputs: list[_Told] = [(key, kind, [-1, 1]) for key, kind in OUTPUTS.items()]
+    signature = signature_of(replicas)
+    if signature is not None:
+        inputs = [(spec.name, spec.datatype, [-1, *spec.shape]) for spec in signature.inputs]
+        outputs = [(spec.name, spec.datatype, [-1, *spec.shape]) for spec in signature.outputs]
+    elif all(Task.GENERATE not in info.tasks for info in replicas):
         inputs, outputs = embedding.INPUTS, embedding.OUTPUTS
     return {
         "name": name,
@@ -44,18 +58,27 @@ def model_config(name: str, replicas: list[ReplicaInfo], slots: int) -> dict[str
     Args:
         slots: answers that its replicas compute at once; 0 where that is not known.
     """
-    inputs = [
+    inputs: list[dict[str, Any]] = [
         {"name": key, "data_type": _triton(kind), "dims": [1], "optional": key != TEXT_INPUT} for key, kind in _inputs()
     ]
+    outputs: list[dict[str, Any]] = [
+        {"name": key, "data_type": _triton(kind), "dims": [1]} for key, kind in OUTPUTS.items()
+    ]
+    signature = signature_of(replicas)
+    if signature is not None:
+        inputs, outputs = (
+            [{"name": s.name, "data_type": _triton(s.datatype), "dims": list(s.shape)} for s in specs]
+            for specs in (signature.inputs, signature.outputs)
+        )
     return {
         "name": name,
         "platform": PLATFORM,
         "backend": PLATFORM,
         "max_batch_size": max(1, slots),
         "input": inputs,
-        "output": [{"name": key, "data_type": _triton(kind), "dims": [1]} for key, kind in OUTPUTS.items()],
+        "output": outputs,
         "instance_group": [{"name": name, "kind": "KIND_MODEL", "count": 1}],
-        "model_transaction_policy": {"decoupled": True},
+        "model_transaction_policy": {"decoupled": signature is None},
         "parameters": {key: {"string_value": str(value)} for key, value in _parameters(replicas).items()},
     }
 

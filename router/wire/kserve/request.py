@@ -24,7 +24,9 @@ class _Output(msgspec.Struct, frozen=True):
     parameters: dict[str, Any] = {}
 
 
-class _Input(msgspec.Struct, frozen=True):
+class InferInput(msgspec.Struct, frozen=True):
+    """A tensor as the JSON part tells it; its content may follow as bytes."""
+
     name: str
     shape: list[int]
     datatype: str
@@ -33,7 +35,7 @@ class _Input(msgspec.Struct, frozen=True):
 
 
 class _Infer(msgspec.Struct, frozen=True):
-    inputs: Annotated[list[_Input], Meta(max_length=MAX_TENSORS)]
+    inputs: Annotated[list[InferInput], Meta(max_length=MAX_TENSORS)]
     id: Annotated[str, Meta(max_length=1024)] | None = None
     parameters: dict[str, Any] = {}
     outputs: Annotated[list[_Output], Meta(max_length=MAX_TENSORS)] = []
@@ -79,6 +81,29 @@ def read_infer(body: bytes, header_length: str | None) -> RawInfer:
     Raises:
         InvalidRequest: naming the tensor or parameter at fault.
     """
+    parsed = read_parts(body, header_length)
+    tensors = _tensors(parsed.inputs, parsed.binary)
+    return RawInfer(parsed.call_id, parsed.parameters, tensors, parsed.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class InferParts:
+    """A request before any of its tensors is read.
+
+    Attributes:
+        binary: what follows the JSON part: the tensors that come as bytes, one after the other.
+        outputs: name and parameters of each that was asked for.
+    """
+
+    call_id: str | None
+    parameters: Mapping[str, Any]
+    inputs: Sequence[InferInput]
+    binary: memoryview
+    outputs: Sequence[tuple[str, Mapping[str, Any]]]
+
+
+def read_parts(body: bytes, header_length: str | None) -> InferParts:
+    """Decode the JSON part of a body of …/infer; as `read_infer`."""
     head, binary = _split(body, header_length)
     raw = decode_json(_decoder, head)
     refuse_fields(head, _Infer.__struct_fields__)
@@ -89,7 +114,36 @@ def read_infer(body: bytes, header_length: str | None) -> RawInfer:
         for index, read in enumerate(listed):
             refuse_names(read, f"{kind}[{index}].parameters")
     outputs = [(output.name, output.parameters) for output in raw.outputs]
-    return RawInfer(raw.id, raw.parameters, _tensors(raw.inputs, binary), outputs)
+    return InferParts(raw.id, raw.parameters, raw.inputs, binary, outputs)
+
+
+def cut(raw: InferInput, binary: memoryview, at: str) -> memoryview | None:
+    """Return the content of a tensor that comes as bytes, from the beginning of what is left of them.
+
+    Raises:
+        InvalidRequest: it says another size than there is.
+    """
+    size = raw.parameters.get("binary_data_size")
+    if size is None:
+        if raw.data is None:
+            raise InvalidRequest(f"`{at}.data` is required", param=f"{at}.data")
+        return None
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary):
+        raise InvalidRequest(
+            f"`{at}.parameters.binary_data_size`: {str(size)[:40]} is no size of data left in the body",
+            param=f"{at}.parameters.binary_data_size",
+        )
+    return binary[:size]
+
+
+def nothing_left(binary: memoryview) -> None:
+    """Refuse bytes behind the last tensor.
+
+    Raises:
+        InvalidRequest: there are some.
+    """
+    if len(binary):
+        raise InvalidRequest(f"{len(binary)} bytes follow the last tensor of the body")
 
 
 def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
@@ -104,27 +158,18 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
     return body[:length], memoryview(body)[length:]
 
 
-def _tensors(inputs: list[_Input], binary: memoryview) -> list[Tensor]:
+def _tensors(inputs: Sequence[InferInput], binary: memoryview) -> list[Tensor]:
     found = []
-    offset = 0
     for index, raw in enumerate(inputs):
         at = f"inputs[{index}]"
         check_datatype(raw.datatype, at)
         count = element_count(raw.shape, at)
-        size = raw.parameters.get("binary_data_size")
-        if size is None:
-            if raw.data is None:
-                raise InvalidRequest(f"`{at}.data` is required", param=f"{at}.data")
+        data = cut(raw, binary, at)
+        if data is None:
             elements = from_json(raw.data, raw.datatype, count, at)
         else:
-            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary) - offset:
-                raise InvalidRequest(
-                    f"`{at}.parameters.binary_data_size`: {str(size)[:40]} is no size of data left in the body",
-                    param=f"{at}.parameters.binary_data_size",
-                )
-            elements = from_bytes(binary[offset : offset + size], raw.datatype, count, at)
-            offset += size
+            elements = from_bytes(data, raw.datatype, count, at)
+            binary = binary[len(data) :]
         found.append(Tensor(raw.name, raw.datatype, tuple(raw.shape), elements))
-    if offset != len(binary):
-        raise InvalidRequest(f"{len(binary) - offset} bytes follow the last tensor of the body")
+    nothing_left(binary)
     return found

@@ -71,6 +71,11 @@ def check_datatype(datatype: str, at: str) -> None:
         raise InvalidRequest(f"`{at}.datatype`: `{datatype[:40]}` is none of {known}", param=f"{at}.datatype")
 
 
+def element_bytes(datatype: str) -> int:
+    """Return the size of an element of any type but BYTES."""
+    return struct.calcsize("<" + _FORMATS[datatype])
+
+
 def from_json(data: object, datatype: str, count: int, at: str) -> tuple[Element, ...]:
     """Read a flat or nested JSON list.
 

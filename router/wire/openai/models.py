@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import orjson
+import msgspec
 
 from router.values.replica import ReplicaInfo
 from router.values.task import Task
@@ -30,7 +30,7 @@ def model_cards(replicas: Sequence[ReplicaInfo], created_s: int) -> list[dict[st
 
 
 def encode_models(cards: Iterable[dict[str, object]]) -> bytes:
-    return orjson.dumps({"object": "list", "data": list(cards)})
+    return msgspec.json.encode({"object": "list", "data": list(cards)})
 
 
 def _card(name: str, created_s: int, overspill: dict[str, object]) -> dict[str, object]:
@@ -72,6 +72,7 @@ def _variant(info: ReplicaInfo) -> dict[str, object]:
         "context_tokens": info.context_tokens,
         "tasks": _tasks([info]),
         "offers": _offers([info]),
+        **({} if info.signature is None else {"signature": info.signature}),
         "tier": info.tier,
         "remote": info.remote,
         "device": info.device_key,

@@ -1,0 +1,167 @@
+"""V2 inference of a pipeline: its own tensors in and out, whatever they mean, as bytes wherever they come as bytes.
+
+A request holds every input of the model once; the first dimension of each counts the inputs. A reply's outputs have one
+row for each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from router.base.errors import InvalidRequest
+from router.values.request import ApiRequest
+from router.values.sampling import SamplingParams
+from router.values.task import TensorCall
+from router.values.tensors import MAX_ROWS, NamedTensor, Signature, Tensors, TensorSpec
+from router.wire.kserve.call import VERSION
+from router.wire.kserve.reply import InferReply
+from router.wire.kserve.request import InferInput, InferParts, cut, nothing_left
+from router.wire.kserve.tensors import (
+    MAX_DIMENSIONS,
+    Tensor,
+    check_datatype,
+    element_bytes,
+    element_count,
+    from_bytes,
+    from_json,
+    to_bytes,
+    to_json,
+)
+
+
+class _Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What may stand in `parameters`; `timeout` counts microseconds."""
+
+    timeout: Annotated[int, Meta(ge=1)] | None = None
+    binary_data_output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayInfer:
+    """A decoded request.
+
+    Attributes:
+        outputs: name → as bytes.
+    """
+
+    call_id: str | None
+    call: TensorCall
+    deadline_s: float | None
+    outputs: tuple[tuple[str, bool], ...]
+
+    def request(self, model: str) -> ApiRequest:
+        """Return it as the router takes it."""
+        return ApiRequest(model, self.call, SamplingParams(max_tokens=1), deadline_s=self.deadline_s)
+
+
+def array_infer(parts: InferParts, signature: Signature) -> ArrayInfer:
+    """Make sense of a request to a pipeline.
+
+    Raises:
+        InvalidRequest: naming the tensor or parameter at fault.
+    """
+    known = {spec.name: spec for spec in signature.inputs}
+    found: dict[str, NamedTensor] = {}
+    binary = parts.binary
+    for index, raw in enumerate(parts.inputs):
+        at = f"inputs[{index}]"
+        spec = known.get(raw.name)
+        if spec is None or raw.name in found:
+            what = "there already" if spec else "no input of this model"
+            listed = ", ".join(map(str, signature.inputs))
+            raise InvalidRequest(f"`{at}.name`: `{raw.name[:80]}` is {what}; it takes: {listed}", param=f"{at}.name")
+        data = cut(raw, binary, at)
+        found[raw.name] = _tensor(raw, spec, data, at)
+        binary = binary[0 if data is None else len(data) :]
+    nothing_left(binary)
+    missing = [str(spec) for spec in signature.inputs if spec.name not in found]
+    if missing:
+        raise InvalidRequest(f"`inputs`: missing: {', '.join(missing)}", param="inputs")
+    try:
+        read = msgspec.convert(dict(parts.parameters), _Parameters)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"`parameters`: {error}", param="parameters") from None
+    return ArrayInfer(
+        parts.call_id,
+        TensorCall(_alike(tuple(found[spec.name] for spec in signature.inputs))),
+        None if read.timeout is None else read.timeout / 1e6,
+        _outputs(parts.outputs, signature, read.binary_data_output),
+    )
+
+
+def _alike(tensors: tuple[NamedTensor, ...]) -> tuple[NamedTensor, ...]:
+    """Check that all tensors hold as many inputs."""
+    rows = {tensor.name: tensor.shape[0] for tensor in tensors}
+    if len(set(rows.values())) > 1:
+        told = ", ".join(f"{name} {count}" for name, count in rows.items())
+        raise InvalidRequest(f"`inputs`: the first dimension counts inputs, and they differ: {told}", param="inputs")
+    return tensors
+
+
+def _tensor(raw: InferInput, spec: TensorSpec, data: memoryview | None, at: str) -> NamedTensor:
+    check_datatype(raw.datatype, at)
+    shape = tuple(raw.shape)
+    if raw.datatype != spec.datatype or not shape or not spec.holds(shape[1:]) or not 1 <= shape[0] <= MAX_ROWS:
+        got = f"{raw.datatype[:40]}{list(shape)[:MAX_DIMENSIONS]}"
+        raise InvalidRequest(
+            f"`{raw.name}`: {got}, expected {spec.datatype}{[-1, *spec.shape]} with 1 to {MAX_ROWS} inputs "
+            "in front (-1: any length)",
+            param=raw.name,
+        )
+    if data is None:
+        elements = from_json(raw.data, raw.datatype, element_count(raw.shape, at), at)
+        return NamedTensor(raw.name, raw.datatype, shape, to_bytes(Tensor(raw.name, raw.datatype, shape, elements)))
+    if any(dimension < 0 for dimension in shape):
+        raise InvalidRequest(f"`{at}.shape`: holds a negative dimension", param=f"{at}.shape")
+    if raw.datatype == "BYTES":
+        from_bytes(data, raw.datatype, element_count(raw.shape, at), at)
+    elif len(data) != element_bytes(raw.datatype) * math.prod(shape):
+        raise InvalidRequest(
+            f"`{at}`: {raw.datatype}{list(shape)} takes {element_bytes(raw.datatype) * math.prod(shape)} bytes, "
+            f"got {len(data)}",
+            param=at,
+        )
+    return NamedTensor(raw.name, raw.datatype, shape, bytes(data))
+
+
+def _outputs(
+    wanted: Sequence[tuple[str, Mapping[str, Any]]], signature: Signature, binary: bool
+) -> tuple[tuple[str, bool], ...]:
+    known = [spec.name for spec in signature.outputs]
+    found = []
+    for index, (name, parameters) in enumerate(wanted):
+        if name not in known:
+            at = f"outputs[{index}].name"
+            raise InvalidRequest(f"`{at}`: no such output; known outputs: {', '.join(known)}", param=at)
+        found.append((name, bool(parameters.get("binary_data", binary))))
+    return tuple(found) or tuple((name, binary) for name in known)
+
+
+def encode_array_infer(model: str, asked: ArrayInfer, answer: Tensors) -> InferReply:
+    """Encode what a pipeline returned, with the outputs that were asked for."""
+    by_name = {tensor.name: tensor for tensor in answer.tensors}
+    outputs: list[dict[str, object]] = []
+    tail: list[bytes] = []
+    for name, binary in asked.outputs:
+        tensor = by_name[name]
+        entry: dict[str, object] = {"name": name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+        if binary:
+            entry["parameters"] = {"binary_data_size": len(tensor.data)}
+            tail.append(tensor.data)
+        else:
+            count = math.prod(tensor.shape)
+            elements = from_bytes(memoryview(tensor.data), tensor.datatype, count, name)
+            entry["data"] = to_json(Tensor(name, tensor.datatype, tensor.shape, elements))
+        outputs.append(entry)
+    body: dict[str, object] = {"model_name": model, "model_version": VERSION, "outputs": outputs}
+    if asked.call_id is not None:
+        body["id"] = asked.call_id
+    head = orjson.dumps(body)
+    return InferReply(b"".join([head, *tail]), len(head) if tail else None)
