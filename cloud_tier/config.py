@@ -1,8 +1,8 @@
 """The cloud tier's configuration.
 
-Its tables: `[server]`, `[tls]`, `[grpc]`, `[cors]`, `[[models]]`, `[[backends]]`, `[router]`, `[scaling]`, `[jobs]`,
-`[decisions]`, `[telemetry]`, `[auth]`, `[tenants]`, `[limits]`. `examples/cloud.toml` documents every key. Environment
-variables lie over the file (`OVERSPILL_CLOUD__SERVER__PORT=8701`), flags over both.
+Its tables: `[server]`, `[tls]`, `[grpc]`, `[cors]`, `[[models]]`, `[[pipelines]]`, `[[backends]]`, `[router]`,
+`[scaling]`, `[jobs]`, `[decisions]`, `[telemetry]`, `[auth]`, `[tenants]`, `[limits]`. `examples/cloud.toml` documents
+every key. Environment variables lie over the file (`OVERSPILL_CLOUD__SERVER__PORT=8701`), flags over both.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 
 from cloud_tier.engines.settings import CloudBackend
 from cloud_tier.scaling.settings import ScalingSettings
+from models.pipelines.declared.settings import PipelineSettings, check_pipelines
 from models.pipelines.settings import ModelBatching
 from router.base import config
 from router.base.credentials import MAX_PRIORITY, key_ceilings
@@ -184,6 +185,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     grpc: GrpcSettings = GrpcSettings()
     cors: CorsSettings = CorsSettings()
     models: tuple[ModelConfig, ...] = ()
+    pipelines: tuple[PipelineSettings, ...] = ()
     backends: tuple[CloudBackend, ...] = ()
     router: RouterSettings = RouterSettings()
     scaling: ScalingSettings = ScalingSettings()
@@ -198,6 +200,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def __post_init__(self) -> None:
         """Check what the types cannot say."""
         check_backends(self.backends)
+        check_pipelines(self.pipelines)
         wait_s, start_s = self.router.max_wait_ms / 1e3, self.scaling.cold_start_s
         if self.scaling.min_replicas == 0 and wait_s < start_s:
             raise ValueError(

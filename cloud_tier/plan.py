@@ -12,6 +12,7 @@ import msgspec
 from cloud_tier.backends import plan_servers
 from cloud_tier.config import CloudConfig, key_sources, require_keys
 from cloud_tier.encoders.lineup import divide, line_up_encoders
+from cloud_tier.encoders.pipelines import line_up_pipelines
 from cloud_tier.engines.command import ServerSpec
 from cloud_tier.lineup import EngineSpec, line_up
 from models.catalogue.families import Catalogue, load_catalogue
@@ -38,7 +39,7 @@ class Plan:
     Attributes:
         keys: who may come in; its file has been read once.
         usage_database: where usage is kept, empty where it is not.
-        encoders: sentence encoders, which compute batches in processes of their own.
+        encoders: sentence encoders, which compute batches in processes of their own, and declared pipelines.
         servers: vLLM servers that the tier starts itself; each stands among the backends of `config` too.
     """
 
@@ -68,10 +69,10 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
     database = resolved(config.tenants.database, "tenants.database", environ)
     describe(config.decisions)
     describe_traces(config.telemetry)
-    if not config.models and not config.backends:
+    if not config.models and not config.backends and not config.pipelines:
         raise ConfigError(
             "no model to serve: name one with --model (for example: --model smollm2-135m) or in [[models]], "
-            "or a server that has some in [[backends]]",
+            "a pipeline in [[pipelines]], or a server that has some in [[backends]]",
             param="models",
         )
     folder = config.server.models_dir
@@ -81,6 +82,7 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
     encoders = line_up_encoders(encoding, catalogue, store)
     if encoders:
         _require_engine()
+    encoders += line_up_pipelines(config.pipelines, catalogue, store)
     config = msgspec.structs.replace(config, models=tuple(generating))
     servers = plan_servers(config, catalogue, store)
     if servers.config.models:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from edge_agent.mqtt.config import FleetConfig
+from models.pipelines.declared.settings import PipelineSettings, check_pipelines
 from models.pipelines.settings import ModelBatching
 from router.base.config import Flag, decode, file_of, load, overlay
 from router.base.credentials import MAX_PRIORITY, key_ceilings, resolved, url_fault
@@ -173,6 +174,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grpc: GrpcSettings = GrpcSettings()
     cors: CorsSettings = CorsSettings()
     models: LocalModels = LocalModels()
+    pipelines: tuple[PipelineSettings, ...] = ()
     upstream: UpstreamSettings = UpstreamSettings()
     backends: tuple[BackendSettings, ...] = ()
     router: RouterSettings = RouterSettings()
@@ -185,6 +187,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         check_backends(self.backends)
+        check_pipelines(self.pipelines)
 
 
 def load_config(

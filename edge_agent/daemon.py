@@ -25,8 +25,9 @@ from edge_agent.device.memory import limit_arenas, rss_bytes
 from edge_agent.fleet.session import FleetSession
 from edge_agent.fleet.steering import Steering
 from edge_agent.metrics import EdgeMetrics
+from edge_agent.serving.declared import Machine, declared_models
 from edge_agent.serving.lineup import Described, Lineup, ServedHere
-from edge_agent.serving.local_models import Shelf, local_models
+from edge_agent.serving.local_models import Shelf, local_models, runtime_options
 from edge_agent.serving.prompts import PromptCounters
 from edge_agent.serving.repository import LocalRepository
 from edge_agent.upstream import sources_behind
@@ -205,6 +206,7 @@ class EdgeAgent:
 
     async def _load(self) -> None:
         await self.lineup.apply(self.repository.effective(self.config.models))
+        await self.lineup.load(pipeline.name for pipeline in self.config.pipelines)
 
     def ready(self) -> tuple[bool, str]:
         """Whether requests may come in, and if not, why: also when every local model is broken and nobody is behind."""
@@ -282,7 +284,9 @@ class EdgeAgent:
     def _describe_models(self, settings: LocalModels) -> Sequence[Described]:
         mode = read_power_mode(self._root, self.profile.power_modes)
         speed = next((item.speed for item in self.profile.power_modes if item.name == mode), 1.0)
-        return local_models(settings, self.profile, self.shelf, speed)
+        machine = Machine(self.shelf.store, runtime_options(settings, self.profile), settings.allow_provider_fallback)
+        declared = declared_models(self.config.pipelines, machine)
+        return [*local_models(settings, self.profile, self.shelf, speed), *declared]
 
     def _publish(self) -> None:
         """Tell the router and the gateway which replicas there are now."""

@@ -172,7 +172,7 @@ def unknown_keys(tree: dict[str, Any], shape: Any, above: str = "") -> Iterator[
             yield above + key
             continue
         for table in value if isinstance(value, list) else [value]:
-            if isinstance(table, dict):
+            if isinstance(table, dict) and not isinstance(known[key], msgspec.inspect.DictType):  # keys of its own
                 yield from unknown_keys(table, known[key], f"{above}{key}.")
 
 

@@ -10,7 +10,7 @@ is tried again: its artifact may be repaired, memory may come back. What changes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
@@ -206,6 +206,14 @@ class Lineup:
         """
         async with self._applying:
             await self._apply(settings)
+
+    async def load(self, variants: Iterable[str]) -> None:
+        """Load what is served, before its first request; what cannot be loaded says so itself."""
+        wanted = set(variants)
+        for replica in self.replicas:
+            if replica.info.variant in wanted and not replica.fault:
+                await _loaded(replica)
+        self._tell_condition()
 
     def _described(self, settings: LocalModels) -> Sequence[Described]:
         try:

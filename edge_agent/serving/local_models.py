@@ -82,6 +82,12 @@ def effective_settings(settings: LocalModels, profile: Profile) -> LocalModels:
     )
 
 
+def runtime_options(settings: LocalModels, profile: Profile) -> RuntimeOptions:
+    """Return how the runtime shall run: as the profile says, but for what the configuration chose."""
+    threads = effective_settings(settings, profile).intra_op_threads
+    return msgspec.structs.replace(profile.runtime, intra_op_threads=threads)
+
+
 def local_models(
     settings: LocalModels, profile: Profile, shelf: Shelf, speed: float = 1.0
 ) -> list[LocalModel | StatelessModel]:
@@ -163,7 +169,7 @@ def _fault(variant: str, error: Exception) -> str:
 def _stateless(info: ReplicaInfo, terms: _Terms) -> StatelessModel:
     """Describe a variant of an encoder, whole or broken."""
     settings, shelf = terms.settings, terms.shelf
-    options = msgspec.structs.replace(terms.profile.runtime, intra_op_threads=settings.intra_op_threads)
+    options = runtime_options(settings, terms.profile)
     model = StatelessModel(
         stateless_info(info),
         settings.batching,
@@ -199,7 +205,7 @@ def _whole(model: LocalModel, family: Family, variant: Variant, terms: _Terms) -
         )
     watch = ArtifactWatch(directory, manifest, raw)
     codec = _codec(directory, f"{family.name} {watch.digest}", shelf)
-    options = msgspec.structs.replace(terms.profile.runtime, intra_op_threads=settings.intra_op_threads)
+    options = runtime_options(settings, terms.profile)
     request = RuntimeRequest(
         directory,
         options,

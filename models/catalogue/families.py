@@ -186,7 +186,7 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if not self.sources:
             raise ValueError(f"family {self.name!r}: name at least one source")
         if (self.task == "infer") != (self.signature is not None):
-            raise ValueError(f"family {self.name!r}: `signature` and task = \"infer\" go together")
+            raise ValueError(f'family {self.name!r}: `signature` and task = "infer" go together')
         rungs = [variant.rung for variant in self.variants]
         if rungs != list(range(len(rungs))) or not rungs:
             raise ValueError(f"family {self.name!r}: rungs must be 0, 1, 2 … in this order, not {rungs}")

@@ -107,7 +107,9 @@ def _open(item: Any, spec: TensorSpec) -> None:
     tensor = item.type.tensor_type
     rank = len(tensor.shape.dim)
     if tensor.elem_type != _TYPES.get(spec.datatype) or rank != len(spec.shape) + 1:
-        raise ArtifactError(f"`{spec.name}` has {rank} dimensions of type {tensor.elem_type}, the catalogue says {spec}")
+        raise ArtifactError(
+            f"`{spec.name}` has {rank} dimensions of type {tensor.elem_type}, the catalogue says {spec}"
+        )
     for index, (dim, size) in enumerate(zip(tensor.shape.dim, (-1, *spec.shape), strict=True)):
         dim.Clear()
         if size < 0:

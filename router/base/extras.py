@@ -27,6 +27,7 @@ EXTRA_OF = {
     "opentelemetry": "otel",
     "pynvml": "nvml",
     "matplotlib": "simulate",
+    "PIL": "vision",
 }
 
 

@@ -50,7 +50,7 @@ def test_smollm2_has_the_promised_rungs() -> None:
 
 def test_families_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalogue = load_catalogue(write(tmp_path, TOY))
-    assert [family.name for family in catalogue] == ["all-minilm-l6-v2", "smollm2-135m", "toy"]
+    assert [family.name for family in catalogue] == ["all-minilm-l6-v2", "centerface", "smollm2-135m", "toy"]
     variant = catalogue.variant("toy-int8")
     assert (variant.family, variant.layers, variant.budget) == ("toy", (0, 2), None)
     monkeypatch.setenv("OVERSPILL_CATALOGUE", str(tmp_path))
@@ -119,7 +119,7 @@ def test_two_families_cannot_claim_one_variant(tmp_path: Path) -> None:
 def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
     catalogue = load_catalogue(write(tmp_path, TOY))
     with pytest.raises(
-        ModelNotFound, match="known families: all-minilm-l6-v2, smollm2-135m, toy; a path needs a slash"
+        ModelNotFound, match="known families: all-minilm-l6-v2, centerface, smollm2-135m, toy; a path needs a slash"
     ) as caught:
         catalogue.family("tiny")
     assert caught.value.param == "model"

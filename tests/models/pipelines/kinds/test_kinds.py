@@ -1,0 +1,179 @@
+"""Built-in stages: what each computes, beside a plain calculation of the same."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from models.pipelines.declared.contract import Array
+from models.pipelines.kinds.centre_boxes import CentreBoxes
+from models.pipelines.kinds.decode_image import DecodeImage
+from models.pipelines.kinds.normalise import Normalise
+from models.pipelines.kinds.pool import Pool
+from models.pipelines.kinds.resize import Resize
+from models.pipelines.kinds.suppression import Suppression
+from models.pipelines.kinds.tokenize import Tokenize
+from models.pipelines.kinds.top_k import TopK
+from models.pipelines.kinds.unit import Unit
+from router.base.errors import ArtifactError, ConfigError, ContextTooLong, InvalidRequest
+
+
+def coded(pixels: Array, form: str, **more: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, form, **more)
+    return file.getvalue()
+
+
+def image(*files: bytes) -> dict[str, Array]:
+    array = np.empty((len(files), 1), object)
+    array[:, 0] = files
+    return {"image": array}
+
+
+def picture(height: int = 6, width: int = 8) -> Array:
+    return np.random.default_rng(7).integers(0, 256, (height, width, 3)).astype(np.uint8)
+
+
+def test_images_are_decoded_whatever_their_form() -> None:
+    pixels, decode = picture(), DecodeImage().open()
+    found = decode(image(coded(pixels, "PNG"), coded(pixels, "WEBP", lossless=True), coded(pixels[..., 0], "PNG")))
+    assert np.array_equal(found["pixels"][0], pixels)
+    assert np.array_equal(found["pixels"][1], pixels)
+    assert np.array_equal(found["pixels"][2], np.repeat(pixels[..., :1], 3, axis=2))  # grey
+    turned = Image.Exif()
+    turned[0x0112] = 6  # it was taken with the camera on its side
+    upright = decode(image(coded(pixels, "PNG", exif=turned)))["pixels"][0]
+    assert np.array_equal(upright, np.rot90(pixels, -1))
+
+
+@pytest.mark.parametrize("file", [b"", b"nope", coded(picture(), "PNG")[:60], coded(picture(), "JPEG")[:200]])
+def test_what_is_no_image_is_refused_by_name(file: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="`image`: ") as refused:
+        DecodeImage().open()(image(file))
+    assert refused.value.param == "image"
+
+
+def test_an_image_too_large_is_refused_before_it_is_decoded() -> None:
+    with pytest.raises(InvalidRequest, match="8 × 6 pixels"):
+        DecodeImage(max_pixels=47).open()(image(coded(picture(), "PNG")))
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.sampled_from(["fit", "stretch", "crop"]))
+def test_a_resized_image_tells_where_its_points_went(height: int, width: int, mode: Any) -> None:
+    resize = Resize(24, 16, mode)
+    found = resize.open()({"pixels": np.full((1, height, width, 3), 200, np.uint8)})
+    resized, placed = found["resized"][0], found["placed"][0]
+    assert resized.shape == (16, 24, 3)
+    corners = np.array([[0, 0], [width, height]]) * placed[:2] + placed[2:]
+    filled = (resized == 200).all(axis=2)
+    if mode == "fit":  # black beyond the image, and nothing of it lost
+        right, bottom = np.round(corners[1]).astype(int)
+        assert filled[:bottom, :right].all()
+        assert filled.sum() == bottom * right
+    else:
+        assert filled.all()
+        assert (corners[0] <= 1e-3).all()
+        assert (corners[1] >= np.array([24, 16]) - 1e-3).all()
+
+
+def test_pixels_become_what_a_network_was_trained_on() -> None:
+    pixels = picture()[None]
+    found = Normalise(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), bgr=True).open()({"resized": pixels})["normalised"]
+    plain = (pixels[..., ::-1] / 255 - np.array([0.5, 0.4, 0.3])) / np.array([0.2, 0.3, 0.4])
+    assert found.dtype == np.float32
+    assert np.abs(found - plain.transpose(0, 3, 1, 2)).max() < 1e-5
+
+
+def test_a_face_is_where_its_map_says() -> None:
+    """Heat at row 2, column 3: centre ((3 + 0.25 + 0.5) · 4, (2 + 0.5 + 0.5) · 4), 8 wide and 16 high."""
+    heat, sizes = np.zeros((1, 1, 8, 8), np.float32), np.zeros((1, 2, 8, 8), np.float32)
+    offsets, points = np.zeros((1, 2, 8, 8), np.float32), np.full((1, 10, 8, 8), 0.5, np.float32)
+    heat[0, 0, 2, 3] = 0.9
+    sizes[0, :, 2, 3] = np.log([4, 2])
+    offsets[0, :, 2, 3] = 0.5, 0.25
+    placed = np.array([[0.5, 0.5, 0, -1]], np.float32)  # half the size, and a row cut off above
+    batch = {"heat": heat, "sizes": sizes, "offsets": offsets, "points": points, "placed": placed}
+    found = CentreBoxes().open()(batch)
+    assert found["scores"][0].tolist() == [np.float32(0.9)]
+    left, top, right, bottom = 11, 4, 19, 20
+    assert found["boxes"][0].tolist() == [[2 * left, 2 * (top + 1), 2 * right, 2 * (bottom + 1)]]
+    assert found["landmarks"][0].tolist() == [[[30, 26]] * 5]
+    nothing = CentreBoxes(above=0.95).open()(batch)
+    assert [array[0].shape for array in nothing.values()] == [(0, 4), (0,), (0, 5, 2)]
+
+
+def overlap(one: Array, other: Array) -> float:
+    near, far = np.maximum(one[:2], other[:2]), np.minimum(one[2:], other[2:])
+    shared = np.prod(np.maximum(far - near, 0))
+    return float(shared / (np.prod(one[2:] - one[:2]) + np.prod(other[2:] - other[:2]) - shared))
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 20)] * 2, *[st.integers(1, 12)] * 2, st.integers(1, 100)), max_size=20))
+def test_suppression_keeps_the_best_of_those_that_overlap(drawn: list[tuple[int, ...]]) -> None:
+    boxes = np.array([[x, y, x + w, y + h] for x, y, w, h, _ in drawn], np.float32).reshape(-1, 4)
+    scores = np.array([score / 100 for *_, score in drawn], np.float32)
+    kind = Suppression(overlap=0.4, above=0.3, top=50)
+    kept = kind.kept(boxes, scores)
+    assert (scores[kept] > 0.3).all()
+    assert sorted(scores[kept], reverse=True) == list(scores[kept])
+    for at, first in enumerate(kept):
+        assert all(overlap(boxes[first], boxes[other]) < 0.4 for other in kept[at + 1 :])
+    for dropped in set(range(len(boxes))) - set(kept.tolist()):
+        better = [best for best in kept if scores[best] >= scores[dropped]]
+        covered = any(overlap(boxes[best], boxes[dropped]) >= 0.4 - 1e-6 for best in better)
+        assert scores[dropped] <= np.float32(0.3) or covered
+    found = kind.open()({"boxes": boxes[None], "scores": scores[None]})
+    assert found["count"][0].tolist() == [len(kept)]
+    assert Suppression(overlap=0.4, above=0.3, top=1).kept(boxes, scores).tolist() == kept[:1].tolist()
+
+
+def test_the_likeliest_classes_by_name(tmp_path: Path) -> None:
+    labels = tmp_path / "labels.txt"
+    labels.write_text("cat\ndog\nbird\n", encoding="utf-8")
+    found = TopK(3, 2, str(labels)).open()({"logits": np.array([[0, 2, 1]], np.float32)})
+    assert found["labels"].tolist() == [[b"dog", b"bird"]]
+    raised = np.exp([2, 1]) / np.exp([0, 1, 2]).sum()
+    assert np.abs(found["probabilities"] - raised).max() < 1e-6
+    with pytest.raises(ConfigError, match="names 3 classes, the model has 4"):
+        TopK(4, 2, str(labels)).open()
+    with pytest.raises(ConfigError, match="No such file"):
+        TopK(4, 2, str(tmp_path / "none")).open()
+
+
+def test_vectors_of_tokens_become_one() -> None:
+    hidden = np.arange(12, dtype=np.float32).reshape(1, 3, 4)
+    mask = np.array([[1, 1]], np.int64)  # the model has padded further
+    assert Pool(4).open()({"hidden": hidden, "attention_mask": mask})["pooled"].tolist() == [[2, 3, 4, 5]]
+    first = Pool(4, "first").open()({"hidden": hidden, "attention_mask": mask})["pooled"]
+    assert first.tolist() == [[0, 1, 2, 3]]
+    lengths = np.linalg.norm(
+        Unit(4).open()({"pooled": np.array([[3, 0, 4, 0], [0, 0, 0, 0]], np.float32)})["vector"], axis=1
+    )
+    assert lengths.tolist() == [1, 0]
+
+
+def test_a_tokenizer_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ArtifactError, match="not a tokenizer"):
+        Tokenize(str(tmp_path / "tokenizer.json")).open()
+
+
+@pytest.mark.real_model
+def test_texts_become_ids(models_root: Path) -> None:
+    path = str(models_root / "all-minilm-l6-v2" / "source" / "tokenizer.json")
+    texts = np.array([[b"hello"], ["größer als zwei".encode()]], object)
+    found = Tokenize(path, mask="FP32").open()({"text": texts})
+    assert found["input_ids"][0].tolist() == [101, 7592, 102]
+    assert [len(ids) for ids in found["input_ids"]] == [len(mask) for mask in found["attention_mask"]]
+    with pytest.raises(ContextTooLong, match="the pipeline takes 4"):
+        Tokenize(path, max_tokens=4).open()({"text": texts})
+    assert len(Tokenize(path, max_tokens=4, cut=True).open()({"text": texts})["input_ids"][1]) == 4
+    with pytest.raises(InvalidRequest, match="not valid UTF-8"):
+        Tokenize(path).open()({"text": np.array([[b"\xff"]], object)})

@@ -1,0 +1,45 @@
+"""Stages of an operator's own, as pipelines of tests name them by import path."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def doubled(batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    return {"y": 2 * batch["x"]}
+
+
+def poisoned(batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Fail as a whole where one input is 13."""
+    if (batch["x"] == 13).any():
+        raise RuntimeError("thirteen")
+    return {"y": 2 * batch["x"]}
+
+
+def slow(batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    time.sleep(0.02 * len(batch["x"]))
+    return {"y": batch["x"]}
+
+
+def wrong_type(batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    return {"y": batch["x"].astype(np.float64)}
+
+
+def no_arguments() -> None:
+    """No stage."""
+
+
+class Scaled:
+    """Made with its options; tells which process it computes in."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._factor = np.float32(options["factor"])
+
+    def __call__(self, batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        pids = np.full((len(batch["x"]), 1), os.getpid(), np.int64)
+        return {"y": self._factor * batch["x"], "pid": pids}
