@@ -31,6 +31,7 @@ from router.upstream.settings import BackendSettings
 from tests.support.agents import served
 from tests.support.embedding import FAMILY, TEXTS, reference
 from tests.support.paths import REPOSITORY
+from tests.support.ports import unused_port
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.real_model, pytest.mark.asyncio(loop_scope="module")]
@@ -91,18 +92,18 @@ async def agent(models_root: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         agent=AgentSettings(cache_dir=str(tmp_path_factory.mktemp("cache"))),
         gateway=GatewaySettings(port=0),
         models=LocalModels(store=str(models_root), variants=(), preload=(), intra_op_threads=1),
-        grpc=GrpcSettings(enabled=True, port=0),
+        grpc=GrpcSettings(enabled=True, port=(grpc_port := unused_port())),
         pipelines=(*example.pipelines, msgspec.convert(MINILM, PipelineSettings), own("poisoned", "poisoned")),
     )
-    async with served(config) as (running, client):
-        client.headers["x-grpc-port"] = str(running._grpc.port)
+    async with served(config) as (_, client):
+        client.headers["grpc-port"] = str(grpc_port)  # the gateway does not look at it
         yield client
 
 
 def infer(model: str, client: httpx.AsyncClient, files: list[bytes], *, grpc: bool) -> dict[str, npt.NDArray[Any]]:
     """Ask by Triton's own clients, which know names and types from the model's metadata."""
     library: Any = triton_grpc if grpc else triton_http
-    port = client.headers["x-grpc-port"] if grpc else client.base_url.port
+    port = client.headers["grpc-port"] if grpc else client.base_url.port
     with library.InferenceServerClient(f"127.0.0.1:{port}") as triton:
         told = triton.get_model_metadata(model, **({"as_json": True} if grpc else {}))
         [image] = told["inputs"]
