@@ -10,6 +10,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 
 import msgspec
@@ -92,7 +93,7 @@ class AnswerCache:
             return None
         own = self._answers.get(request.caller)
         found = None if own is None else own.get(key)
-        if found is None or not self._holds(found):
+        if found is None or not self._holds(found, self._serving):
             self.misses += 1
             if found is not None:
                 self._drop(request.caller, key)
@@ -103,10 +104,11 @@ class AnswerCache:
     def find_like(self, request: InferenceRequest, meaning: Meaning) -> Answer | None:
         """Return the answer to what means nearly the same, where all else of the request is the very same."""
         own: OrderedDict[bytes, Kept] = self._answers.get(request.caller, OrderedDict())
+        serving = cache(self._serving)  # thousands of answers are of few variants
         alike = [
             (key, kept)
             for key, kept in islice(reversed(own.items()), _MOST_COMPARED)
-            if kept.meaning is not None and kept.meaning.rest == meaning.rest and self._holds(kept)
+            if kept.meaning is not None and kept.meaning.rest == meaning.rest and self._holds(kept, serving)
         ]
         if not alike or request.cache is not CacheUse.FULL:
             return None
@@ -166,9 +168,9 @@ class AnswerCache:
             self._drop(most, next(iter(self._answers[most])))
             self.evicted += 1
 
-    def _holds(self, kept: Kept) -> bool:
+    def _holds(self, kept: Kept, serving: Callable[[str], frozenset[tuple[str, str]]]) -> bool:
         fresh = self._clock.now_s() - kept.kept_at_s <= self._max_age_s
-        return fresh and bool(kept.replicas) and kept.replicas == self._serving(kept.route.variant)
+        return fresh and bool(kept.replicas) and kept.replicas == serving(kept.route.variant)
 
     def _serving(self, variant: str) -> frozenset[tuple[str, str]]:
         return frozenset((info.replica_id, info.version) for info in self._models() if info.variant == variant)

@@ -120,6 +120,8 @@ class Listener(uvicorn.Server):
         """
         task = asyncio.create_task(self.serve(sockets=[bound] if self._tls is None else []), name="gateway")
         securing = [] if self._tls is None else self._secure(self._tls, bound)
+        for one in securing:
+            one.add_done_callback(lambda _: self._leave())
         try:
             while not self.started and not task.done():  # noqa: ASYNC110 - uvicorn announces nothing
                 await asyncio.sleep(_LOOK_S)
@@ -131,6 +133,13 @@ class Listener(uvicorn.Server):
             await end(*securing)
             await asyncio.wait({task})
         task.result()
+        for one in securing:
+            if not one.cancelled():
+                one.result()
+
+    def _leave(self) -> None:
+        """End the listener: one that accepts nothing, or follows no certificate, must not seem to serve."""
+        self.should_exit = True
 
     def _secure(self, tls: ServerCertificates, bound: socket.socket) -> list[asyncio.Task[None]]:
         """Accept TLS on `bound`, and follow the files of its certificate."""

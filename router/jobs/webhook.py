@@ -19,7 +19,7 @@ import structlog
 
 from router.base.clock import Clock
 from router.base.errors import ConfigError, in_words
-from router.base.timers import end
+from router.base.timers import end, within
 from router.base.tls import client_context
 from router.jobs import events
 from router.jobs.database import Database
@@ -95,10 +95,16 @@ class Webhook:
         """Send it; returns why it was not taken."""
         headers = {"content-type": "application/json", **signed(self._key, event.id, int(self._wall()), event.body)}
         try:
-            reply = await self._http.post(self._url, content=event.body, headers=headers)
-        except httpx.HTTPError as error:
+            return await within(_TIMEOUT_S, self._send(event.body, headers))
+        except asyncio.TimeoutError:
+            return f"no reply within {_TIMEOUT_S:g} s"
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             return in_words(error)
-        return "" if reply.is_success else f"HTTP {reply.status_code}"
+
+    async def _send(self, body: bytes, headers: dict[str, str]) -> str:
+        """Send a body, and read no more of the reply than its head; returns why it was not taken."""
+        async with self._http.stream("POST", self._url, content=body, headers=headers) as reply:
+            return "" if reply.is_success else f"HTTP {reply.status_code}"
 
 
 def key_of(secret: str) -> bytes:

@@ -12,7 +12,8 @@ import datetime as dt
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -24,6 +25,8 @@ from router.values.usage import Usage
 log = structlog.get_logger("router.tenants")
 
 _WRITE_EVERY_S = 1.0
+T = TypeVar("T")
+
 _MAX_UNWRITTEN = 100_000  # rows kept while a database cannot be written
 
 
@@ -56,6 +59,8 @@ class Ledger:
 
     def __init__(self, database: UsageStore | None, clock: Clock, wall: Callable[[], float] = time.time) -> None:
         self._database = database
+        # Of one thread: what was cancelled meanwhile is over before the next call begins.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="usage")
         self._clock = clock
         self._wall = wall
         self._new: dict[UsageKey, Counts] = {}
@@ -100,7 +105,7 @@ class Ledger:
 
     async def __aenter__(self) -> Ledger:
         if self._database is not None:
-            await asyncio.to_thread(self._database.open)
+            await self._in_turn(self._database.open)
             self._turn()
             await self.write()
         return self
@@ -108,7 +113,8 @@ class Ledger:
     async def __aexit__(self, *_: object) -> None:
         if self._database is not None:
             await self.write()
-            await asyncio.to_thread(self._database.close)
+            await self._in_turn(self._database.close)
+        self._thread.shutdown(wait=False)
 
     async def keep_writing(self) -> None:
         """Write what is new every second; never returns."""
@@ -125,7 +131,7 @@ class Ledger:
         self._turn()
         new, self._new, month = self._new, {}, self._month
         try:
-            spent = await asyncio.to_thread(database.exchange, new, month)
+            spent = await self._in_turn(lambda: database.exchange(new, month))
         except Exception as error:  # a database may be away for a while: what is new is kept for it
             for key, counts in new.items():
                 self._new.setdefault(key, Counts()).add(counts)
@@ -143,12 +149,17 @@ class Ledger:
 
     async def report(self, since: str, until: str) -> list[UsageRow]:
         """Return what was used from one day to another, both included; without a database, since the start."""
-        if self._database is not None:
+        database = self._database
+        if database is not None:
             await self.write()
-            return await asyncio.to_thread(self._database.rows, since, until)
+            return await self._in_turn(lambda: database.rows(since, until))
         return [
             UsageRow(key, counts) for key, counts in sorted(self._new.items(), key=_order) if since <= key.day <= until
         ]
+
+    async def _in_turn(self, call: Callable[[], T]) -> T:
+        """Call the database when all calls before have ended."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def _today(self) -> dt.date:
         return dt.datetime.fromtimestamp(self._wall(), dt.timezone.utc).date()

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import grpc
 import orjson
+import structlog
 from google.protobuf import json_format
 
 from router.base.errors import InvalidRequest
@@ -19,6 +20,8 @@ from router.gateway.grpc.messages import SERVICE, load_messages
 from router.wire.kserve.call import VERSION
 from router.wire.kserve.request import HEADER_LENGTH
 
+log = structlog.get_logger("router.gateway")
+
 _AT_ONCE = 64  # requests of one stream that are answered side by side; the next waits to be read
 
 Context: TypeAlias = Any  # a `grpc.aio.ServicerContext`, of a library without types
@@ -28,7 +31,7 @@ class Servicer:
     """Answers gRPC calls.
 
     Attributes:
-        busy: calls being answered now.
+        busy: calls, and requests of streams, being answered now; a stream on which nothing is asked is not busy.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -145,52 +148,61 @@ class Servicer:
         """Answer the requests of a stream side by side; each response carries the id of its request."""
         writing = asyncio.Lock()
         running: set[asyncio.Task[None]] = set()
-        with self._counting():
-            await self._asked(
-                context, "GET", "/v2"
-            )  # who may not come in loses the stream, not one request after the other
-            try:
-                async for request in requests:
-                    task = asyncio.create_task(self._stream_one(request, context, writing), name="grpc stream")
-                    running.add(task)
-                    task.add_done_callback(running.discard)
-                    if len(running) >= _AT_ONCE:
-                        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                await asyncio.gather(*running)
-            finally:
-                await end(*running)
+        # Who may not come in loses the stream, not one request after the other.
+        await self._asked(context, "GET", "/v2")
+        try:
+            async for request in requests:
+                task = asyncio.create_task(self._stream_one(request, context, writing), name="grpc stream")
+                running.add(task)
+                task.add_done_callback(running.discard)
+                if len(running) >= _AT_ONCE:
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.gather(*running)
+        finally:
+            await end(*running)
 
     async def _stream_one(self, request: Any, context: Context, writing: asyncio.Lock) -> None:
         async def write(response: Any) -> None:
             async with writing:
                 await context.write(response)
 
+        with self._counting():
+            try:
+                failed = await self._stream_answer(request, context, write)
+            except InvalidRequest as error:
+                failed = error.message
+            except Exception:  # the task's boundary: its caller waits for a response to this request
+                log.exception("request of a gRPC stream crashed", model=request.model_name[:200], id=request.id[:200])
+                failed = "internal error"
+            if failed:
+                await write(codec.stream_error(self._messages, request, failed))
+
+    async def _stream_answer(self, request: Any, context: Context, write: Callable[[Any], Awaitable[None]]) -> str:
+        """Answer one request of a stream, in pieces or at once; returns why it failed.
+
+        Raises:
+            InvalidRequest: something is wrong with it.
+        """
         path = _path(request.model_name, request.model_version)
-        try:
-            body = codec.generate_body(request)
-            if body is None:
-                await self._stream_whole(request, context, path, write)
-                return
-            events = _Events(lambda event: write(codec.stream_response(self._messages, request, event)))
-            found = await self._exchange.ask(context, "POST", f"{path}/generate_stream", body, on_piece=events.take)
-        except InvalidRequest as error:
-            await write(codec.stream_error(self._messages, request, error.message))
-            return
-        if found.status != 200:
-            await write(codec.stream_error(self._messages, request, _message(found)))
+        body = codec.generate_body(request)
+        if body is None:
+            return await self._stream_whole(request, context, path, write)
+        events = _Events(lambda event: write(codec.stream_response(self._messages, request, event)))
+        found = await self._exchange.ask(context, "POST", f"{path}/generate_stream", body, on_piece=events.take)
+        return "" if found.status == 200 else _message(found)
 
     async def _stream_whole(
         self, request: Any, context: Context, path: str, write: Callable[[Any], Awaitable[None]]
-    ) -> None:
-        """Answer a request of a stream that asks for one response."""
+    ) -> str:
+        """Answer a request of a stream that asks for one response; returns why it failed."""
         body, head_bytes = codec.infer_body(request)
         found = await self._exchange.ask(context, "POST", f"{path}/infer", body, head_bytes=head_bytes)
         if found.status != 200:
-            await write(codec.stream_error(self._messages, request, _message(found)))
-            return
+            return _message(found)
         response = codec.infer_response(self._messages, request, int(found.headers[HEADER_LENGTH]), found.body)
         response.parameters[codec.FINAL].bool_param = True
         await write(self._messages["ModelStreamInferResponse"](infer_response=response))
+        return ""
 
     # ── exchanges ───────────────────────────────────────────────────────────────────────────────────────────────────
 

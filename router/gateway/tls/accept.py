@@ -7,6 +7,7 @@ hold as many as the system allows.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import socket
 from collections.abc import Callable
@@ -65,30 +66,43 @@ class TlsAcceptor:
             return
         handshake.task = task = loop.create_task(self._secure(loop, accepted, handshake), name="tls handshake")
         self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
+        task.add_done_callback(lambda _: self._ended(task, handshake, accepted))
+
+    def _ended(self, task: asyncio.Task[None], handshake: _Handshake, accepted: socket.socket) -> None:
+        """Let go of a connection that did not become secure, and be it that its task was ended before it began."""
+        self._handshakes.discard(task)
+        self._table.lost(handshake)
+        if not handshake.done:
+            accepted.close()
 
     async def _secure(self, loop: asyncio.AbstractEventLoop, accepted: socket.socket, handshake: _Handshake) -> None:
-        accepted.setblocking(False)
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
+        # ssl.SSLError is an OSError: no client of ours, or one that left.
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            accepted.setblocking(False)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await loop.connect_accepted_socket(
-                lambda: _Secured(self._protocol, lambda: self._table.lost(handshake)),
+                lambda: _Secured(self._protocol, lambda: self._secured(handshake)),
                 accepted,
                 ssl=self._certificates.context,
                 ssl_handshake_timeout=self._handshake_s,
             )
-        except (OSError, asyncio.TimeoutError):  # ssl.SSLError is an OSError: no client of ours, or one that left
-            accepted.close()
-        finally:
-            self._table.lost(handshake)
+
+    def _secured(self, handshake: _Handshake) -> None:
+        handshake.done = True
+        self._table.lost(handshake)
 
 
 class _Handshake:
-    """A connection in the table until it is secure."""
+    """A connection in the table until it is secure.
+
+    Attributes:
+        done: it is; its socket is its protocol's.
+    """
 
     def __init__(self, client: Peer) -> None:
         self.client = client
         self.task: asyncio.Task[None] | None = None
+        self.done = False
 
     def make_room(self) -> None:
         """Close: the table needs room for another connection."""

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.cache.exact import AnswerCache
+from router.cache.meaning import Meaning
 from router.cache.settings import CacheSettings
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
@@ -24,6 +25,7 @@ from router.gateway.app import create_app
 from router.values.answer import Answer, Route
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.prompt import TextPrompt
+from router.values.replica import ReplicaInfo
 from router.values.request import CacheUse, InferenceRequest, Objective
 from router.values.sampling import SamplingParams
 from router.values.settings import RouterSettings
@@ -298,6 +300,23 @@ async def test_it_never_holds_more_than_it_may_and_gives_everybody_its_own(
         assert cache.size_bytes <= 1_000_000
         assert cache.size_bytes == sum(kept.size_bytes for own in cache._answers.values() for kept in own.values())
         assert set(cache._answers) == set(cache._bytes)
+
+
+async def test_a_look_for_what_means_the_same_asks_once_what_serves() -> None:
+    """A tier may have a thousand replicas, and a caller thousands of answers."""
+    infos, asked = [replica_info("tiny-int8")], list[int]()
+
+    def models() -> list[ReplicaInfo]:
+        asked.append(1)
+        return infos
+
+    cache = AnswerCache(CacheSettings(max_mbytes=1, similar_above=0.9, embedding_model="m"), VirtualClock(), models)
+    meaning = Meaning(b"rest", np.array([1.0, 0.0], np.float32))
+    for index in range(100):
+        await read(cache.keep(request(f"text {index}"), answer("said"), meaning))
+    asked.clear()
+    assert cache.find_like(request("another"), meaning) is not None
+    assert len(asked) == 1
 
 
 async def test_who_holds_most_gives_way_first() -> None:

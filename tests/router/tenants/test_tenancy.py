@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -360,6 +361,38 @@ async def test_a_database_that_is_away_loses_nothing(tmp_path: Path, monkeypatch
             assert ledger.spent("acme") == 6
         await ledger.write()
         assert (ledger.fault, ledger.unwritten, ledger.spent("acme")) == ("", 0, 6)
+
+
+async def test_one_thread_at_a_time_asks_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report asks while usage is being written, and the end comes while it still is."""
+    database, inside, most = UsageDatabase(str(tmp_path / "usage.db")), list[str](), list[int]()
+
+    def watched(name: str) -> None:
+        real = getattr(database, name)
+
+        def call(*given: Any) -> Any:
+            inside.append(name)
+            most.append(len(inside))
+            time.sleep(0.05)
+            try:
+                return real(*given)
+            finally:
+                inside.remove(name)
+
+        monkeypatch.setattr(database, name, call)
+
+    for name in ("open", "close", "exchange", "rows"):
+        watched(name)
+    async with Ledger(database, MonotonicClock(), lambda: NOVEMBER) as ledger:
+        ledger.add("acme", "", "tiny", Usage(1, 2))
+        writing = asyncio.create_task(ledger.write())
+        rows = await ledger.report("2026-11-01", "2026-11-30")
+        assert [row.counts.completion_tokens for row in rows] == [2]
+        await writing
+        cut = asyncio.create_task(ledger.write())
+        await until(lambda: inside)
+        cut.cancel()
+    assert max(most) == 1
 
 
 def test_a_database_that_cannot_be_used_is_named_without_its_password(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 from router.base.errors import ConfigError
 from router.gateway.app import create_app
 from router.gateway.deps import GatewayDeps, GatewayLimits
+from router.gateway.grpc import codec
 from router.gateway.grpc.listener import GrpcListener
 from router.gateway.grpc.settings import GrpcSettings
 from router.values.prompt import TextPrompt
@@ -304,6 +305,39 @@ async def test_calls_in_flight_are_counted_for_the_drain() -> None:
             await until(lambda: listener.busy > 0)
             await call
         assert listener.busy == 0
+
+
+async def test_a_stream_on_which_nothing_is_asked_holds_no_drain() -> None:
+    more = asyncio.Event()
+
+    async def asking() -> AsyncIterator[dict]:
+        yield {"model_name": "tiny", "inputs": [text("slow a b c d e f g h"), tensor("stream", "BOOL", True)]}
+        await more.wait()
+
+    async with (
+        grpc_gateway(gateway_deps()) as listener,
+        triton_aio.InferenceServerClient(f"127.0.0.1:{listener.port}") as client,
+    ):
+        results = client.stream_infer(asking())
+        await results.__anext__()
+        assert listener.busy == 1
+        await until(lambda: listener.busy == 0)
+        more.set()
+        assert [error async for _, error in results if error] == []
+
+
+async def test_a_request_of_a_stream_that_crashes_is_answered(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = codec.stream_response
+
+    def crashes(messages, request, event):
+        if request.id == "1":
+            raise ZeroDivisionError
+        return shown(messages, request, event)
+
+    monkeypatch.setattr(codec, "stream_response", crashes)
+    found = await asyncio.wait_for(gathered(rig.address, asked("say a", "say b", "say c")), 20)
+    assert [error for _, _, error, _ in found if error] == ["internal error"]
+    assert {number for number, _, error, _ in found if not error} == {"0", "2"}
 
 
 async def test_a_port_that_is_taken_is_named() -> None:

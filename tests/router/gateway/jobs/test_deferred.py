@@ -259,6 +259,39 @@ async def test_a_webhook_is_told_until_it_has_taken_it(tmp_path: Path, monkeypat
             assert event["data"]["response"]["body"]["choices"][0]["message"]["content"] == "hello"
 
 
+@pytest.mark.parametrize("drips", ["head", "body"])
+async def test_a_receiver_that_never_ends_its_reply_holds_up_nothing(
+    drips: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("_LOOK_S", 0.02), ("_FIRST_RETRY_S", 0.02), ("_TIMEOUT_S", 0.3)):
+        monkeypatch.setattr(f"router.jobs.webhook.{name}", seconds)
+    calls = left = 0
+
+    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal calls, left
+        calls += 1
+        writer.write(b"HTTP/1.1 200 OK\r\n" + (b"content-length: 999999\r\n\r\n" if drips == "body" else b""))
+        with contextlib.suppress(OSError):
+            while not writer.is_closing():
+                writer.write(b"x-a: b\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+            await writer.wait_closed()
+        left += 1
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook"
+        settings = msgspec.structs.replace(SETTINGS, webhook_url=url, webhook_secret=SECRET)
+        async with job_tier(tmp_path, settings=settings) as (tier, client):
+            await submit(client, [line("a", "x")])
+            if drips == "body":  # what follows the head says nothing
+                await until(lambda: tier.jobs.webhook.told == 1)
+            else:
+                await until(lambda: calls >= 2)
+                assert "no reply within" in tier.jobs.webhook.fault
+        await until(lambda: left == calls)
+
+
 async def test_events_that_were_not_told_are_told_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,12 +22,15 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from router.base.clock import MonotonicClock
 from router.base.errors import ConfigError
+from router.base.timers import end
 from router.gateway.app import create_app
 from router.gateway.connection import ConnectionLimits
+from router.gateway.connection_table import ConnectionTable
 from router.gateway.deps import GatewayDeps
 from router.gateway.grpc.listener import GrpcListener
 from router.gateway.grpc.settings import GrpcSettings
 from router.gateway.listener import Listener, bind
+from router.gateway.tls.accept import TlsAcceptor
 from router.gateway.tls.certificates import ServerCertificates
 from router.gateway.tls.settings import TlsSettings
 from router.tenants.keys_edit import NewKey, add_key
@@ -124,6 +127,39 @@ async def test_a_request_that_comes_with_the_handshake_is_not_lost(files: Files)
             with contextlib.suppress(ssl.SSLWantReadError):
                 reply += tls.read(65536)
         writer.close()
+
+
+async def test_a_handshake_that_makes_room_before_it_has_begun_is_closed(files: Files) -> None:
+    table = ConnectionTable(max_connections=2)
+    acceptor = TlsAcceptor(table, ServerCertificates(files.settings()), 5.0, lambda _: asyncio.Protocol())
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as clients:
+        accepted = []
+        for _ in range(2):
+            clients.enter_context(socket.create_connection(server.getsockname()))
+            accepted.append(server.accept()[0])
+        for one in accepted:
+            acceptor._begin(asyncio.get_running_loop(), one, ("192.0.2.1", 1))
+        await until(lambda: accepted[0].fileno() == -1)  # it made room for the second
+        assert len(table) == 1
+        await end(*acceptor._handshakes)
+        await until(lambda: accepted[1].fileno() == -1)
+    assert len(table) == 0
+
+
+async def test_a_listener_that_accepts_nothing_any_more_ends(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def crashes(*_: object) -> None:
+        raise RuntimeError("no selector left")
+
+    monkeypatch.setattr(TlsAcceptor, "run", crashes)
+    with bind("127.0.0.1", 0, "gateway") as bound:
+        listener = Listener(create_app(gateway_deps()), ConnectionLimits(), tls=ServerCertificates(files.settings()))
+
+        async def serves() -> None:
+            async with listener.running(bound) as serving:
+                await asyncio.wait({serving})
+
+        with pytest.raises(RuntimeError, match="no selector left"):
+            await asyncio.wait_for(serves(), 20)
 
 
 async def test_plain_requests_and_old_protocols_are_refused(files: Files) -> None:
