@@ -153,7 +153,7 @@ class Dispatcher:
             record.trace = self._traces.begin(request.headers)
         self._log.add(record)
         self._came(request)
-        length = self._signals.lengths.watch(request, self._family(request.model))
+        length = self._signals.lengths.watch(request, self._binder.pool.family(request.model))
         journey = Journey(self, self._feedback, request, record, length)
         chunks = journey.chunks()
         first = await anext(chunks)
@@ -168,11 +168,6 @@ class Dispatcher:
             seamless=lambda: not journey.counts_own_text,
         )
         return journey.answer
-
-    def _family(self, model: str) -> str:
-        """The family of a model's name; names that nobody serves share one, since anybody may ask for any name."""
-        infos = (replica.info for replica in self._binder.pool.replicas.values())
-        return next((info.family for info in infos if model in (info.family, info.variant)), "")
 
     def decision(self, request_id: str, caller: str | None = "") -> DecisionRecord | None:
         """Return the record of a recent request of this caller, empty where there are no keys; None: of any caller."""

@@ -93,6 +93,7 @@ class Pool:
         self._all_stale = True
         self._all_read_s = -math.inf
         self._served: dict[str, Served] = {}
+        self._families: dict[str, str] = {}
         self._unreadable: set[str] = set()
         self._favoured = -1
         self._peers = PeerGroups(seed)
@@ -103,6 +104,7 @@ class Pool:
     def set_replicas(self, replicas: dict[str, Replica]) -> None:
         self.replicas = replicas
         self.views = {}
+        self._families.clear()
         self._devices, self._beside = {}, {}
         shared: dict[str, dict[str, None]] = {}
         for name, replica in replicas.items():
@@ -263,6 +265,7 @@ class Pool:
             return False
         if seen is None or seen.info is not snapshot.info:
             self._served.clear()
+            self._families.clear()
             self._favoured = -1
             if self.many and seen is not None:
                 self._find_peers()
@@ -325,6 +328,16 @@ class Pool:
         """Whether a request that is sent to a replica now would start at once."""
         view = self.views.get(replica_id)
         return view is not None and not view.blocked and view.room
+
+    def family(self, model: str) -> str:
+        """Return the family of a model's name; names that nobody serves share one, since anybody may ask for any."""
+        found = self._families.get(model)
+        if found is None:
+            for replica in self.replicas.values():
+                if model in (replica.info.family, replica.info.variant):
+                    found = self._families[model] = replica.info.family
+                    break
+        return found or ""
 
     def served(self, model: str) -> Served | None:
         """Return who serves a model, None where nobody does."""

@@ -36,33 +36,56 @@ _JUDGED = 0.98  # of the sums of log-likelihoods, at each answer
 _MAX_REGRET = 12.0  # log-likelihood by which a table may fall behind: it comes back within a hundred answers
 _TABLES_KEPT = 512  # of one kind
 _LEAST_SURVIVAL = 1e-9
+_FEW_BINS = 6  # numpy takes as long to add to one as to a hundred
 _STALE_CHANGES = 4  # a curve is computed again after one ended answer, or so many bins crossed
 _UNIT_POSITION = 60.0  # of one deadline second, and of one cap, on the axis of the tables that count in those units
 _DEADLINE_STEP = math.log(1.2)
 _PROMPT_STEP = math.log(1.6)
 
 
+_ONES = np.ones(BINS)  # numpy takes twice as long for an array and a number as for two arrays
+
+
 class _Table:
     """Events and answers at risk over the bins; its survival is computed when it is asked for after a change."""
 
-    __slots__ = ("_fresh", "_survival", "at_risk", "changes", "events", "parent", "weight")
+    __slots__ = (
+        "_cells",
+        "_fresh",
+        "_hazard",
+        "_hazard_at",
+        "_survival",
+        "_weights",
+        "at_risk",
+        "changes",
+        "events",
+        "parent",
+    )
 
     def __init__(self, parent: _Table | None, weight: float, hazard: Curve | None = None) -> None:
         self.parent = parent
-        self.weight = weight
         self.at_risk: Curve = np.zeros(BINS)
+        self._cells = memoryview(self.at_risk)
         self.events: Curve = np.zeros(BINS)
+        self._weights: Curve = np.full(BINS, weight)
         if hazard is not None:
             self.at_risk += weight
             self.events += weight * hazard
         self.changes = 0
         self._survival: Curve | None = None
         self._fresh = 0
+        self._hazard: Curve | None = None
+        self._hazard_at = -1
 
     def hazard(self) -> Curve:
-        if self.parent is None:
-            return self.events / self.at_risk
-        return (self.events + self.weight * self.parent.hazard()) / (self.at_risk + self.weight)
+        if self.parent is not None:
+            found = np.multiply(self._weights, self.parent.hazard())
+            np.add(self.events, found, found)
+            np.divide(found, np.add(self.at_risk, self._weights), found)
+            return found
+        if self._hazard is None or self._hazard_at != self.changes:  # all children ask for it
+            self._hazard, self._hazard_at = self.events / self.at_risk, self.changes
+        return self._hazard
 
     def survival(self) -> Curve:
         """P(length > the upper edge of bin k − 1), that is of edge k; the first is 1."""
@@ -70,36 +93,49 @@ class _Table:
         if self._survival is None or seen - self._fresh >= _STALE_CHANGES:
             curve = np.empty(BINS)
             curve[0] = 1.0
-            np.multiply.accumulate(1.0 - self.hazard()[:-1], out=curve[1:])
+            np.multiply.accumulate(np.subtract(_ONES[:-1], self.hazard()[:-1]), 0, None, curve[1:])
             self._survival, self._fresh = curve, seen
         return self._survival
 
     def crossed(self, first: int, last: int) -> None:
         """An answer was at risk in bins first … last − 1 and went on."""
-        crossed = self.at_risk[first:last]
-        np.add(crossed, 1.0, crossed)
         self.changes += 1
+        if last - first > _FEW_BINS:
+            self.at_risk[first:last] += 1.0
+            return
+        cells = self._cells
+        for bin_ in range(first, last):
+            cells[bin_] += 1.0
 
     def ended(self, bin_: int) -> None:
-        self.at_risk *= _FORGET
-        self.events *= _FORGET
+        np.multiply(self.at_risk, _FORGETS, self.at_risk)
+        np.multiply(self.events, _FORGETS, self.events)
         self.at_risk[bin_] += 1.0
         self.events[bin_] += 1.0
         self.changes += _STALE_CHANGES
 
 
-@dataclass(slots=True)
+_FORGETS = np.full(BINS, _FORGET)
+_AXIS = np.arange(BINS, dtype=np.float64)
+
+
 class _Source:
-    """One table that speaks for a request, and where the request's first token lies on its axis, in bins."""
+    """One table that speaks for a request, and where the request's first token lies on its axis, in bins.
 
-    kind: str
-    table: _Table
-    shift: float = 0.0
+    Attributes:
+        said: its survival at the request's own edges, before it learnt from this answer.
+        seen: the bin up to which the answer is at risk in the table.
+    """
 
-    def survival(self) -> Curve:
-        """The survival at this request's own edges."""
-        curve = self.table.survival()
-        return curve if self.shift == 0.0 else np.interp(_AXIS + self.shift, _AXIS, curve)
+    __slots__ = ("kind", "said", "seen", "shift", "table")
+
+    def __init__(self, kind: str, table: _Table, shift: float = 0.0) -> None:
+        self.kind = kind
+        self.table = table
+        self.shift = shift
+        self.seen = 0
+        curve = table.survival()
+        self.said: Curve = curve if shift == 0.0 else np.interp(_AXIS + shift, _AXIS, curve)
 
     def bin_at(self, position: float) -> int:
         """Return the bin of a length that lies there on the request's own axis; see `position_of`."""
@@ -107,10 +143,6 @@ class _Source:
         return 0 if bin_ < 0 else bin_ if bin_ < BINS else BINS - 1
 
 
-_AXIS = np.arange(BINS, dtype=np.float64)
-
-
-@dataclass(slots=True)
 class LengthWatch:
     """One answer as it grows; what it has shown so far is in the tables.
 
@@ -119,16 +151,14 @@ class LengthWatch:
         longest: 0.9 quantile of its length.
     """
 
-    sources: list[_Source]
-    curve: LengthCurve
-    cap: int | None
-    judged: list[Curve]
-    seen: list[int] = field(default_factory=list)
-    next_tokens: float = 1.0
-    longest: int = field(init=False)
+    __slots__ = ("cap", "curve", "longest", "next_tokens", "sources")
 
-    def __post_init__(self) -> None:
-        self.longest = max(1, round(self.curve.quantile(0.9)))
+    def __init__(self, sources: list[_Source], curve: LengthCurve, cap: int | None) -> None:
+        self.sources = sources
+        self.curve = curve
+        self.cap = cap
+        self.next_tokens = 1.0
+        self.longest = max(1, round(curve.quantile(0.9)))
 
 
 @dataclass(slots=True)
@@ -154,27 +184,18 @@ class LengthModel:
         known = self._family(family)
         cap = request.sampling.max_tokens
         sources = self._sources(known, request)
-        judged = [source.survival() for source in sources]
         if cap is not None and request.sampling.ignore_eos:
-            return LengthWatch([], LengthCurve.exactly(cap), cap, [])
+            return LengthWatch([], LengthCurve.exactly(cap), cap)
         merits = [known.merits.get(source.kind, 0.0) for source in sources]
         best = max(merits)
         weights = np.exp([merit - best for merit in merits])
-        mixed = weights @ np.array(judged) / np.add.reduce(weights)
-        curve = _curve(mixed, math.inf if cap is None else float(cap))
-        return LengthWatch(sources, curve, cap, judged, [0] * len(sources))
+        mixed = weights @ np.array([source.said for source in sources]) / np.add.reduce(weights)
+        return LengthWatch(sources, _curve(mixed, math.inf if cap is None else float(cap)), cap)
 
     def grew(self, watch: LengthWatch, tokens: int) -> None:
         """An answer has `tokens` tokens and goes on. Cheap before `watch.next_tokens`."""
-        if tokens < watch.next_tokens:
-            return
-        watch.next_tokens = tokens * RATIO
-        position = position_of(tokens)
-        for index, source in enumerate(watch.sources):
-            bin_ = source.bin_at(position)
-            if bin_ > watch.seen[index]:
-                source.table.crossed(watch.seen[index], bin_)
-                watch.seen[index] = bin_
+        if tokens >= watch.next_tokens:
+            _cross(watch, tokens)
 
     def ended(self, watch: LengthWatch, family: str, tokens: int, *, by_itself: bool) -> None:
         """An answer ended.
@@ -183,15 +204,14 @@ class LengthModel:
             by_itself: the model ended it; else it was cut, by a cap, its deadline, its caller or a failure.
         """
         tokens = max(tokens, 1)
-        self.grew(watch, tokens)
         at_cap = watch.cap is not None and tokens >= watch.cap
         known, position = self._family(family), position_of(tokens)
-        for index, source in enumerate(watch.sources):
+        self.grew(watch, tokens)
+        for source in watch.sources:
             whole = by_itself or (at_cap and source.kind == "cap")
-            bin_ = source.bin_at(position)
-            self._judge(known, source.kind, watch.judged[index], tokens, whole=whole)
+            self._judge(known, source.kind, source.said, tokens, whole=whole)
             if whole:
-                source.table.ended(bin_)
+                source.table.ended(source.bin_at(position))
 
     def _judge(self, known: _Family, kind: str, survival: Curve, tokens: int, *, whole: bool) -> None:
         """Add to a kind's log-likelihood what its curve, before it learnt, said of this answer."""
@@ -242,15 +262,26 @@ class LengthModel:
         return table
 
 
+def _cross(watch: LengthWatch, tokens: int) -> None:
+    """Note the bins that an answer has crossed since it was told of last."""
+    watch.next_tokens, position = tokens * RATIO, position_of(tokens)
+    for source in watch.sources:
+        bin_ = source.bin_at(position)
+        if bin_ > source.seen:
+            source.table.crossed(source.seen, bin_)
+            source.seen = bin_
+
+
 def _curve(survival: Curve, cap: float) -> LengthCurve:
-    area = np.empty(BINS)
-    area[0] = 1.0
-    np.add.accumulate(0.5 * (survival[:-1] + survival[1:]) * _WIDTHS, out=area[1:])
-    area[1:] += 1.0
+    steps = np.add(survival[:-1], survival[1:])
+    np.multiply(steps, _HALF_WIDTHS, steps)
+    np.add.accumulate(steps, 0, None, steps)
+    area = _ONES.copy()
+    np.add(area[1:], steps, area[1:])
     return LengthCurve(survival.tolist(), area.tolist(), cap)
 
 
-_WIDTHS = np.diff(np.array(EDGES))
+_HALF_WIDTHS = 0.5 * np.diff(np.array(EDGES))
 
 
 def _log_normal_hazard(median: float) -> Curve:

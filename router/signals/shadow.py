@@ -40,13 +40,15 @@ class Drawn:
     pace_noise: float
 
 
-@dataclass(eq=False, slots=True)
 class _Sequence:
-    drawn: Drawn
-    offer: Offer
-    prefill_s: float
-    first_s: float = 0.0
-    over: bool = False
+    __slots__ = ("drawn", "first_s", "offer", "over", "prefill_s")
+
+    def __init__(self, drawn: Drawn, offer: Offer, prefill_s: float) -> None:
+        self.drawn = drawn
+        self.offer = offer
+        self.prefill_s = prefill_s
+        self.first_s = 0.0
+        self.over = False
 
 
 _Event = tuple[float, int, _Sequence]
@@ -60,6 +62,7 @@ class _Device:
         held: slots that are taken; decoding: those that decode.
         prefills: whose prompts are being computed, the first of them with `prefill_left_s` to go.
         ends: by the token clock; deadlines: by time.
+        next_s, next_of: time of the next event, and whose it is; as long as nothing begins or happens, that stands.
     """
 
     slots: int
@@ -74,6 +77,8 @@ class _Device:
     ends: list[_Event] = field(default_factory=list)
     deadlines: list[_Event] = field(default_factory=list)
     order: int = 0
+    next_s: float = math.inf
+    next_of: _Sequence | None = None
 
     @property
     def backlog_s(self) -> float:
@@ -82,20 +87,21 @@ class _Device:
             return 0.0
         return self.prefill_left_s + sum([s.prefill_s for s in itertools.islice(self.prefills, 1, None)])
 
-    def next_event(self) -> tuple[float, _Sequence | None]:
-        """Return the time of the next event, and whose it is."""
-        soonest_s, of = math.inf, None
-        for events in (self.ends, self.deadlines):
-            while events and events[0][2].over:
-                heapq.heappop(events)
+    def look_ahead(self) -> None:
+        """Find the next event."""
+        soonest_s, of, ends, deadlines = math.inf, None, self.ends, self.deadlines
+        while ends and ends[0][2].over:
+            heapq.heappop(ends)
+        while deadlines and deadlines[0][2].over:
+            heapq.heappop(deadlines)
         if self.prefills:
             soonest_s, of = self.at_s + max(self.prefill_left_s, 0.0), self.prefills[0]
-        elif self.ends:
-            due_tau, _, of = self.ends[0]
+        elif ends:
+            due_tau, _, of = ends[0]
             soonest_s = self.at_s + max(due_tau - self.tau, 0.0) * self._round_s()
-        if self.deadlines and self.deadlines[0][0] < soonest_s:
-            soonest_s, of = max(self.deadlines[0][0], self.at_s), self.deadlines[0][2]
-        return soonest_s, of
+        if deadlines and deadlines[0][0] < soonest_s:
+            soonest_s, of = max(deadlines[0][0], self.at_s), deadlines[0][2]
+        self.next_s, self.next_of = soonest_s, of
 
     def pass_to(self, now_s: float) -> None:
         passed_s = now_s - self.at_s
@@ -117,10 +123,16 @@ class _Device:
         if last_s < math.inf:
             self.order += 1
             heapq.heappush(self.deadlines, (last_s, self.order, sequence))
+        self.look_ahead()
 
     def happen(self, sequence: _Sequence, now_s: float) -> bool:
         """Let the next event happen, which is this sequence's; return whether it came to its own end."""
         self.pass_to(now_s)
+        ended = self._step(sequence, now_s)
+        self.look_ahead()
+        return ended
+
+    def _step(self, sequence: _Sequence, now_s: float) -> bool:
         if self.deadlines and self.deadlines[0][2] is sequence and self.deadlines[0][0] <= now_s:
             self._cut(sequence)
             return False
@@ -184,12 +196,11 @@ class ShadowTier:
     def arrive(self, drawn: Drawn, now_s: float) -> None:
         """Let a newcomer in: to the free device where it is worth most, or into the queue."""
         self._advance(now_s)
-        offers, best = {}, None
-        for offer in self._offers(drawn.ask.offers):
-            device = self._devices.get(offer.device)
+        offers, best = self._offers(drawn.ask.offers), None
+        for name, offer in offers.items():
+            device = self._devices.get(name)
             if device is None:
-                device = self._devices[offer.device] = _Device(offer.slots, now_s)
-            offers[offer.device] = offer
+                device = self._devices[name] = _Device(offer.slots, now_s)
             if device.held < device.slots and device.backlog_s <= offer.latest_s:
                 key = (round(offer.value * offer.kept, _DECIMALS), offer.local, offer.rank)
                 if best is None or key > best[0]:
@@ -200,22 +211,21 @@ class ShadowTier:
             self._waiting.append(_Waiting(drawn, offers, now_s + max(o.latest_s for o in offers.values())))
             del self._waiting[:-_MOST_WAITING]
 
-    def _offers(self, offers: Sequence[Offer]) -> Sequence[Offer]:
-        """Return one offer a device: of the rung that it runs, or where that cannot serve it, of another."""
+    def _offers(self, offers: Sequence[Offer]) -> Mapping[str, Offer]:
+        """Return one offer by device: of the rung that it runs, or where that cannot serve it, of another."""
         found: dict[str, Offer] = {}
         for offer in offers:
             if offer.device not in found or self.rungs.get((offer.device, offer.family)) == offer.replica_id:
                 found[offer.device] = offer
-        return list(found.values())
+        return found
 
     def _advance(self, now_s: float) -> None:
         """Let all happen until now, in the order of time."""
         while True:
             soonest_s, name, of = now_s, "", None
             for candidate, device in self._devices.items():
-                at_s, sequence = device.next_event()
-                if sequence is not None and at_s <= soonest_s:
-                    soonest_s, name, of = at_s, candidate, sequence
+                if device.next_s <= soonest_s and device.next_of is not None:
+                    soonest_s, name, of = device.next_s, candidate, device.next_of
             if of is None:
                 return
             device = self._devices[name]
