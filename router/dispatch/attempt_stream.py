@@ -78,7 +78,8 @@ class AttemptStream:
 
     async def __aenter__(self) -> AttemptStream:
         name = f"attempt {self._request.request_id} on {self._attempt.info.replica_id}"
-        self._task = asyncio.create_task(self._read_replica(), name=name)
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._read_replica(), name=name)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -121,10 +122,10 @@ class AttemptStream:
         """Return when something is there, or nothing will be, or `due_s` of the tier's clock has come."""
         if not self.quiet:
             return
-        self._reader = asyncio.get_running_loop().create_future()
+        self._reader = reader = self._loop.create_future()
         self._deadline.move(due_s)
         try:
-            await self._reader
+            await reader
         finally:
             self._reader = None
             self._deadline.due_s = float("inf")
@@ -140,7 +141,8 @@ class AttemptStream:
             StopAsyncIteration: the replica ended its stream.
             Exception: what the replica raised, after the chunks that came before it.
         """
-        await self.wait(due_s)
+        if not self._chunks:
+            await self.wait(due_s)
         if self._chunks:
             if self._room is not None and not self._room.done():
                 self._room.set_result(None)
@@ -161,7 +163,7 @@ class AttemptStream:
                     if chunk.finish_reason is not None:
                         break
                     while len(self._chunks) >= _AHEAD_CHUNKS:
-                        self._room = asyncio.get_running_loop().create_future()
+                        self._room = self._loop.create_future()
                         await self._room
         except Exception as error:  # the boundary to a replica: handed to the reader, who knows what it means
             if self._chunks and self._chunks[-1].finish_reason is not None:
@@ -178,7 +180,7 @@ class AttemptStream:
     async def _end_task(self) -> None:
         """Cancel the work on the replica and wait until it has let go, within bounds."""
         names = {"replica": self._attempt.info.replica_id, "request_id": self._request.request_id}
-        bell: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        bell: asyncio.Future[None] = self._loop.create_future()
         alarm = self._alarms.set(
             self._clock.now_s() + _LET_GO_S, lambda: None if bell.done() else bell.set_result(None)
         )

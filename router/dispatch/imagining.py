@@ -28,8 +28,9 @@ class Imagining:
 
     def soon(self, situation: Situation) -> None:
         """Let a newcomer in as soon as the loop gets to it: its own decision does not wait for that."""
-        self._waiting.append(situation)
-        asyncio.get_running_loop().call_soon(self.now)
+        if self._what_if.has_a_choice:
+            self._waiting.append(situation)
+            asyncio.get_running_loop().call_soon(self.now)
 
     def now(self) -> None:
         """Let in who waits."""

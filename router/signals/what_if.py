@@ -84,9 +84,14 @@ class WhatIf:
         self._at_s = 0.0
         self._arrivals_s: deque[float] = deque(maxlen=_RATE_OF)
 
+    @property
+    def has_a_choice(self) -> bool:
+        """Whether there is more than one configuration: else there is nothing to imagine."""
+        return len(self._tiers) > 1
+
     def arrived(self, now_s: float, ask: Ask) -> None:
         """Take a newcomer into account; one that no replica could serve says nothing."""
-        if not ask.offers or len(self._tiers) < 2:
+        if not ask.offers or not self.has_a_choice:
             return
         for offer in ask.offers:
             rung = self._rungs.get(offer.replica_id)

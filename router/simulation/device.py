@@ -190,7 +190,7 @@ class Device:
         """Set how fast prefills and decode go from now on; return whether it began or ceased to compute."""
         before = self.computing
         spec, speed = self.spec, self._speed
-        if any(neighbour.computing for neighbour in self._neighbours):
+        if self._neighbours and any(neighbour.computing for neighbour in self._neighbours):
             speed *= spec.beside
         both = bool(self._prefills and self._round_s)
         self._prefill_rate = speed * (spec.prefill_share if both else 1.0) if self._prefills else 0.0

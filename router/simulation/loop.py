@@ -12,7 +12,6 @@ import heapq
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
-from itertools import count
 from typing import Any, TypeVar
 
 import structlog
@@ -39,7 +38,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.now_s = 0.0
         self._ready: deque[_Handle] = deque()
         self._timers: list[tuple[float, int, _Handle]] = []
-        self._order = count()
+        self._order = 0
 
     def time(self) -> float:
         return self.now_s
@@ -80,15 +79,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> _Handle:
-        handle = _Handle(callback, args, context or contextvars.copy_context())
+        handle = _Handle(callback, args, contextvars.copy_context() if context is None else context)
         self._ready.append(handle)
         return handle
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> _Handle:
-        handle = _Handle(callback, args, context or contextvars.copy_context())
-        heapq.heappush(self._timers, (when, next(self._order), handle))
+        handle = _Handle(callback, args, contextvars.copy_context() if context is None else context)
+        self._order += 1
+        heapq.heappush(self._timers, (when, self._order, handle))
         return handle
 
     def call_later(  # type: ignore[override]
