@@ -191,6 +191,9 @@ class AttemptRun:
         attempt = self.attempt
         if self._clock.now_s() >= self._ends_s and not attempt.gave_up:  # its reader took too long
             return self._journey.end_at_deadline(attempt)
+        chunk = self.stream.pop()
+        if chunk is not None:
+            return chunk
         try:
             return await self.stream.next(min(self._quiet_since_s + self._timeout_s, self._ends_s))
         except (StopAsyncIteration, Elapsed) as nothing:

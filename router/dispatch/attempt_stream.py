@@ -130,6 +130,14 @@ class AttemptStream:
             self._reader = None
             self._deadline.due_s = float("inf")
 
+    def pop(self) -> TokenChunk | None:
+        """Return the next chunk if it is here already."""
+        if not self._chunks:
+            return None
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+        return self._chunks.popleft()
+
     async def next(self, due_s: float) -> TokenChunk:
         """Return the next chunk.
 
@@ -141,12 +149,10 @@ class AttemptStream:
             StopAsyncIteration: the replica ended its stream.
             Exception: what the replica raised, after the chunks that came before it.
         """
-        if not self._chunks:
-            await self.wait(due_s)
-        if self._chunks:
-            if self._room is not None and not self._room.done():
-                self._room.set_result(None)
-            return self._chunks.popleft()
+        await self.wait(due_s)
+        chunk = self.pop()
+        if chunk is not None:
+            return chunk
         if self._error is not None:
             raise self._error
         if self._ended:

@@ -187,7 +187,7 @@ class Dispatcher:
         self._binder.reconfigure(settings)
         self.settings = settings
         self._signals.health.set_settings(settings.breaker)
-        self._signals.lengths.expected_tokens = settings.expected_answer_tokens
+        self._signals.lengths.expected_tokens = float(settings.expected_answer_tokens)
         self.admission.reconfigure(settings)
         self._self_tests.settings = settings
         self._log.capacity = settings.decision_log

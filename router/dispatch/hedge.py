@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections.abc import Coroutine
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from router.base.errors import OverspillError
 from router.base.timers import end
@@ -96,23 +97,28 @@ class HedgedRun:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if len(self._open) == 1:
+            await self._run.__aexit__(kind, error, trace)
+            return
         async with contextlib.AsyncExitStack() as stack:
             for run in self._open:
                 stack.push_async_exit(run)
 
-    async def next(self) -> TokenChunk:
+    def next(self) -> Coroutine[Any, Any, TokenChunk]:
         """Return the next chunk; see `AttemptRun.next`.
 
         Raises:
             OverspillError: the attempt failed, the second one too if there was one.
         """
-        if self._due_s < math.inf:
-            due_s, self._due_s = self._due_s, math.inf
-            if not await self._run.begins(due_s):
-                second = self._hedger.second(self._run.attempt)
-                if second is not None:
-                    await self._enter(second)
-                    return await self._race(self._run, second)
+        return self._run.next() if self._due_s == math.inf else self._begin()
+
+    async def _begin(self) -> TokenChunk:
+        due_s, self._due_s = self._due_s, math.inf
+        if not await self._run.begins(due_s):
+            second = self._hedger.second(self._run.attempt)
+            if second is not None:
+                await self._enter(second)
+                return await self._race(self._run, second)
         return await self._run.next()
 
     async def _enter(self, run: AttemptRun) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
 from router.values.chunk import TokenChunk
@@ -15,11 +15,15 @@ class OpenedAnswer(AsyncGenerator[TokenChunk, None]):
         self._first: TokenChunk | None = first
         self._rest = rest
 
-    async def asend(self, value: None) -> TokenChunk:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        return await self._rest.asend(value)
+    def __anext__(self) -> Coroutine[Any, Any, TokenChunk]:
+        return self.asend(None)
+
+    def asend(self, value: None) -> Coroutine[Any, Any, TokenChunk]:
+        return self._rest.asend(value) if self._first is None else self._begin()
+
+    async def _begin(self) -> TokenChunk:
+        first, self._first = self._first, None
+        return await self._rest.asend(None) if first is None else first
 
     async def athrow(self, typ: Any, val: Any = None, tb: Any = None) -> TokenChunk:  # noqa: ARG002 - the ABC's own
         self._first = None

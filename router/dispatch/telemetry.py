@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -22,17 +21,58 @@ _BREAKER_LEVEL = {"closed": 0, "half_open": 1, "open": 2}
 
 GaugeSource = Callable[[], Iterable[tuple[tuple[str, ...], float]]]
 
-_Metric = TypeVar("_Metric", Counter, Histogram)
+
+class _Count:
+    """What was counted since the last scrape: a plain number, where each count of the library takes a lock."""
+
+    __slots__ = ("_child", "_new")
+
+    def __init__(self, child: Counter) -> None:
+        self._child = child
+        self._new = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        self._new += amount
+
+    def hand_over(self) -> None:
+        new, self._new = self._new, 0.0
+        if new:
+            self._child.inc(new)
 
 
-class _Labelled(Generic[_Metric]):
-    """A metric whose children are looked up once: the library's own lookup takes as long as ten counts."""
+class _Counts(Collector):
+    """A counter of the library that is brought up to date when somebody asks for it. Counted on one event loop."""
 
-    def __init__(self, metric: _Metric) -> None:
-        self._metric: _Metric = metric
-        self._children: dict[tuple[str, ...], _Metric] = {}
+    def __init__(self, metric: Counter) -> None:
+        self._metric = metric
+        self._children: dict[tuple[str, ...], _Count] = {}
 
-    def labels(self, *values: str) -> _Metric:
+    def labels(self, *values: str) -> _Count:
+        child = self._children.get(values)
+        if child is None:
+            child = self._children[values] = _Count(self._metric.labels(*values) if values else self._metric)
+        return child
+
+    def collect(self) -> Iterable[MetricFamily]:
+        for child in self._children.values():
+            child.hand_over()
+        families: Iterable[MetricFamily] = self._metric.collect()
+        return families
+
+    def describe(self) -> Iterable[MetricFamily]:
+        """Name the counter."""
+        families: Iterable[MetricFamily] = self._metric.describe()
+        return families
+
+
+class _Histograms:
+    """A histogram whose children are looked up once: the library's own lookup takes as long as ten counts."""
+
+    def __init__(self, metric: Histogram) -> None:
+        self._metric = metric
+        self._children: dict[tuple[str, ...], Histogram] = {}
+
+    def labels(self, *values: str) -> Histogram:
         child = self._children.get(values)
         if child is None:
             child = self._children[values] = self._metric.labels(*values)
@@ -98,9 +138,9 @@ class Telemetry:
             ["promise", "kept"],
         )
         self.tokens = self._counter("overspill_generated_tokens", "Tokens streamed to callers.", served_by)
-        self.decisions = Counter(
-            "overspill_decisions", "Times a request was looked at, to be bound or refused.", registry=self.registry
-        )
+        self.decisions = self._counter(
+            "overspill_decisions", "Times a request was looked at, to be bound or refused.", []
+        ).labels()
         self.step_downs = self._counter(
             "overspill_step_downs", "Requests sent to a smaller rung to keep an objective.", ["variant"]
         )
@@ -154,11 +194,13 @@ class Telemetry:
         for result in ("won", "lost"):
             self.hedges.labels(result)
 
-    def _counter(self, name: str, text: str, labels: list[str]) -> _Labelled[Counter]:
-        return _Labelled(Counter(name, text, labels, registry=self.registry))
+    def _counter(self, name: str, text: str, labels: list[str]) -> _Counts:
+        counts = _Counts(Counter(name, text, labels, registry=None))
+        self.registry.register(counts)
+        return counts
 
-    def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> _Labelled[Histogram]:
-        return _Labelled(Histogram(name, text, labels, registry=self.registry, buckets=buckets))
+    def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> _Histograms:
+        return _Histograms(Histogram(name, text, labels, registry=self.registry, buckets=buckets))
 
     def watch(self, name: str, text: str, labels: tuple[str, ...], source: GaugeSource) -> None:
         """Register a gauge whose values are asked for at every scrape: pairs of label values and number."""

@@ -17,6 +17,7 @@ exp(decayed sum of log-likelihoods), each answer judged by the curves before the
 from __future__ import annotations
 
 import math
+from array import array
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -64,8 +65,8 @@ class _Table:
 
     def __init__(self, parent: _Table | None, weight: float, hazard: Curve | None = None) -> None:
         self.parent = parent
-        self.at_risk: Curve = np.zeros(BINS)
-        self._cells = memoryview(self.at_risk)
+        self._cells = array("d", bytes(8 * BINS))
+        self.at_risk: Curve = np.frombuffer(self._cells)
         self.events: Curve = np.zeros(BINS)
         self._weights: Curve = np.full(BINS, weight)
         if hazard is not None:
