@@ -143,13 +143,14 @@ class Binder:
         self.queue.enter(entry)
         if not entry.in_slack:
             self._signals.shares.asked(entry.request.caller)
-        alarm = self._alarms.set(pending.wait_until_s, partial(self._give_up, entry))
+        alarm: Alarm | None = None
         try:
             self._newcomer(entry)
             if not entry.bound.done():
                 self._update_ladder()
                 self._turn_away(entry)
             if not entry.bound.done():
+                alarm = self._alarms.set(pending.wait_until_s, partial(self._give_up, entry))
                 record.happened(now_s, "queued", waiting=len(self.queue), target=_target(entry))
                 self.queued()
                 self._recheck_later()
@@ -158,7 +159,8 @@ class Binder:
             self._release_unclaimed(entry)
             raise
         finally:
-            alarm.cancel()
+            if alarm is not None:
+                alarm.cancel()
             self.queue.leave(entry)
             self.pool.kv.left(entry)
             del entry  # it holds what it was refused with, and that, by its traceback, this frame

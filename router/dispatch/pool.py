@@ -175,6 +175,11 @@ class Pool:
             self._look_at(device)
         return self.views[name]
 
+    @property
+    def devices(self) -> int:
+        """Count the devices."""
+        return len(self._devices)
+
     def on_device(self, device: str) -> Sequence[str]:
         """Return the ids of a device's replicas."""
         return self._devices.get(device, ())

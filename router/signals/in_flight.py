@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router.signals.token_clock import Mark
 from router.values.choice import Choice
@@ -65,6 +65,10 @@ class Attempt:
     gave_up: bool = False
     outrun: bool = False
     counted: Callable[[Attempt], None] | None = None
+    info: ReplicaInfo = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.info = self.choice.candidate.info
 
     def opens(self) -> None:
         """The replica has it from now on."""
@@ -94,10 +98,6 @@ class Attempt:
         if self.handed_at_s is not None:
             away_s += max(0.0, self.last_at_s - self.handed_at_s)
         return None if away_s > _AWAY_SHARE * lasted_s else lasted_s / (self.tokens - 1)
-
-    @property
-    def info(self) -> ReplicaInfo:
-        return self.choice.candidate.info
 
     @property
     def left_tokens(self) -> int:
