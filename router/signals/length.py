@@ -37,6 +37,7 @@ _JUDGED = 0.98  # of the sums of log-likelihoods, at each answer
 _MAX_REGRET = 12.0  # log-likelihood by which a table may fall behind: it comes back within a hundred answers
 _TABLES_KEPT = 512  # of one kind
 _LEAST_SURVIVAL = 1e-9
+_TOLD_EACH = 8  # tokens: the bins of the first ones are narrower than anybody needs to know of a running answer
 _FEW_BINS = 6  # numpy takes as long to add to one as to a hundred
 _STALE_CHANGES = 4  # a curve is computed again after one ended answer, or so many bins crossed
 _UNIT_POSITION = 60.0  # of one deadline second, and of one cap, on the axis of the tables that count in those units
@@ -148,16 +149,17 @@ class LengthWatch:
     """One answer as it grows; what it has shown so far is in the tables.
 
     Attributes:
-        next_tokens: nothing new is learnt before it has so many.
+        told_tokens: how many it had when the tables were told of it last; next_tokens: when they are told of it again.
         longest: 0.9 quantile of its length.
     """
 
-    __slots__ = ("cap", "curve", "longest", "next_tokens", "sources")
+    __slots__ = ("cap", "curve", "longest", "next_tokens", "sources", "told_tokens")
 
     def __init__(self, sources: list[_Source], curve: LengthCurve, cap: int | None) -> None:
         self.sources = sources
         self.curve = curve
         self.cap = cap
+        self.told_tokens = 0
         self.next_tokens = 1.0
         self.longest = max(1, round(curve.quantile(0.9)))
 
@@ -207,7 +209,8 @@ class LengthModel:
         tokens = max(tokens, 1)
         at_cap = watch.cap is not None and tokens >= watch.cap
         known, position = self._family(family), position_of(tokens)
-        self.grew(watch, tokens)
+        if tokens >= watch.told_tokens * RATIO:  # else it came no further than a bin
+            _cross(watch, tokens)
         for source in watch.sources:
             whole = by_itself or (at_cap and source.kind == "cap")
             self._judge(known, source.kind, source.said, tokens, whole=whole)
@@ -265,7 +268,8 @@ class LengthModel:
 
 def _cross(watch: LengthWatch, tokens: int) -> None:
     """Note the bins that an answer has crossed since it was told of last."""
-    watch.next_tokens, position = tokens * RATIO, position_of(tokens)
+    watch.told_tokens, watch.next_tokens = tokens, max(tokens * RATIO, tokens + _TOLD_EACH)
+    position = position_of(tokens)
     for source in watch.sources:
         bin_ = source.bin_at(position)
         if bin_ > source.seen:
