@@ -42,11 +42,10 @@ MODULES = {
         "promise quality_in_objective queueing random_choice slo_utility smallest_rung threshold worth"
     ),
     "router/dispatch": (
-        "admission answer_room attempt_run attempt_stream binding blame candidates decision_value dispatcher feedback "
-        "hedge imagining lost peers pending pool queue record rejections served view"
+        "admission answer_room blame candidates decision_value feedback imagining lost peers pending pool "
+        "queue rejections served view"
     ),
-    "router/simulation": "device loop network prefix_cache",
-    "router/base": "timers",
+    "router/simulation": "device prefix_cache",
 }
 """What decides and what simulated devices do. The bodies of `async` generators, structs that are decoded, and what only
 waits for the network stay interpreted."""
