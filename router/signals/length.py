@@ -44,8 +44,8 @@ _UNIT_POSITION = 60.0  # of one deadline second, and of one cap, on the axis of 
 _DEADLINE_STEP = math.log(1.2)
 _PROMPT_STEP = math.log(1.6)
 
-
-_ONES = np.ones(BINS)  # numpy takes twice as long for an array and a number as for two arrays
+_AXIS = np.arange(BINS, dtype=np.float64)
+_ONES, _FORGETS = np.ones(BINS), np.full(BINS, _FORGET)  # an array and a number take numpy twice as long as two arrays
 
 
 class _Table:
@@ -115,10 +115,6 @@ class _Table:
         self.at_risk[bin_] += 1.0
         self.events[bin_] += 1.0
         self.changes += _STALE_CHANGES
-
-
-_FORGETS = np.full(BINS, _FORGET)
-_AXIS = np.arange(BINS, dtype=np.float64)
 
 
 class _Source:

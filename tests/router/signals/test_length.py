@@ -178,3 +178,17 @@ def test_memory_is_bounded() -> None:
         told(model, 10, caller=f"c{index}", session=f"s{index}", deadline_s=1.0 + index)
     tables = model._families[FAMILY].tables
     assert max(len(of_kind) for of_kind in tables.values()) <= 512
+
+
+def test_an_answer_told_token_by_token_teaches_what_one_told_in_pieces_does() -> None:
+    """Its first tokens are noted eight at a time: what is believed in the end is the same."""
+    slowly, quickly = LengthModel(50.0), LengthModel(50.0)
+    for length in (3, 9, 17, 40, 300) * 8:
+        for model, steps in ((slowly, range(1, length + 1)), (quickly, (1, length))):
+            watch = model.watch(ask(), FAMILY)
+            for tokens in steps:
+                model.grew(watch, tokens)
+            model.ended(watch, FAMILY, length, by_itself=True)
+    for share in (0.25, 0.5, 0.9):
+        told_slowly = slowly.watch(ask(), FAMILY).curve.quantile(share)
+        assert told_slowly == pytest.approx(quickly.watch(ask(), FAMILY).curve.quantile(share), rel=0.05)

@@ -251,3 +251,13 @@ def test_rungs_without_value_do_no_harm(value: float) -> None:
     for index in range(20):
         what_if.arrived(index * 0.1, Ask(offers, 0, LengthCurve.exactly(100), 0.1, 0.1))
     assert set(what_if.favoured()) == {EDGE}
+
+
+def test_without_a_choice_of_rungs_there_is_nothing_to_imagine() -> None:
+    large, small = rung(LARGE, 1.0, 0.02), rung(SMALL, 0.75, 0.008)
+    assert not of(large).has_a_choice
+    assert not of(large, rung("cloud/other", 1.0, 0.01, local=False)).has_a_choice
+    what_if = of(large, small)
+    assert what_if.has_a_choice
+    what_if.set_replicas(infos(small))
+    assert not what_if.has_a_choice
