@@ -65,6 +65,7 @@ class Intake:
         self.metrics = metrics
         self.room = BodyRoom(deps.limits)
         self._in_flight: set[str] = set()
+        metrics.in_flight.set_function(lambda: len(self._in_flight))
         self._traffic = deps.jobs.slack if deps.jobs is not None else None
         self._deferral = None if deps.jobs is None else _deferral(deps, deps.jobs)
 
@@ -139,7 +140,6 @@ class Intake:
             request_id = f"{given[: wire_headers.MAX_REQUEST_ID_CHARS - len(mark)]}{mark}"
         context.request_id = request_id
         self._in_flight.add(request_id)
-        self.metrics.in_flight.set(len(self._in_flight))
         context.closers.append(lambda: self._leave(request_id))
         if self._traffic is not None and not context.in_slack:
             self._traffic.came()
@@ -162,7 +162,6 @@ class Intake:
 
     def _leave(self, request_id: str) -> None:
         self._in_flight.discard(request_id)
-        self.metrics.in_flight.set(len(self._in_flight))
 
     def require_model(self, context: RequestContext, model: str, task: Task = Task.GENERATE) -> None:
         """Check that the model is known, once for each request; the dispatcher decides who serves it.
