@@ -14,6 +14,7 @@ import msgspec
 from router.jobs.records import Line
 
 _MOST_FAULTS = 1_000
+_MOST_BLANK = 10_000  # a file of nothing else would take a thread for an hour
 _MOST_ID_CHARS = 512
 _PAUSE_EVERY = 64  # lines; a thread that decodes without a pause keeps the event loop from its turn
 _PAUSE_S = 0.001
@@ -79,7 +80,10 @@ def check(path: Path, batch_id: str, rules: LineRules) -> Checked:
         if number % _PAUSE_EVERY == 0:
             time.sleep(_PAUSE_S)
         if not raw.strip():
-            continue
+            if number <= _MOST_BLANK + rules.max_lines:
+                continue
+            found.faults.append(LineFault("too_many_tasks", f"the file has more than {_MOST_BLANK} blank lines"))
+            break
         line = _check_line(raw, number, rules, seen)
         if isinstance(line, LineFault):
             found.faults.append(line)
