@@ -2,12 +2,14 @@
 
     python -m benchmarks batches -- [--lines 10000] [--turns 4] [--turn-s 30] [--engine stub real]
 
-Twice, each time with a cloud tier in a process of its own:
+With a cloud tier in a process of its own:
 
 1. **Beside**: online requests come in bursts (Poisson within a burst, exponential bursts and silences), by turns with
    and without a batch in progress; the same arrivals in each pair of turns. Told is the time to the first token as the
    client sees it, and how many lines were answered meanwhile.
-2. **Killed**: a batch, the tier killed with SIGKILL after a third and after two thirds of its lines. Told is how often
+2. **In the slack**: a batch beside Poisson arrivals that would keep one request running for none, three and seven
+   tenths of the time. Told is how many lines a second are answered.
+3. **Killed**: a batch, the tier killed with SIGKILL after a third and after two thirds of its lines. Told is how often
    each line stands in the output, and how often it was computed.
 
 The engine is a stub that answers at once, in a process of its own, or SmolLM2 on this machine (with fewer lines). Exits
@@ -22,6 +24,7 @@ import contextlib
 import io
 import json
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -42,6 +45,8 @@ HERE = Path(__file__).resolve().parent.parent
 MOST_SLOWDOWN = 1.2
 START_S = 120.0
 POLL_S = 0.2
+LOADS = (0.0, 0.3, 0.7)
+SERVICE_PROBES = 7
 CONFIG = """\
 [server]
 port = {port}
@@ -76,6 +81,9 @@ class Kind:
     filler: int
     rate: float
     max_tokens: int
+
+
+Measured = tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]
 
 
 class Tier:
@@ -174,12 +182,14 @@ async def _ask(http: aiohttp.ClientSession, tier: Tier, text: str) -> float:
     return first_s - began_s
 
 
-async def turn(http: aiohttp.ClientSession, tier: Tier, turn_s: float, seed: int) -> list[float]:
+async def turn(
+    http: aiohttp.ClientSession, tier: Tier, turn_s: float, arrivals_s: Sequence[float], tag: str
+) -> list[float]:
     """One turn of online traffic; returns the times to the first token."""
     began_s, tasks = time.monotonic(), []
-    for number, at_s in enumerate(arrivals(tier.kind, turn_s, seed)):
+    for number, at_s in enumerate(arrivals_s):
         await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
-        tasks.append(asyncio.create_task(_ask(http, tier, f"online {seed} {number} asks for something")))
+        tasks.append(asyncio.create_task(_ask(http, tier, f"online {tag} {number} asks for something")))
     found = await asyncio.gather(*tasks)
     await asyncio.sleep(max(0.0, began_s + turn_s - time.monotonic()))
     return list(found)
@@ -189,13 +199,15 @@ async def beside(http: aiohttp.ClientSession, tier: Tier, pairs: int, turn_s: fl
     """Online traffic by turns with a batch and without."""
     seen: dict[bool, list[float]] = {False: [], True: []}
     lines = 0
-    await turn(http, tier, turn_s / 2, 0)  # nobody is measured on a tier that has just started
+    await turn(
+        http, tier, turn_s / 2, arrivals(tier.kind, turn_s / 2, 0), "warm-up"
+    )  # nobody is measured on a tier that has just started
     for pair in range(1, pairs + 1):
         for batch in (False, True) if pair % 2 else (True, False):
             batch_id = await tier.submit(http, tier.kind.filler, f"filler{pair}") if batch else ""
             if batch:
                 await tier.wait(http, batch_id, 1)
-            seen[batch] += await turn(http, tier, turn_s, pair)
+            seen[batch] += await turn(http, tier, turn_s, arrivals(tier.kind, turn_s, pair), f"{pair}")
             if batch:
                 lines += (await tier.cancel(http, batch_id))["request_counts"]["completed"]
             side = "with" if batch else "without"
@@ -212,6 +224,43 @@ async def beside(http: aiohttp.ClientSession, tier: Tier, pairs: int, turn_s: fl
         }
         for batch, times in seen.items()
     ]
+
+
+async def in_slack(http: aiohttp.ClientSession, tier: Tier, turn_s: float) -> list[dict[str, Any]]:
+    """Lines beside more and more online traffic."""
+    took, rows = [], []
+    for number in range(SERVICE_PROBES):
+        began_s = time.perf_counter()
+        await _ask(http, tier, f"alone {number}")
+        took.append(time.perf_counter() - began_s)
+    service_s = statistics.median(took)
+    for load in LOADS:
+        batch_id = await tier.submit(http, tier.kind.filler, f"slack{load}")
+        before = (await tier.wait(http, batch_id, 1))["request_counts"]["completed"]
+        began_s = time.perf_counter()
+        times = await turn(http, tier, turn_s, steady(load / service_s, turn_s), f"load {load}")
+        lasted_s = time.perf_counter() - began_s
+        done = (await tier.batch(http, batch_id))["request_counts"]["completed"] - before
+        await tier.cancel(http, batch_id)
+        rows.append(
+            {
+                "engine": tier.kind.name,
+                "load": load,
+                "requests": len(times),
+                "ttft_p95_ms": round(_quantile(times, 0.95) * 1e3, 2) if len(times) > 1 else None,
+                "lines_per_s": round(done / lasted_s, 2),
+            }
+        )
+        print(f"  {tier.kind.name} at load {load}: {rows[-1]['lines_per_s']} lines/s", flush=True)
+    return rows
+
+
+def steady(rate: float, turn_s: float) -> list[float]:
+    """Return Poisson arrivals of so many a second."""
+    draw, found, at_s = random.Random(1), [], 0.0  # noqa: S311 - arrivals, no secrets
+    while rate and (at_s := at_s + draw.expovariate(rate)) < turn_s:
+        found.append(at_s)
+    return found
 
 
 async def killed(http: aiohttp.ClientSession, tier: Tier, asked: str) -> dict[str, Any]:
@@ -274,7 +323,7 @@ async def engine(kind: Kind, folder: Path) -> AsyncIterator[str]:
         child.kill()
 
 
-async def measure(kind: Kind, pairs: int, turn_s: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+async def measure(kind: Kind, pairs: int, turn_s: float) -> Measured:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         timeout = aiohttp.ClientTimeout(total=600)
@@ -283,7 +332,8 @@ async def measure(kind: Kind, pairs: int, turn_s: float) -> tuple[list[dict[str,
             try:
                 await tier.start(http)
                 rows = await beside(http, tier, pairs, turn_s)
-                return rows, await killed(http, tier, f"{stub_url}/asked" if stub_url else "")
+                slack = await in_slack(http, tier, turn_s)
+                return rows, slack, await killed(http, tier, f"{stub_url}/asked" if stub_url else "")
             finally:
                 tier.child.kill()
 
@@ -309,19 +359,23 @@ def main() -> int:
         "stub": Kind("stub", MODEL, options.lines, 12_000, 5.0, 64),
         "real": Kind("SmolLM2-135M", REAL, options.real_lines, 2_000, 0.8, 16),
     }
-    rows, kills, ratios = [], [], {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # the tier of a run that is ended goes with it
+    rows, slack, kills, ratios = [], [], [], {}
     for name in options.engine:
         print(f"{kinds[name].name}:", flush=True)
-        beside_rows, kill = asyncio.run(measure(kinds[name], options.turns, options.turn_s))
+        beside_rows, slack_rows, kill = asyncio.run(measure(kinds[name], options.turns, options.turn_s))
         without, with_batch = beside_rows
         ratios[kinds[name].name] = round(with_batch["ttft_p95_ms"] / without["ttft_p95_ms"], 3)
         rows += beside_rows
+        slack += slack_rows
         kills.append(kill)
     print(f"\n{'engine':14}{'batch':>7}{'online':>8}{'p50 ms':>9}{'p95 ms':>9}{'lines':>8}{'p95 / without':>15}")
     for row in rows:
         ratio = f"{ratios[row['engine']]:.2f}" if row["batch"] else ""
         shown = f"{row['engine']:14}{'yes' if row['batch'] else 'no':>7}{row['requests']:>8}{row['ttft_p50_ms']:>9.1f}"
         print(f"{shown}{row['ttft_p95_ms']:>9.1f}{row['lines_answered']:>8}{ratio:>15}")
+    for row in slack:
+        print(f"{row['engine']}: {row['lines_per_s']} lines/s at load {row['load']} ({row['requests']} online)")
     for kill in kills:
         print(
             f"{kill['engine']}: {kill['lines']} lines, killed after {' and '.join(map(str, kill['killed_after']))}: "
@@ -329,7 +383,9 @@ def main() -> int:
             f"{kill['missing']} missing, {kill['computed']} computed, in {kill['seconds']} s"
         )
     if options.json:
-        options.json.write_text(json.dumps({"online": rows, "p95_ratio": ratios, "killed": kills}, indent=1))
+        options.json.write_text(
+            json.dumps({"online": rows, "p95_ratio": ratios, "slack": slack, "killed": kills}, indent=1)
+        )
     sound = all(k["answered_once"] == k["lines"] and not k["wrong"] for k in kills)
     return 0 if sound and all(ratio <= MOST_SLOWDOWN for ratio in ratios.values()) else 1
 

@@ -6,14 +6,15 @@ import json
 import random
 from dataclasses import dataclass, field
 
-from benchmarks.tenants.surface import AWAY, EMBEDS, KEYS, MARKS, OPERATOR, SECRET_MODEL
+from benchmarks.tenants.surface import AWAY, EMBEDS, KEYS, MARKS, OPERATOR, PASSES, SECRET_MODEL
 from router.tenants.keys_file import digest_of
 
-_MODELS = ("tiny", SECRET_MODEL, AWAY, EMBEDS, "none")
+_MODELS = ("tiny", SECRET_MODEL, AWAY, EMBEDS, PASSES, "none")
 _PATHS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/models"),
     *("/v1/files", "/v1/batches", "/v1/deferred", "/v1/usage", "/v1/status", "/v1/scale", "/v1/scale/tiny"),
     *("/tokenize", "/detokenize", "/v1/rerank", "/v1/score", "/v1/audio/transcriptions", "/rerank", "/score"),
+    *("/v1/audio/speech", "/v1/audio/translations", "/v2/rerank"),
     *("/v2", "/v2/health/ready", "/v2/models/stats", "/v2/repository/index"),
     *(f"/v1/models/{model}" for model in _MODELS),
     *(f"/v2/models/{model}" for model in _MODELS),
@@ -54,6 +55,7 @@ _QUERIES = (
         "?x-overspill-locality=any",
     ),
 )
+_PASSED = ("/v1/rerank", "/v1/score", "/v1/audio/speech", "/v1/audio/transcriptions")
 _MOST_KNOWN = 40
 
 
@@ -119,11 +121,15 @@ class Drawing:
         path = draw.choice(
             [
                 *("/v1/chat/completions", "/v1/chat/completions", "/v1/completions", "/v1/responses"),
+                *_PASSED,
                 *("/v1/embeddings", "/tokenize", "/detokenize", f"/v2/models/{model}/infer"),
                 *(f"/v2/models/{model}/generate", f"/v2/models/{model}/generate_stream"),
             ]
         )
-        headers.append(("content-type", "application/json"))
+        if path in _PASSED:
+            model = draw.choice([PASSES, PASSES, model])
+        sound = path == "/v1/audio/transcriptions"
+        headers.append(("content-type", "multipart/form-data; boundary=b" if sound else "application/json"))
         if model == AWAY or draw.random() < 0.1:  # nobody is there to answer: do not wait for it
             headers += [("x-overspill-ttft-slo-ms", "1"), ("x-overspill-defer", "allow")]
         return Drawn(who, "POST", path, _raw(headers), self._body(path, who, model))
@@ -134,7 +140,7 @@ class Drawing:
         what = draw.randrange(4)
         if what == 0 or not self.known:
             line = {"custom_id": mark, "method": "POST", "url": "/v1/chat/completions"}
-            body = {"model": self._model(), "messages": [{"role": "user", "content": mark}]}
+            body = {"model": draw.choice(["tiny", EMBEDS, "none"]), "messages": [{"role": "user", "content": mark}]}
             text = json.dumps({**line, "body": body} if draw.random() < 0.9 else line)
             form = '--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\ncontent-disposition: '
             form += f'form-data; name="file"; filename="{mark}.jsonl"\r\n\r\n{text}\r\n--b--\r\n'
@@ -167,32 +173,45 @@ class Drawing:
         return self.draw.choice(["tiny", "tiny", "tiny", *_MODELS])
 
     def _body(self, path: str, who: str, model: str) -> bytes:
-        draw, mark = self.draw, MARKS.get(who, "nobody")
-        prompt = draw.choice([f"say {mark}", "say what others say", ""])
-        if path.startswith("/v2"):
-            tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [prompt]}
-            if "generate" in path:
-                return json.dumps(
-                    {"text_input": prompt, "parameters": {"max_tokens": draw.choice([1, 8, "x"])}}
-                ).encode()
-            return json.dumps({"inputs": [tensor], "parameters": {"temperature": 0}}).encode()
-        if path.startswith("/v1/embeddings"):
-            return json.dumps({"model": model, "input": draw.choice([prompt, [prompt, prompt], [1, 2], []])}).encode()
-        if path.startswith(("/tokenize", "/detokenize")):
-            given = {"prompt": prompt} if path.startswith("/tokenize") else {"tokens": draw.choice([[1, 2], [-1], "x"])}
-            return json.dumps({"model": model, **given}).encode()
+        mark = MARKS.get(who, "nobody")
+        prompt = self.draw.choice([f"say {mark}", "say what others say", ""])
+        if path.startswith("/v1/audio/t"):
+            part = '--b\r\ncontent-disposition: form-data; name="{}"\r\n\r\n{}\r\n'
+            return f"{part.format('model', model)}{part.format('file', mark)}--b--\r\n".encode()
+        fields = self._of_a_task(path, prompt, mark)
+        if path.startswith("/v2/models"):
+            return json.dumps(fields).encode()
+        return json.dumps({"model": model, **(fields or self._of_an_answer(path, prompt))}).encode()
+
+    def _of_a_task(self, path: str, prompt: str, mark: str) -> dict[str, object]:
+        """The fields of what asks for no answer in OpenAI's words, none of what does."""
+        draw = self.draw
+        tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [prompt]}
+        kinds: dict[str, dict[str, object]] = {
+            "/generate": {"text_input": prompt, "parameters": {"max_tokens": draw.choice([1, 8, "x"])}},
+            "/v2/models": {"inputs": [tensor], "parameters": {"temperature": 0}},
+            "/embeddings": {"input": draw.choice([prompt, [prompt, prompt], [1, 2], []])},
+            "/detokenize": {"tokens": draw.choice([[1, 2], [-1], "x"])},
+            "/tokenize": {"prompt": prompt},
+            "/rerank": {"query": prompt, "documents": [prompt, mark]},
+            "/score": {"text_1": prompt, "text_2": mark},
+            "/speech": {"input": prompt},
+        }
+        return next((fields for part, fields in kinds.items() if part in path), {})
+
+    def _of_an_answer(self, path: str, prompt: str) -> dict[str, object]:
+        draw, responses = self.draw, "responses" in path
         body: dict[str, object] = {
-            "model": model,
             "temperature": draw.choice([0, 0, 1, "hot"]),
-            "max_output_tokens" if "responses" in path else "max_tokens": draw.choice([1, 8, 8, -1]),
+            "max_output_tokens" if responses else "max_tokens": draw.choice([1, 8, 8, -1]),
         }
         if draw.random() < 0.2:
             body["stream"] = True
-        if draw.random() < 0.2 and "responses" not in path:
+        if draw.random() < 0.2 and not responses:
             body["n"] = draw.choice([1, 2, 3, 0, 10**9])
         if "chat" in path:
-            return json.dumps({**body, "messages": [{"role": "user", "content": prompt}]}).encode()
-        return json.dumps({**body, "input" if "responses" in path else "prompt": prompt}).encode()
+            return {**body, "messages": [{"role": "user", "content": prompt}]}
+        return {**body, "input" if responses else "prompt": prompt}
 
 
 def _raw(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 
@@ -30,13 +31,18 @@ from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.repository import ModelState
 from router.values.request import InferenceRequest
 from router.values.settings import RouterSettings
-from router.values.task import EmbedCall, Embeddings, Task
+from router.values.task import EmbedCall, Embeddings, Passed, PassedCall, Task
 
 SECRET_MODEL = "secret-model-of-red"  # noqa: S105 - a name
 AWAY = "away"
 EMBEDS = "embeds"
+PASSES = "passes"
 OPERATOR = "operator"
 MARKS = {"red": "vermilion", "green": "viridian", "blue": "ultramarine", OPERATOR: "whitewash"}
+_TASKS = {
+    EMBEDS: frozenset({Task.EMBED}),
+    PASSES: frozenset({Task.RERANK, Task.SCORE, Task.TRANSCRIBE, Task.TRANSLATE, Task.SPEAK}),
+}
 KEYS = {name: f"key-of-{name}-0123456789abcdef" for name in MARKS}
 
 
@@ -57,7 +63,7 @@ class Says:
             quality=1.0,
             context_tokens=4096,
             prior=SpeedPrior(900.0, 60.0, 0.1, "test"),
-            tasks=frozenset({Task.EMBED if variant == EMBEDS else Task.GENERATE}),
+            tasks=_TASKS.get(variant, frozenset({Task.GENERATE})),
         )
         self._names = names
 
@@ -69,6 +75,11 @@ class Says:
         if isinstance(request.prompt, EmbedCall):
             data = np.ones(len(request.prompt.inputs), dtype="<f4").tobytes()
             yield TokenChunk("", 1, FinishReason.STOP, output=Embeddings(data, 1))
+            return
+        if isinstance(request.prompt, PassedCall):
+            told = json.dumps({"model": self.info.variant, "text": f"I answer {MARKS[self._names[request.caller]]}"})
+            yield TokenChunk("", 1, output=Passed(told.encode(), "application/json"))
+            yield TokenChunk("", 0, FinishReason.STOP)
             return
         yield TokenChunk(f"I answer {MARKS[self._names[request.caller]]}")
         yield TokenChunk("", 0, FinishReason.STOP)
@@ -102,7 +113,7 @@ async def all_alike(_request: InferenceRequest, _text: str) -> Vector:
 
 def keys_file() -> str:
     """Three tenants, of which one alone may use the secret model, and the operator."""
-    limits = [f"tenant {name} models=tiny,{AWAY},{EMBEDS}" for name in KEYS if name not in {"red", OPERATOR}]
+    limits = [f"tenant {name} models=tiny,{AWAY},{EMBEDS},{PASSES}" for name in KEYS if name not in {"red", OPERATOR}]
     roles = {name: " role=operator" if name == OPERATOR else "" for name in KEYS}
     return "\n".join([*limits, *(f"key {n} sha256:{digest_of(key.encode())}{roles[n]}" for n, key in KEYS.items())])
 
@@ -114,7 +125,7 @@ async def surface(folder: Path, seed: int) -> AsyncIterator[httpx.AsyncClient]:
     path.write_text(keys_file())
     names = {Tenant.named(name).digest: name for name in KEYS}
     clock, telemetry = MonotonicClock(), Telemetry()
-    replicas = [Says(model, names) for model in ("tiny", SECRET_MODEL, AWAY, EMBEDS)]
+    replicas = [Says(model, names) for model in ("tiny", SECRET_MODEL, AWAY, EMBEDS, PASSES)]
     infos = [replica.info for replica in replicas]
     jobs = JobsSettings(dir=str(folder / "jobs"), min_free_mbytes=0)
     cache = CacheSettings(max_mbytes=1, similar_above=0.9, embedding_model=EMBEDS)
