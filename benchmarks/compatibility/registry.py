@@ -46,6 +46,7 @@ CLIENTS: tuple[Client, ...] = (
         "openai",
     ),
     Client("litellm", "LiteLLM (SDK)", "litellm_sdk.py", Venv("litellm", ("litellm[mcp]==1.106.2",)), "openai"),
+    Client("cohere", "Cohere (Python)", "cohere_rerank.py", Venv("cohere", ("cohere==7.3.1",)), "openai"),
     Client("instructor", "Instructor", "instructor_sdk.py", Venv("instructor", ("instructor==1.17.0",)), "openai"),
     Client(
         "pydantic-ai",

@@ -20,15 +20,17 @@ import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
 
 from benchmarks._stamp import commit
 from benchmarks.compatibility.clients.checking import Server
+from benchmarks.compatibility.configurations import BACKEND_TOML, CLOUD_TOML, EDGE_TOML, ENGINE_TOML
 from benchmarks.compatibility.environments import MissingError
 from benchmarks.compatibility.registry import Protocol
+from benchmarks.compatibility.studio import CONFIGURED, VIEWER, VOICE, studio
 from examples.demo.processes import Child, free_port, overspill
 from models.store.store import ModelStore
 
@@ -37,91 +39,6 @@ EMBEDDINGS = "all-minilm-l6-v2"
 CONTEXT_TOKENS = 2048
 KEY = "compatibility-key-0123456789"  # of this run's servers, on the loopback interface
 READY_S = 420.0  # vLLM's CPU build on a busy machine
-
-EDGE_TOML = """\
-[agent]
-log_format = "json"
-cache_dir = "{cache}"
-
-[gateway]
-port = {port}
-api_keys = ["{key}"]
-
-[grpc]
-enabled = true
-port = {grpc}
-
-[cors]
-allow_origins = ["{page}"]
-
-[jobs]
-dir = "{jobs}"
-
-[models]
-variants = ["smollm2-135m-int8", "all-minilm-l6-v2-int8"]
-preload = ["smollm2-135m-int8", "all-minilm-l6-v2-int8"]
-kv_slots = 4
-context_tokens = {context}
-
-[router]
-# What is asked here is whether clients work; this machine may be busy with other things.
-ttft_slo_ms = 60000.0
-"""
-CLOUD_TOML = """\
-[server]
-port = {port}
-log_format = "json"
-
-[grpc]
-enabled = true
-port = {grpc}
-
-[cors]
-allow_origins = ["{page}"]
-
-[jobs]
-dir = "{jobs}"
-
-{models}
-
-[router]
-ttft_slo_ms = 60000.0
-"""
-ENGINE_TOML = """\
-[[models]]
-variant = "smollm2-135m-fp32"
-device = "cpu"
-max_running = 8
-max_context_tokens = {context}
-
-[[models]]
-variant = "all-minilm-l6-v2"
-device = "cpu"
-"""
-BACKEND_TOML = """\
-[[backends]]
-name = "vllm"
-kind = "openai"
-urls = ["{url}"]
-api_key = "{key}"
-
-[[backends.models]]
-served = "smollm2-135m"
-variant = "smollm2-135m-vllm"
-family = "smollm2-135m"
-
-[[backends]]
-name = "vllm-embeddings"
-kind = "openai"
-urls = ["{embeddings_url}"]
-api_key = "{key}"
-
-[[backends.models]]
-served = "all-minilm-l6-v2"
-variant = "all-minilm-l6-v2-vllm"
-family = "all-minilm-l6-v2"
-tasks = ["embed"]
-"""
 
 
 @dataclass(frozen=True)
@@ -169,11 +86,32 @@ class Peers:
         self._place = place
         self._stack = stack
         self._vllm: Running | None = None
+        self._studio = ""
+
+    async def studio(self) -> str:
+        """Return what the configuration of a tier says of it."""
+        if not self._studio:
+            self._studio = CONFIGURED.format(url=await self._stack.enter_async_context(studio()))
+        return self._studio
 
     async def vllm(self) -> Running:
         if self._vllm is None:
             self._vllm = await self._stack.enter_async_context(_vllm(self._place))
         return self._vllm
+
+
+@dataclass(frozen=True)
+class Ours:
+    """How a tier of ours is started: its command, the template of its configuration, its environment."""
+
+    name: str
+    command: tuple[str, str]
+    template: str
+    env: Mapping[str, str]
+
+
+EDGE = Ours("edge", ("edge", "run"), EDGE_TOML, {})
+CLOUD = Ours("cloud", ("cloud", "serve"), CLOUD_TOML, {"OVERSPILL_CLOUD_API_KEYS": KEY})
 
 
 @dataclass(frozen=True)
@@ -238,6 +176,9 @@ def _described(name: str, place: Place, url: str, **others: str) -> Server:
         "model": FAMILY,
         "embeddings_url": url,
         "embeddings_model": EMBEDDINGS,
+        "ranker": "",
+        "voice": "",
+        "viewer": "",
         "grpc": "",
         "whole_model": FAMILY,
         "stream_model": FAMILY,
@@ -255,42 +196,46 @@ def _described(name: str, place: Place, url: str, **others: str) -> Server:
 
 
 @contextlib.asynccontextmanager
-async def _edge(place: Place, _peers: Peers) -> AsyncIterator[Running]:
-    port, grpc, config = free_port(), free_port(), place.folder / "edge.toml"
-    told = {"port": port, "grpc": grpc, "page": place.page, "key": KEY, "context": CONTEXT_TOKENS}
-    folders = {"cache": place.folder / "serving", "jobs": place.emptied("edge-jobs")}
-    config.write_text(EDGE_TOML.format(**told, **folders), encoding="utf-8")
-    url = f"http://127.0.0.1:{port}"
-    argv = overspill("edge", "run", "--config", str(config))
-    async with _up("edge", argv, place.folder, f"{url}/health/ready", {}):
-        yield Running(_described("edge", place, url, grpc=f"127.0.0.1:{grpc}"), f"overspill {commit()}")
+async def _edge(place: Place, peers: Peers) -> AsyncIterator[Running]:
+    told = {"key": KEY, "cache": place.folder / "serving", "studio": await peers.studio()}
+    async with _ours(EDGE, place, told) as server:
+        yield Running(server, f"overspill {commit()}")
 
 
 @contextlib.asynccontextmanager
-async def _cloud(place: Place, _peers: Peers) -> AsyncIterator[Running]:
-    async with _tier("cloud", place, ENGINE_TOML.format(context=CONTEXT_TOKENS)) as running:
-        yield running
+async def _cloud(place: Place, peers: Peers) -> AsyncIterator[Running]:
+    models = ENGINE_TOML.format(context=CONTEXT_TOKENS) + await peers.studio()
+    async with _tier("cloud", place, models) as server:
+        yield Running(server, f"overspill {commit()}")
 
 
 @contextlib.asynccontextmanager
 async def _cloud_over_vllm(place: Place, peers: Peers) -> AsyncIterator[Running]:
     behind = await peers.vllm()
     urls = {"url": behind.server.url, "embeddings_url": behind.server.embeddings_url}
-    async with _tier("cloud-vllm", place, BACKEND_TOML.format(**urls, key=KEY)) as running:
-        yield Running(running.server, f"{running.version} over {behind.version}")
+    models = BACKEND_TOML.format(**urls, key=KEY) + await peers.studio()
+    async with _tier("cloud-vllm", place, models) as server:
+        yield Running(replace(server, ranker=EMBEDDINGS), f"overspill {commit()} over {behind.version}")
 
 
 @contextlib.asynccontextmanager
-async def _tier(name: str, place: Place, models: str) -> AsyncIterator[Running]:
-    port, grpc, config = free_port(), free_port(), place.folder / f"{name}.toml"
-    told = {"port": port, "grpc": grpc, "page": place.page, "jobs": place.emptied(f"{name}-jobs"), "models": models}
-    config.write_text(CLOUD_TOML.format(**told), encoding="utf-8")
-    url = f"http://127.0.0.1:{port}"
-    argv = overspill("cloud", "serve", "--config", str(config))
-    async with _up(name, argv, place.folder, f"{url}/health/ready", {"OVERSPILL_CLOUD_API_KEYS": KEY}):
-        server = _described(name, place, url, grpc=f"127.0.0.1:{grpc}")
+async def _tier(name: str, place: Place, models: str) -> AsyncIterator[Server]:
+    async with _ours(replace(CLOUD, name=name), place, {"models": models}) as server:
         await _serves(server)
-        yield Running(server, f"overspill {commit()}")
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def _ours(tier: Ours, place: Place, told: Mapping[str, object]) -> AsyncIterator[Server]:
+    """Start a tier of ours on free ports, with what every configuration of this run says."""
+    port, grpc, config = free_port(), free_port(), place.folder / f"{tier.name}.toml"
+    jobs = place.emptied(f"{tier.name}-jobs")
+    alike = {"port": port, "grpc": grpc, "page": place.page, "jobs": jobs, "context": CONTEXT_TOKENS}
+    config.write_text(tier.template.format(**alike, **told), encoding="utf-8")
+    url = f"http://127.0.0.1:{port}"
+    argv = overspill(*tier.command, "--config", str(config))
+    async with _up(tier.name, argv, place.folder, f"{url}/health/ready", tier.env):
+        yield _described(tier.name, place, url, grpc=f"127.0.0.1:{grpc}", voice=VOICE, viewer=VIEWER)
 
 
 async def _serves(server: Server) -> None:
@@ -318,7 +263,7 @@ async def _vllm(place: Place) -> AsyncIterator[Running]:
         _vllm_server("vllm", python, chat, place) as url,
         _vllm_server("vllm-embeddings", python, encoder, place) as embeddings_url,
     ):
-        server = _described("vllm", place, url, embeddings_url=embeddings_url)
+        server = _described("vllm", place, url, embeddings_url=embeddings_url, ranker=EMBEDDINGS)
         yield Running(server, f"vllm {_version(python, 'vllm')}")
 
 

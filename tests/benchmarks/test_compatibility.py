@@ -53,7 +53,7 @@ checks.run()
 
 def server(folder: Path) -> Server:
     return Server(
-        "toy", "http://127.0.0.1:1", "key", "m", "http://127.0.0.1:1", "", "", "m", "m", folder, 2048, 0, folder
+        "toy", "http://127.0.0.1:1", "key", "m", "http://127.0.0.1:1", *[""] * 5, "m", "m", folder, 2048, 0, folder
     )
 
 

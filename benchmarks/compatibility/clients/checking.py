@@ -42,6 +42,7 @@ class Server:
         url: without `/v1`.
         key: the bearer key that it wants.
         model, embeddings_model: names to ask for; of the second the server may be another one (`embeddings_url`).
+        ranker, voice, viewer: models that rank texts (at `embeddings_url`), speak and hear, see; empty: there is none.
         grpc: `host:port`; empty where there is none.
         whole_model, stream_model: for KServe V2: who answers in one piece and who streams may be two.
         tokenizer: folder of the model's tokenizer in Hugging Face's form.
@@ -56,6 +57,9 @@ class Server:
     model: str
     embeddings_url: str
     embeddings_model: str
+    ranker: str
+    voice: str
+    viewer: str
     grpc: str
     whole_model: str
     stream_model: str
@@ -77,6 +81,12 @@ class Server:
         """Raise NotRunError where the server has no embedding model."""
         if not self.embeddings_model:
             raise NotRunError("this server has no embedding model")
+
+    def wants(self, model: str, what: str) -> str:
+        """Return one of its models; raises NotRunError where it has none that does so."""
+        if not model:
+            raise NotRunError(f"this server has no model that {what}")
+        return model
 
     @property
     def ours(self) -> bool:

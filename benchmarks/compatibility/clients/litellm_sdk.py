@@ -123,4 +123,31 @@ def embedding(server: Server) -> None:
     assert [len(item["embedding"]) for item in reply.data] == [384, 384]
 
 
+@checks.that("rerank (hosted_vllm)")
+def rerank(server: Server) -> None:
+    reply: Any = litellm.rerank(
+        model=f"hosted_vllm/{server.wants(server.ranker, 'ranks')}",
+        query="What is the capital of France?",
+        documents=["Cats sleep.", "Paris is the capital of France."],
+        top_n=1,
+        api_base=server.embeddings_url,
+        api_key=server.key,
+    )
+    (best,) = reply.results
+    assert best["index"] == 1
+
+
+@checks.that("speech and transcription")
+def sounds(server: Server) -> None:
+    told: Any = {
+        "model": f"openai/{server.wants(server.voice, 'speaks')}",
+        "api_base": server.openai_url,
+        "api_key": server.key,
+    }
+    spoken: Any = litellm.speech(input="one two", voice="alloy", **told)
+    assert len(spoken.content) == 2048
+    heard: Any = litellm.transcription(file=("talk.mp3", spoken.content), **told)
+    assert heard.text == "2048 bytes of talk.mp3"
+
+
 checks.run()
