@@ -65,6 +65,8 @@ class _Listed(msgspec.Struct):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[!-~]*$")]
     state: str = _READY
     reason: str = ""
+    variants: list[str] = []
+    """A tier of ours lists families too, each with its variants: entries of their own."""
 
 
 _index_decoder = msgspec.json.Decoder(Annotated[list[_Listed], msgspec.Meta(max_length=10_000)])
@@ -146,7 +148,8 @@ class KServeServer(ForeignServer):
             if reply.status_code == 200:
                 found: dict[str, _Listed] = {}
                 for entry in _index_decoder.decode(reply.content):
-                    if (not wanted or entry.name in wanted) and getattr(found.get(entry.name), "state", "") != _READY:
+                    asked = entry.name in wanted if wanted else not entry.variants
+                    if asked and getattr(found.get(entry.name), "state", "") != _READY:
                         found[entry.name] = entry
                 return found
             if reply.status_code not in _NO_INDEX:

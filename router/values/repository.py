@@ -14,14 +14,16 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     """One model of a tier's repository.
 
     Attributes:
-        name: a variant.
+        name: a variant, or a family.
         state: in the words of KServe V2's repository extension.
         reason: why it is not ready.
+        variants: who answers for a family; empty of a variant.
     """
 
     name: str
     state: State = "READY"
     reason: str = ""
+    variants: tuple[str, ...] = ()
 
 
 class Repository(Protocol):

@@ -31,6 +31,10 @@ GENERATES: frozenset[Task] = frozenset({Task.GENERATE})
 """What a replica does that says nothing else."""
 
 
+MAX_INPUTS = 2048
+"""Inputs of one call for vectors at most, as at OpenAI."""
+
+
 @dataclass(frozen=True, slots=True)
 class EmbedCall:
     """Texts to be turned into vectors.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from router.gateway.endpoint import Endpoint, RequestContext, json_reply
 from router.gateway.errors import Reply
 from router.gateway.intake import Intake
 from router.gateway.media import require_no_form
+from router.values.replica import ReplicaInfo
 from router.values.repository import ModelState, State
 from router.wire.body import decode_json
 from router.wire.kserve.call import VERSION
@@ -57,8 +58,7 @@ class RepositoryRoutes:
         asked = decode_json(_index_decoder, context.body) if context.body else _Index()
         allowed = [state for state in self._states() if context.caller.may_use(state.name)]
         found = [state for state in allowed if not asked.ready or state.state == "READY"]
-        told = [{"name": s.name, "version": VERSION, "state": s.state, "reason": s.reason} for s in found]
-        return json_reply(orjson.dumps(told))
+        return json_reply(orjson.dumps([_entry(state) for state in found]))
 
     def _states(self) -> list[ModelState]:
         """Return a state for each family and variant: ready where any replica of it can take a request."""
@@ -72,7 +72,11 @@ class RepositoryRoutes:
                     found.setdefault(name, ModelState(name=name, state=away, reason=snapshot.why))
         for entry in self._deps.repository.unloaded() if self._deps.repository is not None else ():
             found.setdefault(entry.name, entry)
-        return list(found.values())
+        families = families_of([snapshot.info for snapshot in self._deps.dispatcher.load()])
+        return [
+            msgspec.structs.replace(state, variants=families[name]) if name in families else state
+            for name, state in found.items()
+        ]
 
     async def _load(self, context: RequestContext) -> Reply:
         """Load a model and serve it when it is ready; for the operator."""
@@ -94,6 +98,20 @@ class RepositoryRoutes:
             raise InvalidRequest(f"this tier cannot {what} models while it runs: change its configuration")
         log.info("repository change asked for", change=what, model=name, request_id=context.request_id)
         await (repository.load(name) if what == "load" else repository.unload(name))
+
+
+def families_of(infos: Iterable[ReplicaInfo]) -> dict[str, tuple[str, ...]]:
+    """Return the variants of each family; one that is called as a variant of it is that."""
+    found: dict[str, dict[str, None]] = {}
+    for info in infos:
+        found.setdefault(info.family, {})[info.variant] = None
+    return {family: tuple(variants) for family, variants in found.items() if family not in variants}
+
+
+def _entry(state: ModelState) -> dict[str, object]:
+    """Return an entry of the index; of a family it says more than Triton's, for those who take each model once."""
+    told: dict[str, object] = {"name": state.name, "version": VERSION, "state": state.state, "reason": state.reason}
+    return {**told, "variants": state.variants} if state.variants else told
 
 
 def _require_operator(context: RequestContext) -> None:

@@ -14,12 +14,11 @@ from msgspec import Meta
 from router.base.errors import InvalidRequest
 from router.values.request import ApiRequest
 from router.values.sampling import SamplingParams
-from router.values.task import EmbedCall, Embeddings
+from router.values.task import MAX_INPUTS, EmbedCall, Embeddings
 from router.wire.kserve.call import VERSION
 from router.wire.kserve.parameters import TEXT_INPUT, text_of
 from router.wire.kserve.reply import InferReply
 from router.wire.kserve.request import RawInfer
-from router.wire.openai.embeddings import MAX_INPUTS
 
 OUTPUT = "embedding"
 _COUNT = "num_input_tokens"

@@ -20,13 +20,10 @@ from msgspec import Meta
 from router.base.errors import InvalidRequest
 from router.values.request import ApiRequest
 from router.values.sampling import SamplingParams
-from router.values.task import EmbedCall, Embeddings
+from router.values.task import MAX_INPUTS, EmbedCall, Embeddings
 from router.wire.body import decode_json
 from router.wire.names import refuse_fields
 from router.wire.openai.unserved import Rule, only, refuse_unserved
-
-MAX_INPUTS = 2048
-"""Inputs of one request at most, as at OpenAI."""
 
 _ONE_PIECE = SamplingParams(max_tokens=1)
 """A call's answer counts as one token."""

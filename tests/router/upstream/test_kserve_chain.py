@@ -36,10 +36,11 @@ async def behind(tier: Tier) -> AsyncIterator[Backend]:
 
 
 async def replica_of(source: Backend) -> UpstreamReplica:
-    """The exact model: the index names its family too, of which there is one replica more."""
-    return await until(
-        lambda: next((r for r in source.replicas if r.info.variant == "tiny-fp32" and r.snapshot().available), None)
-    )
+    """The one replica: the index names its family too, which is no model more."""
+    await until(lambda: source.replicas and source.replicas[0].snapshot().available)
+    (replica,) = source.replicas
+    assert replica.info.variant == "tiny-fp32"
+    return replica
 
 
 def ask(**sampling) -> InferenceRequest:
