@@ -63,7 +63,6 @@ class Batch:
         headers: of ours that hold for each line, as JSON pairs.
         errors: why it failed, as JSON; empty otherwise.
         keep_output_s: how long its output may be kept; None takes the tier's.
-        cut: it ended before all lines were answered: they are told of as expired or cancelled.
     """
 
     id: str

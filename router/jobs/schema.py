@@ -1,8 +1,14 @@
-"""The tables, for SQLite and PostgreSQL alike."""
+"""The tables, for SQLite and PostgreSQL alike: a column for each field of a record, nullable where that may be None."""
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, String, Table, Text
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
+
+from sqlalchemy import BigInteger, Column, Index, LargeBinary, MetaData, Table, Text
+from sqlalchemy.types import TypeEngine
+
+from router.jobs.records import Batch, Deferred, Event, Line, StoredFile
 
 SCHEMA = 1
 """Raised when tables change in a way that an older version cannot read."""
@@ -10,101 +16,38 @@ SCHEMA = 1
 METADATA = MetaData()
 
 
-def _time(name: str) -> Column[int]:
-    return Column(name, BigInteger)
+def _kind(annotation: type) -> TypeEngine[Any]:
+    if issubclass(annotation, str):  # statuses too
+        return Text()
+    return LargeBinary() if annotation is bytes else BigInteger()
 
 
-FACTS = Table(
-    "facts",
-    METADATA,
-    Column("name", String(64), primary_key=True),
-    Column("value", Text, nullable=False),
-)
+def _table(name: str, record: type, *more: Column[Any] | Index, key: tuple[str, ...] = ("id",)) -> Table:
+    hints, columns = get_type_hints(record), []
+    for field in fields(record):
+        present, *nothing = get_args(hints[field.name]) or (hints[field.name],)
+        kind, keys = _kind(present), field.name in key
+        columns.append(Column(field.name, kind, primary_key=keys, autoincrement=False, nullable=bool(nothing)))
+    return Table(name, METADATA, *columns, *more)
 
-FILES = Table(
-    "files",
-    METADATA,
-    Column("id", String(64), primary_key=True),
-    Column("owner", String(128), nullable=False),
-    Column("purpose", String(32), nullable=False),
-    Column("filename", Text, nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    Column("created_s", BigInteger, nullable=False),
-    _time("expires_s"),
-    Index("files_of", "owner", "id"),
-)
 
-BATCHES = Table(
-    "batches",
-    METADATA,
-    Column("id", String(64), primary_key=True),
-    Column("owner", String(128), nullable=False),
-    Column("status", String(16), nullable=False),
-    Column("endpoint", String(64), nullable=False),
-    Column("input_file_id", String(64), nullable=False),
-    Column("window", String(16), nullable=False),
-    Column("created_s", BigInteger, nullable=False),
-    Column("expires_s", BigInteger, nullable=False),
-    Column("labels", Text, nullable=False),
-    Column("headers", Text, nullable=False),
-    Column("errors", Text, nullable=False),
-    _time("keep_output_s"),
-    *(
-        _time(f"{step}_s")
-        for step in ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-    ),
-    Column("output_file_id", String(64)),
-    Column("error_file_id", String(64)),
-    *(Column(name, Integer, nullable=False) for name in ("total", "completed", "failed")),
-    Index("batches_of", "owner", "id"),
-    Index("batches_by_status", "status"),
-)
+FACTS = Table("facts", METADATA, Column("name", Text, primary_key=True), Column("value", Text, nullable=False))
 
-DEFERRED = Table(
+FILES = _table("files", StoredFile, Index("files_of", "owner", "id"))
+
+BATCHES = _table("batches", Batch, Index("batches_of", "owner", "id"), Index("batches_by_status", "status"))
+
+DEFERRED = _table(
     "deferred",
-    METADATA,
-    Column("id", String(64), primary_key=True),
-    Column("owner", String(128), nullable=False),
-    Column("asked", String(64), unique=True),
-    Column("status", String(16), nullable=False),
-    Column("path", String(64), nullable=False),
-    Column("request_id", String(128), nullable=False),
-    Column("headers", Text, nullable=False),
-    Column("body", LargeBinary, nullable=False),
-    Column("why", Text, nullable=False),
-    Column("created_s", BigInteger, nullable=False),
-    Column("expires_s", BigInteger, nullable=False),
-    _time("ended_s"),
-    Column("tries", Integer, nullable=False),
-    Column("status_code", Integer),
-    Column("answer", LargeBinary),
+    Deferred,
+    Index("deferred_asked", "asked", unique=True),
     Index("deferred_of", "owner", "id"),
     Index("deferred_by_status", "status", "id"),
 )
 """`asked` tells one asking from another: who asks again under the same request id gets what is kept already."""
 
-EVENTS = Table(
-    "events",
-    METADATA,
-    Column("id", String(64), primary_key=True),
-    Column("created_s", BigInteger, nullable=False),
-    Column("body", LargeBinary, nullable=False),
-    Column("tries", Integer, nullable=False),
-    Column("due_s", BigInteger, nullable=False),
-    Index("events_due", "due_s", "id"),
-)
+EVENTS = _table("events", Event, Index("events_due", "due_s", "id"))
 """What the webhook has not taken yet; written in the transaction of what it tells."""
 
-LINES = Table(
-    "lines",
-    METADATA,
-    Column("batch_id", String(64), primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("custom_id", Text, nullable=False),
-    Column("at", BigInteger, nullable=False),
-    Column("size", BigInteger, nullable=False),
-    Column("tries", Integer, nullable=False),
-    Column("kind", String(8)),
-    Column("answer", LargeBinary),
-)
+LINES = _table("lines", Line, Column("kind", Text), Column("answer", LargeBinary), key=("batch_id", "number"))
 """A line has a `kind` exactly if it was answered; its answer is never written a second time."""
