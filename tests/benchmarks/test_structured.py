@@ -7,7 +7,7 @@ import re
 
 import jsonschema
 
-from benchmarks.structured import Regexes, Schemas, invalid
+from benchmarks._random_constraints import Regexes, Schemas, invalid
 from router.values.constraint import Constraint, ConstraintKind
 
 
