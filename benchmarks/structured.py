@@ -56,7 +56,7 @@ EDGE_VARIANT = "smollm2-135m-int8"
 MOST_TOKENS = 160
 BATCH = 8
 AT_ONCE = {"cloud": 32, "device": BATCH}
-COST_TOKENS = 48
+COST_TOKENS = 40
 COST_ROUNDS = 5
 LIMIT_S = 2400
 
@@ -166,8 +166,10 @@ COSTLY = {
 
 
 async def decode(replica: Replica, constraint: Constraint | None, turn: int) -> tuple[float, float]:
-    """Return processor milliseconds a token, and tokens a second behind the prompts, of `BATCH` sequences."""
+    """Return processor milliseconds a token, and tokens a second, of `BATCH` sequences behind their prompts."""
     times: list[float] = []
+    behind_prompts = BATCH * 8
+    began: list[float] = []
 
     async def sequence(number: int) -> None:
         prompt = ChatPrompt((Message("user", f"Tell me about number {number}."),))
@@ -181,13 +183,13 @@ async def decode(replica: Replica, constraint: Constraint | None, turn: int) -> 
         request = InferenceRequest(f"c{number}", FAMILY, prompt, sampling, Objective(), 0, 0.0)
         async for chunk in replica.generate(request):
             times.extend([time.perf_counter()] * chunk.tokens)
+            if len(times) >= behind_prompts and not began:
+                began.extend([processor_s(), len(times)])
 
-    spent_s = processor_s()
     await asyncio.gather(*(sequence(number) for number in range(BATCH)))
-    spent_s = processor_s() - spent_s
-    times.sort()
-    begin = BATCH * 8
-    return spent_s / len(times) * 1e3, (len(times) - begin) / (times[-1] - times[begin])
+    tokens = len(times) - began[1]
+    spent_s = processor_s() - began[0]
+    return spent_s / tokens * 1e3, tokens / (times[-1] - times[-int(tokens) - 1])
 
 
 def processor_s() -> float:

@@ -6,9 +6,10 @@ import json
 
 import orjson
 
+from router.values.call_writer import CallWriter
 from router.values.prompt import ChatPrompt, Message
 from router.values.request import InferenceRequest
-from router.values.tool_calls import CallWriter, Tool, ToolChoice
+from router.values.tool_calls import Tool, ToolChoice
 
 
 def message_of(message: Message) -> dict[str, object]:

@@ -9,12 +9,14 @@ from msgspec.structs import replace
 from models.text.chat import PromptEncoder
 from models.text.tools.format import in_own_words
 from router.base.errors import InvalidRequest
+from router.values.call_reader import CallReader
+from router.values.call_writer import CallWriter
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.constraint import Constraint, ConstraintKind
 from router.values.prompt import ChatPrompt
 from router.values.request import InferenceRequest
 from router.values.sampling import SamplingParams
-from router.values.tool_calls import CallReader, CallWriter, Tools
+from router.values.tool_calls import Tools
 
 
 def with_tools(request: InferenceRequest, encoder: PromptEncoder) -> ToolAnswer | None:

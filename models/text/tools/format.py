@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from models.text.json_options import LENIENT_OPTIONS, STRICT_OPTIONS
-from router.values.tool_calls import CANONICAL, OPEN, CallDelta, CallReader, CallStyle, Tool, ToolChoice, Tools
+from router.values.call_reader import CallReader
+from router.values.tool_calls import CANONICAL, OPEN, CallDelta, CallStyle, Tool, ToolChoice, Tools
 
 MOST_CALLS = 16
 TEXT = "TEXT: /(.|\\n)*/"
@@ -115,7 +116,9 @@ def in_own_words(form: ToolFormat, canonical: str) -> str:
     reader = CallReader()
     text = written(form.words, reader.feed(canonical))
     opened = reader.unfinished.startswith(OPEN) and not reader.begun
-    return text + (form.words.following if reader.calls else form.words.first) if opened else text
+    if not opened:  # a line break is held back, for an opener might have followed it; what was said is shown
+        return canonical if text and not reader.calls and canonical == text + "\n" else text
+    return text + (form.words.call_end + form.words.following if reader.calls else form.words.first)
 
 
 def _schema(tool: Tool) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+from router.values.call_reader import CallReader
 from router.values.chunk import FinishReason
-from router.values.tool_calls import CallDelta, CallReader
+from router.values.tool_calls import CallDelta
 
 
 class AnswerCalls:

@@ -10,8 +10,9 @@ import msgspec
 import orjson
 
 from router.base.errors import OverspillError
+from router.values.call_reader import CallReader
 from router.values.chunk import FinishReason
-from router.values.tool_calls import CallDelta, CallReader
+from router.values.tool_calls import CallDelta
 from router.values.usage import Usage
 from router.wire.openai.calls import call_id
 from router.wire.openai.responses import ResponsesCall

@@ -15,12 +15,13 @@ from edge_agent.serving.local_models import Shelf, local_models
 from edge_agent.serving.replica import LocalReplica
 from hardware_profiles.loader import load_profiles
 from router.base.errors import InvalidRequest
+from router.values.call_reader import CallReader
 from router.values.chunk import FinishReason
 from router.values.constraint import Constraint, ConstraintKind
 from router.values.prompt import ChatPrompt, Message
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
-from router.values.tool_calls import CallDelta, CallReader, Tool, ToolChoice, Tools
+from router.values.tool_calls import CallDelta, Tool, ToolChoice, Tools
 
 pytestmark = [pytest.mark.real_model, pytest.mark.asyncio(loop_scope="module")]
 

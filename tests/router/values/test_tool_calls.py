@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.values.tool_calls import CANONICAL, CallDelta, CallReader, CallStyle, CallWriter, call_text
+from router.values.call_reader import CallReader
+from router.values.call_writer import CallWriter
+from router.values.tool_calls import CANONICAL, CallDelta, CallStyle, call_text
 
 LLAMA = CallStyle(opener="", closer="", aliases=("<|python_tag|>",))
 MISTRAL = CallStyle(opener="[TOOL_CALLS]", closer="")

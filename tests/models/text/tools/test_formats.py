@@ -11,8 +11,9 @@ from models.text.tokenizer import Tokenizer
 from models.text.tools.format import in_own_words, written_whole
 from models.text.tools.registry import format_of, open_format
 from router.base.errors import InvalidRequest
+from router.values.call_reader import CallReader
 from router.values.constraint import Constraint, ConstraintKind
-from router.values.tool_calls import CallDelta, CallReader, Tool, ToolChoice, Tools, call_text
+from router.values.tool_calls import CallDelta, Tool, ToolChoice, Tools, call_text
 from tests.support import tiny_tokenizer
 
 SCHEMA = '{"type":"object","properties":{"city":{"type":"string"}},"required":["city"],"additionalProperties":false}'
