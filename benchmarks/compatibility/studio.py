@@ -76,7 +76,9 @@ async def _hear(request: web.Request) -> web.Response:
     text = f"{len(sound.file.read())} bytes of {sound.filename}"
     if form.get("response_format") == "text":
         return web.Response(text=text)
-    return web.json_response({"text": text, "usage": {"type": "tokens", "input_tokens": 9, "total_tokens": 12}})
+    heard = {"text_tokens": 0, "audio_tokens": 9}
+    usage = {"type": "tokens", "input_tokens": 9, "input_token_details": heard, "output_tokens": 3, "total_tokens": 12}
+    return web.json_response({"text": text, "usage": usage})
 
 
 async def _look(request: web.Request) -> web.StreamResponse:

@@ -20,6 +20,8 @@ from router.values.settings import FREE, Prices
 from router.values.situation import Candidate, Situation
 from router.values.task import GENERATES, Task
 
+_BRIEF = frozenset({Task.EMBED, Task.RERANK, Task.SCORE, Task.TOKENIZE})
+"""Calls of milliseconds; how long a sound takes is learnt alone."""
 _CALL_S = 0.005
 _CALL_SLOWER = 8.0
 """A call is believed to take so many times what the replica's prior says, at most. Calls take milliseconds, and the
@@ -66,7 +68,7 @@ def _candidates(
     objective, views, now_s, failed = request.objective, pool.views, pool.now_s, pending.failed
     needed, least_quality = pending.needed_tokens(settings), objective.min_quality
     bounded = pool.locality is not Locality.ANY or objective.locality is not Locality.ANY
-    generates, wants = request.task is Task.GENERATE, bool(request.wants)
+    generates, brief, wants = request.task is Task.GENERATE, request.task in _BRIEF, bool(request.wants)
     choosy = (
         not generates
         or bounded
@@ -118,7 +120,7 @@ def _candidates(
         room_tokens = view.kv_room
         kv_short = room_tokens is not None and _is_short(room_tokens, name, pending, pool)
         prediction = latency.predict_on(state, demand, 0 if view.room else ahead, now_s, full=kv_short)
-        if not generates:
+        if brief:
             prediction = _of_call(prediction, view, demand)
         candidates.append(
             Candidate(

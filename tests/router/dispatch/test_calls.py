@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 import pytest
+from msgspec.structs import replace
 
 from router.base.errors import ContextTooLong, DeadlineLost, InvalidRequest
 from router.dispatch.dispatcher import Dispatcher
@@ -15,7 +16,7 @@ from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
 from router.values.settings import RouterSettings
-from router.values.task import GENERATES, EmbedCall, Embeddings, Task
+from router.values.task import GENERATES, EmbedCall, Embeddings, PassedCall, Task
 
 
 class Encoder:
@@ -94,6 +95,17 @@ async def test_a_window_holds_one_input_and_a_call_many() -> None:
         with pytest.raises(ContextTooLong, match="longest input has at least 17 tokens") as caught:
             await ask(dispatcher, call((1,), tuple(range(17))))
         assert caught.value.param == "input"
+
+
+async def test_how_long_sounds_take_is_believed() -> None:
+    sound = PassedCall(Task.TRANSCRIBE, "/v1/audio/transcriptions", "multipart/form-data", b"", b"")
+    listener = Encoder(tasks=frozenset({Task.TRANSCRIBE}), own_s=5.0)
+    async with Dispatcher([listener], RouterSettings()) as dispatcher:
+        request = replace(call("hello"), prompt=sound, window_tokens=1)
+        for _ in range(50):
+            await ask(dispatcher, request)
+        with pytest.raises(DeadlineLost):
+            await ask(dispatcher, replace(request, objective=Objective(deadline_s=0.25)))
 
 
 async def test_after_a_burst_an_idle_model_is_asked_again() -> None:
