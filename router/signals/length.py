@@ -188,7 +188,8 @@ class LengthModel:
         merits = [known.merits.get(source.kind, 0.0) for source in sources]
         best = max(merits)
         weights = np.exp([merit - best for merit in merits])
-        mixed = weights @ np.array([source.said for source in sources]) / np.add.reduce(weights)
+        mixed = weights.dot(np.array([source.said for source in sources]))
+        np.divide(mixed, np.add.reduce(weights), mixed)
         return LengthWatch(sources, _curve(mixed, math.inf if cap is None else float(cap)), cap)
 
     def grew(self, watch: LengthWatch, tokens: int) -> None:
@@ -279,7 +280,7 @@ def _curve(survival: Curve, cap: float) -> LengthCurve:
     np.add.accumulate(steps, 0, None, steps)
     area = _ONES.copy()
     np.add(area[1:], steps, area[1:])
-    return LengthCurve(survival.tolist(), area.tolist(), cap)
+    return LengthCurve(array("d", survival.tobytes()), array("d", area.tobytes()), cap)
 
 
 _HALF_WIDTHS = 0.5 * np.diff(np.array(EDGES))
