@@ -79,7 +79,7 @@ def _candidates(
     )
     session = pool.session_replica.get(objective.session) if objective.session is not None else None
     free, telling, priority = settings.prices is FREE, affinity.telling, objective.priority
-    whole_tokens = pending.whole_tokens
+    whole_tokens, lined_up = pending.whole_tokens, pool.lined_up
     candidates: list[Candidate] = []
     by_window: dict[float, tuple[Demand, int | None]] = {}
     for name in names:
@@ -116,7 +116,7 @@ def _candidates(
         state = view.state
         if state is None or not state.holds(now_s):
             state = view.state = latency.state(view.snapshot, view.link, view.mine, view.siblings, now_s)
-        ahead, slots, occupied = ahead_of(name, priority), view.slots or 1, view.occupied
+        ahead, slots, occupied = ahead_of(name, priority) if lined_up else 0, view.slots or 1, view.occupied
         room_tokens = view.kv_room
         kv_short = room_tokens is not None and _is_short(room_tokens, name, pending, pool)
         prediction = latency.predict_on(state, demand, 0 if view.room else ahead, now_s, full=kv_short)

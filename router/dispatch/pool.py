@@ -47,6 +47,11 @@ class Waiting(Protocol):
         """Count the requests that wait."""
         ...
 
+    @property
+    def stands(self) -> bool:
+        """Whether anybody stands in any line."""
+        ...
+
     def ahead(self, replica_id: str, priority: int) -> int:
         """Count who waits for a replica with that priority or a higher one."""
         ...
@@ -132,6 +137,11 @@ class Pool:
     def lines(self, waits_for: Mapping[str, float]) -> Mapping[str, float]:
         """Return the lines that a request stands in who waits for replicas, with its highest rank in each."""
         return self._peers.lines(waits_for) if self.many else waits_for
+
+    @property
+    def lined_up(self) -> bool:
+        """Whether anybody stands in any line: else nobody is `ahead` of anybody."""
+        return self._queue.stands
 
     def ahead(self, replica_id: str, priority: int) -> int:
         """Count who goes first at a replica, of that priority or a higher one: its part, where peers share a line."""

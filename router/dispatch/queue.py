@@ -237,6 +237,11 @@ class RequestQueue:
         place = None if line is None else line.first()
         return None if place is None else (place[0], place[2])
 
+    @property
+    def stands(self) -> bool:
+        """Whether anybody stands in any line."""
+        return bool(self._last_of_all.places)
+
     def ahead(self, replica_id: str, priority: int) -> int:
         """Count who waits for a replica with that priority or a higher one."""
         waiting = self._waiting_by_priority.get(replica_id)
