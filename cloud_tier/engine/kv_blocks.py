@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 _IN_USE = np.iinfo(np.int64).max
 _RESERVED = _IN_USE - 1
+_WAITED_FOR = 1 << 40  # added to the times at which such blocks are released
 
 
 @dataclass(slots=True)
@@ -135,8 +136,13 @@ class BlockPool:
         self._extend(table, wanted, max(room, wanted))
         return True
 
-    def close(self, table: BlockTable) -> None:
-        """Give up every block of the table. Later positions are released first, so they are also taken first."""
+    def close(self, table: BlockTable, *, in_slack: bool = False) -> None:
+        """Give up every block of the table. Later positions are released first, so they are also taken first.
+
+        Args:
+            in_slack: it was computed in the slack: its blocks are taken before all that somebody waited for.
+        """
+        worth = 0 if in_slack else _WAITED_FOR
         self._unreserve(table)
         for block in reversed(table.ids):
             self._holders[block] -= 1
@@ -146,8 +152,8 @@ class BlockPool:
                 if block in self._distrusted:
                     self._distrusted.remove(block)
                     self._to_zero.append(block)
-                self._released[block] = self._time
-                self._cost[block] = self._time if self._content[block] is not None else 0
+                self._released[block] = max(self._released[block], worth + self._time)
+                self._cost[block] = self._released[block] if self._content[block] is not None else 0
         table.ids.clear()
         table.runs.clear()
         table.digests.clear()
@@ -221,6 +227,7 @@ class BlockPool:
     def _take(self, block: int) -> None:
         """Hold a free block for new content."""
         self._forget(block)
+        self._released[block] = 0
         self._hold(block)
 
     def _extend(self, table: BlockTable, wanted: int, room: int) -> None:

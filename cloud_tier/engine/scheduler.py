@@ -16,6 +16,7 @@ from cloud_tier.engine.drafts import Drafts
 from cloud_tier.engine.kv_blocks import BlockPool
 from cloud_tier.engine.sequence import Sequence
 from cloud_tier.engine.speculation import Speculation
+from router.values.request import SLACK_PRIORITY
 
 _GROWTH_TOKENS = 512  # room reserved softly behind a sequence, so that its keys stay in few runs
 _SCORED_TOKENS = 64  # of one prompt in a step: the logits behind each are a vocabulary of floats
@@ -223,7 +224,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._released.append(sequence.handle)
         if sequence.blocks is not None:
-            self._pool.close(sequence.blocks)
+            self._pool.close(sequence.blocks, in_slack=sequence.request.priority <= SLACK_PRIORITY)
             sequence.blocks = None
 
     def _room(self, sequence: Sequence) -> int:

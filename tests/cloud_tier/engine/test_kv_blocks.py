@@ -164,3 +164,23 @@ def test_other_owners_find_nothing_of_a_prompt() -> None:
     pool.register(table, tokens, 9)
     pool.close(table)
     assert [len(pool.cached_prefix(tokens, owner)) for owner in ("a", "b", "")] == [2, 0, 0]
+
+
+def test_what_is_computed_in_the_slack_costs_nobody_a_prefix() -> None:
+    """Lines of a batch fill the cache many times over; the chat beside them goes on where it was."""
+    pool = BlockPool(16, 4)
+    chat = list(range(16))
+    pool.close(_filled(pool, chat))
+    lines = [[100 + number] * 12 for number in range(40)]
+    for line in lines:
+        pool.close(_filled(pool, line), in_slack=True)
+    assert len(pool.cached_prefix([*chat, 1])) == 4
+    assert len(pool.cached_prefix([*lines[-1], 1])) == 3, "among themselves lines keep the newest"
+    pool.close(_filled(pool, [*chat, 7]), in_slack=True)  # a line that begins like the chat
+    for line in lines:
+        pool.close(_filled(pool, line), in_slack=True)
+    assert len(pool.cached_prefix([*chat, 1])) == 4
+    for number in range(8):
+        pool.close(_filled(pool, [200 + number] * 12))
+    assert len(pool.cached_prefix([*chat, 1])) < 4, "what others wait for takes the oldest"
+    pool.check([])
