@@ -1,12 +1,16 @@
 """Stateless models: batches under 64 clients, and a pipeline whose last stage is slow.
 
-    python -m benchmarks batching -- [--variant V] [--clients N] [--deadline-ms MS] [--rounds N]
-        [--seconds S]
+    python -m benchmarks batching -- [--variant V] [--sizes N ...] [--clients N] [--deadline-ms MS]
+        [--rounds N] [--seconds S]
 
 **clients**: real agents over HTTP (`overspill edge run`), one a batch size, on the real MiniLM. Each of 64 clients
 sends a short text, waits for its vector, and sends the next one; each request says its deadline. The agents are asked
 by turns in one run, and only one is at work at a time. `in_time_per_s` counts answers that came within the deadline,
-by the client's watch. With several texts a request, clients index documents instead of asking questions.
+by the client's watch; `gain` is over batches of 1. With several texts a request, clients index documents instead of asking questions.
+
+**ceiling**: the same texts through ONNX Runtime alone, in this process, without server, queue or tokenizer: inputs a
+second of CPU time, in batches of 1 and of more. What a batch gains there is the most that dynamic batching can gain on
+this machine, whatever the server; `gain` is over batches of 1.
 
 **slow post-process**: the same encoder in a pipeline whose last stage takes 10 ms an input, by 4 threads of its own;
 and the same functions one after the other in one worker, as a server does that knows no stages. `model_busy` is the
@@ -37,7 +41,7 @@ from edge_agent.batching.encoder import load_encoder, shape_of
 from edge_agent.batching.manifest import read_encoder_manifest
 from hardware_profiles.loader import RuntimeOptions
 from models.pipelines.batching import BatchSettings
-from models.pipelines.embedding import Text, embedding_stages
+from models.pipelines.embedding import Text, embedding_stages, open_tokenize
 from models.pipelines.pipeline import Pipeline, PipelinePlan
 from models.pipelines.stage import StagePlan
 from models.store.store import ModelStore
@@ -47,6 +51,7 @@ WORDS = tuple(
     "the agent answers first and the cloud takes over when the queue grows too deep for a promise to hold".split()  # noqa: SIM905
 )
 TEXT_WORDS = 4
+FLOAT32 = "all-minilm-l6-v2-fp32-onnx"
 POST_S = 0.010
 POST_WORKERS = 4
 PIPELINE_INPUTS = 600
@@ -168,6 +173,41 @@ async def under_clients(urls: dict[int, str], load: Load, rounds: int) -> list[d
     return [seen.row(load.deadline_s) for seen in found.values()]
 
 
+# ── ONNX Runtime alone ───────────────────────────────────────────────────────────────────────────────────────────────
+
+CEILING_TEXTS = 64
+CEILING_ROUNDS = 5
+
+
+def ceiling(variants: Sequence[str], sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Compute the clients' texts in batches of each size, by turns; the best round of each counts."""
+    store, rows = ModelStore(), []
+    for variant in variants:
+        folder = store.artifact_dir(variant)
+        manifest = read_encoder_manifest(folder)
+        encoder = load_encoder(folder, manifest, RuntimeOptions(intra_op_threads=1), None)
+        tokenize = open_tokenize(shape_of(folder, manifest))
+        ids = [value.ids for value in tokenize([Text(text_of(number), None) for number in range(CEILING_TEXTS)])]
+        took_s = {size: float("inf") for size in sizes}
+        for _ in range(CEILING_ROUNDS):
+            for size in sizes:
+                began_s = time.process_time()
+                for at in range(0, len(ids), size):
+                    encoder.encode(ids[at : at + size])
+                took_s[size] = min(took_s[size], time.process_time() - began_s)
+        rows += [
+            {
+                "variant": variant,
+                "batch": size,
+                "tokens_an_input": round(sum(map(len, ids)) / len(ids), 1),
+                "inputs_per_cpu_s": round(CEILING_TEXTS / took_s[size], 1),
+                "gain": round(took_s[sizes[0]] / took_s[size], 2),
+            }
+            for size in sizes
+        ]
+    return rows
+
+
 # ── a slow last stage ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -266,36 +306,48 @@ class Report:
     variant: str
     clients: int
     deadline_ms: float
-    single: list[dict[str, Any]]
-    documents: list[dict[str, Any]]
+    ceiling: list[dict[str, Any]]
+    under_clients: list[dict[str, Any]]
     slow_post_process: list[dict[str, Any]]
+
+
+def compared(load: Load, sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    """Start an agent for each batch size, ask them by turns, and say what larger batches gained."""
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        urls = {size: stack.enter_context(agent(load.variant, size, Path(name))) for size in sizes}
+        found = asyncio.run(under_clients(urls, load, rounds))
+    one = found[0]["in_time_per_s"]
+    print(f"\n{load.variant}: {load.clients} clients, {load.texts} text(s) a request, within {load.deadline_s:g} s")
+    rows = [
+        {"variant": load.variant, "texts": load.texts, **row, "gain": round(row["in_time_per_s"] / max(one, 0.1), 2)}
+        for row in found
+    ]
+    table([{key: row[key] for key in list(row)[2:]} for row in rows])
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--variant", default="all-minilm-l6-v2-int8")
-    parser.add_argument("--size", type=int, default=16, help="inputs of a batch at most")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[16, 32], help="inputs of a batch at most")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--deadline-ms", type=float, default=250.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--seconds", type=float, default=5.0)
     given = parser.parse_args()
-    rows: dict[int, list[dict[str, Any]]] = {}
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        urls = {size: stack.enter_context(agent(given.variant, size, Path(name))) for size in (1, given.size)}
-        for texts in (1, 8):
-            load = Load(given.variant, given.clients, given.deadline_ms / 1e3 * texts, given.seconds, texts)
-            rows[texts] = asyncio.run(under_clients(urls, load, given.rounds))
-            print(f"\n{given.variant}: {given.clients} clients, {texts} text(s) a request, {load.deadline_s:g} s")
-            table(rows[texts])
-            one, many = (row["in_time_per_s"] for row in rows[texts])
-            print(f"batches of {given.size} over batches of 1, in time: {many / max(one, 0.1):.2f}x")
+    alone = ceiling(list(dict.fromkeys((given.variant, FLOAT32))), (1, 8, 16, 32))
+    print("ONNX Runtime alone, one thread")
+    table(alone)
+    rows: list[dict[str, Any]] = []
+    for variant, texts in ((given.variant, 1), (given.variant, 8), (FLOAT32, 1)):
+        load = Load(variant, given.clients, given.deadline_ms / 1e3 * texts, given.seconds, texts)
+        rows += compared(load, (1, *given.sizes), given.rounds)
     post = asyncio.run(slow_stage(given.variant))
     print(f"\na post-process of {1e3 * POST_S:g} ms an input in {POST_WORKERS} threads")
     table(post)
     if given.json is not None:
-        report = Report(given.variant, given.clients, given.deadline_ms, rows[1], rows[8], post)
+        report = Report(given.variant, given.clients, given.deadline_ms, alone, rows, post)
         given.json.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
 
 

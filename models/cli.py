@@ -146,7 +146,7 @@ def export(
 ) -> None:
     """Export a float32 variant to ONNX: what INT8 rungs are verified against, and runnable itself."""
     opened = _open(store, catalogue)
-    _refuse_encoder(opened.catalogue, variant, "export")
+    _refuse_others(opened.catalogue, variant, "export")
     from models.graph.export import export as run  # noqa: PLC0415 — brings torch and onnx
 
     _write("exported", lambda note: run(variant, opened, force=force, note=note))
@@ -168,7 +168,7 @@ def quantize(
     The rotation is the catalogue's `rotation_seed`; with --seeds the one to write there is printed.
     """
     opened = _open(store, catalogue)
-    _refuse_encoder(opened.catalogue, variant, "quantize")
+    _refuse_others(opened.catalogue, variant, "quantize")
     from models.graph.artifact import record_of  # noqa: PLC0415 — brings torch and onnx
     from models.int8.quantize import quantize as run  # noqa: PLC0415
 
@@ -193,6 +193,7 @@ def verify(
     if opened.catalogue.family_of(variant).task == "embed":
         _verify_encoder(opened, variant, as_json)
         return
+    _refuse_others(opened.catalogue, variant, "verify")
     from models.measure.verify import VerifyOptions, render  # noqa: PLC0415 — brings torch and onnx
     from models.measure.verify import verify as run  # noqa: PLC0415
 
@@ -223,7 +224,7 @@ def prune(
     """Choose the layers of a smaller rung by measured perplexity, and print them as the catalogue writes them."""
     opened = _open(store, catalogue)
     known = opened.catalogue.family(family)
-    _refuse_encoder(opened.catalogue, known.variants[0].name, "prune")
+    _refuse_others(opened.catalogue, known.variants[0].name, "prune")
     from models.graph.artifact import encoder_of  # noqa: PLC0415 — brings torch and onnx
     from models.graph.fused import fuse  # noqa: PLC0415
     from models.measure.corpus import chats as chats_of  # noqa: PLC0415
@@ -265,7 +266,7 @@ def build(
 
     The agent refuses an engine that is smaller than what it is configured to serve, and names the options.
     """
-    _refuse_encoder(_open(store, catalogue).catalogue, variant, "build")
+    _refuse_others(_open(store, catalogue).catalogue, variant, "build")
     try:
         from models.tensorrt.build import BuildOptions  # noqa: PLC0415 — brings onnx
         from models.tensorrt.build import build as run  # noqa: PLC0415
@@ -299,12 +300,19 @@ def build(
     )
 
 
-def _refuse_encoder(catalogue: Catalogue, variant: str, command: str) -> None:
+def _refuse_others(catalogue: Catalogue, variant: str, command: str) -> None:
     """Refuse a command that is for models that generate; a name that nobody knows is told by the command itself.
 
     Raises:
-        InvalidRequest: the variant is an encoder's.
+        InvalidRequest: the variant is an encoder's, or the model of pipelines.
     """
+    of_pipelines = {v.name: f.name for f in catalogue if f.task == "infer" for v in f.variants}
+    if variant in of_pipelines:
+        raise InvalidRequest(
+            f"`{variant}` is a model of pipelines, and `{command}` is for models that generate; its artifacts are made "
+            f"by: overspill models pull {of_pipelines[variant]} --prepare",
+            param="variant",
+        )
     of_encoders = {v.name: f.name for f in catalogue if f.task == "embed" for v in f.variants}
     family = of_encoders.get(variant.removesuffix("-onnx"), of_encoders.get(variant))
     if family is not None:

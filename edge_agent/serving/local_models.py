@@ -137,6 +137,12 @@ def _described(name: str, terms: _Terms) -> LocalModel | StatelessModel:
             f"of family `{variant.family}` it runs: {', '.join(edge) or 'none'}",
             param="models.variants",
         )
+    if family.task == "infer":
+        raise ConfigError(
+            f"models.variants: `{name}` is the model of a pipeline: take it out of the list, and name it in a stage of "
+            f'[[pipelines]], use = "onnx", options = {{ variant = "{name}" }}',
+            param="models.variants",
+        )
     prior = _prior(family, variant, terms.profile, terms.speed)
     if family.task == "embed":
         return _stateless(_info(family, variant, family.context_tokens, prior), terms)
