@@ -6,7 +6,8 @@
 **clients**: real agents over HTTP (`overspill edge run`), one a batch size, on the real MiniLM. Each of 64 clients
 sends a short text, waits for its vector, and sends the next one; each request says its deadline. The agents are asked
 by turns in one run, and only one is at work at a time. `in_time_per_s` counts answers that came within the deadline,
-by the client's watch; `gain` is over batches of 1. With several texts a request, clients index documents instead of asking questions.
+by the client's watch; `gain` is over batches of 1. With several texts a request, clients index documents instead of
+asking questions.
 
 **ceiling**: the same texts through ONNX Runtime alone, in this process, without server, queue or tokenizer: inputs a
 second of CPU time, in batches of 1 and of more. What a batch gains there is the most that dynamic batching can gain on
