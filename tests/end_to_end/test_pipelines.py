@@ -329,3 +329,14 @@ async def test_what_the_device_lacks_comes_from_the_cloud(tmp_path: Path) -> Non
             assert (await ask("twice-0")).headers["x-overspill-tier"] == "cloud"
             told = (await client.get("/v2/models/twice-0")).json()
             assert told["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]
+
+
+async def test_a_model_of_pipelines_is_no_model_to_be_served_alone(models_root: Path, tmp_path: Path) -> None:
+    config = EdgeConfig(
+        agent=AgentSettings(cache_dir=str(tmp_path)),
+        gateway=GatewaySettings(port=0),
+        models=LocalModels(store=str(models_root), variants=("centerface-fp32",), preload=()),
+    )
+    with pytest.raises(ConfigError, match=r"`centerface-fp32` is the model of a pipeline: .* name it in a stage"):
+        async with served(config):
+            pass
