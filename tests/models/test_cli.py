@@ -231,7 +231,7 @@ def test_build_passes_shapes_on_and_says_what_was_checked(place: Path, monkeypat
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (("pull", "nope"), ModelNotFound, "known families: all-minilm-l6-v2, smollm2-135m, toy"),
+        (("pull", "nope"), ModelNotFound, "known families: all-minilm-l6-v2, centerface, smollm2-135m, toy"),
         (("show", "nope"), ModelNotFound, "no model family `nope`"),
         (("pull", "toy", "--prepare", "--variant", "toy-int4"), ModelNotFound, "it has: toy-fp32, toy-int8"),
         (("quantize", "toy-fp32"), InvalidRequest, "quantize makes int8"),
