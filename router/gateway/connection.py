@@ -11,11 +11,12 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import httptools
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from router.gateway.auth import ADMITTED, CERTIFICATE
@@ -113,6 +114,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unread_timer: asyncio.TimerHandle | None = None
         self._watchers: list[Callable[[], None]] = []
         self._lost = False
+        self._running: RequestResponseCycle | None = None  # the request whose answer is on its way, or went out last
+        self._refusal = b""  # of a later one, told after the answers before it
 
     def watch(self, gone: Callable[[], None]) -> None:
         """Call `gone` when the client has gone; at once, if it has."""
@@ -150,7 +153,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._lingering.lingers:
             self._lingering.discard(data)
             return
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refusal:
             return
         self._heads_begun = 0
         self._piece_bytes = len(data)
@@ -171,7 +174,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _feed(self, data: bytes) -> None:
         """Parse what has arrived: as many requests as it holds, whatever other protocols they ask for."""
         try:
-            while data and not self.transport.is_closing():
+            while data and not (self.transport.is_closing() or self._refusal):
                 data = self._parsed(data)
         except httptools.HttpParserError:
             self.send_400_response("")
@@ -203,9 +206,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = self._head_begun = False
-        self._head_bytes = 0
+        may_be_large, self._head_bytes = self._head_bytes + self._piece_bytes > _MAX_HEAD_BYTES, 0
         self._disarm()
-        if len(self.url) > _MAX_TARGET_BYTES or (self._piece_bytes > _MAX_HEAD_BYTES and self._is_large()):
+        if len(self.url) > _MAX_TARGET_BYTES or (may_be_large and self._is_large()):
             self._refuse(self._too_large())
             raise _HeadRefused  # so that the parser stops: what follows belongs to nobody
         if not self.url.startswith(b"/"):
@@ -246,8 +249,14 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._body_read()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._refusal and not self._answers_run():
+            self._end_with(self._refusal)
         if self.cycle is None or self.cycle.response_complete:
             self.config.table.rests(self)
         if self._has_unread_body():  # refused before it was read: what is left of it is dropped, but not for ever
@@ -297,18 +306,50 @@ class GuardedProtocol(HttpToolsProtocol):
         return self.cycle is not None and self.cycle.response_complete and self.cycle.more_body
 
     def _refuse(self, status: int, headers: bytes = b"") -> None:
-        if not self.transport.is_closing():
-            body = _REFUSALS[status]
-            head = (
-                b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
-                b"x-request-id: %s\r\n%s\r\n"
-            )
-            request_id = uuid.uuid4().hex.encode()
-            self.transport.write(head % (status, _REASONS[status], len(body), request_id, headers) + body)
-            if status == 503:
-                self._lingering.close_now()  # too many are open as it is
-            else:
-                self._lingering.linger()
+        """Answer what cannot be read, and close; the answers to what came before it go out whole."""
+        if self.transport.is_closing() or self._refusal:
+            return
+        body = _REFUSALS[status]
+        head = (
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
+            b"x-request-id: %s\r\n%s\r\n"
+        )
+        refusal = head % (status, _REASONS[status], len(body), uuid.uuid4().hex.encode(), headers) + body
+        if not self._answers_run():
+            self._end_with(refusal, now=status == 503)  # too many are open as it is
+        elif self._in_body_of_running():
+            self._give_up_running(refusal)
+        else:
+            if self.pipeline and self.cycle.more_body:
+                self.pipeline.popleft()  # what waited for its turn, and whose own body is at fault
+            self._refusal = refusal
+
+    def _answers_run(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    def _in_body_of_running(self) -> bool:
+        return self.cycle is self._running and self.cycle.more_body
+
+    def _give_up_running(self, refusal: bytes) -> None:
+        """The rest of its body cannot be read: it is told so, unless its answer has begun."""
+        cycle = self.cycle
+        cycle.disconnected = True
+        cycle.message_event.set()
+        for gone in self._watchers.copy():
+            gone()
+        if cycle.response_started:
+            self._lingering.close_now()
+        else:
+            self._end_with(refusal)
+
+    def _end_with(self, refusal: bytes, *, now: bool = False) -> None:
+        if self.transport.is_closing():
+            return
+        self.transport.write(refusal)
+        if now:
+            self._lingering.close_now()
+        else:
+            self._lingering.linger()
 
 
 class _HeadRefused(Exception):

@@ -254,6 +254,57 @@ async def test_thousands_of_pipelined_upgrades_are_answered_one_after_the_other(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+def chat(prompt: str, **fields: object) -> bytes:
+    body = json.dumps({"model": FAMILY, "messages": [{"role": "user", "content": prompt}], **fields}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return head + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+_BROKEN = {
+    "no HTTP": (b"this is no request\r\n\r\n", 400),
+    "no chunk": (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        400,
+    ),
+    "head": (b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431),
+}
+
+
+@pytest.mark.parametrize("broken", _BROKEN)
+@pytest.mark.parametrize("together", [True, False])
+async def test_what_cannot_be_read_waits_for_the_answers_before_it(broken: str, *, together: bool) -> None:
+    sent, status = _BROKEN[broken]
+    async with gateway(ConnectionLimits()) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        first = chat("slow a b c", stream=True) + chat("say d e")
+        writer.write(first + sent if together else first)
+        if not together:
+            begun = await reader.readuntil(b"data:")
+            writer.write(sent)
+        else:
+            begun = b""
+        replies = begun + await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+    streamed, whole, refused = replies.split(b"HTTP/1.1 ")[1:]
+    assert streamed.startswith(b"200 ")
+    assert streamed.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert whole.startswith(b"200 ")
+    assert b"d e" in whole
+    assert refused.startswith(b"%d " % status)
+
+
+async def test_a_body_that_breaks_off_under_its_own_answer_ends_it() -> None:
+    async with gateway(ConnectionLimits()) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(_BROKEN["no chunk"][0].removesuffix(b"zz\r\n"))
+        await asyncio.sleep(0.1)
+        writer.write(b"zz\r\n")
+        replies = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+    assert replies.count(b"HTTP/1.1 ") == 1
+    assert replies.startswith(b"HTTP/1.1 400 ")
+
+
 @pytest.mark.parametrize(
     ("target", "host", "status"),
     [
