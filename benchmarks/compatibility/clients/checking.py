@@ -13,6 +13,7 @@ import importlib.metadata
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from typing import Any, TypeVar
 Work = TypeVar("Work", bound=Callable[..., Any])
 
 CHECK_LIMIT_S = 90.0
+_NAMES_ERROR = re.compile(r"[\w.]*(Error|Exception)\b:?|.*Exception:")
 REASON_CHARS = 400
 
 
@@ -178,12 +180,14 @@ def finished(argv: Sequence[str], **options: Any) -> str:
     """Run a command to its end, and return what it printed.
 
     Raises:
-        AssertionError: it failed; with the last line of what it said.
+        AssertionError: it failed; with the first line of what it said that names an error, or the last one.
     """
     told = {"capture_output": True, "text": True, "timeout": CHECK_LIMIT_S - 5, **options}
     done = subprocess.run(argv, check=False, **told)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    assert done.returncode == 0, f"status {done.returncode}: {lines[-1] if lines else 'it said nothing'}"
+    named = [line for line in lines if _NAMES_ERROR.match(line)]
+    told_last = lines[-1] if lines else "it said nothing"
+    assert done.returncode == 0, f"status {done.returncode}: {named[0] if named else told_last}"
     return str(done.stdout)
 
 
