@@ -17,7 +17,8 @@ from edge_agent.device.memory import available_bytes
 from edge_agent.mqtt.config import FleetConfig
 from edge_agent.runtime.manifest import Artifact, read_manifest, verify_files
 from edge_agent.runtime.protocol import RuntimeRequest
-from edge_agent.serving.local_models import Shelf, describe_runtime, effective_settings, local_models
+from edge_agent.serving.declared import Machine, declared_models
+from edge_agent.serving.local_models import Shelf, describe_runtime, effective_settings, local_models, runtime_options
 from edge_agent.serving.memory_plan import need_of, reduced, slots_that_fit
 from edge_agent.serving.replica import LocalModel
 from edge_agent.serving.stateless import StatelessModel
@@ -127,7 +128,8 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
             yield from _memory_lines(model, directory, settings, match.profile)
         else:
             yield _batch_line(model, read_encoder_manifest(directory))
-    if not config.models.variants:
+    yield from _pipeline_lines(config, match.profile, shelf)
+    if not config.models.variants and not config.pipelines:
         yield "model     none: this agent routes everything to its upstream and its backends"
     yield from _upstream_lines(config.upstream)
     for label, text in backend_lines(config.backends):
@@ -137,6 +139,25 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     yield f"decisions {describe(config.decisions)}"
     yield f"traces    {traces.describe(config.telemetry)}"
     yield "ok"
+
+
+def _pipeline_lines(config: EdgeConfig, profile: Profile, shelf: Shelf) -> Iterator[str]:
+    """Check the declared pipelines, and say what each takes and gives.
+
+    Raises:
+        ConfigError: a stage is wrong.
+        ArtifactError: a model of one is missing.
+    """
+    machine = Machine(shelf.store, runtime_options(config.models, profile), config.models.allow_provider_fallback)
+    for model in declared_models(config.pipelines, machine):
+        info, signature = model.info, model.info.signature
+        if model.fault or signature is None:
+            raise ArtifactError(f"{info.variant}: {model.fault}")
+        yield (
+            f"pipeline  {info.variant}: rung {info.rung} of {info.family}, quality {info.quality:g}, "
+            f"{' → '.join(stage.name for stage in model.settings.stages)}, loaded at start"
+        )
+        yield f"          {', '.join(map(str, signature.inputs))} → {', '.join(map(str, signature.outputs))}"
 
 
 def _fleet_line(fleet: FleetConfig) -> str:

@@ -22,9 +22,10 @@ from cloud_tier.config import CloudConfig, ServerConfig
 from cloud_tier.plan import make_plan
 from cloud_tier.server import CloudTier
 from edge_agent.config import AgentSettings, EdgeConfig, GatewaySettings, LocalModels, UpstreamSettings, load_config
+from edge_agent.report import check_lines
 from models.pipelines.declared.settings import PipelineSettings
 from models.store.store import ModelStore
-from router.base.errors import ConfigError
+from router.base.errors import ArtifactError, ConfigError
 from router.gateway.grpc.settings import GrpcSettings
 from router.gateway.listener import bind
 from router.upstream.settings import BackendSettings
@@ -272,6 +273,8 @@ async def test_a_pipeline_without_its_model_says_what_brings_it(tmp_path: Path) 
         models=LocalModels(store=str(tmp_path), variants=(), preload=()),
         backends=(BackendSettings(name="b", kind="openai", urls=("http://127.0.0.1:9",)),),
     )
+    with pytest.raises(ArtifactError, match="overspill models pull centerface --prepare"):
+        list(check_lines(config))
     async with served(config) as (agent, _):
         [first, _] = agent.lineup.replicas
         assert "overspill models pull centerface --prepare" in first.problem
@@ -329,6 +332,15 @@ async def test_what_the_device_lacks_comes_from_the_cloud(tmp_path: Path) -> Non
             assert (await ask("twice-0")).headers["x-overspill-tier"] == "cloud"
             told = (await client.get("/v2/models/twice-0")).json()
             assert told["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]
+
+
+async def test_what_would_run_is_told_before_it_runs(models_root: Path) -> None:
+    example = load_config(REPOSITORY / "examples" / "faces.toml", environ={})
+    models = LocalModels(store=str(models_root), variants=(), preload=())
+    told = "\n".join(check_lines(msgspec.structs.replace(example, models=models, gateway=GatewaySettings(port=0))))
+    assert "pipeline  faces-320: rung 1 of faces, quality 0.71, decode → resize → normalise → model →" in told
+    assert "image BYTES[1] → boxes FP32[-1, 4], scores FP32[-1]" in told
+    assert "model     none" not in told
 
 
 async def test_a_model_of_pipelines_is_no_model_to_be_served_alone(models_root: Path, tmp_path: Path) -> None:
