@@ -13,6 +13,7 @@ from edge_agent.serving.lineup import Lineup
 from models.catalogue.families import Catalogue
 from router.base.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
 from router.values.repository import ModelState
+from router.values.task import Task
 
 log = structlog.get_logger("edge_agent")
 
@@ -55,6 +56,7 @@ class LocalRepository:
 
     async def load(self, name: str) -> None:
         """See `Repository`. A variant that is not configured is served as one that is, if it was prepared."""
+        self._refuse_pipeline(name)
         async with self._changing:
             wanted, before = self._loadable(name), (self._added, self._removed)
             await self._change(self._added | wanted, self._removed - wanted)
@@ -65,6 +67,7 @@ class LocalRepository:
                 raise Unavailable(f"cannot load `{name}`: {why}", retry_after_s=_RETRY_AFTER_S)
 
     async def unload(self, name: str) -> None:
+        self._refuse_pipeline(name)
         async with self._changing:
             here = {r.info.variant for r in self._lineup.replicas if name in {r.info.variant, r.info.family}}
             if not here:
@@ -72,6 +75,15 @@ class LocalRepository:
                     raise InvalidRequest(f"`{name}` is not served by this device but behind it: unload it there")
                 raise ModelNotFound.of(name, [replica.info.variant for replica in self._lineup.replicas])
             await self._change(self._added - here, self._removed | here)
+
+    def _refuse_pipeline(self, name: str) -> None:
+        """Raises InvalidRequest for a declared pipeline: the configuration alone says whether it is served."""
+        for replica in self._lineup.replicas:
+            if name in {replica.info.variant, replica.info.family} and Task.INFER in replica.info.tasks:
+                raise InvalidRequest(
+                    f"`{name}` is a pipeline, which is served as [[pipelines]] declares it: change that, and restart",
+                    param="model",
+                )
 
     async def _change(self, added: frozenset[str], removed: frozenset[str]) -> None:
         """Serve what results; where nothing could serve it, everything stays as it was."""

@@ -334,6 +334,16 @@ async def test_what_the_device_lacks_comes_from_the_cloud(tmp_path: Path) -> Non
             assert told["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]
 
 
+@pytest.mark.parametrize("change", ["load", "unload"])
+async def test_a_pipeline_stays_as_it_is_declared(agent: httpx.AsyncClient, change: str) -> None:
+    for name in ("faces", "faces-640"):
+        reply = await agent.post(f"/v2/repository/models/{name}/{change}")
+        assert reply.status_code == 400
+        assert "served as [[pipelines]] declares it" in reply.json()["error"]
+    index = (await agent.post("/v2/repository/index")).json()
+    assert {"faces", "faces-640", "faces-320"} <= {model["name"] for model in index if model["state"] == "READY"}
+
+
 async def test_what_would_run_is_told_before_it_runs(models_root: Path) -> None:
     example = load_config(REPOSITORY / "examples" / "faces.toml", environ={})
     models = LocalModels(store=str(models_root), variants=(), preload=())
