@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
+import random
 import re
 from collections.abc import Mapping
 
@@ -96,7 +96,7 @@ def request_id(headers: Mapping[str, str]) -> str:
     """
     given = headers.get(REQUEST_ID)
     if not given:
-        return os.urandom(16).hex()
+        return _fresh_id()
     if not _REQUEST_ID.fullmatch(given):
         raise InvalidRequest(
             f"`{REQUEST_ID}` must be 1 to 128 characters out of letters, digits and . _ : ~ / + = @ -", param=REQUEST_ID
@@ -104,10 +104,14 @@ def request_id(headers: Mapping[str, str]) -> str:
     return given
 
 
+def _fresh_id() -> str:
+    return f"{random.getrandbits(128):032x}"  # no secret: a name that no other request has
+
+
 def reply_id(headers: Mapping[str, str]) -> str:
     """Return the id that a reply carries whose request got no further: the caller's own, if it is one."""
     given = headers.get(REQUEST_ID, "")
-    return given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
+    return given if _REQUEST_ID.fullmatch(given) else _fresh_id()
 
 
 def passed_on(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
