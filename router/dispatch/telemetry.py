@@ -78,10 +78,6 @@ class _Histograms:
             child = self._children[values] = self._metric.labels(*values)
         return child
 
-    def collect(self) -> Iterable[MetricFamily]:
-        families: Iterable[MetricFamily] = self._metric.collect()
-        return families
-
 
 class Telemetry:
     """The router's metrics. Each dispatcher needs one of its own.
