@@ -65,6 +65,11 @@ class Deserted(Exception):
     """Nobody waits for the step any more: it was left between two layers, and nothing of it counts."""
 
 
+def _go_on(deserted: Callable[[], bool]) -> None:
+    if deserted():
+        raise Deserted
+
+
 class Model:
     """One rank's share of the weights, its KV cache, and the forward pass.
 
@@ -169,10 +174,10 @@ class Model:
         cos, sin = self._cos[positions], self._sin[positions]
         x = self._embed(ids)
         for index, layer in enumerate(self._layers):
-            if deserted():
-                raise Deserted
+            _go_on(deserted)
             x += self._attend(index, layer, plan, x, (cos, sin))
             x += self._feed_forward(layer, x)
+        _go_on(deserted)  # of many sequences the logits cost as much as some layers
         self.attention.finish(plan)
         logits = self._logits(x, segments)
         return Computed(logits, self._finite(x, logits, segments) if self.group.rank == 0 else [])

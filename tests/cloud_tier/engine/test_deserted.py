@@ -104,8 +104,8 @@ class _Leaving:
         return self.layer is not None and self.asked > self.layer
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-def test_what_was_left_is_as_if_it_had_never_begun(llama: Path, layer: int) -> None:
+@pytest.mark.parametrize("layer", [0, 1, "the logits"])
+def test_what_was_left_is_as_if_it_had_never_begun(llama: Path, layer: int | str) -> None:
     """Prompts and answers, left at any layer and computed again, come out as those that never were."""
     expected = Bench(small(llama))
     bench = Bench(small(llama))
@@ -113,10 +113,11 @@ def test_what_was_left_is_as_if_it_had_never_begun(llama: Path, layer: int) -> N
         expected.add(seed, prompt(40, seed))
         bench.add(seed, prompt(40, seed))
     leaving = _Leaving(bench)
+    place = layer if isinstance(layer, int) else bench.model.config.num_layers
     while bench.core.busy:
-        leaving.layer = layer
+        leaving.layer = place
         bench.step()
-        assert leaving.asked == layer + 1, "it was not left where nobody waited any more"
+        assert leaving.asked == place + 1, "it was not left where nobody waited any more"
         leaving.layer = None
         bench.step()
     assert not bench.failures
