@@ -235,7 +235,7 @@ def test_embeddings_name_the_model(sdk: openai.OpenAI, http: httpx.Client) -> No
 
 
 def test_unserved_features_are_named(sdk: openai.OpenAI) -> None:
-    image = [{"type": "text", "text": "what"}, {"type": "image_url", "image_url": {"url": "http://x"}}]
+    image = [{"type": "text", "text": "what"}, {"type": "video_url", "video_url": {"url": "http://x"}}]
     with pytest.raises(openai.BadRequestError) as raised:
         sdk.chat.completions.create(model=FAMILY, messages=[{"role": "user", "content": image}])
     assert raised.value.param == "messages[0].content[1]"
