@@ -8,7 +8,7 @@ import structlog
 from starlette.routing import BaseRoute, Route
 
 from router.base.errors import OverspillError
-from router.gateway.endpoint import BrokenOff, Endpoint, RequestContext, StreamReply, internal_error
+from router.gateway.endpoint import BrokenOff, Endpoint, Handler, RequestContext, StreamReply, internal_error
 from router.gateway.errors import Reply
 from router.gateway.intake import Intake, collect_output, unfinished
 from router.gateway.media import plain_body, require_json
@@ -57,8 +57,8 @@ class PassedRoutes:
             ),
         ]
 
-    def _json(self, name: str, handler: Callable[..., object], takes: type) -> Endpoint:
-        return Endpoint(name, handler, self._intake, admits=True, takes=takes)  # type: ignore[arg-type]
+    def _json(self, name: str, handler: Handler, takes: type) -> Endpoint:
+        return Endpoint(name, handler, self._intake, admits=True, takes=takes)
 
     async def _rerank(self, context: RequestContext) -> Reply | StreamReply:
         """How near each document is to a query, the nearest first."""
