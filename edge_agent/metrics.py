@@ -11,9 +11,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from edge_agent.device.memory import rss_bytes
-from edge_agent.serving.declared import DeclaredReplica
+from edge_agent.serving.over_pipeline import OverPipeline
 from edge_agent.serving.replica import LocalReplica
-from edge_agent.serving.stateless import StatelessReplica
 from models.pipelines.metrics import stage_metrics
 
 if TYPE_CHECKING:
@@ -102,8 +101,7 @@ class EdgeMetrics(Collector):
         yield changed
         yield fallbacks
         yield from counters.values()
-        staged = (StatelessReplica, DeclaredReplica)
-        pipelines = [replica.pipeline for replica in self._lineup.replicas if isinstance(replica, staged)]
+        pipelines = [replica.pipeline for replica in self._lineup.replicas if isinstance(replica, OverPipeline)]
         yield from stage_metrics(pipelines)
 
     def _device(self) -> Iterator[Metric]:

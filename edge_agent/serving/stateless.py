@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
 from edge_agent.batching.encoder import load_encoder, shape_of
 from edge_agent.batching.manifest import EncoderManifest
@@ -14,16 +12,14 @@ from edge_agent.generate.turn import Turn
 from edge_agent.runtime.private_copy import Held, PrivateCopies
 from edge_agent.serving.artifact_watch import ArtifactWatch
 from edge_agent.serving.memory_plan import mib
+from edge_agent.serving.over_pipeline import OverPipeline
 from hardware_profiles.loader import RuntimeOptions
 from models.pipelines.embedding import Embedding, embedding_stages
 from models.pipelines.pipeline import PipelinePlan
-from models.pipelines.replica import PipelineReplica, ServedPipeline
+from models.pipelines.replica import ServedPipeline
 from models.pipelines.settings import ModelBatching
-from router.base.clock import MonotonicClock
 from router.base.errors import ArtifactError, ConfigError, ReplicaUnreachable
-from router.values.chunk import TokenChunk
-from router.values.replica import ReplicaInfo, ReplicaSnapshot
-from router.values.request import InferenceRequest
+from router.values.replica import ReplicaInfo
 from router.values.status import ReplicaFacts
 from router.values.task import Task
 
@@ -72,24 +68,13 @@ class StatelessModel:
         return StatelessReplica(self, turn)
 
 
-class StatelessReplica:
-    """`edge_agent.serving.lineup.ServedHere` over a pipeline. Create it on the event loop; use as `async with`.
-
-    Attributes:
-        fault: why its artifact must not be loaded; empty when nothing is known against it.
-        notice: what an operator should know of a model that serves all the same.
-    """
-
-    link = None
-    codec = None
+class StatelessReplica(OverPipeline):
+    """A stateless variant, served."""
 
     def __init__(self, model: StatelessModel, turn: Turn) -> None:
         self._model = model
         self._turn = turn if model.batching.instances == 1 else None
         self._fallbacks: tuple[str, ...] = ()
-        self._throttled_why = ""
-        self.fault = model.fault
-        self.notice = ""
         served = ServedPipeline(
             model.info,
             model.batching.slots,
@@ -98,23 +83,7 @@ class StatelessReplica:
             model.unload_idle_s,
             _COLD_START_S,
         )
-        self.pipeline = PipelineReplica(served, MonotonicClock())
-
-    async def __aenter__(self) -> StatelessReplica:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Free the model; requests inside end as `ReplicaBroken`."""
-        await self.pipeline.close()
-
-    @property
-    def info(self) -> ReplicaInfo:
-        return self._model.info
+        super().__init__(served, model.fault, spared_slots=model.batching.max_size)
 
     @property
     def watch(self) -> ArtifactWatch | None:
@@ -127,43 +96,9 @@ class StatelessReplica:
         return self._model.digest
 
     @property
-    def loaded(self) -> bool:
-        return self.pipeline.loaded
-
-    @property
-    def problem(self) -> str:
-        """Why it cannot answer; empty for one that can, or that loads with its first request."""
-        return "" if self.loaded else self.fault or self.pipeline.problem
-
-    @property
-    def failed(self) -> bool:
-        """Whether it should be loaded and is not; `load` tries again."""
-        return not self.loaded and bool(self.pipeline.problem)
-
-    @property
-    def resting(self) -> bool:
-        """Whether it failed a moment ago."""
-        return self.pipeline.resting
-
-    @property
-    def idle(self) -> bool:
-        """Nobody waits for an answer of it."""
-        return not self.pipeline.busy
-
-    @property
     def fallbacks(self) -> tuple[str, ...]:
         """Accelerators asked for and not had, a line each."""
         return self._fallbacks if self.loaded else ()
-
-    @property
-    def slots(self) -> int:
-        """Requests that it is sent at once."""
-        return self.pipeline.slots
-
-    @property
-    def remarks(self) -> str:
-        """All that an operator should know of it, empty when it is as configured."""
-        return "; ".join(filter(None, (self.problem, self.notice, *self.fallbacks)))
 
     @property
     def can_do_without_store(self) -> bool:
@@ -179,30 +114,6 @@ class StatelessReplica:
         """
         self._held()
 
-    async def load(self) -> None:
-        """Load the model before its first request.
-
-        Raises:
-            ReplicaUnreachable: it cannot be loaded; says why.
-        """
-        if self.fault:
-            raise ReplicaUnreachable(f"{self.info.variant}: {self.fault}")
-        await self.pipeline.load()
-
-    async def tend(self) -> None:
-        """Free it when it was idle for long."""
-        await self.pipeline.tend()
-
-    def throttle(self, why: str) -> None:
-        """Offer one batch instead of all while the device is in trouble (`why`); an empty text ends that."""
-        self._throttled_why = why
-        self.pipeline.limit_slots(self._model.batching.max_size if why else None)
-
-    def snapshot(self) -> ReplicaSnapshot:
-        if self.fault and not self.loaded:
-            return ReplicaSnapshot(self.info, available=False, slots=self.slots, why=self.fault)
-        return self.pipeline.snapshot()
-
     def facts(self) -> ReplicaFacts:
         """See `router.values.status.TellsFacts`."""
         pipeline = self.pipeline
@@ -213,12 +124,6 @@ class StatelessReplica:
             cold_start_s=None if pipeline.load_s is None else round(pipeline.load_s, 3),
             computes_on=self._model.options.providers if self.loaded and not self.fallbacks else (),
         )
-
-    async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
-        if self.fault and not self.loaded:
-            raise ReplicaUnreachable(f"{self.info.replica_id}: {self.fault}")
-        async for chunk in self.pipeline.generate(request):
-            yield chunk
 
     def _held(self) -> Held:
         artifact, copies = self._model.artifact, self._model.copies

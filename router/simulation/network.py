@@ -40,11 +40,6 @@ class Bandwidth:
     def constant(cls, mbps: float) -> Bandwidth:
         return cls((0.0, 1.0), (0.0, mbps * 1e6))
 
-    @property
-    def peak_mbps(self) -> float:
-        """The highest rate of any moment."""
-        return float(np.max(np.diff(self._bits) / np.diff(self._times_s))) / 1e6
-
     def scaled(self, factor: float) -> Bandwidth:
         """Return a link of `factor` times the rate at every moment."""
         return Bandwidth(self._times_s.tolist(), (self._bits * factor).tolist())
