@@ -63,10 +63,9 @@ def contexts_of(intake: Intake, context: RequestContext, parts: Sequence[Part]) 
 
     The others go under `ID.1`, `ID.2`, …, and need places of their own (`enter`).
     """
-    return [
-        replace(context, chunks=None, closers=[]),
-        *(_further(intake, context, index, part) for index, part in enumerate(parts) if index),
-    ]
+    first = replace(context, chunks=None, closers=[])
+    context.body = b""  # it is the first one's, who drops it
+    return [first, *(_further(intake, context, index, part) for index, part in enumerate(parts) if index)]
 
 
 def enter(intake: Intake, own: RequestContext, part: Part) -> None:
