@@ -122,10 +122,13 @@ class Masking:
 
         Args:
             logits: float32 (rows, vocab).
-            rows: constrained ones, and their guides, which are ready and have a mask.
+            rows: constrained ones, in order, and their guides, which are ready and have a mask.
         """
         if not rows:
             return
         packed = torch.from_numpy(np.stack([guide.mask for _, guide in rows])).to(logits.device)
         biases = F.embedding(packed.int(), self._bias_of_byte).flatten(1)[:, : logits.shape[-1]]
-        logits.index_add_(0, torch.tensor([row for row, _ in rows], device=logits.device), biases)
+        if len(rows) == logits.shape[0]:
+            logits.add_(biases)
+        else:
+            logits.index_add_(0, torch.tensor([row for row, _ in rows], device=logits.device), biases)

@@ -60,7 +60,7 @@ class Sampler:
         if self._penalised:
             logits = self._with_penalties(logits)
         if mask is not None:
-            logits = logits + BIAS_OF_BYTE[mask].ravel()[: logits.size]
+            logits = logits + BIAS_OF_BYTE.take(mask, axis=0).ravel()[: logits.size]
         best = int(np.argmax(logits))
         token = best if self._params.temperature < GREEDY_BELOW else self._draw_random(logits)
         self._drawn += 1
