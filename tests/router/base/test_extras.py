@@ -48,7 +48,7 @@ def test_the_extras_are_those_of_the_project() -> None:
         assert f'"{DISTRIBUTIONS.get(library, library)}' in line[1]
 
 
-DISTRIBUTIONS = {"pynvml": "nvidia-ml-py", "grpc": "grpcio", "google": "protobuf"}
+DISTRIBUTIONS = {"PIL": "pillow", "pynvml": "nvidia-ml-py", "grpc": "grpcio", "google": "protobuf"}
 MODULES = {
     "grpcio": "grpc",
     "nvidia-ml-py": "pynvml",
@@ -56,6 +56,7 @@ MODULES = {
     "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter",
     "opentelemetry-sdk": "opentelemetry.sdk",
     "paho-mqtt": "paho",
+    "pillow": "PIL",
     "prometheus-client": "prometheus_client",
     "protobuf": "google.protobuf",
     "python-multipart": "python_multipart",
