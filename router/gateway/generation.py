@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from router.base.errors import OverspillError
 from router.gateway.choices import ChoiceStream, Interleaved, parts_of, total
-from router.gateway.echo import echoed
+from router.gateway.echo import echo_of
 from router.gateway.endpoint import RequestContext, StreamReply
 from router.gateway.errors import Reply
 from router.gateway.intake import Intake, collect, unfinished
@@ -128,7 +128,7 @@ class Generation:
     def _extras(self, prompt: Input) -> Extras:
         call = self._call
         return Extras(
-            echo=echoed(self._intake.deps.prompts, call.model, prompt) if call.echo else None,
+            echo=echo_of(self._intake.deps.prompts, call, prompt) if call.echo else None,
             logprobs=None if call.sampling.logprobs is None else LogprobEncoder(chat=self._chat),
         )
 
@@ -137,7 +137,7 @@ class Generation:
         variant = answered.answer.route.variant
         told = (*whole.prompt_logprobs, *whole.logprobs)
         return Choice(
-            (extras.echo or "") + whole.text,
+            ("" if extras.echo is None else extras.echo.before(whole.prompt_logprobs)) + whole.text,
             whole.finish_reason,
             None if extras.logprobs is None else extras.logprobs.encode(told),
             model=None if variant == first.route.variant else variant,

@@ -9,6 +9,7 @@ from typing import Protocol
 import structlog
 
 from router.base.errors import OverspillError
+from router.gateway.echo import Echo
 from router.gateway.endpoint import internal_error
 from router.gateway.intake import unfinished
 from router.gateway.metrics import GatewayMetrics
@@ -44,7 +45,7 @@ class Extras:
         logprobs: encodes the log probabilities of its tokens; None where they are not asked for.
     """
 
-    echo: str | None = None
+    echo: Echo | None = None
     logprobs: LogprobEncoder | None = None
 
 
@@ -87,7 +88,7 @@ class ChoiceEvents:
         if self._extras.echo is not None:
             line = self._extras.logprobs
             logprobs = None if line is None else line.encode(chunk.prompt_logprobs)
-            start += self._encoder.text(self._extras.echo, self._told(usage), logprobs)
+            start += self._encoder.text(self._extras.echo.before(chunk.prompt_logprobs), self._told(usage), logprobs)
         return start + self.add(chunk, first=not start)
 
     def add(self, chunk: TokenChunk, *, first: bool = False) -> bytes:
