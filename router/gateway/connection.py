@@ -20,8 +20,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from router.gateway.auth import ADMITTED, CERTIFICATE
+from router.gateway.client import CONNECTION
 from router.gateway.connection_table import ConnectionTable
-from router.gateway.endpoint import CONNECTION
 from router.gateway.exchange import Exchange
 from router.gateway.lingering import LingeringTransport
 

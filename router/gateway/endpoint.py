@@ -1,27 +1,24 @@
 """One HTTP request on bare ASGI: read the body, race the work against the client going away, always close the stream.
 
 Starlette's streaming response can abandon a body without closing it. Here the task that the server made for the request
-does all of the work, and is cancelled the moment the client is gone: what runs on a replica ends with it. Our own
-connections call when that is; behind another server a further task waits for it.
+does all of the work, and is cancelled the moment the client is gone: what runs on a replica ends with it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Protocol
 
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from router.base.errors import OverspillError, Refused, Unavailable
-from router.base.timers import Interrupted, Interruptible, end
+from router.base.timers import Interrupted
 from router.gateway.auth import CALLER, HEADERS
 from router.gateway.bodies import BodyRoom, BodyShare, ClientGone, checked, read_body
+from router.gateway.client import CONNECTION, Client, Connection
 from router.gateway.deps import GatewayDeps
 from router.gateway.errors import JSON, Dialect, Reply, dialect_of, render_error
 from router.gateway.http.compression import MIN_BYTES, packed, reads_gzip
@@ -35,31 +32,6 @@ log = structlog.get_logger("router.gateway")
 
 IN_SLACK = "overspill.in_slack"
 """Of a scope: it comes from a job of this tier."""
-
-
-CONNECTION = "overspill.connection"
-"""Of a scope of `router.gateway.listener`: the `Connection` that the request came by, as it is for this request."""
-
-
-class Connection(Protocol):
-    """A connection that tells of its end."""
-
-    @property
-    def full(self) -> bool:
-        """Whether what was sent waits for the client to read it."""
-        ...
-
-    def take_body(self) -> bytes | None:
-        """Return the body of the request, if all of it is there and nobody has taken it."""
-        ...
-
-    def watch(self, gone: Callable[[], None]) -> None:
-        """Call `gone` when the client has gone; at once, if it has."""
-        ...
-
-    def unwatch(self, gone: Callable[[], None]) -> None:
-        """Do not call it any more."""
-        ...
 
 
 class Pieces(Protocol):
@@ -231,7 +203,7 @@ class Endpoint:
         connection: Connection | None = scope.get(CONNECTION)
         try:
             if await self._received(context, connection, receive, send):
-                await self._race(context, _Client(connection, receive, send, self._stall_s))
+                await self._race(context, Client(connection, receive, send, self._stall_s))
         finally:
             context.close()
 
@@ -260,10 +232,14 @@ class Endpoint:
         except ClientGone:
             self._metrics.disconnects.inc()
             return False
+        except Exception:  # the task boundary here too: a bug, or a disk that is gone
+            log.exception("request crashed", request_id=context.request_id)
+            await self._send_reply(render_error(internal_error(context.request_id), context.dialect), context, send)
+            return False
         context.accepted_at_s = self._deps.clock.now_s()
         return True
 
-    async def _race(self, context: RequestContext, client: _Client) -> None:
+    async def _race(self, context: RequestContext, client: Client) -> None:
         """Run the handler and send its reply until it is done, the client is gone, or it has stopped reading."""
         try:
             async with client:
@@ -323,88 +299,6 @@ class Endpoint:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             piece = await pieces.next()
         await send({"type": "http.response.body", "body": piece})
-
-
-class _Client:
-    """Ends its block when the client is gone, or reads nothing for too long; called, it is the server's `send`.
-
-    Use as `async with`, which raises `Interrupted` then.
-
-    Attributes:
-        why: it was ended, in a few words.
-    """
-
-    def __init__(self, connection: Connection | None, receive: Receive, send: Send, stall_s: float) -> None:
-        self._connection = connection
-        self._watch: asyncio.Task[None] | None = None
-        self._receive = receive
-        self._send = send
-        self._stall_s = stall_s
-        self._loop = asyncio.get_running_loop()
-        self._block = Interruptible()
-        self._sent_by_s = math.inf
-        self._timer: asyncio.TimerHandle | None = None
-        self._whole = False
-        self.why = ""
-
-    async def __aenter__(self) -> None:
-        self._block.__enter__()
-        if self._connection is None:
-            self._watch = asyncio.create_task(self._wait_for_disconnect(), name="gateway disconnect")
-        else:
-            self._connection.watch(self._gone)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._connection is not None:
-            self._connection.unwatch(self._gone)
-        try:
-            self._block.__exit__(kind, error, trace)
-        finally:
-            if self._watch is not None:
-                await end(self._watch)
-
-    async def __call__(self, message: Message) -> None:
-        """Send; a call that takes longer than the client may take to read ends the block."""
-        if self._connection is None or self._connection.full:
-            await self._send_in_time(message)
-        else:  # it takes no time
-            await self._send(message)
-        self._whole = message["type"] == "http.response.body" and not message.get("more_body", False)
-
-    async def _send_in_time(self, message: Message) -> None:
-        self._sent_by_s = self._loop.time() + self._stall_s
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._stall_s, self._look)
-        await self._send(message)
-        self._sent_by_s = math.inf
-
-    def _look(self) -> None:
-        """One timer for all calls: it looks when the call that set it would be late, and then again."""
-        now_s = self._loop.time()
-        if now_s >= self._sent_by_s:
-            self._end("stopped reading")
-        elif self._sent_by_s < math.inf:
-            self._timer = self._loop.call_later(self._sent_by_s - now_s, self._look)
-        else:
-            self._timer = None
-
-    async def _wait_for_disconnect(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._gone()
-
-    def _gone(self) -> None:
-        self._end("went away")
-
-    def _end(self, why: str) -> None:
-        if self._whole:
-            return  # servers say of a client with a whole reply too that it is gone
-        self.why = self.why or why
-        self._block.interrupt()
 
 
 def internal_error(request_id: str | None) -> OverspillError:
