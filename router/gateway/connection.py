@@ -121,8 +121,10 @@ class GuardedProtocol(HttpToolsProtocol):
         """Call `gone` when the client has gone; at once, if it has."""
         if self._lost:
             gone()
-        else:
-            self._watchers.append(gone)
+            return
+        self._watchers.append(gone)
+        if not self.pipeline:
+            self.flow.resume_reading()  # the last piece of a long body has stopped it; the end of a connection is read
 
     def unwatch(self, gone: Callable[[], None]) -> None:
         """Do not call it any more."""

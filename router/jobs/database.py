@@ -124,7 +124,8 @@ class Database:
 
 
 def _engine(url: str) -> Engine:
-    engine = create_engine(url, pool_pre_ping=True)  # a server that was away is connected to again
+    # A server that was away is connected to again; what callers send stands in no error, for errors are logged.
+    engine = create_engine(url, pool_pre_ping=True, hide_parameters=True)
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _prepare)
     return engine

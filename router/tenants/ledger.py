@@ -61,6 +61,7 @@ class Ledger:
         self._database = database
         # Of one thread: what was cancelled meanwhile is over before the next call begins.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="usage")
+        self._writing: set[asyncio.Task[None]] = set()
         self._clock = clock
         self._wall = wall
         self._new: dict[UsageKey, Counts] = {}
@@ -112,6 +113,8 @@ class Ledger:
 
     async def __aexit__(self, *_: object) -> None:
         if self._database is not None:
+            if self._writing:  # what one of them could not write is new again
+                await asyncio.wait(self._writing)
             await self.write()
             await self._in_turn(self._database.close)
         self._thread.shutdown(wait=False)
@@ -124,10 +127,15 @@ class Ledger:
                 await self.write()
 
     async def write(self) -> None:
-        """Write what is new, and read what is known of this month."""
-        database = self._database
-        if database is None:
+        """Write what is new, and read what is known of this month; a caller that is cancelled leaves it to its end."""
+        if self._database is None:
             return
+        task = asyncio.create_task(self._write(self._database), name="usage write")
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+        await asyncio.shield(task)
+
+    async def _write(self, database: UsageStore) -> None:
         self._turn()
         new, self._new, month = self._new, {}, self._month
         try:

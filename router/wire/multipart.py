@@ -38,10 +38,12 @@ class Form:
     Attributes:
         fields: the last one of each name.
         files: the size of each file in bytes.
+        repeated: names of more than one part.
     """
 
     fields: dict[str, Field]
     files: dict[str, int]
+    repeated: frozenset[str]
 
 
 def read_form(body: bytes, content_type: str) -> Form:
@@ -63,7 +65,7 @@ def read_form(body: bytes, content_type: str) -> Form:
         raise InvalidRequest(f"the request body is no valid multipart/form-data: {error}") from None
     if not parts.whole:
         raise InvalidRequest("the request body ends before its form does")
-    return Form(parts.fields, parts.files)
+    return Form(parts.fields, parts.files, frozenset(parts.repeated))
 
 
 class _Parts:
@@ -72,6 +74,7 @@ class _Parts:
     def __init__(self) -> None:
         self.fields: dict[str, Field] = {}
         self.files: dict[str, int] = {}
+        self.repeated: set[str] = set()
         self.whole = False
         self._count = 0
         self._header = self._value = self._disposition = b""
@@ -126,6 +129,8 @@ class _Parts:
         self._place = (start if self._place is None else self._place[0], end)
 
     def _part_end(self) -> None:
+        if self._name in self.fields or self._name in self.files:
+            self.repeated.add(self._name)
         if self._is_file:
             self.files[self._name] = self._size
             return

@@ -13,6 +13,9 @@ from router.base.errors import ConfigError, InvalidRequest, in_words
 from router.base.extras import install
 from router.values.tensors import TensorSpec
 
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "PPM")
+"""No others: of PostScript, for one, Pillow has an interpreter make a picture."""
+
 
 class DecodeImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options.
@@ -48,7 +51,7 @@ class DecodeImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415
 
         try:
-            with Image.open(io.BytesIO(data)) as image:
+            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
                 width, height = image.size
                 if width * height > self.max_pixels:
                     raise InvalidRequest(  # noqa: TRY301

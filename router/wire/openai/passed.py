@@ -111,8 +111,8 @@ def decode_score(body: bytes) -> ApiRequest:
             param="text_1",
         )
     pairs = max(len(left), len(right))
-    one, other = (side * (pairs if len(side) == 1 else 1) for side in (left, right))
-    inputs = tuple(_size(a) + _size(b) for a, b in zip(one, other, strict=True))
+    one, other = ([*map(_size, side)] * (pairs if len(side) == 1 else 1) for side in (left, right))
+    inputs = tuple(a + b for a, b in zip(one, other, strict=True))
     return _request(raw, body, PassedCall(Task.SCORE, SCORE_PATH, JSON, b"", b"", inputs))
 
 
@@ -137,6 +137,8 @@ def decode_sound(body: bytes, content_type: str, task: Task) -> ApiRequest:
     model = form.fields.get("model")
     if model is None or not 1 <= len(model.value) <= 256 or body[model.start : model.end] != model.value.encode():
         raise InvalidRequest("`model`: the form has no part with a model's name", param="model")
+    if "model" in form.repeated:  # servers differ in which of them they take
+        raise InvalidRequest("`model`: the form has more than one part of that name: send one", param="model")
     if not form.files.get("file"):
         raise InvalidRequest("`file`: the form has no sound: send it as a part with a file's name", param="file")
     streams = form.fields["stream"].value.lower() in {"true", "1"} if "stream" in form.fields else False
@@ -151,9 +153,16 @@ def _request(raw: RerankBody | ScoreBody | SpeechBody, body: bytes, call: Passed
 
 
 def _around_model(call: PassedCall, body: bytes) -> PassedCall:
-    """Put a JSON body around the name of its model; a priority goes as a header, since servers count them otherwise."""
-    fields = {name: value for name, value in orjson.loads(body).items() if name not in {"model", "priority"}}
-    return replace(call, before=b'{"model":', after=b"," + orjson.dumps(fields)[1:])
+    """Put a JSON body around the name of its model; a priority goes as a header, since servers count them otherwise.
+
+    Raises:
+        InvalidRequest: a field that is not read here holds what is no JSON, or nests too deeply.
+    """
+    try:
+        fields = {name: value for name, value in orjson.loads(body).items() if name not in {"model", "priority"}}
+        return replace(call, before=b'{"model":', after=b"," + orjson.dumps(fields)[1:])
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"the request body cannot be passed on: {error}") from None
 
 
 def _texts(raw: ScoreBody, name: str, other: str) -> list[Any]:

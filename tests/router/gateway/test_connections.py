@@ -21,6 +21,7 @@ from router.gateway.connection import ConnectionLimits
 from router.gateway.connection_table import ConnectionTable, address_of
 from router.gateway.listener import Listener, allow_open_files, bind
 from tests.support.gateway_fakes import FAMILY, FakeDispatcher, gateway_deps
+from tests.support.waiting import until
 
 KEY = {"authorization": "Bearer k"}
 CHAT = {"model": FAMILY, "messages": [{"role": "user", "content": "say hi"}]}
@@ -303,6 +304,20 @@ async def test_a_body_that_breaks_off_under_its_own_answer_ends_it() -> None:
         writer.close()
     assert replies.count(b"HTTP/1.1 ") == 1
     assert replies.startswith(b"HTTP/1.1 400 ")
+
+
+async def test_who_leaves_after_a_long_body_is_noticed() -> None:
+    """Reading stops while much of a body waits to be taken; it goes on, or nobody hears that the client has left."""
+    dispatcher = FakeDispatcher()
+    head, _, body = chat("hang", user="x" * 100_000).partition(b"\r\n\r\n")
+    async with gateway(ConnectionLimits(), dispatcher=dispatcher) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + b"\r\n\r\n")  # as clients do that write head and body one after the other
+        await asyncio.sleep(0.1)
+        writer.write(body)
+        await until(lambda: dispatcher.requests)
+        writer.close()
+        await until(lambda: dispatcher.cancelled_starts)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -393,6 +394,31 @@ async def test_one_thread_at_a_time_asks_the_database(tmp_path: Path, monkeypatc
         await until(lambda: inside)
         cut.cancel()
     assert max(most) == 1
+
+
+async def test_who_leaves_while_its_report_waits_takes_no_usage_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a report was to write first waits behind another call; whoever asked for the report is gone by then."""
+    database, free = UsageDatabase(str(tmp_path / "usage.db")), threading.Event()
+    rows = database.rows
+
+    def slow(since: str, until: str) -> Any:
+        free.wait(10)
+        return rows(since, until)
+
+    async with Ledger(database, MonotonicClock(), lambda: NOVEMBER) as ledger:
+        monkeypatch.setattr(database, "rows", slow)
+        first = asyncio.create_task(ledger.report("2026-11-01", "2026-11-30"))
+        await asyncio.sleep(0.1)
+        ledger.add("acme", "", "tiny", Usage(1, 2))
+        left = asyncio.create_task(ledger.report("2026-11-01", "2026-11-30"))
+        await asyncio.sleep(0.1)
+        left.cancel()
+        free.set()
+        await asyncio.gather(first, left, return_exceptions=True)
+        [row] = await ledger.report("2026-11-01", "2026-11-30")
+        assert row.counts.completion_tokens == 2
 
 
 def test_a_database_that_cannot_be_used_is_named_without_its_password(tmp_path: Path) -> None:

@@ -63,3 +63,15 @@ def test_a_model_is_named_anew_and_nothing_else_changes(model: str, file: bytes,
 def test_what_is_no_form_is_refused(body: bytes, kind: str, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
         read_form(body, kind)
+
+
+@pytest.mark.parametrize("other", [b'name="model"', b'name="model"; filename=""', b'name="model"; filename="m.txt"'])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_form_names_one_model(other: bytes, *, last: bool) -> None:
+    """Servers differ in which of two they take: what was checked might not be what runs."""
+    parts = [(b'name="model"', b"mine"), (other, b"theirs")]
+    parts = [*(parts if last else reversed(parts)), (b'name="file"; filename="a.wav"', b"RIFF")]
+    body = b"".join(b"--b\r\nContent-Disposition: form-data; %b\r\n\r\n%b\r\n" % part for part in parts)
+    with pytest.raises(InvalidRequest, match="more than one part") as refused:
+        decode_sound(body + b"--b--\r\n", "multipart/form-data; boundary=b", Task.TRANSCRIBE)
+    assert refused.value.param == "model"

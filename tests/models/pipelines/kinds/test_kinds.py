@@ -60,6 +60,14 @@ def test_what_is_no_image_is_refused_by_name(file: bytes) -> None:
     assert refused.value.param == "image"
 
 
+def test_what_is_a_program_and_no_picture_is_not_run() -> None:
+    """Pillow hands PostScript to an interpreter, where one is installed."""
+    page = io.BytesIO()
+    Image.fromarray(picture()).save(page, "EPS")
+    with pytest.raises(InvalidRequest, match="no image of a known format"):
+        DecodeImage().open()(image(page.getvalue()))
+
+
 def test_an_image_too_large_is_refused_before_it_is_decoded() -> None:
     with pytest.raises(InvalidRequest, match="8 × 6 pixels"):
         DecodeImage(max_pixels=47).open()(image(coded(picture(), "PNG")))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
+import traceback
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
+from sqlalchemy.exc import IntegrityError
 
 from router.jobs import deferred
 from router.jobs.database import Database
@@ -131,6 +134,20 @@ def test_what_one_caller_defers_leaves_room_for_others(tmp_path: Path) -> None:
             database.run_here(lambda c: deferred.add(c, _deferred(11, "c"), 10))
         held = [database.run_here(lambda c, owner=owner: deferred.held_bytes(c, owner)) for owner in ("a", "b", None)]
         assert held == [45, 5, 50]
+    finally:
+        database.close()
+
+
+def test_what_a_database_refuses_is_not_written_to_the_log(tmp_path: Path) -> None:
+    """Mistakes of ours are logged with their trace, which must not hold what a caller has sent."""
+    database = Database(f"sqlite:///{tmp_path / 'jobs.sqlite'}", "here")
+    database.open()
+    try:
+        kept = replace(_deferred(1, "a"), headers='[["x-overspill-cache-salt","my secret"]]')
+        database.run_here(lambda c: deferred.add(c, kept, 10))
+        with pytest.raises(IntegrityError) as raised:
+            database.run_here(lambda c: deferred.add(c, kept, 10))
+        assert "secret" not in "".join(traceback.format_exception(raised.value))
     finally:
         database.close()
 
