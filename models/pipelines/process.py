@@ -58,16 +58,23 @@ class ProcessWork:
             raise told if isinstance(told, OverspillError) else ConfigError(f"{self._name}: {in_words(told)}")
 
     def __call__(self, batch: list[Any]) -> Sequence[Any]:
-        if self._process is None:
-            self.start()
-        pipe = self._pipe
-        if pipe is None:
-            raise RequestFailed(f"{self._name}: its process is gone")
-        pipe.send_bytes(pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL))
+        data = pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL)
+        try:
+            self._send(data)
+        except OSError:  # it ended before it had the batch, whose inputs are not to blame
+            self.close()
+            self._send(data)
         results = self._received()
         if isinstance(results, BaseException):
             raise results
         return results  # type: ignore[no-any-return]
+
+    def _send(self, data: bytes) -> None:
+        if self._process is None:
+            self.start()
+        if self._pipe is None:
+            raise RequestFailed(f"{self._name}: its process is gone")
+        self._pipe.send_bytes(data)
 
     def _received(self) -> Any:
         pipe = self._pipe

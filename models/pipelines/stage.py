@@ -222,7 +222,7 @@ class Stage:
                 raise RequestFailed(  # noqa: TRY301 - it is the function's failure like any other
                     f"stage {self.plan.name} returned {len(results)} results for {len(items)} inputs"
                 )
-        except Exception as error:  # noqa: BLE001 - whatever the function raises, and whoever wrote it
+        except BaseException as error:  # noqa: BLE001 - whoever wrote the function: `sys.exit` would end the worker alone
             if len(items) > 1:
                 half = len(items) // 2
                 return [*self._computed(items[:half], work, failed), *self._computed(items[half:], work, failed)]

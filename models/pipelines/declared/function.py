@@ -43,7 +43,7 @@ class Function:
             made = made(dict(self.options))
         except ConfigError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise fault(self.pipeline, self.stage, f"`{self.path}` cannot be made: {in_words(error)}") from error
         work: ArrayWork = made
         return work
@@ -60,7 +60,7 @@ class Function:
             raise fault(self.pipeline, self.stage, what) from error
         except AttributeError as error:
             raise fault(self.pipeline, self.stage, f"`{self.path}`: `{module}` has no `{name}`") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise fault(
                 self.pipeline, self.stage, f"`{self.path}` fails as it is imported: {in_words(error)}"
             ) from error

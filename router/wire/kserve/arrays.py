@@ -115,6 +115,8 @@ def _tensor(raw: InferInput, spec: TensorSpec, data: memoryview | None, at: str)
             "in front (-1: any length)",
             param=raw.name,
         )
+    if 0 in shape:  # no data at all bounds the other dimensions then
+        element_count([dimension or 1 for dimension in shape], at)
     if data is None:
         elements = from_json(raw.data, raw.datatype, element_count(raw.shape, at), at)
         return NamedTensor(raw.name, raw.datatype, shape, to_bytes(Tensor(raw.name, raw.datatype, shape, elements)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -99,6 +100,16 @@ async def test_a_poisoned_input_does_not_fail_its_batch() -> None:
 
 
 SIZE_32 = 5  # its class in `models.pipelines.stage.SIZES`
+
+
+async def test_a_function_that_leaves_takes_no_worker_along() -> None:
+    async with running(stage("model", leaving)) as pipeline:
+        found = await asyncio.wait_for(
+            asyncio.gather(*(ask(pipeline, value) for value in (1, -1, 4)), return_exceptions=True), 5
+        )
+        assert [one for one in found if not isinstance(one, BaseException)] == [[2], [8]]
+        assert isinstance(found[1], RequestFailed)
+        assert await asyncio.wait_for(ask(pipeline, 5), 5) == [10]
 
 
 async def test_a_request_fails_as_a_whole_and_others_do_not() -> None:
@@ -259,6 +270,12 @@ def open_failing() -> Work:
     raise ConfigError("there is no such device", param="device")
 
 
+def leaving(batch: list[int]) -> list[int]:
+    if -1 in batch:
+        raise SystemExit(3)  # as `sys.exit` does
+    return doubled(batch)
+
+
 def pids(batch: list[int]) -> list[int]:
     return [os.getpid() for _ in batch]
 
@@ -288,6 +305,18 @@ async def test_an_input_that_ends_its_process_fails_alone() -> None:
         assert isinstance(found[2], RequestFailed)
         assert "ended with code 9" in found[2].message
         assert await ask(pipeline, 5) == [10]
+
+
+@pytest.mark.process
+async def test_a_process_that_ended_between_batches_costs_nobody_an_answer() -> None:
+    """Nobody's input is to blame: the system may have needed its memory."""
+    async with running(StagePlan("model", open_pids, batching=BATCHED, pool="processes")) as pipeline:
+        [before] = await ask(pipeline, 1)
+        os.kill(before, signal.SIGKILL)
+        [process] = pipeline._processes
+        await until(lambda: process._process is None or not process._process.is_alive())
+        [after] = await ask(pipeline, 1)
+        assert after != before
 
 
 @pytest.mark.process

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 
-from router.base.errors import ReplicaFailed
+from router.base.errors import InvalidRequest, ReplicaFailed
 from router.upstream.pipelines import Asked, decode_answer, encode_call, path_of
 from router.upstream.rungs import read_rungs
 from router.values.task import Task, TensorCall
@@ -35,6 +37,16 @@ def test_a_call_and_its_answer_come_over_whole() -> None:
     assert chunk.output == Tensors((BOXES,))
     assert chunk.finish_reason is not None
     assert path_of("a b/c") == "/v2/models/a%20b%2Fc/infer"
+
+
+@pytest.mark.parametrize("dimensions", [[1, 0, 1 << 62, 3], [1, 0, 1 << 70, 3], [1, 1 << 20, 0, 3]])
+def test_a_tensor_of_nothing_has_bounds_too(dimensions: list[int]) -> None:
+    """An array of no elements may still be none that can be made: that is its caller's fault, not the pipeline's."""
+    signature = Signature((TensorSpec("pixels", "UINT8", (-1, -1, 3)),), ())
+    told = {"name": "pixels", "shape": dimensions, "datatype": "UINT8", "parameters": {"binary_data_size": 0}}
+    head = json.dumps({"inputs": [told]}).encode()
+    with pytest.raises(InvalidRequest, match=r"`inputs\[0\]\.shape`"):
+        array_infer(read_parts(head, str(len(head))), signature)
 
 
 @pytest.mark.parametrize(

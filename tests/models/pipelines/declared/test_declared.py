@@ -160,6 +160,13 @@ def test_what_does_not_fit_is_told_before_anything_runs(stages: list[dict[str, A
     assert isinstance(refused.value, ArtifactError) or "pipeline `test`" in refused.value.message
 
 
+def test_a_program_that_leaves_as_it_is_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_program.py").write_text("raise SystemExit(2)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="`a_program:main` fails as it is imported"):
+        assemble(pipeline(own("doubled") | {"use": "a_program:main"}), SUPPLIES)
+
+
 def test_rungs_of_a_family_are_alike() -> None:
     wide = own("doubled") | {"outputs": [Y | {"shape": [4]}]}
     one, other = pipeline(own("doubled"), family="f"), pipeline(wide, family="f")
