@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from router.signals.token_clock import Mark
@@ -99,11 +99,6 @@ class Attempt:
             away_s += max(0.0, self.last_at_s - self.handed_at_s)
         return None if away_s > _AWAY_SHARE * lasted_s else lasted_s / (self.tokens - 1)
 
-    @property
-    def left_tokens(self) -> int:
-        """Tokens still expected; an answer that outran the expectation may go on for a quarter of its length."""
-        return max(self.expected_tokens - self.tokens, self.tokens // 4, 1)
-
 
 class InFlight:
     """The attempts that run, in the order in which they began; every `begin` has exactly one `end`."""
@@ -158,12 +153,12 @@ class InFlight:
         return load
 
 
-def _load_of(in_flight: Iterable[Attempt]) -> InFlightLoad:
-    requests = prefill_tokens = unopened = unopened_prefill_tokens = unopened_decode_tokens = 0
+def _load_of(in_flight: Collection[Attempt]) -> InFlightLoad:
+    """Sum them up. An answer that outran what was expected of it may go on for a quarter of its length."""
+    prefill_tokens = unopened = unopened_prefill_tokens = unopened_decode_tokens = 0
     left_tokens = []
     for attempt in in_flight:
-        requests += 1
-        left_tokens.append(attempt.left_tokens)
+        left_tokens.append(max(attempt.expected_tokens - attempt.tokens, attempt.tokens // 4 or 1))
         if attempt.first_at_s is None:
             prefill_tokens += attempt.prompt_tokens
         if not attempt.opened:
@@ -172,5 +167,5 @@ def _load_of(in_flight: Iterable[Attempt]) -> InFlightLoad:
             unopened_decode_tokens += attempt.expected_tokens
     left_tokens.sort()
     return InFlightLoad(
-        requests, prefill_tokens, left_tokens, unopened, unopened_prefill_tokens, unopened_decode_tokens
+        len(in_flight), prefill_tokens, left_tokens, unopened, unopened_prefill_tokens, unopened_decode_tokens
     )
