@@ -108,6 +108,9 @@ class EngineRepository:
         found = [replica for replica in self._replicas if name in {replica.info.variant, replica.info.family}]
         if found:
             return found
-        if any(name in {info.variant, info.family} for info in self._elsewhere()):
+        elsewhere = [info for info in self._elsewhere() if name in {info.variant, info.family}]
+        if any(not info.remote for info in elsewhere):
+            raise InvalidRequest(f"`{name}` is served as the configuration declares it: change that, and restart")
+        if elsewhere:
             raise InvalidRequest(f"`{name}` is not served by an engine of this tier but behind it: change it there")
         raise ModelNotFound.of(name, [replica.info.variant for replica in self._replicas])

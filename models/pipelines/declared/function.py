@@ -56,8 +56,7 @@ class Function:
             for part in name.split("."):
                 found = getattr(found, part)
         except ModuleNotFoundError as error:
-            what = f"`{self.path}`: {error.name} cannot be imported: install it, or add its folder to PYTHONPATH"
-            raise fault(self.pipeline, self.stage, what) from error
+            raise self.missing(error.name or module) from error
         except AttributeError as error:
             raise fault(self.pipeline, self.stage, f"`{self.path}`: `{module}` has no `{name}`") from error
         except (Exception, SystemExit) as error:
@@ -66,6 +65,11 @@ class Function:
             ) from error
         self._check(found)
         return found
+
+    def missing(self, module: str) -> ConfigError:
+        """Return the error for a module that is not there."""
+        what = f"`{self.path}`: {module} cannot be imported: install it, or add its folder to PYTHONPATH"
+        return fault(self.pipeline, self.stage, what)
 
     def _check(self, found: Any) -> None:
         """Raises ConfigError where it cannot be called with one argument."""
@@ -106,4 +110,6 @@ def function(pipeline: str, settings: StageSettings) -> Function:
     )
     if settings.pool == "threads":
         made.found()  # told now rather than with the first load
+    elif importlib.util.find_spec(settings.use.partition(":")[0].partition(".")[0]) is None:
+        raise made.missing(settings.use.partition(":")[0])  # the rest is seen in its own process, as it is loaded
     return made

@@ -137,6 +137,7 @@ async def test_open_dimensions_are_grouped_or_padded() -> None:
         ([own("doubled") | {"inputs": []}], "says what it takes and gives: write inputs and outputs"),
         ([own("doubled") | {"use": f"{OWN}:tripled"}], "`tests.support.stages` has no `tripled`"),
         ([own("doubled") | {"use": "no_such_module:f"}], "no_such_module cannot be imported: install it, or add its"),
+        ([own("doubled", pool="processes") | {"use": "no_such_module:f"}], "no_such_module cannot be imported"),
         ([own("no_arguments")], "must take one argument, a dictionary of arrays"),
         ([own("doubled", options={"a": 1})], "`options` go to a class, and .* is a function"),
         ([own("doubled"), own("slow", reads={"x": "w"})], "reads `w`, which nothing before it writes; there are: x, y"),
