@@ -132,7 +132,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._watchers.remove(gone)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        self._lingering = LingeringTransport(transport, self._has_unread_body)
+        self._lingering = LingeringTransport(transport, self._has_unread_body, self._is_cut_off)
         super().connection_made(self._lingering)  # type: ignore[arg-type]  # it passes for one
         if not self.config.table.opened(self):
             self._refuse(503, _COME_BACK)
@@ -325,6 +325,11 @@ class GuardedProtocol(HttpToolsProtocol):
             if self.pipeline and self.cycle.more_body:
                 self.pipeline.popleft()  # what waited for its turn, and whose own body is at fault
             self._refusal = refusal
+
+    def _is_cut_off(self) -> bool:
+        """Whether the end of the connection would pass for that of an answer which is not whole."""
+        running = self._running
+        return running is not None and running.scope[CONNECTION].open_ended  # type: ignore[literal-required]
 
     def _answers_run(self) -> bool:
         return self._running is not None and not self._running.response_complete

@@ -53,6 +53,13 @@ class Exchange:
         """Whether what was sent waits for the client to read it."""
         return self._cycle.flow.write_paused
 
+    @property
+    def open_ended(self) -> bool:
+        """Whether the answer has begun, is not whole, and tells of its end by that of the connection alone."""
+        cycle = self._cycle
+        begun = cycle.response_started and not cycle.response_complete
+        return begun and self._plain and self._left_bytes is None and cycle.scope["method"] != "HEAD"
+
     def take_body(self) -> bytes | None:
         """Return the body, if all of it is there and nobody has taken it."""
         cycle = self._cycle

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 from typing import Any
 
 _AGREE_S = 1.0
 _LINGER_S = 2.0  # and at most this much is then read and dropped:
 _LINGER_BYTES = 64 * 1024 * 1024
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class LingeringTransport:
@@ -16,12 +19,19 @@ class LingeringTransport:
 
     A kernel that closes a connection with unread input resets it, and the peer never sees the 413 that said why.
     Everything else is the transport's own.
+
+    Args:
+        unread: whether there is such input.
+        cut_off: whether an answer breaks off here whose reader would take the end of the connection for its own.
     """
 
-    def __init__(self, transport: asyncio.Transport, unread: Callable[[], bool]) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, unread: Callable[[], bool], cut_off: Callable[[], bool] = lambda: False
+    ) -> None:
         self._transport = transport
         self.write = transport.write
         self._unread = unread
+        self._cut_off = cut_off
         self._left_bytes = _LINGER_BYTES
         self.lingers = False
 
@@ -32,10 +42,18 @@ class LingeringTransport:
         return self.lingers or self._transport.is_closing()
 
     def close(self) -> None:
-        if self._unread():
+        if self._cut_off() and not self._transport.is_closing():
+            self._reset()
+        elif self._unread():
             self.linger()
         else:
             self._transport.close()
+
+    def _reset(self) -> None:
+        """End the connection with an error."""
+        raw = self._transport.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._transport.abort()
 
     def close_now(self) -> None:
         """Close as soon as what was written is sent; over TLS, whose peer is asked to agree, within a second."""

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.types import Receive, Scope, Send
 
 from router.gateway.app import create_app
 from router.gateway.connection import ConnectionLimits
@@ -304,6 +305,32 @@ async def test_a_body_that_breaks_off_under_its_own_answer_ends_it() -> None:
         writer.close()
     assert replies.count(b"HTTP/1.1 ") == 1
     assert replies.startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_an_answer_over_http_1_0_that_breaks_off_is_not_taken_for_a_whole_one(*, whole: bool) -> None:
+    """Without chunks the end of the connection is that of the answer; proxies speak so to what is behind them."""
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"audio/wav")]})
+        await send({"type": "http.response.body", "body": b"RIFF", "more_body": True})
+        await asyncio.sleep(0.1)
+        if whole:
+            await send({"type": "http.response.body", "body": b"."})
+
+    with bind("127.0.0.1", 0, "gateway") as bound:
+        async with Listener(app, ConnectionLimits()).running(bound):
+            reader, writer = await asyncio.open_connection("127.0.0.1", bound.getsockname()[1])
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            try:
+                await reader.readuntil(b"RIFF")
+                if whole:
+                    assert await reader.read() == b"."
+                else:
+                    with pytest.raises(ConnectionResetError):
+                        await reader.read()
+            finally:
+                writer.close()
 
 
 async def test_who_leaves_after_a_long_body_is_noticed() -> None:
