@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from models.pipelines.declared.settings import PipelineSettings
 from models.store.store import ModelStore
 from router.base.errors import ArtifactError, ConfigError
 from router.gateway.grpc.settings import GrpcSettings
+from router.gateway.kserve import routes
 from router.gateway.listener import bind
 from router.upstream.settings import BackendSettings
 from tests.support.agents import served
@@ -128,6 +130,28 @@ async def test_a_face_is_found_where_it_is(agent: httpx.AsyncClient, photograph:
         eyes = found["landmarks"][0, 0, :2]
         assert eyes[0, 0] < eyes[1, 0]
         assert (eyes > found["boxes"][0, 0, :2]).all()
+
+
+async def test_many_numbers_in_json_hold_nobody_else_up(
+    agent: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million of them take half a second to read: the event loop has others to answer meanwhile."""
+    beside: dict[str, list[bool]] = {}
+    for name in ("array_infer", "encode_array_infer"):
+        real, seen = getattr(routes, name), beside.setdefault(name, [])
+
+        def call(*given: Any, real: Any = real, seen: list[bool] = seen) -> Any:
+            seen.append(threading.current_thread() is not threading.main_thread())
+            return real(*given)
+
+        monkeypatch.setattr(routes, name, call)
+    for rows in (1, 2048):
+        numbers = [[float(row), 1.0] for row in range(20, 20 + rows)]
+        asked = {"name": "x", "datatype": "FP32", "shape": [rows, 2], "data": numbers}
+        reply = await agent.post("/v2/models/poisoned/infer", json={"inputs": [asked]})
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["outputs"][0]["data"][:2] == [40.0, 2.0]
+    assert beside == {"array_infer": [False, True], "encode_array_infer": [False, True]}
 
 
 async def test_several_images_of_several_sizes_in_one_request(agent: httpx.AsyncClient, photograph: bytes) -> None:

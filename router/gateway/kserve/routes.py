@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from starlette.routing import BaseRoute, Route
@@ -19,7 +21,8 @@ from router.gateway.media import plain_body, require_no_form, require_no_page
 from router.gateway.parts import Answered, answer_all, answer_one
 from router.gateway.tenant_routes import require_monitor
 from router.values.task import Embeddings
-from router.values.tensors import Tensors
+from router.values.tensors import Signature, Tensors
+from router.wire.headers import whole_number
 from router.wire.kserve.arrays import ArrayInfer, array_infer, encode_array_infer
 from router.wire.kserve.call import InferCall
 from router.wire.kserve.embedding import embed_infer, encode_embed_infer
@@ -28,6 +31,10 @@ from router.wire.kserve.model import EXTENSIONS, model_config, model_metadata
 from router.wire.kserve.reply import InferReply, Row, encode_infer
 from router.wire.kserve.request import HEADER_LENGTH, INFER_BODY, RawInfer, read_infer, read_parts
 from router.wire.names import DEGRADED
+
+T = TypeVar("T")
+
+_IN_THREAD_BYTES = 16 * 1024  # some milliseconds of work on a small device
 
 
 class KServeRoutes:
@@ -105,7 +112,7 @@ class KServeRoutes:
         header_length = context.headers.get(HEADER_LENGTH)
         signature = self._models.signature(model)
         if signature is not None:
-            return await self._run(context, model, array_infer(read_parts(body, header_length), signature))
+            return await self._run(context, model, body, signature)
         raw = read_infer(body, header_length)
         if self._models.embeds(model):
             return await self._embed(context, model, raw)
@@ -123,11 +130,20 @@ class KServeRoutes:
             encode_embed_infer(model, asked, vectors, tokens), self._intake.reply_headers(context, answer)
         )
 
-    async def _run(self, context: RequestContext, model: str, asked: ArrayInfer) -> Reply:
+    async def _run(self, context: RequestContext, model: str, body: bytes, signature: Signature) -> Reply:
         """Send the tensors of a request through a pipeline."""
+        header_length = context.headers.get(HEADER_LENGTH)
+        numbers = len(body) if header_length is None else whole_number(header_length, len(body)) or 0
+
+        def read() -> ArrayInfer:
+            return array_infer(read_parts(body, header_length), signature)
+
+        asked = await _beside(numbers, read)
         answer, rows = await self._intake.start(context, asked.request(model))
         tensors, _ = await collect_output(answer.chunks, rows, Tensors)
-        return _tensor_reply(encode_array_infer(model, asked, tensors), self._intake.reply_headers(context, answer))
+        written = sum(len(tensor.data) for tensor in tensors.tensors) if any(not raw for _, raw in asked.outputs) else 0
+        reply = await _beside(written, lambda: encode_array_infer(model, asked, tensors))
+        return _tensor_reply(reply, self._intake.reply_headers(context, answer))
 
     async def _answer(
         self, context: RequestContext, call: InferCall, model: str
@@ -171,6 +187,11 @@ class KServeRoutes:
         model = self._models.require(context)
         require_no_page(context)
         return model, decode_generate(plain_body(context, self._deps.limits.max_body_bytes))
+
+
+async def _beside(number_bytes: int, convert: Callable[[], T]) -> T:
+    """Convert numbers of JSON, or to it: many of them in a thread, since the event loop has others to answer."""
+    return convert() if number_bytes < _IN_THREAD_BYTES else await asyncio.to_thread(convert)
 
 
 def _tensor_reply(reply: InferReply, lines: list[tuple[str, str]]) -> Reply:
