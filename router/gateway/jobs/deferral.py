@@ -83,13 +83,12 @@ class Deferral:
             OverspillError: the refusal.
         """
         priority = min(_priority(context), _HIGHEST_PRIORITY)
-        kept = Asking(
-            request.asked,
-            request.path,
-            request.request_id,
-            (*request.headers, (PRIORITY, str(priority))),
-            _whole(request.body),
-        )
+        try:
+            body = _whole(request.body)
+        except (ValueError, TypeError) as unreadable:  # in a field that nobody has read; or it nests too deeply
+            raise error from unreadable
+        headers = (*request.headers, (PRIORITY, str(priority)))
+        kept = Asking(request.asked, request.path, request.request_id, headers, body)
         why = {"code": error.code, "message": error.message}
         try:
             deferred = await self._jobs.defer(context.caller.digest, kept, why)

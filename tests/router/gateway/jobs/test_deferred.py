@@ -90,6 +90,17 @@ async def test_what_cannot_is_kept_and_answered_once_it_can(tmp_path: Path) -> N
             assert (await http.get(reply.headers["location"])).status_code == 404
 
 
+async def test_what_cannot_be_kept_is_refused_as_without_asking(tmp_path: Path) -> None:
+    """A field that nobody reads may hold a number that is none: it is written nowhere."""
+    replica = Echo()
+    async with job_tier(tmp_path, replica) as (tier, _), httpx.AsyncClient(base_url=tier.url) as http:
+        _off(replica, tier)
+        body = json.dumps(_body("hello")).encode()[:-1] + b',"mine":1e999}'
+        reply = await http.post("/v1/chat/completions", content=body, headers=ALLOW)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "unavailable")
+        assert (await _get(tier, "/v1/deferred")).json()["data"] == []
+
+
 async def test_an_overloaded_tier_defers_what_would_be_late(tmp_path: Path) -> None:
     replica = Echo(slots=1)
     async with job_tier(tmp_path, replica) as (tier, _):
