@@ -82,6 +82,7 @@ compatibility: $(STAMPS)/dev models
 models: $(STAMPS)/run
 	@$(BIN)/overspill models pull smollm2-135m --prepare
 	@$(BIN)/overspill models pull all-minilm-l6-v2 --prepare
+	@$(BIN)/overspill models pull centerface --prepare
 
 broker:
 	@deploy/install-mosquitto.sh

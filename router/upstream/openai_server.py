@@ -187,11 +187,14 @@ class OpenAIServer(ForeignServer):
         self._publish(infos)
 
     async def _tasks(self) -> frozenset[Task]:
-        """Return what its models do: a vLLM has the paths of that alone, and describes them."""
+        """Return what its models do: a vLLM has the paths of that alone, and describes them, if it is let."""
         if self._dialect.name != "vllm":
             return GENERATES
         reply = await self._get("/openapi.json")
-        return tasks_of(reply.content) if reply.status_code == 200 else GENERATES
+        try:
+            return tasks_of(reply.content) if reply.status_code == 200 else GENERATES
+        except (msgspec.DecodeError, UnicodeDecodeError):  # a proxy's page, say: it serves all the same
+            return GENERATES
 
     async def _ask_about(self, card: _Card) -> Served:
         """Return the window, slots and modalities of a model, as far as its server says them."""

@@ -55,6 +55,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/v1/models" and self.allowed():
             card = {"id": flag("--served-model-name"), "owned_by": "vllm", "max_model_len": 512}
             self.answer(200, {"object": "list", "data": [card]})
+        elif not self.path.startswith("/v1/"):
+            self.answer(404, "Not Found")
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))

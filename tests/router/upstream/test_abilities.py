@@ -59,6 +59,15 @@ async def test_a_vllm_that_pools_is_found_out_without_a_word_of_configuration() 
         assert not server.bodies, "such a model is not measured"
 
 
+async def test_a_vllm_whose_description_nobody_can_read_generates() -> None:
+    async with ForeignServer() as server:
+        server.pages |= {"/openapi.json": ["a page of a proxy, say"]}
+        async with passing(BackendSettings(name="b", urls=(server.url,), poll_interval_s=0.05)) as tiers:
+            for tier in tiers:
+                (replica,) = tier.dispatcher.replicas
+                assert replica.info.tasks == {Task.GENERATE}
+
+
 @pytest.mark.parametrize(
     ("owner", "page", "told", "takes"),
     [
