@@ -112,6 +112,7 @@ class Owner(Protocol):
 
 
 _FAILURES_BEFORE_BROKEN = 3
+_LET_GO_S = 30.0
 
 
 class Stage:
@@ -150,14 +151,21 @@ class Stage:
             thread.start()
 
     def stop(self) -> list[Item]:
-        """End the workers after the batches that they compute; returns the items that still waited. Blocks."""
+        """End the workers after the batches that they compute; returns the items that still waited.
+
+        Blocks, for half a minute at most: nobody can end a thread whose function does not return.
+        """
         with self._news:
             self._ending = True
             left = self._waiting.clear()
             self._news.notify_all()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        ends_s = time.monotonic() + _LET_GO_S
+        others = [thread for thread in self._threads if thread is not threading.current_thread()]
+        for thread in others:
+            thread.join(max(0.0, ends_s - time.monotonic()))
+        stuck = [thread.name for thread in others if thread.is_alive()]
+        if stuck:
+            log.warning("workers do not return; they are left behind", stage=self.plan.name, threads=stuck)
         self._threads.clear()
         return left
 

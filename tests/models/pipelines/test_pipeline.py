@@ -234,6 +234,26 @@ async def test_one_request_of_many_poisons_breaks_nothing() -> None:
     assert told == []
 
 
+async def test_a_function_that_never_returns_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.pipelines.stage._LET_GO_S", 0.1)
+    free = threading.Event()
+
+    def stuck(batch: list[int]) -> list[int]:
+        free.wait(30)
+        return batch
+
+    pipeline = Pipeline(PipelinePlan("test", (stage("model", stuck),)), MonotonicClock())
+    await pipeline.open()
+    try:
+        asking = asyncio.create_task(ask(pipeline, 1))
+        await until(lambda: pipeline.stages[0].busy)
+        await asyncio.wait_for(pipeline.close(), 10)
+        with pytest.raises(ReplicaBroken):
+            await asking
+    finally:
+        free.set()
+
+
 async def test_closing_ends_who_is_inside() -> None:
     gate = threading.Event()
     async with running(
