@@ -86,14 +86,16 @@ class Drawing:
 
     draw: random.Random
     known: list[tuple[str, str]] = field(default_factory=list)
+    owners: dict[str, str] = field(default_factory=dict)
 
     def learn(self, who: str, names: list[str]) -> None:
-        """A tenant was told of its own."""
+        """A tenant was told of its own. Whose it is, is never forgotten: an operator acts on all, and owns none."""
+        self.owners.update(dict.fromkeys(names, who))
         self.known += [(who, name) for name in names]
         self.known = self.known[-_MOST_KNOWN:]
 
     def owner(self, name: str) -> str | None:
-        return next((who for who, known in self.known if known == name), None)
+        return self.owners.get(name)
 
     def request(self) -> Drawn:
         draw = self.draw
