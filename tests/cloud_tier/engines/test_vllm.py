@@ -157,9 +157,9 @@ async def test_killed_in_the_middle_of_an_answer_it_breaks_that_and_starts_again
         with pytest.raises(ReplicaBroken):
             async for _ in stream:
                 pass
-        await until(lambda: not found.server.replicas[0].snapshot().available)
+        told = "vLLM is starting again, it ended: killed by SIGKILL"
+        await until(lambda: found.server.replicas[0].snapshot().why == told)  # once its end was noticed
         snapshot = found.server.replicas[0].snapshot()
-        assert snapshot.why == "vLLM is starting again, it ended: killed by SIGKILL"
         assert 0 < snapshot.back_in_s < 100  # as long as the last start took, and no more the first guess
         await found.ready(starts=2)
         assert found.server.restarts == 1
