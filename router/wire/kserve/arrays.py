@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
-import orjson
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
@@ -20,8 +19,7 @@ from router.values.request import ApiRequest
 from router.values.sampling import SamplingParams
 from router.values.task import TensorCall
 from router.values.tensors import MAX_ROWS, NamedTensor, Signature, Tensors, TensorSpec
-from router.wire.kserve.call import VERSION
-from router.wire.kserve.reply import InferReply
+from router.wire.kserve.reply import InferReply, Output, encode_outputs
 from router.wire.kserve.request import InferInput, InferParts, cut, nothing_left
 from router.wire.kserve.tensors import (
     MAX_DIMENSIONS,
@@ -149,21 +147,13 @@ def _outputs(
 def encode_array_infer(model: str, asked: ArrayInfer, answer: Tensors) -> InferReply:
     """Encode what a pipeline returned, with the outputs that were asked for."""
     by_name = {tensor.name: tensor for tensor in answer.tensors}
-    outputs: list[dict[str, object]] = []
-    tail: list[bytes] = []
-    for name, binary in asked.outputs:
-        tensor = by_name[name]
-        entry: dict[str, object] = {"name": name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
-        if binary:
-            entry["parameters"] = {"binary_data_size": len(tensor.data)}
-            tail.append(tensor.data)
-        else:
-            count = math.prod(tensor.shape)
-            elements = from_bytes(memoryview(tensor.data), tensor.datatype, count, name)
-            entry["data"] = to_json(Tensor(name, tensor.datatype, tensor.shape, elements))
-        outputs.append(entry)
-    body: dict[str, object] = {"model_name": model, "model_version": VERSION, "outputs": outputs}
-    if asked.call_id is not None:
-        body["id"] = asked.call_id
-    head = orjson.dumps(body)
-    return InferReply(b"".join([head, *tail]), len(head) if tail else None)
+    written = (_written(by_name[name], binary=binary) for name, binary in asked.outputs)
+    return encode_outputs(model, asked.call_id, written)
+
+
+def _written(tensor: NamedTensor, *, binary: bool) -> Output:
+    if binary:
+        return Output(tensor.name, tensor.datatype, tensor.shape, tensor.data)
+    elements = from_bytes(memoryview(tensor.data), tensor.datatype, math.prod(tensor.shape), tensor.name)
+    listed = to_json(Tensor(tensor.name, tensor.datatype, tensor.shape, elements))
+    return Output(tensor.name, tensor.datatype, tensor.shape, listed)

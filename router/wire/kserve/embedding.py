@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
-import orjson
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
 from router.values.request import ApiRequest
 from router.values.sampling import SamplingParams
 from router.values.task import MAX_INPUTS, EmbedCall, Embeddings
-from router.wire.kserve.call import VERSION
 from router.wire.kserve.parameters import TEXT_INPUT, text_of
-from router.wire.kserve.reply import InferReply
+from router.wire.kserve.reply import InferReply, Output, encode_outputs
 from router.wire.kserve.request import RawInfer
 
 OUTPUT = "embedding"
@@ -100,22 +98,12 @@ def encode_embed_infer(model: str, asked: EmbedInfer, vectors: Embeddings, promp
         OUTPUT: ([len(vectors), vectors.dimensions], vectors.data),
         _COUNT: ([1], prompt_tokens.to_bytes(4, "little")),
     }
-    outputs: list[dict[str, object]] = []
-    tail = b""
+    outputs = []
     for name, binary in asked.outputs:
         shape, data = values[name]
-        entry: dict[str, object] = {"name": name, "datatype": _DATATYPES[name], "shape": shape}
-        if binary:
-            entry["parameters"] = {"binary_data_size": len(data)}
-            tail += data
-        else:
-            entry["data"] = array("f" if name == OUTPUT else "i", data).tolist()
-        outputs.append(entry)
-    body: dict[str, object] = {"model_name": model, "model_version": VERSION, "outputs": outputs}
-    if asked.call_id is not None:
-        body["id"] = asked.call_id
-    head = orjson.dumps(body)
-    return InferReply(head + tail, len(head) if tail else None)
+        listed = data if binary else array("f" if name == OUTPUT else "i", data).tolist()
+        outputs.append(Output(name, _DATATYPES[name], shape, listed))
+    return encode_outputs(model, asked.call_id, outputs)
 
 
 INPUTS = [(TEXT_INPUT, "BYTES", [-1, 1])]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -71,23 +72,37 @@ def _value(name: str, call: InferCall, index: int, row: Row) -> Element:
     return row.usage.prompt_tokens if name == "num_input_tokens" else row.usage.completion_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output of a reply as it is written: its bytes, or what stands in the JSON."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    data: bytes | list[Any]
+
+
+def encode_outputs(model: str, call_id: str | None, outputs: Iterable[Output]) -> InferReply:
+    """Encode a reply: its JSON, and behind it the outputs that go as bytes."""
+    entries: list[dict[str, object]] = []
+    tail: list[bytes] = []
+    for output in outputs:
+        entry: dict[str, object] = {"name": output.name, "datatype": output.datatype, "shape": list(output.shape)}
+        if isinstance(output.data, bytes):
+            entry["parameters"] = {"binary_data_size": len(output.data)}
+            tail.append(output.data)
+        else:
+            entry["data"] = output.data
+        entries.append(entry)
+    body: dict[str, object] = {"model_name": model, "model_version": VERSION, "outputs": entries}
+    if call_id is not None:
+        body["id"] = call_id
+    head = orjson.dumps(body)
+    return InferReply(b"".join([head, *tail]), len(head) if tail else None)
+
+
 def encode_infer(model: str, call: InferCall, rows: Sequence[Row]) -> InferReply:
     """Encode finished answers, one for each prompt, with the outputs that were asked for."""
-    outputs: list[dict[str, object]] = []
-    tail = b""
-    any_binary = False
-    for tensor, binary in output_tensors(call, rows):
-        entry: dict[str, object] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
-        if binary:
-            raw = to_bytes(tensor)
-            entry["parameters"] = {"binary_data_size": len(raw)}
-            tail += raw
-            any_binary = True
-        else:
-            entry["data"] = to_json(tensor)
-        outputs.append(entry)
-    body: dict[str, object] = {"model_name": model, "model_version": VERSION, "outputs": outputs}
-    if call.call_id is not None:
-        body["id"] = call.call_id
-    head = orjson.dumps(body)
-    return InferReply(head + tail, len(head) if any_binary else None)
+    tensors = output_tensors(call, rows)
+    written = (Output(t.name, t.datatype, t.shape, to_bytes(t) if binary else to_json(t)) for t, binary in tensors)
+    return encode_outputs(model, call.call_id, written)
