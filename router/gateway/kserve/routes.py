@@ -23,8 +23,8 @@ from router.gateway.tenant_routes import require_monitor
 from router.values.task import Embeddings
 from router.values.tensors import Signature, Tensors
 from router.wire.headers import whole_number
-from router.wire.kserve.arrays import ArrayInfer, array_infer, encode_array_infer
-from router.wire.kserve.call import InferCall
+from router.wire.kserve.arrays import array_infer, encode_array_infer
+from router.wire.kserve.call import CallInfer, InferCall
 from router.wire.kserve.embedding import embed_infer, encode_embed_infer
 from router.wire.kserve.generate import GENERATE_BODY, decode_generate, encode_generate
 from router.wire.kserve.model import EXTENSIONS, model_config, model_metadata
@@ -135,7 +135,7 @@ class KServeRoutes:
         header_length = context.headers.get(HEADER_LENGTH)
         numbers = len(body) if header_length is None else whole_number(header_length, len(body)) or 0
 
-        def read() -> ArrayInfer:
+        def read() -> CallInfer:
             return array_infer(read_parts(body, header_length), signature)
 
         asked = await _beside(numbers, read)

@@ -7,18 +7,15 @@ row for each.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
-from router.values.request import ApiRequest
-from router.values.sampling import SamplingParams
 from router.values.task import TensorCall
 from router.values.tensors import MAX_ROWS, NamedTensor, Signature, Tensors, TensorSpec
+from router.wire.kserve.call import CallInfer, asked_outputs
 from router.wire.kserve.reply import InferReply, Output, encode_outputs
 from router.wire.kserve.request import InferInput, InferParts, cut, nothing_left
 from router.wire.kserve.tensors import (
@@ -41,25 +38,7 @@ class _Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     binary_data_output: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayInfer:
-    """A decoded request.
-
-    Attributes:
-        outputs: name → as bytes.
-    """
-
-    call_id: str | None
-    call: TensorCall
-    deadline_s: float | None
-    outputs: tuple[tuple[str, bool], ...]
-
-    def request(self, model: str) -> ApiRequest:
-        """Return it as the router takes it."""
-        return ApiRequest(model, self.call, SamplingParams(max_tokens=1), deadline_s=self.deadline_s)
-
-
-def array_infer(parts: InferParts, signature: Signature) -> ArrayInfer:
+def array_infer(parts: InferParts, signature: Signature) -> CallInfer:
     """Make sense of a request to a pipeline.
 
     Raises:
@@ -86,11 +65,13 @@ def array_infer(parts: InferParts, signature: Signature) -> ArrayInfer:
         read = msgspec.convert(dict(parts.parameters), _Parameters)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"`parameters`: {error}", param="parameters") from None
-    return ArrayInfer(
+    known_outputs = [spec.name for spec in signature.outputs]
+    asked = asked_outputs(parts.outputs, known_outputs, binary=read.binary_data_output)
+    return CallInfer(
         parts.call_id,
         TensorCall(_alike(tuple(found[spec.name] for spec in signature.inputs))),
         None if read.timeout is None else read.timeout / 1e6,
-        _outputs(parts.outputs, signature, read.binary_data_output),
+        tuple(asked or ((name, read.binary_data_output) for name in known_outputs)),
     )
 
 
@@ -131,20 +112,7 @@ def _tensor(raw: InferInput, spec: TensorSpec, data: memoryview | None, at: str)
     return NamedTensor(raw.name, raw.datatype, shape, bytes(data))
 
 
-def _outputs(
-    wanted: Sequence[tuple[str, Mapping[str, Any]]], signature: Signature, binary: bool
-) -> tuple[tuple[str, bool], ...]:
-    known = [spec.name for spec in signature.outputs]
-    found = []
-    for index, (name, parameters) in enumerate(wanted):
-        if name not in known:
-            at = f"outputs[{index}].name"
-            raise InvalidRequest(f"`{at}`: no such output; known outputs: {', '.join(known)}", param=at)
-        found.append((name, bool(parameters.get("binary_data", binary))))
-    return tuple(found) or tuple((name, binary) for name in known)
-
-
-def encode_array_infer(model: str, asked: ArrayInfer, answer: Tensors) -> InferReply:
+def encode_array_infer(model: str, asked: CallInfer, answer: Tensors) -> InferReply:
     """Encode what a pipeline returned, with the outputs that were asked for."""
     by_name = {tensor.name: tensor for tensor in answer.tensors}
     written = (_written(by_name[name], binary=binary) for name, binary in asked.outputs)

@@ -6,12 +6,14 @@ A text model takes `text_input` (BYTES: one raw prompt, or a batch of them in sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from router.base.errors import InvalidRequest
+from router.values.request import ApiRequest
 from router.values.sampling import SamplingParams
+from router.values.task import Call
 from router.wire.kserve.parameters import TEXT_INPUT, Parameters, read_parameters, text_of
 from router.wire.kserve.tensors import Tensor
 
@@ -35,6 +37,24 @@ class PromptCall:
 
     text: str
     sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class CallInfer:
+    """A decoded request to a model that generates no text.
+
+    Attributes:
+        outputs: name → as bytes.
+    """
+
+    call_id: str | None
+    call: Call
+    deadline_s: float | None
+    outputs: tuple[tuple[str, bool], ...]
+
+    def request(self, model: str) -> ApiRequest:
+        """Return it as the router takes it."""
+        return ApiRequest(model, self.call, SamplingParams(max_tokens=1), deadline_s=self.deadline_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +156,29 @@ def _refuse_differences(read: Sequence[Parameters]) -> None:
             raise InvalidRequest(f"`{name}`: differs between the prompts of one request", param=name)
 
 
-def _outputs(wanted: Sequence[tuple[str, Mapping[str, Any]]], read: Parameters) -> tuple[tuple[str, bool], ...]:
+def asked_outputs(
+    wanted: Sequence[tuple[str, Mapping[str, Any]]], known: Collection[str], *, binary: bool
+) -> list[tuple[str, bool]]:
+    """Return the outputs that a request names, each with whether it goes as bytes.
+
+    Raises:
+        InvalidRequest: naming the output or parameter at fault.
+    """
     found = []
     for index, (name, parameters) in enumerate(wanted):
-        if name not in OUTPUTS:
+        if name not in known:
             at = f"outputs[{index}].name"
-            raise InvalidRequest(f"`{at}`: no such output; known outputs: {', '.join(OUTPUTS)}", param=at)
-        binary = parameters.get("binary_data", read.binary_data_output)
-        if not isinstance(binary, bool):
+            raise InvalidRequest(f"`{at}`: no such output; known outputs: {', '.join(known)}", param=at)
+        as_bytes = parameters.get("binary_data", binary)
+        if not isinstance(as_bytes, bool):
             at = f"outputs[{index}].parameters.binary_data"
             raise InvalidRequest(f"`{at}`: expected true or false", param=at)
-        found.append((name, binary))
-    found = found or [("text_output", read.binary_data_output)]
+        found.append((name, as_bytes))
+    return found
+
+
+def _outputs(wanted: Sequence[tuple[str, Mapping[str, Any]]], read: Parameters) -> tuple[tuple[str, bool], ...]:
+    binary = read.binary_data_output
+    found = asked_outputs(wanted, OUTPUTS, binary=binary) or [("text_output", binary)]
     named = {name for name, _ in found}
-    return (*found, *((name, read.binary_data_output) for name in read.telling if name not in named))
+    return (*found, *((name, binary) for name in read.telling if name not in named))

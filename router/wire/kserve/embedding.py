@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
-from router.values.request import ApiRequest
-from router.values.sampling import SamplingParams
 from router.values.task import MAX_INPUTS, EmbedCall, Embeddings
+from router.wire.kserve.call import CallInfer, asked_outputs
 from router.wire.kserve.parameters import TEXT_INPUT, text_of
 from router.wire.kserve.reply import InferReply, Output, encode_outputs
 from router.wire.kserve.request import RawInfer
@@ -31,25 +28,7 @@ class _Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     binary_data_output: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedInfer:
-    """A decoded request.
-
-    Attributes:
-        outputs: name → as bytes.
-    """
-
-    call_id: str | None
-    call: EmbedCall
-    deadline_s: float | None
-    outputs: tuple[tuple[str, bool], ...]
-
-    def request(self, model: str) -> ApiRequest:
-        """Return it as the router takes it."""
-        return ApiRequest(model, self.call, SamplingParams(max_tokens=1), deadline_s=self.deadline_s)
-
-
-def embed_infer(raw: RawInfer) -> EmbedInfer:
+def embed_infer(raw: RawInfer) -> CallInfer:
     """Make sense of a request to an encoder.
 
     Raises:
@@ -74,25 +53,16 @@ def embed_infer(raw: RawInfer) -> EmbedInfer:
         read = msgspec.convert(dict(raw.parameters), _Parameters)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"`parameters`: {error}", param="parameters") from None
-    return EmbedInfer(
+    asked = asked_outputs(raw.outputs, _DATATYPES, binary=read.binary_data_output)
+    return CallInfer(
         raw.call_id,
         EmbedCall(texts, read.dimensions),
         None if read.timeout is None else read.timeout / 1e6,
-        _outputs(raw.outputs, read.binary_data_output),
+        tuple(asked or [(OUTPUT, read.binary_data_output)]),
     )
 
 
-def _outputs(wanted: Sequence[tuple[str, Mapping[str, Any]]], binary: bool) -> tuple[tuple[str, bool], ...]:
-    found = []
-    for index, (name, parameters) in enumerate(wanted):
-        if name not in _DATATYPES:
-            at = f"outputs[{index}].name"
-            raise InvalidRequest(f"`{at}`: no such output; known outputs: {', '.join(_DATATYPES)}", param=at)
-        found.append((name, bool(parameters.get("binary_data", binary))))
-    return tuple(found) or ((OUTPUT, binary),)
-
-
-def encode_embed_infer(model: str, asked: EmbedInfer, vectors: Embeddings, prompt_tokens: int) -> InferReply:
+def encode_embed_infer(model: str, asked: CallInfer, vectors: Embeddings, prompt_tokens: int) -> InferReply:
     """Encode the vectors with the outputs that were asked for."""
     values = {
         OUTPUT: ([len(vectors), vectors.dimensions], vectors.data),
