@@ -11,6 +11,9 @@ import pytest
 
 from examples.demo.stack import API_KEY, Stack, StackOptions
 
+# Other tests load this machine: within the usual promise a step down, or the other tier, would be right.
+PATIENT = {"x-overspill-ttft-slo-ms": "60000", "x-overspill-tpot-slo-ms": "10000"}
+
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory, models_root: Path) -> Iterator[Stack]:
@@ -33,14 +36,18 @@ def tier(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def client(stack: Stack, tier: str) -> Iterator[openai.OpenAI]:
-    """The real SDK, without its own retries, talking to either tier."""
+    """The real SDK, without its own retries, talking to either tier, in no hurry."""
     url = stack.edge_url if tier == "edge" else stack.cloud_url
-    with openai.OpenAI(base_url=f"{url}/v1", api_key=API_KEY, max_retries=0, timeout=60) as sdk:
+    with openai.OpenAI(
+        base_url=f"{url}/v1", api_key=API_KEY, max_retries=0, timeout=60, default_headers=PATIENT
+    ) as sdk:
         yield sdk
 
 
 @pytest.fixture
 def edge(stack: Stack) -> Iterator[openai.OpenAI]:
-    """The real SDK on the edge agent."""
-    with openai.OpenAI(base_url=f"{stack.edge_url}/v1", api_key="none", max_retries=0, timeout=60) as sdk:
+    """The real SDK on the edge agent, in no hurry."""
+    with openai.OpenAI(
+        base_url=f"{stack.edge_url}/v1", api_key="none", max_retries=0, timeout=60, default_headers=PATIENT
+    ) as sdk:
         yield sdk

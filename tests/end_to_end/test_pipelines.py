@@ -184,7 +184,7 @@ async def test_the_router_serves_a_pipeline_as_anything_else(agent: httpx.AsyncC
     async def ask(model: str, **headers: str) -> httpx.Response:
         return await agent.post(f"/v2/models/{model}/infer", content=body, headers=told | headers)
 
-    best = await ask("faces")
+    best = await ask("faces", **{"x-overspill-ttft-slo-ms": "60000"})
     assert (best.headers["x-overspill-model"], best.headers["x-overspill-degraded"]) == ("faces-640", "false")
     exact = await ask("faces-320")
     assert (exact.headers["x-overspill-model"], exact.headers["x-overspill-rung"]) == ("faces-320", "1")
