@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from models.pipelines.known_good import KnownGoods
 from models.pipelines.process import ProcessWork
 from models.pipelines.stage import Stage, StagePlan, Work
 from models.pipelines.ticket import Item, Outcomes, Ticket
@@ -40,14 +41,25 @@ class Pipeline:
     """A pipeline that runs, from `open` to `close`. Create it on the event loop.
 
     Args:
-        broke: called on the event loop when a stage failed again and again, whatever it got.
+        broke: called on the event loop when a stage failed again and again, also on what it has computed before.
+        known_good: what is known of its stages from before they were loaded.
     """
 
-    def __init__(self, plan: PipelinePlan, clock: Clock, broke: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        plan: PipelinePlan,
+        clock: Clock,
+        broke: Callable[[str], None] = lambda _: None,
+        known_good: KnownGoods | None = None,
+    ) -> None:
         self.plan = plan
-        self.stages = [Stage(stage, index, self, clock.now_s) for index, stage in enumerate(plan.stages)]
+        known = known_good or KnownGoods()
+        self.stages = [
+            Stage(stage, index, self, clock.now_s, known.of(stage.name)) for index, stage in enumerate(plan.stages)
+        ]
         self._clock = clock
         self._broke = broke
+        self._told_broken = False
         self._event_loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._tickets: set[Ticket] = set()
@@ -195,8 +207,8 @@ class Pipeline:
             self._tell(partial(self._end, ended))
 
     def broke(self, why: str) -> None:
-        """Tell the owner."""
-        self._tell(lambda: self._broke(why))
+        """Tell the owner, once: what it then loads in the place of this is another."""
+        self._tell(lambda: self._say_broken(why))
 
     def _tell(self, call: Callable[[], object]) -> None:
         try:
@@ -205,6 +217,11 @@ class Pipeline:
             self._closed = True
 
     # --- on the event loop ---
+
+    def _say_broken(self, why: str) -> None:
+        if not self._told_broken:
+            self._told_broken = True
+            self._broke(why)
 
     def _end(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:

@@ -1,7 +1,7 @@
 """A pipeline as the router sees it: a description, a load snapshot, an answer of one piece.
 
 It is loaded with its first request, or before, and unloaded when nobody came for a while. One that cannot be loaded, or
-that fails whatever it gets, says why, rests, and is tried again.
+that fails on what it has computed before, says why, rests, and is tried again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from models.pipelines.known_good import KnownGoods
 from models.pipelines.pipeline import Pipeline, PipelinePlan
 from models.pipelines.stage import Stage
 from router.base.clock import Clock
@@ -82,6 +83,7 @@ class PipelineReplica:
         self._rest_s = _REST_S[0]
         self._used_at_s = clock.now_s()
         self._slots = served.slots
+        self._known_good = KnownGoods()
         self._closed = False
         self.problem = ""
         self.loads = 0
@@ -136,7 +138,7 @@ class PipelineReplica:
         began_s = self._clock.now_s()
         try:
             plan = await asyncio.to_thread(self._served.plan)
-            pipeline = Pipeline(plan, self._clock, self._broke)
+            pipeline = Pipeline(plan, self._clock, self._broke, self._known_good)
             await pipeline.open()
         except Exception as error:
             known = isinstance(error, OverspillError)
@@ -160,7 +162,7 @@ class PipelineReplica:
         self._rest_s = min(2 * self._rest_s, _REST_S[1])
 
     def _broke(self, why: str) -> None:
-        """Load it anew: what fails whatever it gets is not the fault of its requests."""
+        """Load it anew: what fails on what it has computed before is not the fault of its requests."""
         log.warning("pipeline reload", model=self.info.variant, why=why)
         self._unload(why)
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 import structlog
 
 from models.pipelines.batching import Batch, BatchSettings, Waiting
+from models.pipelines.known_good import KnownGood
 from models.pipelines.ticket import Item, Outcomes, Ticket
 from router.base.errors import DeadlineLost, OverspillError, RequestFailed, in_words
 
@@ -107,12 +108,20 @@ class Owner(Protocol):
         ...
 
     def broke(self, why: str) -> None:
-        """The function failed again and again, whatever it got."""
+        """The function failed again and again, also on what it has computed before."""
         ...
 
 
-_FAILURES_BEFORE_BROKEN = 3
+_FAILURES_BEFORE_DOUBT = 3
 _LET_GO_S = 30.0
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A function, and how many inputs in a row it failed on by no fault that it named."""
+
+    work: Work
+    failures: int = 0
 
 
 class Stage:
@@ -121,19 +130,22 @@ class Stage:
     Args:
         index: which of its pipeline's stages it is.
         now_s: the time, on the pipeline's clock.
+        known_good: what tells bad inputs from a broken stage.
     """
 
-    def __init__(self, plan: StagePlan, index: int, owner: Owner, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self, plan: StagePlan, index: int, owner: Owner, now_s: Callable[[], float], known_good: KnownGood
+    ) -> None:
         self.plan = plan
         self.counters = StageCounters()
         self.busy = 0
         self._index = index
         self._owner = owner
         self._now_s = now_s
+        self._known_good = known_good
         self._waiting: Waiting[Item] = Waiting(plan.batching)
         self._news = threading.Condition()
         self._ending = False
-        self._failures = 0
         self._threads: list[threading.Thread] = []
 
     @property
@@ -146,7 +158,7 @@ class Stage:
         self._ending = False
         for number, work in enumerate(works):
             title = f"{name}-{self.plan.name}-{number}"
-            thread = threading.Thread(target=self._serve, args=(work,), name=title, daemon=True)
+            thread = threading.Thread(target=self._serve, args=(_Worker(work),), name=title, daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -176,15 +188,16 @@ class Stage:
                 self._waiting.add(item)
             self._news.notify(min(len(items), self.plan.workers))
 
-    def _serve(self, work: Work) -> None:
+    def _serve(self, worker: _Worker) -> None:
         while (batch := self._next()) is not None:
-            outcomes = self._timed(batch, work)
+            outcomes = self._timed(batch, worker)
             with self._news:
                 self.busy -= 1
             self._owner.came(self._index, outcomes)
-            if self._failures >= _FAILURES_BEFORE_BROKEN:
-                self._failures = 0
-                self._owner.broke(f"stage {self.plan.name} failed {_FAILURES_BEFORE_BROKEN} times in a row")
+            if worker.failures >= _FAILURES_BEFORE_DOUBT:
+                worker.failures = 0
+                if broken := self._known_good.why_broken(worker.work):
+                    self._owner.broke(f"stage {self.plan.name} failed {_FAILURES_BEFORE_DOUBT} times in a row, {broken}")
 
     def _next(self) -> Batch[Item] | None:
         with self._news:
@@ -198,7 +211,7 @@ class Stage:
                 self._news.wait(None if found == math.inf else found)
             return None
 
-    def _timed(self, batch: Batch[Item], work: Work) -> Outcomes:
+    def _timed(self, batch: Batch[Item], worker: _Worker) -> Outcomes:
         """Compute a batch, without those whose time is over."""
         now_s = self._now_s()
         late = [item for item in batch.items if item.due_s <= now_s]
@@ -208,7 +221,7 @@ class Stage:
         if batch.items:
             began_s = time.perf_counter()
             failed: set[Ticket] = set()
-            outcomes += self._computed(batch.items, work, failed)
+            outcomes += self._computed(batch.items, worker, failed)
             took_s = time.perf_counter() - began_s
             with self._news:
                 self.counters.ran(batch, took_s, self._now_s())
@@ -219,13 +232,13 @@ class Stage:
             self.counters.failed += sum(isinstance(result, BaseException) for _, result in outcomes)
         return outcomes
 
-    def _computed(self, items: tuple[Item, ...], work: Work, failed: set[Ticket]) -> list[tuple[Item, Any]]:
+    def _computed(self, items: tuple[Item, ...], worker: _Worker, failed: set[Ticket]) -> list[tuple[Item, Any]]:
         """Compute items, in halves where they fail together; of a request that has failed no further one is tried."""
         items = tuple(item for item in items if item.ticket not in failed)
         if not items:
             return []
         try:
-            results = list(work([item.value for item in items]))
+            results = list(worker.work([item.value for item in items]))
             if len(results) != len(items):
                 raise RequestFailed(  # noqa: TRY301 - it is the function's failure like any other
                     f"stage {self.plan.name} returned {len(results)} results for {len(items)} inputs"
@@ -233,13 +246,17 @@ class Stage:
         except BaseException as error:  # noqa: BLE001 - whoever wrote the function: `sys.exit` would end the worker alone
             if len(items) > 1:
                 half = len(items) // 2
-                return [*self._computed(items[:half], work, failed), *self._computed(items[half:], work, failed)]
+                return [*self._computed(items[:half], worker, failed), *self._computed(items[half:], worker, failed)]
             failed.add(items[0].ticket)
             if not isinstance(error, OverspillError):
-                self._failures += 1
+                worker.failures += 1
                 log.warning("input failed", stage=self.plan.name, error=in_words(error))
             return [(items[0], _own(error, self.plan.name))]
-        self._failures = 0
+        worker.failures = 0
+        for item, result in zip(items, results, strict=True):
+            if not isinstance(result, BaseException):
+                self._known_good.passed(item.value, item.size_bytes)
+                break
         return [(item, _own(result, self.plan.name)) for item, result in zip(items, results, strict=True)]
 
 

@@ -48,6 +48,7 @@ class Item:
     Attributes:
         value: what the stage before it made of it.
         cost: its size there, in the unit of the stage's buckets.
+        size_bytes: what it takes of the memory.
         rank: its place in its request.
         arrived_s: at this stage.
     """
@@ -57,6 +58,7 @@ class Item:
     value: Any
     arrived_s: float
     cost: int = 1
+    size_bytes: int = 0
 
     @property
     def priority(self) -> int:

@@ -43,3 +43,16 @@ class Scaled:
     def __call__(self, batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         pids = np.full((len(batch["x"]), 1), os.getpid(), np.int64)
         return {"y": self._factor * batch["x"], "pid": pids}
+
+
+class Sickens:
+    """Fails on 13 alone; after a negative number on everything, until it is made anew."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._sick = False
+
+    def __call__(self, batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        self._sick = self._sick or bool((batch["x"] < 0).any())
+        if self._sick:
+            raise RuntimeError("sick")
+        return poisoned(batch)

@@ -13,9 +13,11 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from models.pipelines.batching import BatchSettings
+from models.pipelines.known_good import KnownGood, KnownGoods
 from models.pipelines.pipeline import Pipeline, PipelinePlan
 from models.pipelines.process import ProcessWork
 from models.pipelines.stage import StagePlan, Work
@@ -41,7 +43,8 @@ def stage(name: str, work: Work, **more: Any) -> StagePlan:
 @asynccontextmanager
 async def running(*stages: StagePlan, **more: Any) -> AsyncIterator[Pipeline]:
     broke: Callable[[str], None] = more.pop("broke", lambda _: None)
-    pipeline = Pipeline(PipelinePlan("test", stages, **more), MonotonicClock(), broke)
+    known_good: KnownGoods | None = more.pop("known_good", None)
+    pipeline = Pipeline(PipelinePlan("test", stages, **more), MonotonicClock(), broke, known_good)
     await pipeline.open()
     try:
         yield pipeline
@@ -210,18 +213,76 @@ async def test_more_than_fits_is_refused_with_a_time_to_come_back() -> None:
         await ask(pipeline, *range(10))  # alone, it may be as large as it likes
 
 
-async def test_a_stage_that_fails_whatever_it_gets_is_told() -> None:
+async def test_a_stage_that_fails_on_what_it_has_computed_before_is_told_once() -> None:
     told: list[str] = []
+    dead = threading.Event()
 
     def work(batch: list[int]) -> list[int]:
-        raise RuntimeError("no device")
+        if dead.is_set():
+            raise RuntimeError("no device")
+        return doubled(batch)
 
     async with running(stage("model", work), broke=told.append) as pipeline:
-        for value in range(3):
+        assert await ask(pipeline, 7) == [14]
+        dead.set()
+        for value in range(9):
             with pytest.raises(RequestFailed, match="no device"):
                 await ask(pipeline, value)
-        await asyncio.sleep(0.05)
-    assert told == ["stage model failed 3 times in a row"]
+        await until(lambda: told)
+    assert told == ["stage model failed 3 times in a row, and fails on an input that it has computed before"]
+
+
+async def test_inputs_that_fail_however_many_break_no_stage_that_computes_others() -> None:
+    """One caller may send nothing else: everybody inside would lose their answers with each reload."""
+    told: list[str] = []
+    tried: list[int] = []
+
+    def work(batch: list[int]) -> list[int]:
+        tried.extend(batch)
+        return poisoned(batch)
+
+    async with running(stage("model", work), broke=told.append) as pipeline:
+        assert await ask(pipeline, 7) == [14]
+        for _ in range(10):
+            with pytest.raises(RequestFailed, match="minus one"):
+                await ask(pipeline, -1)
+        assert await ask(pipeline, 8) == [16]
+    assert told == []
+    assert tried.count(7) == 4  # once for its sender, and after every third failure
+
+
+async def test_who_comes_first_to_a_stage_has_it_loaded_anew_once_and_no_more() -> None:
+    """Nothing is known of it yet; where a load did not help, another one will not."""
+    told: list[str] = []
+    known = KnownGoods()
+    for loads in range(3):
+        async with running(stage("model", poisoned), broke=told.append, known_good=known) as pipeline:
+            for _ in range(6):
+                with pytest.raises(RequestFailed):
+                    await ask(pipeline, -1)
+            assert told == ["stage model failed 3 times in a row, and has computed no input yet"], loads
+
+
+def test_what_is_kept_is_small_and_a_copy() -> None:
+    whole = np.zeros((1000, 4))
+    kept = KnownGood()
+    row = {"x": whole[3]}
+    kept.passed(row, 100)
+    row["x"][:] = 5.0
+    seen: list[Any] = []
+
+    def work(batch: list[Any]) -> list[Any]:
+        seen.extend(batch)
+        return batch
+
+    assert kept.why_broken(work) == ""
+    assert seen[0]["x"].tolist() == [0, 0, 0, 0]
+    assert seen[0]["x"].base is None
+    kept.passed("larger", 200)
+    kept.passed("hardly smaller", 60)
+    kept.passed("small", 50)
+    kept.why_broken(work)
+    assert seen[1:] == ["small"]
 
 
 async def test_one_request_of_many_poisons_breaks_nothing() -> None:

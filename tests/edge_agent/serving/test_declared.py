@@ -1,0 +1,74 @@
+"""Declared pipelines of a whole agent, and what one caller may do there to another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from edge_agent.config import AgentSettings, EdgeConfig, GatewaySettings, LocalModels
+from edge_agent.daemon import EdgeAgent
+from models.pipelines.declared.settings import PipelineSettings
+from tests.support.agents import served
+
+GUEST, MALLORY = "guest-0123456789abcdef", "mallory-0123456789abcdef"
+X = {"name": "x", "datatype": "FP32", "shape": [1]}
+SICKENS = {
+    "name": "own",
+    "use": "tests.support.stages:Sickens",
+    "inputs": [X],
+    "outputs": [{**X, "name": "y"}],
+    "max_batch": 16,
+}
+
+
+@asynccontextmanager
+async def agent(folder: Path, **pipeline: Any) -> AsyncIterator[tuple[EdgeAgent, httpx.AsyncClient]]:
+    """An agent with one pipeline, and two callers with a key of their own."""
+    config = EdgeConfig(
+        agent=AgentSettings(cache_dir=str(folder)),
+        gateway=GatewaySettings(port=0, api_keys=(GUEST, MALLORY)),
+        models=LocalModels(variants=(), preload=()),
+        pipelines=(msgspec.convert({"name": "own", **pipeline}, PipelineSettings),),
+    )
+    async with served(config) as (running, client):
+        yield running, client
+
+
+async def ask(client: httpx.AsyncClient, key: str, *numbers: float) -> httpx.Response:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [len(numbers), 1], "data": list(numbers)}
+    return await client.post(
+        "/v2/models/own/infer", json={"inputs": [tensor]}, headers={"authorization": f"Bearer {key}"}
+    )
+
+
+async def test_who_sends_what_fails_again_and_again_has_nothing_loaded_anew(tmp_path: Path) -> None:
+    async with agent(tmp_path, stages=[SICKENS]) as (running, client):
+        [replica] = running.lineup.replicas
+        assert (await ask(client, GUEST, 4)).json()["outputs"][0]["data"] == [8]
+        for _ in range(10):
+            bad = await ask(client, MALLORY, 13)
+            assert bad.status_code == 503
+            assert "thirteen" in bad.json()["error"]
+        good, *others = await asyncio.gather(ask(client, GUEST, 5), *(ask(client, MALLORY, 13) for _ in range(7)))
+        assert good.status_code == 200, good.text
+        assert {other.status_code for other in others} == {503}
+        assert replica.facts().cold_starts == 1
+
+
+async def test_a_stage_that_is_sick_is_loaded_anew_all_the_same(tmp_path: Path) -> None:
+    async with agent(tmp_path, stages=[SICKENS]) as (running, client):
+        [replica] = running.lineup.replicas
+        assert (await ask(client, GUEST, 4)).status_code == 200
+        assert (await ask(client, MALLORY, -1)).status_code == 503  # from now on it fails on everything
+        statuses = [(await ask(client, GUEST, 5)).status_code for _ in range(4)]
+        while statuses[-1] != 200 and len(statuses) < 100:  # the third failure has it tried, beside the event loop
+            await asyncio.sleep(0.02)
+            statuses.append((await ask(client, GUEST, 5)).status_code)
+        assert statuses[-1] == 200, statuses
+        assert replica.facts().cold_starts == 2
