@@ -57,9 +57,11 @@ class Waits(Protocol):
         rank: its place in its request, counted from 0.
         due_s: when its request is worth nothing any more; infinity without a deadline.
         over: nobody waits for it any more.
+        size_bytes: what it takes of the memory.
     """
 
     cost: int
+    size_bytes: int
     rank: int
     arrived_s: float
 
@@ -125,13 +127,18 @@ def _class(cost: int) -> int:
 
 @dataclass(slots=True)
 class Waiting(Generic[I]):
-    """The items that wait at one stage."""
+    """The items that wait at one stage.
+
+    Attributes:
+        size_bytes: what all of them take of the memory.
+    """
 
     settings: BatchSettings
     pace: Pace = field(default_factory=Pace)
     _lines: dict[int, list[tuple[_Key, I]]] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _count: int = 0
+    size_bytes: int = 0
 
     def __len__(self) -> int:
         """Count those that wait, some of whom nobody may wait for any more."""
@@ -142,13 +149,13 @@ class Waiting(Generic[I]):
         urgent_s += (item.rank // self.settings.max_size) * _BATCH_APART_S
         key = (-item.priority, urgent_s, next(self._numbers))
         heapq.heappush(self._lines.setdefault(self._bucket(item.cost), []), (key, item))
-        self._count += 1
+        self._counted(item)
 
     def clear(self) -> list[I]:
         """Forget and return all."""
         items = [item for line in self._lines.values() for _, item in line]
         self._lines.clear()
-        self._count = 0
+        self._count = self.size_bytes = 0
         return items
 
     def take(self, now_s: float) -> Batch[I] | float:
@@ -165,7 +172,7 @@ class Waiting(Generic[I]):
         if wait_s > 0:
             for entry in chosen:
                 heapq.heappush(line, entry)
-            self._count += len(chosen)
+                self._counted(entry[1])
             return wait_s
         return batch
 
@@ -188,8 +195,7 @@ class Waiting(Generic[I]):
                 if chosen and (cost > bound or now_s + self.pace.expected_s(cost) / _SLACK_SHARE > due_s):
                     break
                 chosen.append(line[0])
-            heapq.heappop(line)
-            self._count -= 1
+            self._popped(line)
         return chosen
 
     def _first_bucket(self) -> int | None:
@@ -197,11 +203,18 @@ class Waiting(Generic[I]):
         best: int | None = None
         for bucket, line in self._lines.items():
             while line and line[0][1].over:
-                heapq.heappop(line)
-                self._count -= 1
+                self._popped(line)
             if line and (best is None or line[0][0] < self._lines[best][0][0]):
                 best = bucket
         return best
+
+    def _counted(self, item: I) -> None:
+        self._count += 1
+        self.size_bytes += item.size_bytes
+
+    def _popped(self, line: list[tuple[_Key, I]]) -> None:
+        self._count -= 1
+        self.size_bytes -= heapq.heappop(line)[1].size_bytes
 
     def _bucket(self, cost: int) -> int:
         """Return what an item is padded to; 0 where no bucket holds it."""

@@ -27,6 +27,7 @@ _COUNTERS = {
 def stage_metrics(replicas: Iterable[PipelineReplica]) -> Iterator[Metric]:
     """Describe every stage of every pipeline that is loaded."""
     queue = GaugeMetricFamily("overspill_stage_queue_inputs", "Inputs that wait at a stage.", labels=_LABELS)
+    held = GaugeMetricFamily("overspill_stage_queue_bytes", "Memory of the inputs at a stage.", labels=_LABELS)
     busy = GaugeMetricFamily("overspill_stage_busy_workers", "Workers that compute a batch now.", labels=_LABELS)
     workers = GaugeMetricFamily("overspill_stage_workers", "Workers of a stage.", labels=_LABELS)
     sizes = HistogramMetricFamily("overspill_stage_batch_inputs", "Inputs of a batch.", labels=_LABELS)
@@ -38,12 +39,13 @@ def stage_metrics(replicas: Iterable[PipelineReplica]) -> Iterator[Metric]:
         for stage in replica.stages:
             labels = [replica.info.variant, stage.plan.name]
             queue.add_metric(labels, stage.waiting)
+            held.add_metric(labels, stage.size_bytes)
             busy.add_metric(labels, stage.busy)
             workers.add_metric(labels, stage.plan.workers)
             sizes.add_metric(labels, _buckets(stage.counters), sum_value=stage.counters.items)
             for field, family in counters.items():
                 family.add_metric(labels, float(getattr(stage.counters, field)))
-    yield from (queue, busy, workers, sizes)
+    yield from (queue, held, busy, workers, sizes)
     yield from counters.values()
 
 

@@ -1,7 +1,8 @@
 """Stages in a row: what goes in at the front comes out at the back, batch by batch, each stage at its own pace.
 
-Nothing between two stages is bounded: a stage never waits for the next one. What is bounded is how many items are
-inside (`queue_items`), and whoever comes beyond that is refused with a time to come back.
+How many items are inside is bounded (`queue_items`), and whoever comes beyond that is refused with a time to come back.
+A stage waits for those behind it only where what waits there takes too much of the memory (`queue_bytes`): small inputs
+may become large ones on their way, as images do that are decoded.
 """
 
 from __future__ import annotations
@@ -19,9 +20,21 @@ from models.pipelines.process import ProcessWork
 from models.pipelines.stage import Stage, StagePlan, Work
 from models.pipelines.ticket import Item, Outcomes, Ticket
 from router.base.clock import Clock
-from router.base.errors import OverspillError, ReplicaBroken, ReplicaUnreachable, Unavailable
+from router.base.errors import (
+    InputsTooLarge,
+    OverspillError,
+    RefusedAlone,
+    ReplicaBroken,
+    ReplicaUnreachable,
+    Unavailable,
+)
 
 _RETRY_AFTER_S = 0.25
+
+
+def no_bytes(value: Any) -> int:  # noqa: ARG001 - the size of any value
+    """Nothing is counted."""
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +43,15 @@ class PipelinePlan:
 
     Attributes:
         queue_items: inputs inside it at most, those that are computed included.
+        queue_bytes: what they may take of the memory, and what the answer to one request may; 0 bounds nothing.
+        size_of: bytes that a value takes, at any stage.
     """
 
     name: str
     stages: tuple[StagePlan, ...]
     queue_items: int = 4096
+    queue_bytes: int = 0
+    size_of: Callable[[Any], int] = no_bytes
 
 
 class Pipeline:
@@ -64,6 +81,8 @@ class Pipeline:
         self._lock = threading.Lock()
         self._tickets: set[Ticket] = set()
         self._items = 0
+        self._input_bytes = 0
+        self._answer_bytes = 0  # of requests that are not through: their results so far
         self._processes: list[ProcessWork] = []
         self._closed = False
 
@@ -76,6 +95,11 @@ class Pipeline:
     def items(self) -> int:
         """Their inputs that are not through."""
         return self._items
+
+    @property
+    def size_bytes(self) -> int:
+        """What is inside takes of the memory, on whatever stage."""
+        return self._answer_bytes + sum(stage.size_bytes for stage in self.stages)
 
     @property
     def cost(self) -> int:
@@ -136,39 +160,76 @@ class Pipeline:
 
         Raises:
             Unavailable: too much is inside already.
+            InputsTooLarge: they, or the answer to them, take more memory than those of one request may.
             ReplicaUnreachable: it is closed.
             OverspillError: an input failed.
         """
         if self._closed:
             raise ReplicaUnreachable(f"{self.plan.name}: it is closed")
-        most = self.plan.queue_items
-        if self._items and self._items + len(values) > most:
-            raise Unavailable(
-                f"{self.plan.name}: {self._items} inputs are inside already, the limit is {most}",
-                retry_after_s=_RETRY_AFTER_S,
-            )
-        self._refuse_where_full()
+        sizes = [self.plan.size_of(value) for value in values]
+        self._refuse_where_full(len(values))
+        self._refuse_too_large(sum(sizes))
         ticket = Ticket(len(values), self._event_loop.create_future(), priority, due_s)
-        ticket.cost = cost
-        self._tickets.add(ticket)
-        self._items += ticket.left
-        now_s, first = self._clock.now_s(), self.stages[0]
-        ticket.began_s = now_s
-        measure = first.plan.cost
-        first.put([Item(ticket, rank, value, now_s, measure(value)) for rank, value in enumerate(values)])
+        ticket.cost, ticket.input_bytes, ticket.began_s = cost, sum(sizes), self._clock.now_s()
+        with self._lock:
+            self._tickets.add(ticket)
+        self._items += ticket.size
+        self._input_bytes += ticket.input_bytes
+        self._put(ticket, values, sizes)
         try:
             await ticket.done
         finally:
-            ticket.over = True
-            if ticket in self._tickets:
-                self._tickets.discard(ticket)
-                self._items -= ticket.size
+            self._leave(ticket)
         if ticket.error is not None:
             raise ticket.error
         return ticket
 
-    def _refuse_where_full(self) -> None:
-        """Raises Unavailable while a stage has more before it than it may: it is refused at the door, never between."""
+    def _put(self, ticket: Ticket, values: Sequence[Any], sizes: Sequence[int]) -> None:
+        first = self.stages[0]
+        ranked = enumerate(zip(values, sizes, strict=True))
+        first.put(
+            [Item(ticket, rank, value, ticket.began_s, first.plan.cost(value), size) for rank, (value, size) in ranked]
+        )
+
+    def _leave(self, ticket: Ticket) -> None:
+        with self._lock:
+            self._over(ticket)
+            if ticket in self._tickets:
+                self._tickets.discard(ticket)
+                self._items -= ticket.size
+                self._input_bytes -= ticket.input_bytes
+
+    def _refuse_too_large(self, size_bytes: int) -> None:
+        """Raises RefusedAlone where inputs find no room in the memory now, InputsTooLarge where they never will.
+
+        What the inputs inside have become is none of it: stages wait for that, and nobody is refused for another's.
+        """
+        most, inside = self.plan.queue_bytes, self._input_bytes
+        if not most or inside + size_bytes <= most:
+            return
+        if size_bytes > most:
+            raise InputsTooLarge(
+                f"{self.plan.name}: inputs of {_mib(size_bytes)}, those of one request may have {_mib(most)}: send "
+                "fewer at once, or smaller ones"
+            )
+        raise RefusedAlone(
+            f"{self.plan.name}: {_mib(inside)} of inputs are inside already, the limit is {_mib(most)}, and these have "
+            f"{_mib(size_bytes)}: send them later, or fewer at once",
+            retry_after_s=_RETRY_AFTER_S,
+        )
+
+    def _refuse_where_full(self, items: int) -> None:
+        """Raises Unavailable where more is inside, or waits before a stage, than may: at the door, never between.
+
+        It speaks for others only where a single input would find no room either.
+        """
+        most = self.plan.queue_items
+        if self._items and self._items + items > most:
+            kind = RefusedAlone if self._items < most else Unavailable
+            raise kind(
+                f"{self.plan.name}: {self._items} inputs are inside already, the limit is {most}",
+                retry_after_s=_RETRY_AFTER_S,
+            )
         for stage in self.stages:
             most = stage.plan.queue_items
             if most and stage.waiting >= most:
@@ -178,6 +239,17 @@ class Pipeline:
                 )
 
     # --- in the workers ---
+
+    def crowded(self, stage: int) -> bool:
+        """Whether what is behind a stage takes all of the memory that it may; it waits for some of that to go."""
+        most = self.plan.queue_bytes
+        return most > 0 and sum(behind.size_bytes for behind in self.stages[stage + 1 :]) >= most
+
+    def freed(self, stage: int) -> None:
+        """Have the stages before it look whether they may go on."""
+        if self.plan.queue_bytes:
+            for before in self.stages[:stage]:
+                before.wake()
 
     def came(self, stage: int, outcomes: Outcomes) -> None:
         """Hand results on to the next stage, or to those who wait for them."""
@@ -191,20 +263,48 @@ class Pipeline:
                 if ticket.over:
                     continue
                 if isinstance(result, OverspillError):
-                    ticket.error, ticket.over = result, True
+                    ticket.error = result
+                    self._over(ticket)
                     ended.append(ticket)
                 elif following is not None:
-                    onward.append(Item(ticket, item.rank, result, now_s, following.plan.cost(result)))
+                    size = self.plan.size_of(result)
+                    onward.append(Item(ticket, item.rank, result, now_s, following.plan.cost(result), size))
                 else:
-                    ticket.results[item.rank] = result
-                    ticket.left -= 1
-                    if ticket.left == 0:
-                        ticket.over, ticket.ended_s = True, now_s
-                        ended.append(ticket)
+                    ended += self._through(item, result, now_s)
         if onward and following is not None:
             following.put(onward)
         if ended:
             self._tell(partial(self._end, ended))
+
+    def _through(self, item: Item, result: Any, now_s: float) -> list[Ticket]:
+        """Keep the result of an input that is through. Return the requests that end with it."""
+        ticket, size = item.ticket, self.plan.size_of(result)
+        ticket.results[item.rank] = result
+        ticket.left -= 1
+        ticket.size_bytes += size
+        self._answer_bytes += size
+        ended = self._given_up()
+        if ticket.left == 0 and not ticket.over:
+            ticket.ended_s = now_s
+            self._over(ticket)
+            ended.append(ticket)
+        return ended
+
+    def _over(self, ticket: Ticket) -> None:
+        ticket.over = True
+        self._answer_bytes -= ticket.size_bytes
+        ticket.size_bytes = 0
+
+    def _given_up(self) -> list[Ticket]:
+        """End the requests with the largest answers while those that are not whole yet take more than they may."""
+        most, ended = self.plan.queue_bytes, []
+        while most and self._answer_bytes > most:
+            largest = max(self._tickets, key=_answer_bytes)
+            largest.error = _too_large_an_answer(self.plan.name, largest.size_bytes, most)
+            self._over(largest)
+            largest.results = []
+            ended.append(largest)
+        return ended
 
     def broke(self, why: str) -> None:
         """Tell the owner, once: what it then loads in the place of this is another."""
@@ -227,3 +327,23 @@ class Pipeline:
         for ticket in tickets:
             if not ticket.done.done():
                 ticket.done.set_result(None)
+
+
+def _answer_bytes(ticket: Ticket) -> int:
+    return ticket.size_bytes
+
+
+def _too_large_an_answer(pipeline: str, size_bytes: int, most_bytes: int) -> OverspillError:
+    if size_bytes > most_bytes:
+        return InputsTooLarge(
+            f"{pipeline}: the answer is larger than {_mib(most_bytes)}, which one may take: send fewer inputs at once"
+        )
+    return RefusedAlone(
+        f"{pipeline}: answers that are not whole yet take more than {_mib(most_bytes)}, and this one, with "
+        f"{_mib(size_bytes)}, the most: send the inputs later, or fewer at once",
+        retry_after_s=_RETRY_AFTER_S,
+    )
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.1f} MiB"

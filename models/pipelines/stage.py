@@ -103,6 +103,14 @@ class StageCounters:
 class Owner(Protocol):
     """The pipeline of a stage, as the stage's workers see it."""
 
+    def crowded(self, stage: int) -> bool:
+        """Whether so much waits behind a stage that it had better not add to it."""
+        ...
+
+    def freed(self, stage: int) -> None:
+        """Hear that a stage has let go of what it computed."""
+        ...
+
     def came(self, stage: int, outcomes: Outcomes) -> None:
         """Take what came of items at a stage."""
         ...
@@ -139,6 +147,7 @@ class Stage:
         self.plan = plan
         self.counters = StageCounters()
         self.busy = 0
+        self._computing_bytes = 0
         self._index = index
         self._owner = owner
         self._now_s = now_s
@@ -152,6 +161,16 @@ class Stage:
     def waiting(self) -> int:
         """Items in its queue."""
         return len(self._waiting)
+
+    @property
+    def size_bytes(self) -> int:
+        """What its items, waiting and computed, take of the memory."""
+        return self._waiting.size_bytes + self._computing_bytes
+
+    def wake(self) -> None:
+        """Have its workers look again whether they may go on."""
+        with self._news:
+            self._news.notify_all()
 
     def start(self, works: Sequence[Work], name: str) -> None:
         """Begin to work, one thread for each function."""
@@ -194,17 +213,27 @@ class Stage:
             with self._news:
                 self.busy -= 1
             self._owner.came(self._index, outcomes)
+            with self._news:
+                self._computing_bytes -= _bytes_of(batch)
+            del batch, outcomes  # a worker that waits holds nobody's images
+            self._owner.freed(self._index)
             if worker.failures >= _FAILURES_BEFORE_DOUBT:
                 worker.failures = 0
                 if broken := self._known_good.why_broken(worker.work):
-                    self._owner.broke(f"stage {self.plan.name} failed {_FAILURES_BEFORE_DOUBT} times in a row, {broken}")
+                    self._owner.broke(
+                        f"stage {self.plan.name} failed {_FAILURES_BEFORE_DOUBT} times in a row, {broken}"
+                    )
 
     def _next(self) -> Batch[Item] | None:
         with self._news:
             while not self._ending:
+                if len(self._waiting) and self._owner.crowded(self._index):
+                    self._news.wait()
+                    continue
                 found = self._waiting.take(self._now_s())
                 if isinstance(found, Batch):
                     self.busy += 1
+                    self._computing_bytes += _bytes_of(found)
                     if len(self._waiting):
                         self._news.notify()  # what is left is another idle worker's
                     return found
@@ -258,6 +287,10 @@ class Stage:
                 self._known_good.passed(item.value, item.size_bytes)
                 break
         return [(item, _own(result, self.plan.name)) for item, result in zip(items, results, strict=True)]
+
+
+def _bytes_of(batch: Batch[Item]) -> int:
+    return sum(item.size_bytes for item in batch.items)
 
 
 def _own(result: Any, stage: str) -> Any:

@@ -18,6 +18,8 @@ class Ticket:
     Attributes:
         due_s: when its answer is worth nothing any more, on the pipeline's clock.
         results: of its items that are through, in order; left: how many are not.
+        input_bytes: what its inputs take of the memory as they came.
+        size_bytes: what these results take of the memory, until the last of them is there.
         error: why it ended without them.
         began_s, ended_s: when it came in, and when the last of it was through.
         over: it is complete, failed, or nobody waits for it.
@@ -31,6 +33,8 @@ class Ticket:
     results: list[Any] = field(default_factory=list)
     left: int = 0
     cost: int = 0
+    input_bytes: int = 0
+    size_bytes: int = 0
     began_s: float = 0.0
     ended_s: float = 0.0
     error: OverspillError | None = None

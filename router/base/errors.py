@@ -9,6 +9,7 @@ code. The message names the thing, the value seen and the remedy.
     │   ├── ModelNotFound     404
     │   ├── ContextTooLong    400   the prompt fits no window of any candidate
     │   ├── NoTokenizer       400   this tier does not have that of the model
+    │   ├── InputsTooLarge    413   its inputs, or the answer to them, take more memory than one request may
     │   └── HeadersTooLarge   431   more request headers than are read
     ├── Unauthenticated       401
     ├── Forbidden             403   the key is known, and this is none of its business
@@ -130,6 +131,13 @@ class ContextTooLong(InvalidRequest):
             "the prompt is too long: shorten it",
             param=param,
         )
+
+
+class InputsTooLarge(InvalidRequest):
+    """The inputs of the request, or the answer to them, take more memory than one request may."""
+
+    status = 413
+    code = "inputs_too_large"
 
 
 class HeadersTooLarge(InvalidRequest):

@@ -26,6 +26,12 @@ def slow(batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, An
     return {"y": batch["x"]}
 
 
+def sizes(batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Tell the sides of images, and take longer for it than decoding one does."""
+    time.sleep(0.005)
+    return {"sides": np.array([image.shape[:2] for image in batch["pixels"]], np.int64)}
+
+
 def wrong_type(batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
     return {"y": batch["x"].astype(np.float64)}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from models.pipelines.declared.contract import ArrayWork, Checked, Contract, Kind, Wired, wire
-from models.pipelines.declared.rows import OpenRows, Row, Rows, length_of
+from models.pipelines.declared.rows import OpenRows, Row, Rows, length_of, size_of
 from models.pipelines.declared.settings import PipelineSettings
 from models.pipelines.kinds.registry import Supplies, kind_of
 from models.pipelines.pipeline import PipelinePlan
@@ -57,7 +57,8 @@ def _told(checked: Checked) -> str:
 def plan_of(checked: Checked) -> PipelinePlan:
     """Return what runs it."""
     stages = tuple(_stage(wired) for wired in checked.stages)
-    return PipelinePlan(checked.settings.name, stages, checked.settings.queue_inputs)
+    settings = checked.settings
+    return PipelinePlan(settings.name, stages, settings.queue_inputs, settings.queue_mib * 2**20, size_of)
 
 
 def _stage(wired: Wired) -> StagePlan:

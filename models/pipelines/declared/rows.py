@@ -22,6 +22,11 @@ class BrokenContractError(Exception):
     """A stage returned something else than it said."""
 
 
+def size_of(row: Row) -> int:
+    """Return the bytes that an input takes, whatever it has become on its way."""
+    return sum(sum(map(len, array.ravel())) if array.dtype.kind == "O" else array.nbytes for array in row.values())
+
+
 @dataclass(frozen=True, slots=True)
 class OpenRows:
     """Makes a stage's function of rows, in its worker: `models.pipelines.stage.Opens`."""

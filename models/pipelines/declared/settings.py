@@ -64,6 +64,8 @@ class PipelineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         outputs: tensors that callers get, in this order; empty: those of the last stage.
         inputs_per_s: a first guess of its speed, until some were computed.
         queue_inputs: inputs inside at most, computed ones included; beyond that requests are refused with 503.
+        queue_mib: memory that inputs inside may take as they came, and answers that are not whole yet: what would
+            exceed it is refused. A stage waits while what inputs have become takes as much behind it.
         unload_idle_s: free its memory when it had no request for so long; 0 never does.
     """
 
@@ -75,6 +77,7 @@ class PipelineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     outputs: tuple[str, ...] = ()
     inputs_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 50.0
     queue_inputs: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 4096
+    queue_mib: Annotated[int, msgspec.Meta(ge=1, le=1_048_576)] = 512
     unload_idle_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
     def __post_init__(self) -> None:

@@ -1,8 +1,13 @@
-"""`decode-image`: JPEG, PNG, WebP … to pixels, by Pillow. What an orientation tag says is done."""
+"""`decode-image`: JPEG, PNG, WebP … to pixels, by Pillow.
+
+What an orientation tag says is done. Of an animation the first picture counts; of 16 bits the upper 8; what is
+transparent shows the colour that it has.
+"""
 
 from __future__ import annotations
 
 import io
+import re
 from typing import Annotated, Any
 
 import msgspec
@@ -16,12 +21,17 @@ from router.values.tensors import TensorSpec
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "PPM")
 """No others: of PostScript, for one, Pillow has an interpreter make a picture."""
 
+_TILE_WIDTH, _TILE_LENGTH = 322, 323  # tags of TIFF
+_MAX_SCANS = 100  # of a progressive JPEG, which has about 10; libtiff takes as many
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+_START_OF_SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
+
 
 class DecodeImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options.
 
     Attributes:
-        max_pixels: larger images are refused before they are decoded: a few kilobytes can hold gigabytes of pixels.
+        max_pixels: larger images are refused by their header: a few kilobytes can hold gigabytes of pixels.
     """
 
     max_pixels: Annotated[int, msgspec.Meta(ge=1)] = 50_000_000
@@ -52,19 +62,51 @@ class DecodeImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         try:
             with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-                width, height = image.size
-                if width * height > self.max_pixels:
-                    raise InvalidRequest(  # noqa: TRY301
-                        f"`image`: {width} × {height} pixels, decoded are {self.max_pixels} at most: shrink it",
-                        param="image",
-                    )
-                upright: Any = ImageOps.exif_transpose(image)
-                return np.asarray(upright.convert("RGB"))
+                self._check(image, data)
+                ImageOps.exif_transpose(image, in_place=True)
+                return _rgb(image)
         except InvalidRequest:
             raise
+        except Image.DecompressionBombError:
+            raise _fault(f"more pixels than are decoded, {self.max_pixels} at most: shrink it") from None
         except UnidentifiedImageError:
-            raise InvalidRequest(
-                f"`image`: {len(data)} bytes that are no image of a known format: send JPEG, PNG or WebP", param="image"
-            ) from None
+            raise _fault(f"{len(data)} bytes that are no image of a known format: send JPEG, PNG or WebP") from None
         except Exception as error:  # Pillow raises whatever a decoder does, SyntaxError too
-            raise InvalidRequest(f"`image`: it cannot be decoded: {in_words(error)}", param="image") from error
+            raise _fault(f"it cannot be decoded: {in_words(error)}") from error
+
+    def _check(self, image: Any, data: bytes) -> None:
+        """Raises InvalidRequest for what its header says is too much to decode."""
+        width, height = image.size
+        if image.format == "TIFF":  # a tile is unpacked whole, however little of it lies in the image
+            width, height = max(width, image.tag_v2.get(_TILE_WIDTH, 0)), max(height, image.tag_v2.get(_TILE_LENGTH, 0))
+        if width * height > self.max_pixels:
+            raise _fault(f"{width} × {height} pixels, decoded are {self.max_pixels} at most: shrink it")
+        if image.format in {"JPEG", "MPO"} and _scans(data) > _MAX_SCANS:
+            raise _fault(f"a JPEG of more than {_MAX_SCANS} scans, each of which is computed whole: save it anew")
+
+
+def _fault(what: str) -> InvalidRequest:
+    return InvalidRequest(f"`image`: {what}", param="image")
+
+
+def _scans(data: bytes) -> int:
+    """Count the scans of a JPEG, and no further than matters: each takes 30 bytes and as long as the whole image."""
+    scans, at = 0, 2
+    while scans <= _MAX_SCANS and (marker := _MARKER.search(data, at)) and marker[0] != _END_OF_IMAGE:
+        scans += marker[0] == _START_OF_SCAN
+        at = marker.end() + max(2, int.from_bytes(data[marker.end() : marker.end() + 2], "big"))
+    return scans
+
+
+def _rgb(image: Any) -> Array:
+    """Return pixels, uint8 (H, W, 3), of whatever depth and colours."""
+    sixteen_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"})
+    if sixteen_bits:  # Pillow would make white of all but the darkest
+        grey = (np.asarray(image) >> 8).astype(np.uint8)
+        return np.repeat(grey[:, :, None], 3, axis=2)
+    if image.mode in {"I", "F"}:
+        raise _fault(
+            f"a TIFF of {'floats' if image.mode == 'F' else '32 bits'} a pixel, whose white nobody knows: "
+            "convert it to 8 or 16 bits"
+        )
+    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))

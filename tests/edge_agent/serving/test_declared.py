@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 
 import httpx
 import msgspec
+from PIL import Image
 
 from edge_agent.config import AgentSettings, EdgeConfig, GatewaySettings, LocalModels
 from edge_agent.daemon import EdgeAgent
 from models.pipelines.declared.settings import PipelineSettings
 from tests.support.agents import served
 
+MIB = 2**20
 GUEST, MALLORY = "guest-0123456789abcdef", "mallory-0123456789abcdef"
 X = {"name": "x", "datatype": "FP32", "shape": [1]}
 SICKENS = {
@@ -72,3 +75,35 @@ async def test_a_stage_that_is_sick_is_loaded_anew_all_the_same(tmp_path: Path) 
             statuses.append((await ask(client, GUEST, 5)).status_code)
         assert statuses[-1] == 200, statuses
         assert replica.facts().cold_starts == 2
+
+
+async def test_images_that_one_caller_sends_take_no_more_of_the_memory_than_the_bound(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (640, 640)).save(file, "PNG")  # 2 KB, and 1.2 MB decoded
+    decode = {"name": "decode", "use": "decode-image"}
+    own = {"name": "own", "use": "tests.support.stages:sizes", "inputs": [PIXELS], "outputs": [SIDES]}
+    async with agent(tmp_path, stages=[decode, own], queue_mib=4) as (running, client):
+        [replica] = running.lineup.replicas
+        mallory = asyncio.create_task(show(client, MALLORY, [file.getvalue()] * 60))
+        most, seen = 0, 0
+        while not mallory.done():
+            held = sum(stage.size_bytes for stage in replica.pipeline.stages)
+            most, seen = max(most, held), seen + 1
+            if seen == 20:
+                assert (await show(client, GUEST, [file.getvalue()])).json()["outputs"][0]["data"] == [640, 640]
+            await asyncio.sleep(0.001)
+        assert (await mallory).status_code == 200
+        assert most < 4 * MIB + 2 * 640 * 640 * 3, "beyond the bound, no more than what is on its way"
+
+
+PIXELS = {"name": "pixels", "datatype": "UINT8", "shape": [-1, -1, 3]}
+SIDES = {"name": "sides", "datatype": "INT64", "shape": [2]}
+
+
+async def show(client: httpx.AsyncClient, key: str, files: list[bytes]) -> httpx.Response:
+    data = b"".join(len(file).to_bytes(4, "little") + file for file in files)
+    size = {"binary_data_size": len(data)}
+    image = {"name": "image", "shape": [len(files), 1], "datatype": "BYTES", "parameters": size}
+    head = msgspec.json.encode({"inputs": [image]})
+    headers = {"authorization": f"Bearer {key}", "inference-header-content-length": str(len(head))}
+    return await client.post("/v2/models/own/infer", content=head + data, headers=headers)

@@ -20,6 +20,7 @@ class Input:
     priority: int = 0
     due_s: float = math.inf
     over: bool = False
+    size_bytes: int = 0
 
 
 def waiting(*items: Input, **settings: object) -> Waiting[Input]:

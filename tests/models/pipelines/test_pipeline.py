@@ -25,8 +25,10 @@ from router.base.clock import MonotonicClock
 from router.base.errors import (
     ConfigError,
     DeadlineLost,
+    InputsTooLarge,
     InvalidRequest,
     OverspillError,
+    RefusedAlone,
     ReplicaBroken,
     RequestFailed,
     Unavailable,
@@ -293,6 +295,110 @@ async def test_one_request_of_many_poisons_breaks_nothing() -> None:
         assert await ask(pipeline, 4) == [8]
         await asyncio.sleep(0.05)
     assert told == []
+
+
+async def test_a_stage_waits_while_those_behind_it_hold_too_much_of_the_memory() -> None:
+    """Small inputs become large ones: what waits is bounded by its bytes, however many inputs one caller may send."""
+    gate, made = threading.Event(), []
+
+    def enlarge(batch: list[bytes]) -> list[bytes]:
+        made.extend(batch)
+        return [1000 * value for value in batch]
+
+    def behind(batch: list[bytes]) -> list[int]:
+        gate.wait(30)
+        return [len(value) for value in batch]
+
+    alone = BatchSettings(1)
+    stages = stage("enlarge", enlarge, batching=alone), stage("same", list, batching=alone), stage("behind", behind)
+    async with running(*stages, queue_bytes=2500, size_of=bytes_of) as pipeline:
+        mallory = asyncio.create_task(ask(pipeline, *[b"m"] * 40))
+        await until(lambda: pipeline.crowded(0))
+        guest = asyncio.create_task(ask(pipeline, b"g", priority=1))
+        await until(lambda: pipeline.requests == 2)
+        assert len(made) <= 4  # 2,500 bytes are behind it, and one was on its way
+        assert pipeline.size_bytes <= 4000 + 41
+        gate.set()
+        assert await guest == [1000]
+        assert made.index(b"g") < 39, "it waits for nobody who came before it with less priority"
+        assert await mallory == [1000] * 40
+        await until(lambda: not pipeline.size_bytes)
+
+
+def bytes_of(value: Any) -> int:
+    return len(value) if isinstance(value, bytes) else 0
+
+
+async def test_inputs_that_find_no_room_in_the_memory_are_refused_by_their_size() -> None:
+    gate = threading.Event()
+
+    def work(batch: list[bytes]) -> list[int]:
+        gate.wait(30)
+        return [len(value) for value in batch]
+
+    mib = 2**20
+    async with running(stage("model", work), queue_bytes=4 * mib, size_of=bytes_of) as pipeline:
+        with pytest.raises(
+            InputsTooLarge, match=r"inputs of 5\.0 MiB, those of one request may have 4\.0 MiB"
+        ) as never:
+            await ask(pipeline, bytes(3 * mib), bytes(2 * mib))
+        assert never.value.status == 413
+        inside = asyncio.create_task(ask(pipeline, bytes(3 * mib)))
+        await until(lambda: pipeline.size_bytes)
+        with pytest.raises(RefusedAlone, match=r"3\.0 MiB of inputs are inside already, the limit is 4\.0 MiB") as now:
+            await ask(pipeline, bytes(2 * mib))
+        assert now.value.retry_after_s > 0
+        small = asyncio.create_task(ask(pipeline, b"small"))  # others find room
+        gate.set()
+        assert (await inside, await small) == ([3 * mib], [5])
+
+
+async def test_the_largest_of_the_answers_that_take_too_much_memory_is_given_up() -> None:
+    async with running(
+        stage("enlarge", lambda batch: [1000 * v for v in batch]), queue_bytes=5000, size_of=bytes_of
+    ) as p:
+        with pytest.raises(InputsTooLarge, match="the answer is larger than"):
+            await ask(p, *[b"m"] * 6)
+        assert await ask(p, *[b"g"] * 5) == [b"g" * 1000] * 5
+        await until(lambda: not p.size_bytes)
+
+
+async def test_answers_of_several_that_take_too_much_memory_together_cost_the_largest_its_own() -> None:
+    gate = threading.Event()
+
+    def work(batch: list[bytes]) -> list[bytes]:
+        if b"last" in batch:
+            gate.wait(30)
+        return [1000 * value[:1] for value in batch]
+
+    alone = BatchSettings(1)
+    async with running(stage("work", work, batching=alone, workers=3), queue_bytes=5000, size_of=bytes_of) as pipeline:
+        mallory = asyncio.create_task(ask(pipeline, *[b"m"] * 4, b"last"))
+        guest = asyncio.create_task(ask(pipeline, b"g", b"last"))
+        await until(lambda: pipeline.size_bytes >= 5000)
+        another = asyncio.create_task(ask(pipeline, b"a", b"last"))
+        with pytest.raises(RefusedAlone, match="answers that are not whole yet take more than"):
+            await mallory
+        gate.set()
+        assert await guest == [b"g" * 1000, b"l" * 1000]
+        assert await another == [b"a" * 1000, b"l" * 1000]
+
+
+async def test_one_input_more_than_fits_speaks_for_nobody_else() -> None:
+    """A refusal that speaks for others keeps them away for a while."""
+    gate = threading.Event()
+    async with running(stage("model", lambda batch: [gate.wait(30) for _ in batch]), queue_items=4) as pipeline:
+        inside = asyncio.create_task(ask(pipeline, 1, 2, 3))
+        await until(lambda: pipeline.items == 3)
+        with pytest.raises(RefusedAlone):
+            await ask(pipeline, 1, 2)
+        one = asyncio.create_task(ask(pipeline, 1))
+        await until(lambda: pipeline.items == 4)
+        with pytest.raises(Unavailable) as everybody:
+            await ask(pipeline, 1)
+        assert not isinstance(everybody.value, RefusedAlone)
+        gate.set()
+        await asyncio.gather(inside, one)
 
 
 async def test_a_function_that_never_returns_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,87 @@ def test_what_is_a_program_and_no_picture_is_not_run() -> None:
 def test_an_image_too_large_is_refused_before_it_is_decoded() -> None:
     with pytest.raises(InvalidRequest, match="8 × 6 pixels"):
         DecodeImage(max_pixels=47).open()(image(coded(picture(), "PNG")))
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG of 75 bytes that says it has so many pixels."""
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(b"")),
+        (b"IEND", b""),
+    )
+    written = (
+        len(data).to_bytes(4, "big") + name + data + zlib.crc32(name + data).to_bytes(4, "big") for name, data in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(written)
+
+
+@pytest.mark.parametrize("sides", [(8000, 8000), (60_000, 60_000), (2**31 - 1, 2**31 - 1)])
+def test_a_bomb_is_refused_by_its_header(sides: tuple[int, int]) -> None:
+    with pytest.raises(InvalidRequest, match=r"pixels.* 50000000 at most: shrink it"):
+        DecodeImage().open()(image(png_header(*sides)))
+
+
+def tiled(side: int) -> bytes:
+    """A grey TIFF of 8 × 6 pixels in one tile of `side` × `side`, packed."""
+    data = zlib.compress(bytes(side * side) if side < 100 else b"")
+    short, long = 3, 4
+    kinds = {256: long, 257: long, 322: long, 323: long, 324: long, 325: long}
+    tags = {256: 8, 257: 6, 258: 8, 259: 8, 262: 1, 277: 1, 322: side, 323: side, 324: 134, 325: len(data)}
+    entries = b"".join(struct.pack("<HHII", tag, kinds.get(tag, short), 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + data
+
+
+def test_a_tile_beyond_its_image_is_refused_by_its_header() -> None:
+    """It is unpacked whole: 2 megabytes of zeros, packed, would take 2 gigabytes."""
+    decode = DecodeImage().open()
+    assert decode(image(tiled(16)))["pixels"][0].shape == (6, 8, 3)
+    with pytest.raises(InvalidRequest, match="50000 × 50000 pixels"):
+        decode(image(tiled(50_000)))
+
+
+def test_a_jpeg_of_many_scans_is_refused() -> None:
+    """Each takes thirty bytes, and as long as the whole image."""
+    decode = DecodeImage().open()
+    plain = coded(picture(64, 64), "JPEG", progressive=True)
+    assert decode(image(plain))["pixels"][0].shape == (64, 64, 3)
+    thumbnail = plain[:2] + b"\xff\xe1\x01\x92" + 200 * b"\xff\xda" + plain[2:] + 200 * b"\xff\xda"
+    assert decode(image(thumbnail))["pixels"][0].shape == (64, 64, 3)
+    last = plain[plain.rindex(b"\xff\xda") : -2]
+    with pytest.raises(InvalidRequest, match="a JPEG of more than 100 scans"):
+        decode(image(plain[:-2] + 100 * last + plain[-2:]))
+
+
+def test_pictures_of_other_depths_and_colours_are_what_they_show() -> None:
+    decode = DecodeImage().open()
+
+    def decoded(file: bytes) -> Array:
+        pixels = decode(image(file))["pixels"][0]
+        assert pixels.dtype == np.uint8
+        return pixels
+
+    grey = np.arange(48, dtype=np.uint16).reshape(6, 8) * 1300
+    for form in ("PNG", "TIFF"):
+        assert np.array_equal(decoded(coded(grey, form))[..., 1], grey >> 8)
+    assert decoded(b"P5 2 1 65535\n" + struct.pack(">2H", 256, 32768))[0, :, 0].tolist() == [1, 128]
+    with pytest.raises(InvalidRequest, match="floats a pixel, whose white nobody knows"):
+        decode(image(coded(np.zeros((4, 4), np.float32), "TIFF")))
+    flat = np.full((16, 16, 3), (204, 51, 102), np.uint8)
+    for mode, form in (("CMYK", "JPEG"), ("CMYK", "TIFF"), ("P", "PNG"), ("RGBA", "PNG"), ("YCbCr", "JPEG")):
+        file = io.BytesIO()
+        Image.fromarray(flat).convert(mode).save(file, form)
+        assert np.abs(decoded(file.getvalue()).astype(int) - flat).max() < 16, (mode, form)
+    for form in ("GIF", "PNG", "WEBP"):
+        file = io.BytesIO()
+        first, *others = (Image.fromarray(np.full_like(flat, shade)) for shade in (255, 0, 0))
+        first.save(file, form, save_all=True, append_images=others)
+        assert decoded(file.getvalue()).min() > 250, form
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_an_orientation_that_is_none_is_passed_over() -> None:
+    for tags in (b"Exif\0\0garbage", b"Exif\0\0MM\0*\xff\xff\xff\xff"):
+        assert DecodeImage().open()(image(coded(picture(), "JPEG", exif=tags)))["pixels"][0].shape == (6, 8, 3)
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.sampled_from(["fit", "stretch", "crop"]))
