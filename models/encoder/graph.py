@@ -5,10 +5,14 @@ Inputs, with B texts of at most S tokens, both dynamic:
 Output:
     pooled float32 (B, H): the mean over the tokens of each text, not normalised.
 
+Between them the tokens of all texts are the rows of one matrix (B·S, H): attention alone looks at texts.
+
 In 8 bits, weights are rounded with a scale for each output, and inputs with a scale for each row, found while they are
 computed: a vector does not depend on its company. Static Q/DQ with one scale for a whole input, which TensorRT would
 take, loses a fortieth of the cosine here, since a few channels are a hundred times larger than the rest
-(docs/decisions.md).
+(docs/decisions.md). Rows are rounded by one operator with a scale for each of them, and ONNX Runtime's own
+`MatMulIntegerToFloat` and `BiasGelu` stand for what would be seven passes over the memory. That graph is ONNX Runtime's
+alone; the one in float32 has only operators that every runtime knows.
 """
 
 from __future__ import annotations
@@ -19,11 +23,12 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from models.formats.encoder import EncoderLayer, EncoderWeights, Matrix, Norm
-from models.graph.graph import GraphWriter
+from models.graph.graph import CONTRIB, GraphWriter
 from models.graph.int8 import LEVELS, quantize_columns
 
 _ZERO = 128  # rows are rounded to unsigned numbers around it: CPUs multiply unsigned by signed fastest
 _MASKED = -1e9
+_GELU_DEPTH = 0.17  # GELU is nowhere below minus this: where it was applied, the largest number is the largest size
 
 
 def write_encoder(weights: EncoderWeights, directory: Path, *, int8: bool) -> Path:
@@ -37,22 +42,33 @@ class _EncoderGraph:
         self.weights, self.writer, self.int8 = weights, writer, int8
 
     def write(self) -> Path:
-        w = self.writer
-        x = self._embed()
-        hidden = w.add("Unsqueeze", ["mask", w.ints(1, 2)], "mask_columns")
-        one = w.constant("one", np.array(1.0, np.float32))
-        off = w.add("Sub", [one, hidden], "padding")
-        w.add("Mul", [off, w.constant("masked", np.array(_MASKED, np.float32))], "attention_bias")
+        w, size = self.writer, self.weights.config.hidden_size
+        self._frame()
+        x = w.add("Reshape", [self._embed(), w.ints(-1, size)], "rows")
+        if self.int8:
+            count = w.add("Shape", [x], "row_count", start=0, end=1)
+            zero = helper.make_tensor("zero", TensorProto.UINT8, [1], [_ZERO])
+            w.add("ConstantOfShape", [count], "row_zeros", value=zero)
         for index, layer in enumerate(self.weights.layers):
             x = self._layer(index, layer, x)
         self._pool(x)
-        size = self.weights.config.hidden_size
         inputs = [
             helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["B", "S"]),
             helper.make_tensor_value_info("mask", TensorProto.FLOAT, ["B", "S"]),
         ]
         outputs = [helper.make_tensor_value_info("pooled", TensorProto.FLOAT, ["B", size])]
         return w.save((inputs, outputs), "overspill_encoder")
+
+    def _frame(self) -> None:
+        """What all layers share: the shape of a text's rows by head, and what attention adds to hide the padding."""
+        w, config = self.writer, self.weights.config
+        shape = w.add("Shape", ["input_ids"], "texts")
+        heads = w.ints(3, config.num_attention_heads, config.head_dim)
+        w.add("Concat", [shape, heads], "texts_by_head", axis=0)
+        w.add("Concat", [shape, w.ints(config.hidden_size)], "texts_by_row", axis=0)
+        columns = w.add("Unsqueeze", ["mask", w.ints(1, 2)], "mask_columns")
+        padding = w.add("Sub", [w.constant("one", np.array(1.0, np.float32)), columns], "padding")
+        w.add("Mul", [padding, w.constant("masked", np.array(_MASKED, np.float32))], "attention_bias")
 
     def _embed(self) -> str:
         w, weights = self.writer, self.weights
@@ -64,16 +80,14 @@ class _EncoderGraph:
 
     def _layer(self, index: int, layer: EncoderLayer, x: str) -> str:
         w, at = self.writer, f"l{index}"
-        mixed = self._matmul(f"{at}.out", self._attention(at, layer, x), layer.out)
+        mixed = self._linear(f"{at}.out", self._attention(at, layer, x), layer.out)
         x = self._norm(w.add("Add", [x, mixed], f"{at}.mid"), layer.attention_norm, f"{at}.attention_norm")
-        up = self._gelu(f"{at}.gelu", self._matmul(f"{at}.up", x, layer.up))
-        down = self._matmul(f"{at}.down", up, layer.down)
+        down = self._linear(f"{at}.down", self._expanded(at, layer, x), layer.down, _GELU_DEPTH)
         return self._norm(w.add("Add", [x, down], f"{at}.sum"), layer.norm, f"{at}.norm")
 
     def _attention(self, at: str, layer: EncoderLayer, x: str) -> str:
         w, config = self.writer, self.weights.config
-        heads = w.ints(0, 0, 3, config.num_attention_heads, config.head_dim)
-        split = w.add("Reshape", [self._matmul(f"{at}.qkv", x, layer.qkv), heads], f"{at}.split")
+        split = w.add("Reshape", [self._linear(f"{at}.qkv", x, layer.qkv), "texts_by_head"], f"{at}.split")
         turned = w.add("Transpose", [split], f"{at}.by_head", perm=[2, 0, 3, 1, 4])
         q, k, v = (
             w.add("Squeeze", [part, w.ints(0)], f"{part}.heads")
@@ -83,31 +97,52 @@ class _EncoderGraph:
         scores = w.add("Add", [w.add("MatMul", [q, columns], f"{at}.scores"), "attention_bias"], f"{at}.biased")
         mixed = w.add("MatMul", [w.add("Softmax", [scores], f"{at}.weights", axis=-1), v], f"{at}.mixed")
         rows = w.add("Transpose", [mixed], f"{at}.by_position", perm=[0, 2, 1, 3])
-        return w.add("Reshape", [rows, w.ints(0, 0, config.hidden_size)], f"{at}.rows")
+        return w.add("Reshape", [rows, w.ints(-1, config.hidden_size)], f"{at}.rows")
 
-    def _matmul(self, name: str, x: str, matrix: Matrix) -> str:
+    def _expanded(self, at: str, layer: EncoderLayer, x: str) -> str:
         w = self.writer
-        bias = w.constant(f"{name}.bias", matrix.bias)
         if not self.int8:
-            product = w.add("MatMul", [x, w.constant(f"{name}.weight", matrix.weight)], name)
-            return w.add("Add", [product, bias], f"{name}.biased")
-        values, scales = quantize_columns(matrix.weight)
-        rounded, row_scale = self._rounded(f"{name}.input", x)
-        zero = w.constant("row_zero", np.array(_ZERO, np.uint8))
-        whole = w.add("MatMulInteger", [rounded, w.constant(f"{name}.weight", values), zero], f"{name}.whole")
-        product = w.add("Cast", [whole], f"{name}.float", to=TensorProto.FLOAT)
-        product = w.add("Mul", [product, w.constant(f"{name}.scale", scales)], f"{name}.columns")
-        return w.add("Add", [w.add("Mul", [product, row_scale], name), bias], f"{name}.biased")
+            return self._gelu(f"{at}.gelu", self._linear(f"{at}.up", x, layer.up))
+        bias = w.constant(f"{at}.up.bias", layer.up.bias)
+        return w.add("BiasGelu", [self._product(f"{at}.up", x, layer.up, None), bias], f"{at}.gelu", domain=CONTRIB)
 
-    def _rounded(self, name: str, x: str) -> tuple[str, str]:
-        """Round every row by its own largest number; returns uint8 around 128, and the scales (B, S, 1)."""
+    def _linear(self, name: str, x: str, matrix: Matrix, depth: float | None = None) -> str:
+        """X · weight + bias; `depth` as in `_rounded`."""
+        bias = self.writer.constant(f"{name}.bias", matrix.bias)
+        return self.writer.add("Add", [self._product(name, x, matrix, depth), bias], f"{name}.biased")
+
+    def _product(self, name: str, x: str, matrix: Matrix, depth: float | None) -> str:
         w = self.writer
-        largest = w.add("ReduceMax", [w.add("Abs", [x], f"{name}.size"), w.ints(-1)], f"{name}.largest", keepdims=1)
+        if not self.int8:
+            return w.add("MatMul", [x, w.constant(f"{name}.weight", matrix.weight)], name)
+        values, scales = quantize_columns(matrix.weight)
+        rounded, row_scale = self._rounded(f"{name}.input", x, depth)
+        factors = [
+            w.constant(f"{name}.weight", values),
+            w.constant("one", np.array(1.0, np.float32)),
+            w.constant(f"{name}.scale", scales),
+            w.constant("zero", np.array(_ZERO, np.uint8)),
+        ]
+        whole = w.add("MatMulIntegerToFloat", [rounded, *factors], f"{name}.columns", domain=CONTRIB)
+        return w.add("Mul", [whole, row_scale], name)
+
+    def _rounded(self, name: str, x: str, depth: float | None) -> tuple[str, str]:
+        """Round every row by its own largest number.
+
+        Args:
+            depth: how far below zero the smallest number may be, which makes the sizes of numbers needless.
+
+        Returns:
+            uint8 (B·S, in) around 128, and the scales (B·S, 1).
+        """
+        w = self.writer
+        least = ("tiny", 1e-30) if depth is None else ("depth", depth / LEVELS)
+        sizes = w.add("Abs", [x], f"{name}.size") if depth is None else x
+        largest = w.add("ReduceMax", [sizes, w.ints(-1)], f"{name}.largest", keepdims=1)
         step = w.add("Mul", [largest, w.constant("level", np.array(1 / LEVELS, np.float32))], f"{name}.step")
-        scale = w.add("Max", [step, w.constant("tiny", np.array(1e-30, np.float32))], f"{name}.scale")
-        steps = w.add("Round", [w.add("Div", [x, scale], f"{name}.scaled")], f"{name}.steps")
-        shifted = w.add("Add", [steps, w.constant("shift", np.array(_ZERO, np.float32))], f"{name}.shifted")
-        return w.add("Cast", [shifted], f"{name}.rounded", to=TensorProto.UINT8), scale
+        scale = w.add("Max", [step, w.constant(least[0], np.array(least[1], np.float32))], f"{name}.scale")
+        by_row = w.add("Reshape", [scale, w.ints(-1)], f"{name}.scale_by_row")
+        return w.add("QuantizeLinear", [x, by_row, "row_zeros"], f"{name}.rounded", axis=0), scale
 
     def _gelu(self, name: str, x: str) -> str:
         """X · (1 + erf(x / √2)) / 2, in the form that runtimes fuse."""
@@ -125,7 +160,7 @@ class _EncoderGraph:
 
     def _pool(self, x: str) -> None:
         w = self.writer
-        weights = w.add("Unsqueeze", ["mask", w.ints(-1)], "token_weights")
-        total = w.add("ReduceSum", [w.add("Mul", [x, weights], "kept"), w.ints(1)], "total", keepdims=0)
+        rows = w.add("Reshape", [x, "texts_by_row"], "last")
+        sums = w.add("MatMul", [w.add("Unsqueeze", ["mask", w.ints(1)], "token_weights"), rows], "sums")
         count = w.add("ReduceSum", ["mask", w.ints(1)], "count", keepdims=1)
-        w.add("Div", [total, count], "pooled")
+        w.add("Div", [w.add("Squeeze", [sums, w.ints(1)], "total"), count], "pooled")

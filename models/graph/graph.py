@@ -29,6 +29,8 @@ from models.graph.int8 import LEVELS
 from models.graph.rotate import hadamard
 
 OPSET = 18
+CONTRIB = "com.microsoft"
+"""The domain of ONNX Runtime's own operators. A graph that has one of them runs nowhere else."""
 DATA_FILE = "model.onnx.data"
 _INLINE_BYTES = 4096  # larger initializers go to the data file, which runtimes map instead of reading
 _ALIGNMENT = 4096
@@ -126,7 +128,10 @@ class GraphWriter:
         """Write `model.onnx` beside the data file and return its path."""
         self._data.close()
         graph = helper.make_graph(self.nodes, name, *graph_io, initializer=list(self._initializers.values()))
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="overspill")
+        used = [helper.make_opsetid("", OPSET)]
+        if any(node.domain == CONTRIB for node in self.nodes):
+            used.append(helper.make_opsetid(CONTRIB, 1))
+        model = helper.make_model(graph, opset_imports=used, producer_name="overspill")
         model.ir_version = 9
         path = self._directory / "model.onnx"
         path.write_bytes(model.SerializeToString(deterministic=True))

@@ -31,11 +31,14 @@ class OpenedSession:
     fallbacks: tuple[str, ...]
 
 
-def open_session(model: Path, variant: str, options: RuntimeOptions, missed: tuple[str, ...] = ()) -> OpenedSession:
+def open_session(
+    model: Path, variant: str, options: RuntimeOptions, missed: tuple[str, ...] = (), *, arena: bool = False
+) -> OpenedSession:
     """Load `model`.
 
     Args:
         missed: why runtimes that were preferred to this one are not used, a line each.
+        arena: keep the memory that a run took for the next one; only `shrinking` gives it back.
 
     Raises:
         ArtifactError: ONNX Runtime refuses it.
@@ -52,7 +55,7 @@ def open_session(model: Path, variant: str, options: RuntimeOptions, missed: tup
     asked = [name for name in wanted if _PROVIDERS[name] in present] or ["cpu"]
     providers = [(_PROVIDERS[name], _OPTIONS.get(name, {})) for name in asked]
     try:
-        session = ort.InferenceSession(str(model), _session_options(ort, options), providers=providers)
+        session = ort.InferenceSession(str(model), _session_options(ort, options, arena), providers=providers)
     except Exception as error:  # ONNX Runtime raises bare RuntimeError and pybind types of its own
         raise ArtifactError(
             f"onnxruntime {ort.__version__} cannot load {model} on {', '.join(asked)}: {error}; "
@@ -70,7 +73,16 @@ def open_session(model: Path, variant: str, options: RuntimeOptions, missed: tup
     return OpenedSession(session, loaded, tuple(fallbacks))
 
 
-def _session_options(ort: Any, options: RuntimeOptions) -> Any:
+def shrinking() -> Any:
+    """Return the options of a run after which the arena keeps nothing that it does not use."""
+    import onnxruntime as ort  # noqa: PLC0415  (as above)
+
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+def _session_options(ort: Any, options: RuntimeOptions, arena: bool) -> Any:
     session = ort.SessionOptions()
     session.intra_op_num_threads = options.intra_op_threads or usable_cores()
     session.inter_op_num_threads = 1
@@ -84,8 +96,8 @@ def _session_options(ort: Any, options: RuntimeOptions) -> Any:
     if spins:
         session.add_session_config_entry("session.intra_op.spin_duration_us", str(options.spin_us))
         session.add_session_config_entry("session.force_spinning_stop", "1")
-    # Shapes change with every token: a plan per shape and an arena that never shrinks would only grow.
+    # Shapes change with every token: a plan per shape, and an arena that nobody shrinks, would only grow.
     session.enable_mem_pattern = False
-    session.enable_cpu_mem_arena = False
+    session.enable_cpu_mem_arena = arena
     session.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     return session
