@@ -1,7 +1,7 @@
-"""Texts to vectors as a pipeline: tokenize → encode → finish. The encoder in the middle is a tier's own.
+"""Texts to vectors as a pipeline: tokenize → encode. The encoder is a tier's own.
 
-Between the stages go `Tokens`, and from the encoder the mean of each text's token vectors; `finish` cuts it to the
-dimensions that were asked for, and normalises it.
+Between the stages go `Tokens`. The encoder gives the mean of each text's token vectors; it is cut to the dimensions
+that were asked for and normalised in the same stage, a whole batch at once: for so little a thread more is in the way.
 """
 
 from __future__ import annotations
@@ -41,15 +41,6 @@ class Tokens:
     """One input as the encoder takes it."""
 
     ids: list[int]
-    dimensions: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Pooled:
-    """What the encoder made of it: float32 (H,), not normalised."""
-
-    vector: Array
-    tokens: int
     dimensions: int | None
 
 
@@ -99,7 +90,6 @@ def embedding_stages(
     return (
         StagePlan("tokenize", partial(open_tokenize, shape), batching=BatchSettings(max_size=_TOKENIZE_AT_ONCE)),
         StagePlan("encode", encode, workers=instances, batching=batching, cost=tokens_of, pool=pool),
-        StagePlan("finish", open_finish, batching=BatchSettings(max_size=batching.max_size)),
     )
 
 
@@ -152,16 +142,30 @@ def _checked(shape: EncoderShape, value: Text, ids: list[int]) -> Tokens | Overs
     return Tokens(ids, value.dimensions)
 
 
-def encoding(encode: Encode, batch: list[Tokens]) -> list[Pooled | OverspillError]:
+def encoding(encode: Encode, batch: list[Tokens]) -> list[Vector | OverspillError]:
     """Run an encoder over a batch. A vector that is no number is the fault of its input alone."""
-    vectors = encode([value.ids for value in batch])
-    return [_pooled(value, vector) for value, vector in zip(batch, vectors, strict=True)]
+    means = encode([value.ids for value in batch])
+    finite = np.isfinite(means).all(axis=1)
+    whole = units(means)
+    return [
+        _vector(value, mean if value.dimensions else row, ok)
+        for value, mean, row, ok in zip(batch, means, whole, finite.tolist(), strict=True)
+    ]
 
 
-def _pooled(value: Tokens, vector: Array) -> Pooled | OverspillError:
-    if not np.isfinite(vector).all():
+def _vector(value: Tokens, row: Array, finite: bool) -> Vector | OverspillError:
+    if not finite:
         return InvalidRequest("`input`: one gives no finite vector", param="input")
-    return Pooled(vector, len(value.ids), value.dimensions)
+    if value.dimensions:
+        row = units(row[None, : value.dimensions])[0]
+    return Vector(row, len(value.ids))
+
+
+def units(rows: Array) -> Array:
+    """Return float32 (B, D) with every row of length 1; one of length 0 stays as it is."""
+    with np.errstate(invalid="ignore", over="ignore"):  # rows that are not finite belong to inputs that fail
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        return np.asarray(rows / np.where(lengths == 0, 1, lengths), np.float32)
 
 
 def padded(batch: list[list[int]]) -> tuple[npt.NDArray[np.int64], Array]:
@@ -171,21 +175,6 @@ def padded(batch: list[list[int]]) -> tuple[npt.NDArray[np.int64], Array]:
     ids = np.zeros(mask.shape, np.int64)
     ids[mask] = np.concatenate([np.asarray(one, np.int64) for one in batch])
     return ids, mask.astype(np.float32)
-
-
-def open_finish() -> Work:
-    """Return the last stage."""
-    return _finish
-
-
-def _finish(batch: list[Pooled]) -> list[Vector]:
-    return [Vector(unit(value.vector[: value.dimensions]), value.tokens) for value in batch]
-
-
-def unit(vector: Array) -> Array:
-    """Return a vector of length 1; one of length 0 stays as it is."""
-    length = float(np.linalg.norm(vector))
-    return np.asarray(vector / length if length else vector, np.float32)
 
 
 @dataclass(frozen=True, slots=True)

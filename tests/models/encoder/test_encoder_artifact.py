@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 
 from models.catalogue.families import Catalogue, Family, Source, Variant
 from models.cli import app
+from models.encoder import artifact
 from models.encoder.artifact import make_encoder
 from models.encoder.graph import write_encoder
 from models.formats.encoder import read_encoder
@@ -105,6 +108,41 @@ def test_an_artifact_is_made_once(source: Path, tmp_path: Path) -> None:
         make_encoder(store.catalogue.variant(name), store, note=notes.append)
         assert (folder / "manifest.json").stat().st_mtime_ns == before
         assert notes[-1] == f"{name}: already made"
+
+
+def test_an_artifact_of_an_older_recipe_is_made_anew(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, notes = store_of(source, tmp_path), []
+    with monkeypatch.context() as older:
+        older.setitem(artifact._STEPS, "int8", ("encoder-int8-rows-2",))
+        folder = make_encoder(store.catalogue.variant("b-int8"), store)
+    before = json.loads((folder / "manifest.json").read_text())["recipe"]
+    make_encoder(store.catalogue.variant("b-int8"), store, note=notes.append)
+    assert json.loads((folder / "manifest.json").read_text())["recipe"] != before
+    assert notes[-1] != "b-int8: already made"
+
+
+def test_only_the_8_bit_graph_needs_onnx_runtime(source: Path, tmp_path: Path) -> None:
+    domains = {}
+    for int8 in (False, True):
+        folder = tmp_path / str(int8)
+        folder.mkdir()
+        graph = onnx.load(write_encoder(read_encoder(source), folder, int8=int8), load_external_data=False)
+        domains[int8] = {(item.domain, item.version) for item in graph.opset_import}
+        kinds = [node.op_type for node in graph.graph.node]
+        assert kinds.count("MatMulIntegerToFloat") == kinds.count("QuantizeLinear") == (8 if int8 else 0)
+    assert domains == {False: {("", 18)}, True: {("", 18), ("com.microsoft", 1)}}
+
+
+def test_numbers_far_apart_are_rounded_alike(source: Path, expected: np.ndarray, tmp_path: Path) -> None:
+    """A text's rows do not see how large those of another text in the batch are."""
+    weights = read_encoder(source)
+    words = weights.words.copy()
+    words[7] *= 1e4
+    write_encoder(dataclasses.replace(weights, words=words), tmp_path, int8=True)
+    alone = pooled(tmp_path, [BATCH[2]])[0]
+    assert np.abs(pooled(tmp_path, BATCH)[2] - alone).max() < 1e-5
 
 
 @pytest.mark.parametrize(
