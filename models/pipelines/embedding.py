@@ -145,11 +145,10 @@ def _checked(shape: EncoderShape, value: Text, ids: list[int]) -> Tokens | Overs
 def encoding(encode: Encode, batch: list[Tokens]) -> list[Vector | OverspillError]:
     """Run an encoder over a batch. A vector that is no number is the fault of its input alone."""
     means = encode([value.ids for value in batch])
-    finite = np.isfinite(means).all(axis=1)
-    whole = units(means)
+    finite, whole = np.isfinite(means), units(means)
     return [
-        _vector(value, mean if value.dimensions else row, ok)
-        for value, mean, row, ok in zip(batch, means, whole, finite.tolist(), strict=True)
+        _vector(value, mean if value.dimensions else row, bool(numbers.all()))
+        for value, mean, row, numbers in zip(batch, means, whole, finite, strict=True)
     ]
 
 
