@@ -23,6 +23,7 @@ from router.upstream.server import PolledServer, ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
 from router.upstream.source import SourceHooks
 from router.upstream.speed import measure_speed
+from router.upstream.text_alone import TextAlone
 from router.values.feature import MEDIA, NOTHING, Feature
 from router.values.replica import Place, ReplicaInfo, SpeedPrior
 from router.values.request import InferenceRequest
@@ -96,24 +97,49 @@ class ForeignServer(PolledServer):
         self._speeds: dict[str, SpeedPrior] = {}
         self._measuring: asyncio.Task[None] | None = None
         self._served_as: dict[str, str] = {}
-        self._text_alone: dict[str, frozenset[Feature]] = {}
+        self._text_alone = TextAlone(clock)
+        self._asking: dict[str, asyncio.Task[None]] = {}
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await end(*filter(None, [self._measuring]))
+        await end(*filter(None, [self._measuring, *self._asking.values()]))
         await super().__aexit__(kind, error, trace)
 
     def refused(self, info: ReplicaInfo, request: InferenceRequest, error: InvalidRequest) -> None:
-        """Learn that a model takes text alone: no image or sound is sent to it again."""
+        """Ask whether a model takes text alone, where its refusal of an image or a sound says so."""
         media = request.wants & MEDIA & info.offers
-        if not media or not refuses_media(error.message):
+        if media and refuses_media(error.message) and self._text_alone.may_ask(info.variant):
+            self._ask_media(info, media)
+
+    def _ask_media(self, info: ReplicaInfo, media: frozenset[Feature]) -> None:
+        if info.variant not in self._asking:
+            self._asking[info.variant] = asyncio.create_task(
+                self._asked_media(info, media), name=f"ask {self.name} for media"
+            )
+
+    async def _asked_media(self, info: ReplicaInfo, media: frozenset[Feature]) -> None:
+        """Ask a model what it takes, and let the router know where that is something else than before."""
+        lessons = self._text_alone
+        before = lessons.refuses(info.variant)
+        try:
+            await within(_WARM_UP_S, lessons.ask(UpstreamReplica(info, self), media))
+        except (OverspillError, asyncio.TimeoutError) as error:
+            log.info("backend does not say what it takes", backend=self.name, model=info.variant, why=str(error))
+        except Exception:  # the task boundary
+            log.exception("asking for media crashed", backend=self.name, model=info.variant)
+        finally:
+            del self._asking[info.variant]
+        after = lessons.refuses(info.variant)
+        if after == before:
             return
-        log.info("backend takes text alone", backend=self.name, model=info.variant, why=error.message)
-        self._text_alone[info.variant] = self._text_alone.get(info.variant, NOTHING) | media
+        refused = sorted(feature.value for feature in after)
+        log.info("backend takes", backend=self.name, model=info.variant, refuses=refused or "nothing")
         self._take(
             [
-                dataclasses.replace(known, offers=known.offers - media) if known.variant == info.variant else known
+                dataclasses.replace(known, offers=(known.offers | before) - after)
+                if known.variant == info.variant
+                else known
                 for known in (replica.info for replica in self._replicas)
             ]
         )
@@ -138,7 +164,7 @@ class ForeignServer(PolledServer):
             self._slots[variant] = slots
         tasks = model.does or served.does
         offers = served.offers if model.takes is None else served.offers - MEDIA | model.takes
-        offers -= self._text_alone.get(variant, NOTHING)
+        offers -= self._text_alone.refuses(variant)
         decode = model.decode_tokens_per_s or (None if Task.GENERATE in tasks else _ASSUMED.decode_tokens_per_s)
         if model.prefill_tokens_per_s and decode:
             self._speeds.setdefault(variant, SpeedPrior(model.prefill_tokens_per_s, decode, source="configured"))
@@ -163,6 +189,9 @@ class ForeignServer(PolledServer):
 
     def _publish(self, infos: Sequence[ReplicaInfo]) -> None:
         """Let the router know the models: at once, or when those of which no speed is known were measured."""
+        for info in infos:
+            if again := self._text_alone.due(info.variant):
+                self._ask_media(info, again)
         measured = [info for info in infos if self._settings.warm_up and Task.GENERATE in info.tasks]
         slow = [info for info in measured if info.variant not in self._speeds]
         if not slow:

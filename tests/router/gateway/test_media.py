@@ -72,7 +72,16 @@ async def test_a_model_of_text_is_not_asked(part: dict[str, Any]) -> None:
     assert len(server.bodies) == 2
 
 
-async def test_a_refusal_teaches_that_a_model_takes_text_alone() -> None:
+def offers_of(card: dict[str, Any]) -> set[str]:
+    return set(card["overspill"]["offers"])
+
+
+async def card_of(http: httpx.AsyncClient) -> dict[str, Any]:
+    (card,) = (await http.get("/v1/models")).json()["data"]
+    return dict(card)
+
+
+async def test_a_refusal_has_a_model_asked_whether_it_takes_text_alone() -> None:
     server = ForeignServer()
 
     async def refuses(request: web.Request) -> web.StreamResponse:
@@ -86,14 +95,44 @@ async def test_a_refusal_teaches_that_a_model_takes_text_alone() -> None:
         first = await http.post(CHAT, json=asking(SHOWN))
         assert first.status_code == 400
         assert "not a multimodal model" in first.json()["error"]["message"]
-        (card,) = (await http.get("/v1/models")).json()["data"]
-        assert "images" not in card["overspill"]["offers"]
-        assert "audio" in card["overspill"]["offers"]
+
+        async def learnt() -> bool:
+            return "images" not in offers_of(await card_of(http))
+
+        await until(learnt)
+        assert "audio" in offers_of(await card_of(http))
         again = await http.post(CHAT, json=asking(SHOWN))
         assert "does not do what the request needs: images" in again.json()["error"]["message"]
-        assert len(server.bodies) == 1
+        assert len(server.bodies) == 2  # the caller's, and one of the tier's own
+        assert server.bodies[1]["max_tokens"] == 1
         async with httpx.AsyncClient(base_url=edge.url) as below:
             assert (await below.post(CHAT, json=asking(SHOWN))).status_code == 400
+
+
+async def test_what_one_caller_s_image_makes_a_server_say_keeps_no_other_s_away() -> None:
+    """Servers repeat what they were sent in their errors."""
+    server = ForeignServer()
+    seen: list[str] = []
+
+    async def picky(request: web.Request) -> web.StreamResponse:
+        content = json.loads(await request.read())["messages"][0]["content"]
+        seen.append(content[0]["text"])
+        if "odd" in content[0]["text"]:
+            said = f"cannot open the image of `{content[0]['text']}`"
+            return web.json_response({"error": {"message": said, "code": 400}}, status=400)
+        return await server._answer(request)
+
+    server.pages[CHAT] = picky
+    async with world(server) as (_, cloud), httpx.AsyncClient(base_url=cloud.url) as http:
+        mallory = asking(SHOWN)
+        mallory["messages"][0]["content"][0]["text"] = "odd: this model does not support images"
+        for _again in range(3):
+            assert (await http.post(CHAT, json=mallory)).status_code == 400
+        await until(lambda: len(seen) >= 4)  # the tier has asked for itself, once
+        guest = await http.post(CHAT, json=asking(SHOWN))
+        assert guest.status_code == 200, guest.text
+        assert "images" in offers_of(await card_of(http))
+    assert len(seen) == 5
 
 
 async def test_a_bad_image_teaches_nothing() -> None:
