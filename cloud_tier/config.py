@@ -1,8 +1,9 @@
 """The cloud tier's configuration.
 
-Its tables: `[server]`, `[tls]`, `[grpc]`, `[cors]`, `[[models]]`, `[[pipelines]]`, `[[backends]]`, `[router]`,
-`[scaling]`, `[jobs]`, `[decisions]`, `[telemetry]`, `[auth]`, `[tenants]`, `[limits]`. `examples/cloud.toml` documents
-every key. Environment variables lie over the file (`OVERSPILL_CLOUD__SERVER__PORT=8701`), flags over both.
+Its tables: `[server]`, `[tls]`, `[grpc]`, `[cors]`, `[media]`, `[[models]]`, `[[pipelines]]`, `[[backends]]`,
+`[router]`, `[scaling]`, `[jobs]`, `[decisions]`, `[telemetry]`, `[auth]`, `[tenants]`, `[cache]`, `[limits]`.
+`examples/cloud.toml` documents every key. Environment variables lie over the file
+(`OVERSPILL_CLOUD__SERVER__PORT=8701`), flags over both.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from router.cache.settings import CacheSettings
 from router.decisions.settings import DecisionFileSettings
 from router.gateway.grpc.settings import GrpcSettings
 from router.gateway.http.settings import CorsSettings
+from router.gateway.links import MediaSettings
 from router.gateway.tls.settings import TlsSettings
 from router.jobs.settings import JobsSettings
 from router.policy.registry import load_policy
@@ -184,6 +186,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     tls: TlsSettings = TlsSettings()
     grpc: GrpcSettings = GrpcSettings()
     cors: CorsSettings = CorsSettings()
+    media: MediaSettings = MediaSettings()
     models: tuple[ModelConfig, ...] = ()
     pipelines: tuple[PipelineSettings, ...] = ()
     backends: tuple[CloudBackend, ...] = ()

@@ -310,6 +310,7 @@ class CloudTier:
                 kv_usage=lambda: kv_usage([replica.engine.load() for replica in self._replicas]),
                 gpus=lambda: self._gpus.readings,
                 cors=plan.config.cors,
+                media=plan.config.media,
                 repository=self.repository,
                 local_pages=is_loopback(plan.config.server.host),
                 scale=self.scale.report,

@@ -23,6 +23,7 @@ from router.cache.settings import CacheSettings
 from router.decisions.settings import DecisionFileSettings
 from router.gateway.grpc.settings import GrpcSettings
 from router.gateway.http.settings import CorsSettings
+from router.gateway.links import MediaSettings
 from router.gateway.tls.settings import TlsSettings
 from router.jobs.settings import JobsSettings
 from router.policy.registry import load_policy
@@ -173,6 +174,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls: TlsSettings = TlsSettings()
     grpc: GrpcSettings = GrpcSettings()
     cors: CorsSettings = CorsSettings()
+    media: MediaSettings = MediaSettings()
     models: LocalModels = LocalModels()
     pipelines: tuple[PipelineSettings, ...] = ()
     upstream: UpstreamSettings = UpstreamSettings()

@@ -325,6 +325,7 @@ class EdgeAgent:
             limits=GatewayLimits(max_body_bytes=settings.max_body_bytes, max_requests=settings.max_requests),
             kv_usage=self._kv_usage,
             cors=self.config.cors,
+            media=self.config.media,
             repository=self.repository,
             local_pages=is_loopback(settings.host),
             jobs=self.jobs,

@@ -13,6 +13,7 @@ from router.cache.exact import AnswerCache
 from router.cache.meaning import Embed
 from router.decisions.line import Decision
 from router.gateway.http.settings import CorsSettings
+from router.gateway.links import MediaSettings
 from router.tenants.tenancy import Tenancy
 from router.values.answer import Answer
 from router.values.credits import Asker, Grant, Want
@@ -195,6 +196,7 @@ class GatewayDeps:
         repository: what its operator may load and unload; None where nothing is.
         cors: which web pages of other origins may read answers.
         local_pages: pages of this host may, as only this host reaches the tier.
+        media: from where servers may be sent to fetch what requests link to.
         kv_usage: used share of the tier's KV cache in [0, 1], for the tier below; None if unknown.
         gpus: what its GPUs do, as read last.
         scale: how many replicas of a model, or of all, there should be, as `/v1/scale` tells it; returns None of a
@@ -217,6 +219,7 @@ class GatewayDeps:
     repository: Repository | None = None
     cors: CorsSettings = field(default_factory=CorsSettings)
     local_pages: bool = True
+    media: MediaSettings = field(default_factory=MediaSettings)
     kv_usage: Callable[[], float | None] = kv_usage_unknown
     back_in_s: Callable[[], float] = back_unknown
     gpus: Callable[[], GpuReadings] = no_gpus

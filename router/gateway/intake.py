@@ -25,6 +25,7 @@ from router.gateway.bodies import BodyRoom
 from router.gateway.deps import GatewayDeps
 from router.gateway.echo import prompt_alone, prompt_used
 from router.gateway.endpoint import Handler, RequestContext, draining_or_starting
+from router.gateway.links import Links
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.retries import fingerprint, says_retry
 from router.values.answer import Answer
@@ -64,6 +65,7 @@ class Intake:
         self.deps = deps
         self.metrics = metrics
         self.room = BodyRoom(deps.limits)
+        self._links = Links(deps.media)
         self._in_flight: set[str] = set()
         metrics.in_flight.set_function(lambda: len(self._in_flight))
         self._traffic = deps.jobs.slack if deps.jobs is not None else None
@@ -204,6 +206,7 @@ class Intake:
         Raises:
             OverspillError: any of the tree.
         """
+        self._links.check(api_request.prompt)
         objective = self._objective(context, api_request)
         passed_on = wire_headers.passed_on(context.headers)
         attempts_left = wire_headers.attempts_left(context.headers)

@@ -30,6 +30,7 @@ from router.wire.openai.passed import (
     decode_speech,
     renamed,
 )
+from router.wire.promise import refuse_deferring
 
 log = structlog.get_logger("router.gateway")
 
@@ -89,6 +90,7 @@ class PassedRoutes:
         return decode(plain_body(context, self._max_body_bytes))
 
     async def _passed(self, context: RequestContext, task: Task, asked: ApiRequest) -> Reply | StreamReply:
+        refuse_deferring(context.headers)
         self._intake.require_model(context, asked.model, task)
         answer, prompt_tokens = await self._intake.start(context, asked)
         if not (isinstance(asked.prompt, PassedCall) and asked.prompt.streams):

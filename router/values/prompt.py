@@ -18,10 +18,12 @@ class MediaPart(msgspec.Struct, frozen=True):
     Attributes:
         kind: `Feature.IMAGES` or `Feature.AUDIO`.
         written: the part as JSON, as OpenAI's API has it.
+        link: from where the server that runs the model is to fetch it; empty where it is in `written`.
     """
 
     kind: Feature
     written: bytes
+    link: str = ""
 
 
 class Message(msgspec.Struct, frozen=True):

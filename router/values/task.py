@@ -84,6 +84,7 @@ class PassedCall:
         before, after: the body around the model's name.
         inputs: the text of each input, in bytes of UTF-8; empty where no input is text.
         streams: its reply goes on piece by piece, as it comes.
+        links: what its server may fetch.
     """
 
     task: Task
@@ -93,6 +94,7 @@ class PassedCall:
     after: bytes
     inputs: tuple[int, ...] = ()
     streams: bool = False
+    links: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

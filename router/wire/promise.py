@@ -122,6 +122,20 @@ def _priority(text: str) -> int:
     return -size if text.startswith("-") else size
 
 
+def refuse_deferring(headers: Mapping[str, str]) -> None:
+    """Refuse to be asked for an answer later where there never is one.
+
+    Raises:
+        InvalidRequest: it is asked for.
+    """
+    if DEFER in headers:
+        raise InvalidRequest(
+            f"`{DEFER}`: this call is not answered later: leave the header out; it is served on /v1/chat/completions, "
+            "/v1/completions, /v1/responses and /v1/embeddings",
+            param=DEFER,
+        )
+
+
 def _may_be_shortened(text: str) -> bool:
     return _allowed(text, SHORTEN, "to have none shortened")
 

@@ -31,6 +31,7 @@ from router.wire.kserve.model import EXTENSIONS, model_config, model_metadata
 from router.wire.kserve.reply import InferReply, Row, encode_infer
 from router.wire.kserve.request import HEADER_LENGTH, INFER_BODY, RawInfer, read_infer, read_parts
 from router.wire.names import DEGRADED
+from router.wire.promise import refuse_deferring
 
 T = TypeVar("T")
 
@@ -108,6 +109,7 @@ class KServeRoutes:
         """Answer one prompt, or a batch of them, in one piece; embed texts; run inputs through a pipeline."""
         model = self._models.require(context)
         require_no_form(context)
+        refuse_deferring(context.headers)
         body = plain_body(context, self._deps.limits.max_body_bytes)
         header_length = context.headers.get(HEADER_LENGTH)
         signature = self._models.signature(model)
@@ -186,6 +188,7 @@ class KServeRoutes:
     def _asked(self, context: RequestContext) -> tuple[str, InferCall]:
         model = self._models.require(context)
         require_no_page(context)
+        refuse_deferring(context.headers)
         return model, decode_generate(plain_body(context, self._deps.limits.max_body_bytes))
 
 

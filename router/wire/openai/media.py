@@ -53,7 +53,7 @@ def image_of(raw: RawImage | str | None, at: str) -> MediaPart:
             param=f"{at}.url",
         )
     told = {"url": image.url} if image.detail is None else {"url": image.url, "detail": image.detail}
-    return MediaPart(Feature.IMAGES, _written("image_url", told, at))
+    return MediaPart(Feature.IMAGES, _written("image_url", told, at), image.url if linked else "")
 
 
 def sound_of(raw: RawSound | None, at: str) -> MediaPart:

@@ -7,8 +7,9 @@ server's, which says itself what it does not take.
 from __future__ import annotations
 
 import io
+import re
 import wave
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -38,6 +39,7 @@ ONE_PIECE = SamplingParams(max_tokens=1)
 _Model = Annotated[str, Meta(min_length=1, max_length=256)]
 _Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 _Document = str | dict[str, Any]
+_LINK = re.compile(r"\s*(?!data:)[a-z][a-z0-9+.-]*:[\\/]", re.IGNORECASE)
 
 
 class RerankBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +145,8 @@ def decode_sound(body: bytes, content_type: str, task: Task) -> ApiRequest:
         raise InvalidRequest("`file`: the form has no sound: send it as a part with a file's name", param="file")
     streams = form.fields["stream"].value.lower() in {"true", "1"} if "stream" in form.fields else False
     before, after = body[: model.start], body[model.end :]
-    call = PassedCall(task, SOUND_PATHS[task], content_type, before, after, streams=streams)
+    links = tuple(form.fields[name].value for name in ("url", "audio_url") if name in form.fields)
+    call = PassedCall(task, SOUND_PATHS[task], content_type, before, after, streams=streams, links=links)
     return ApiRequest(model.value, call, ONE_PIECE)
 
 
@@ -160,9 +163,24 @@ def _around_model(call: PassedCall, body: bytes) -> PassedCall:
     """
     try:
         fields = {name: value for name, value in orjson.loads(body).items() if name not in {"model", "priority"}}
-        return replace(call, before=b'{"model":', after=b"," + orjson.dumps(fields)[1:])
+        links = tuple(_links_in(list(fields.values())))
+        return replace(call, before=b'{"model":', after=b"," + orjson.dumps(fields)[1:], links=links)
     except (ValueError, TypeError) as error:
         raise InvalidRequest(f"the request body cannot be passed on: {error}") from None
+
+
+def _links_in(values: list[object]) -> Iterator[str]:
+    """Find what servers may take for a link to fetch: an address as an element of an object, but for its text."""
+    while values:
+        value = values.pop()
+        if isinstance(value, list):
+            values.extend(one for one in value if isinstance(one, (dict, list)))
+        elif isinstance(value, dict):
+            values.extend(one for one in value.values() if isinstance(one, (dict, list)))
+            own = {"text", "title", "url"} if "text" in value else {"title"}  # of a text, where it is from
+            yield from (
+                one for name, one in value.items() if name not in own and isinstance(one, str) and _LINK.match(one)
+            )
 
 
 def _texts(raw: ScoreBody, name: str, other: str) -> list[Any]:

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from router.cache.exact import AnswerCache
 from router.cache.settings import CacheSettings
+from router.gateway.links import MediaSettings
 from router.upstream.settings import BackendModel, BackendSettings
 from tests.support.foreign_server import ForeignServer
 from tests.support.passed_chain import passing
@@ -189,13 +190,57 @@ async def test_what_is_wrong_with_a_part_is_named(part: dict[str, Any], param: s
     assert not server.bodies
 
 
-async def test_links_are_passed_on_and_not_fetched() -> None:
+def linking(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+async def test_links_lead_where_the_operator_says_and_are_not_fetched_here() -> None:
     server = ForeignServer()
-    async with world(server, ("image",)) as (edge, _), httpx.AsyncClient(base_url=edge.url) as http:
-        linked = {"type": "image_url", "image_url": {"url": f"{server.url}/cat.png"}}
-        assert (await http.post(CHAT, json=asking(linked))).status_code == 200
-        assert server.bodies[-1]["messages"][0]["content"][1] == linked
+    async with server:
+        server_at = server.url
+        entry = BackendSettings(name="b", urls=(server_at,), poll_interval_s=0.05, warm_up=False, models=(TAKES,))
+        media = MediaSettings(allow_origins=(server_at,))
+        async with passing(entry, media=media) as (edge, _), httpx.AsyncClient(base_url=edge.url) as http:
+            linked = linking(f"{server_at}/cat.png")
+            assert (await http.post(CHAT, json=asking(linked))).status_code == 200
+            assert server.bodies[-1]["messages"][0]["content"][1] == linked
+            elsewhere = await http.post(CHAT, json=asking(SHOWN, linking("http://169.254.169.254/latest/meta-data")))
+            assert elsewhere.status_code == 400
+            told = elsewhere.json()["error"]["message"]
+            assert "a link to `http://169.254.169.254/latest/meta-data`" in told
+            assert "media.allow_origins" in told
+            assert server_at not in told
     assert "/cat.png" not in server.asked
+    assert len(server.bodies) == 1
+
+
+TAKES = BackendModel(served="m", modalities=("text", "image"), tasks=("generate", "rerank", "score", "transcribe"))
+
+
+async def test_no_server_is_sent_anywhere_unless_its_operator_says_so() -> None:
+    """Whatever the call: servers of other makers read links in documents and forms too."""
+    server = ForeignServer()
+    async with server:
+        entry = BackendSettings(name="b", urls=(server.url,), poll_interval_s=0.05, warm_up=False, models=(TAKES,))
+        async with passing(entry) as (edge, _), httpx.AsyncClient(base_url=edge.url) as http:
+            inside = "http://10.0.0.1/admin"
+            shown = {"content": [linking(inside)]}
+            form = {"model": (None, "m"), "url": (None, inside), "file": ("a.wav", b"RIFF")}
+            replies = [
+                await http.post(CHAT, json=asking(linking("https://example.com/cat.png"))),
+                await http.post("/v1/rerank", json={"model": "m", "query": "a", "documents": ["b", shown]}),
+                await http.post("/v1/rerank", json={"model": "m", "query": {"image": inside}, "documents": ["b"]}),
+                await http.post("/v1/score", json={"model": "m", "text_1": [shown], "text_2": "b"}),
+                await http.post("/v1/score", json={"model": "m", "text_1": "a", "text_2": "b", "data_1": shown}),
+                await http.post("/v1/score", json={"model": "m", "text_1": "a", "text_2": {"i": "FILE:///etc/passwd"}}),
+                await http.post("/v1/audio/transcriptions", files=form),
+            ]
+            assert [(reply.status_code, "a link to" in reply.text) for reply in replies] == [(400, True)] * 7
+            assert not server.bodies
+            assert not {"/v1/rerank", "/v1/score", "/v1/audio/transcriptions"} & set(server.asked)
+            text = {"text": "https://example.com is a page", "url": "https://example.com", "title": "http://x"}
+            asked = {"model": "m", "query": "https://example.com", "documents": [text, "http://10.0.0.1/"]}
+            assert "a link to" not in (await http.post("/v1/rerank", json=asked)).text
 
 
 async def test_token_calls_go_where_the_tokenizer_is() -> None:

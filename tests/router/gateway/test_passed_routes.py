@@ -322,3 +322,22 @@ async def test_bodies_of_calls_keep_their_room_until_they_are_answered() -> None
         gate.set()
         assert (await first).status_code == 200
         assert (await http.post("/v1/audio/transcriptions", **asked)).status_code == 200  # type: ignore[arg-type]
+
+
+async def test_who_counts_on_an_answer_later_is_told_that_there_is_none() -> None:
+    server = ForeignServer()
+    form = {"model": (None, "m"), "file": ("a.wav", silence())}
+    async with world(server) as tiers:
+        for tier in tiers:
+            async with httpx.AsyncClient(base_url=tier.url, headers={"x-overspill-defer": "allow"}) as http:
+                replies = [
+                    await http.post("/v1/rerank", json=ASK),
+                    await http.post("/v1/score", json={"model": "m", "text_1": "a", "text_2": "b"}),
+                    await http.post("/v1/audio/speech", json={"model": "m", "input": "a", "voice": "alloy"}),
+                    await http.post("/v1/audio/transcriptions", files=form),
+                ]
+                for reply in replies:
+                    error = reply.json()["error"]
+                    assert (reply.status_code, error["param"]) == (400, "x-overspill-defer")
+                    assert "it is served on /v1/chat/completions" in error["message"]
+    assert not server.bodies
