@@ -47,7 +47,7 @@ async def test_a_document_whose_obedience_raises_keeps_the_next_one_not_waiting(
         fleet._configurator.on_change = fails_once
         fleet._desired.extend(encode(want(version)) for version in (1, 2))
         fleet._desired_came.set()
-        await until(lambda: fleet.standing.applied_version == 2, 10)
+        await until(lambda: fleet.standing.applied_version == 2)
         assert obeyed == [1, 2]
 
 
@@ -64,7 +64,7 @@ async def test_a_document_whose_obedience_raises_again_is_reported_as_refused(
         monkeypatch.setattr(type(fleet._configurator), "_settle", fails_twice)
         fleet._desired.append(encode(want(7)))
         fleet._desired_came.set()
-        await until(lambda: fleet.standing.state == "refused", 10)
+        await until(lambda: fleet.standing.state == "refused")
         assert (fleet.standing.version, fleet.standing.applied_version) == (7, None)
 
 

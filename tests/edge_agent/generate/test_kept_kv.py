@@ -23,7 +23,7 @@ async def chunks(loop: GenerationLoop, prompt: list[int], count: int, caller: st
     loop.submit(generation)
     found: list[TokenChunk] = []
     while not found or found[-1].finish_reason is None:
-        item = await asyncio.wait_for(generation.inbox.get(), 20)
+        item = await asyncio.wait_for(generation.inbox.get(), 60)
         if isinstance(item, OverspillError):
             raise item
         found.append(item)

@@ -52,7 +52,7 @@ def request(prompt: list[int], max_tokens: int, **extra: object) -> Generation:
 async def collect(generation: Generation) -> tuple[str, TokenChunk]:
     text = ""
     while True:
-        item = await asyncio.wait_for(generation.inbox.get(), 20)
+        item = await asyncio.wait_for(generation.inbox.get(), 60)
         if isinstance(item, OverspillError):
             raise item
         text += item.text
@@ -61,7 +61,7 @@ async def collect(generation: Generation) -> tuple[str, TokenChunk]:
 
 
 async def first(generation: Generation) -> TokenChunk:
-    item = await asyncio.wait_for(generation.inbox.get(), 20)
+    item = await asyncio.wait_for(generation.inbox.get(), 60)
     assert isinstance(item, TokenChunk)
     return item
 

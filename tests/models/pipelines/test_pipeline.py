@@ -114,7 +114,7 @@ async def test_a_function_that_leaves_takes_no_worker_along() -> None:
         )
         assert [one for one in found if not isinstance(one, BaseException)] == [[2], [8]]
         assert isinstance(found[1], RequestFailed)
-        assert await asyncio.wait_for(ask(pipeline, 5), 5) == [10]
+        assert await asyncio.wait_for(ask(pipeline, 5), 60) == [10]
 
 
 async def test_a_request_fails_as_a_whole_and_others_do_not() -> None:
@@ -414,7 +414,7 @@ async def test_a_function_that_never_returns_holds_up_no_end(monkeypatch: pytest
     try:
         asking = asyncio.create_task(ask(pipeline, 1))
         await until(lambda: pipeline.stages[0].busy)
-        await asyncio.wait_for(pipeline.close(), 10)
+        await asyncio.wait_for(pipeline.close(), 60)
         with pytest.raises(ReplicaBroken):
             await asking
     finally:

@@ -141,9 +141,9 @@ async def test_a_caller_who_leaves_is_heard_at_the_last_hop(stream: bool, silent
             await until(lambda: bool(engine.requests) and engine.open)
             calling.cancel()
             await asyncio.gather(calling, return_exceptions=True)
-        await until(lambda: not engine.open, timeout_s=5.0)
-        await until(lambda: not len(cloud.dispatcher._signals.in_flight), timeout_s=5.0)
-        await until(lambda: not len(edge.dispatcher._signals.in_flight), timeout_s=5.0)
+        await until(lambda: not engine.open)
+        await until(lambda: not len(cloud.dispatcher._signals.in_flight))
+        await until(lambda: not len(edge.dispatcher._signals.in_flight))
 
 
 async def test_a_caller_who_leaves_a_queue_of_the_cloud_never_reaches_an_engine() -> None:
@@ -156,5 +156,5 @@ async def test_a_caller_who_leaves_a_queue_of_the_cloud_never_reaches_an_engine(
             await until(lambda: cloud.dispatcher.waiting == 1)
             calling.cancel()
             await asyncio.gather(calling, return_exceptions=True)
-            await until(lambda: cloud.dispatcher.waiting == 0, timeout_s=5.0)
+            await until(lambda: cloud.dispatcher.waiting == 0)
         assert engine.requests == []

@@ -105,7 +105,7 @@ async def test_a_slow_stage_refuses_at_the_door_and_not_between() -> None:
     stages = own("doubled"), own("slow", reads={"x": "y"}, writes={"y": "z"}, queue_inputs=4)
     async with running(pipeline(*stages)) as (opened, rows):
         first = asyncio.ensure_future(answer(opened, rows, call(*[[float(n)] for n in range(12)])))
-        await until(lambda: opened.stages[1].waiting >= 4, 10)
+        await until(lambda: opened.stages[1].waiting >= 4)
         with pytest.raises(Unavailable, match="inputs wait at stage slow, the limit is 4"):
             await answer(opened, rows, call([1.0]))
         assert len((await first)["z"]) == 12  # what is inside goes through

@@ -335,7 +335,7 @@ async def test_a_request_of_a_stream_that_crashes_is_answered(rig: Rig, monkeypa
         return shown(messages, request, event)
 
     monkeypatch.setattr(codec, "stream_response", crashes)
-    found = await asyncio.wait_for(gathered(rig.address, asked("say a", "say b", "say c")), 20)
+    found = await asyncio.wait_for(gathered(rig.address, asked("say a", "say b", "say c")), 60)
     assert [error for _, _, error, _ in found if error] == ["internal error"]
     assert {number for number, _, error, _ in found if not error} == {"0", "2"}
 
