@@ -39,6 +39,11 @@ class Compiling:
         return len(self._waiting)
 
     @property
+    def others(self) -> int:
+        """Count those that are not in the slack."""
+        return sum(not request.in_slack for request, _ in self._waiting.values())
+
+    @property
     def ready(self) -> bool:
         """Whether `take` would return any."""
         return any(made.done() for _, made in self._waiting.values())

@@ -47,6 +47,12 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     handle: int
 
 
+class LimitSlack(msgspec.Struct, frozen=True, tag="limit_slack"):
+    """Parent → rank 0: see `Engine.limit_slack`."""
+
+    sequences: int | None
+
+
 class Quit(msgspec.Struct, frozen=True, tag="quit"):
     """Parent → rank 0 → other ranks: leave the process group and exit."""
 
@@ -137,7 +143,7 @@ class Compute(msgspec.Struct, frozen=True, tag="compute"):
     released: list[int] = []
 
 
-ToRank0: TypeAlias = Setup | Add | Abort | Quit
+ToRank0: TypeAlias = Setup | Add | Abort | LimitSlack | Quit
 ToParent: TypeAlias = Loaded | Ready | Failed | Step
 ToPeer: TypeAlias = Compute | Quit
 

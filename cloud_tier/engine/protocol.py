@@ -16,6 +16,7 @@ import msgspec
 from router.base.errors import ConfigError
 from router.values.chunk import FinishReason
 from router.values.logprobs import DrawnToken
+from router.values.request import SLACK_PRIORITY
 from router.values.sampling import SamplingParams
 from router.values.token_rules import ending_ids
 
@@ -107,7 +108,8 @@ class EngineRequest:
     Attributes:
         request_id: for logs; need not be unique.
         max_tokens: bound on generated tokens; the context window bounds it too. `sampling.max_tokens` is not read.
-        priority: higher is served first and preempted last; equals are served in the order of `arrival_s`.
+        priority: higher is served first and preempted last; equals are served in the order of `arrival_s`. The lowest
+            is computed in the slack of all others: see `Engine.limit_slack`.
         eos_ids: tokens that end the answer (unless `sampling.ignore_eos`); they are not emitted.
         cache_owner: requests of other owners find nothing of this one in the prefix cache, nor it of theirs.
         said: text of the answer that the prompt ends with, which `sampling.constraint` holds for too.
@@ -122,6 +124,11 @@ class EngineRequest:
     eos_ids: frozenset[int] = frozenset()
     cache_owner: str = ""
     said: str = ""
+
+    @property
+    def in_slack(self) -> bool:
+        """Whether it asks for what nobody else needs."""
+        return self.priority <= SLACK_PRIORITY
 
     @property
     def ending_ids(self) -> frozenset[int]:
@@ -151,6 +158,8 @@ class EngineChunk:
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
     """The engine's load as last reported, with requests sent since then counted as queued.
+
+    Requests in the slack are no load: they are held up for all others, and their blocks are taken where these need them.
 
     Attributes:
         running, queued: sequences in steps; sequences waiting (new and preempted ones).
@@ -276,6 +285,16 @@ class Engine(Protocol):
             RequestFailed: this request failed in the engine, which goes on with the others.
             ReplicaUnreachable: nothing was generated; the engine is not ready, or died before the first token.
             ReplicaBroken: the engine died after the first token.
+        """
+        ...
+
+    def limit_slack(self, sequences: int | None) -> None:
+        """Let that many requests in the slack be computed; the others are held up with all that they have.
+
+        On a CPU a step of requests that are all held up from now on is left, and computed again.
+
+        Args:
+            sequences: in one step, whoever else is in it; None: all of them, while the engine has no other request.
         """
         ...
 

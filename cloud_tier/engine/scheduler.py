@@ -4,10 +4,14 @@ As in vLLM's second scheduler there are no phases: every sequence catches `num_c
 token budget. Sequences one token short (decoding) come first, so that a prompt never starves them; then running ones
 in the middle of their prompt; then waiting ones, while blocks last. When blocks run out, or when one of higher priority
 waits, the sequence of the lowest priority that arrived last gives its own up and is computed again later.
+
+Sequences in the slack are held up while there are others, or for as long as they are told to: they keep their blocks
+until others need these.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -16,7 +20,6 @@ from cloud_tier.engine.drafts import Drafts
 from cloud_tier.engine.kv_blocks import BlockPool
 from cloud_tier.engine.sequence import Sequence
 from cloud_tier.engine.speculation import Speculation
-from router.values.request import SLACK_PRIORITY
 
 _GROWTH_TOKENS = 512  # room reserved softly behind a sequence, so that its keys stay in few runs
 _SCORED_TOKENS = 64  # of one prompt in a step: the logits behind each are a vocabulary of floats
@@ -52,7 +55,11 @@ class Scheduled:
 
 
 class Scheduler:
-    """Waiting and running sequences of one engine, and their blocks."""
+    """Waiting and running sequences of one engine, and their blocks.
+
+    Attributes:
+        slack_limit: see `Engine.limit_slack`.
+    """
 
     def __init__(self, pool: BlockPool, *, max_running: int, token_budget: int) -> None:
         self._pool = pool
@@ -64,6 +71,7 @@ class Scheduler:
         self._released: list[int] = []
         self.preemptions = 0
         self.prefix_hit_tokens = 0
+        self.slack_limit: int | None = None
 
     @property
     def running(self) -> list[Sequence]:
@@ -97,8 +105,17 @@ class Scheduler:
         else:
             self._release(sequence)
 
+    def blocks_in_slack(self) -> int:
+        """Count the blocks that only sequences in the slack hold: whoever else needs them gets them."""
+        held: tuple[set[int], set[int]] = set(), set()
+        for sequence in self._running:
+            if sequence.blocks is not None:
+                held[sequence.in_slack].update(sequence.blocks.ids)
+        others, slack = held
+        return len(slack - others)
+
     def schedule(self, prompt_limit: int) -> list[Scheduled]:
-        """Plan one step. Empty only if nothing waits or runs.
+        """Plan one step. Empty only if nothing waits or runs, or all that does is held up.
 
         Args:
             prompt_limit: tokens of prompts in a step that others decode in, so that these need not wait for long.
@@ -108,14 +125,19 @@ class Scheduler:
         decoding = [sequence for sequence in self._running if sequence.remaining == 1]
         prefilling = [sequence for sequence in self._running if sequence.remaining > 1]
         limit = prompt_limit if decoding else self._token_budget
+        slack_left = self._slack_room()
         for sequence in decoding + prefilling:
             if sequence.blocks is None:  # preempted a moment ago
                 continue
+            if sequence.in_slack:
+                if slack_left < 1:
+                    continue
+                slack_left -= 1
             num_tokens = self._tokens_now(sequence, plan, limit)
             if num_tokens > 0 and self._make_room(sequence, num_tokens, plan):
                 plan[sequence.handle] = Scheduled.of(sequence, num_tokens)
         if self.preemptions == before:
-            self._admit(plan, limit)
+            self._admit(plan, limit, slack_left)
         return list(plan.values())
 
     def with_drafts(
@@ -173,13 +195,23 @@ class Scheduler:
         self.preemptions += 1
         self.add(victim)
 
-    def _admit(self, plan: dict[int, Scheduled], limit: int) -> None:
+    def _slack_room(self) -> float:
+        """Return how many sequences in the slack may be computed in the next step."""
+        if self.slack_limit is not None:
+            return self.slack_limit
+        # Of either, those in the slack come last.
+        others = any(not line[0].in_slack for line in (self._running, self._waiting) if line)
+        return 0 if others else math.inf
+
+    def _admit(self, plan: dict[int, Scheduled], limit: int, slack_left: float) -> None:
         """Move waiting sequences to running, in order, while slots, blocks for the whole of each, and budget last.
 
         Where slots or blocks do not last, running sequences of lower priority give up theirs.
         """
         while self._waiting and self._left(plan, limit) > 0:
             sequence = self._waiting[0]
+            if sequence.in_slack and slack_left < 1:
+                return
             if not self._open(sequence):
                 victim = self._running[-1] if self._running else None
                 if victim is None or victim.request.priority >= sequence.request.priority:
@@ -187,6 +219,7 @@ class Scheduler:
                 plan.pop(victim.handle, None)
                 self._preempt(victim)
                 continue
+            slack_left -= sequence.in_slack
             plan[sequence.handle] = Scheduled.of(sequence, self._tokens_now(sequence, plan, limit))
 
     def _open(self, sequence: Sequence) -> bool:
@@ -224,7 +257,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._released.append(sequence.handle)
         if sequence.blocks is not None:
-            self._pool.close(sequence.blocks, in_slack=sequence.request.priority <= SLACK_PRIORITY)
+            self._pool.close(sequence.blocks, in_slack=sequence.in_slack)
             sequence.blocks = None
 
     def _room(self, sequence: Sequence) -> int:

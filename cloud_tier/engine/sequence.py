@@ -82,6 +82,11 @@ class Sequence:
         return len(self.tokens) - self.num_computed
 
     @property
+    def in_slack(self) -> bool:
+        """Whether it is held up for all others."""
+        return self.request.in_slack
+
+    @property
     def rank(self) -> tuple[int, bool, float, int]:
         """Sort key: the least is served first, the greatest is preempted first."""
         return (-self.request.priority, not self.preempted, self.request.arrival_s, self.handle)

@@ -24,6 +24,7 @@ from cloud_tier.engine.messages import (
     Channel,
     Compute,
     Failed,
+    LimitSlack,
     Loaded,
     Quit,
     Ready,
@@ -128,7 +129,8 @@ class _Rank:
         def compute(step: Compute) -> Computed:
             if not peers:
                 handles = [segment.handle for segment in step.segments]
-                return model.run(step, lambda: inbox.deserted(handles))
+                in_slack = core.in_slack(handles)
+                return model.run(step, lambda: inbox.deserted(handles, in_slack))
             try:
                 for peer in peers:
                     peer.send(step)
@@ -240,6 +242,8 @@ def _serve(parent: Channel, inbox: Inbox, core: EngineCore) -> None:
             if isinstance(message, Add):
                 core.add(message.handle, message.request)
                 last_handle = message.handle
+            elif isinstance(message, LimitSlack):
+                core.limit_slack(message.sequences)
             else:
                 core.abort(message.handle)
         parent.send(Step(core.step(), core.load(), last_handle))
