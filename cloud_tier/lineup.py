@@ -196,6 +196,7 @@ def _spec(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, gpus: int
         context_tokens=min(engine.max_context_tokens or family.context_tokens, family.context_tokens),
         prior=_rough_prior(family.parameters, engine),
         leaves_steps=engine.device == "cpu" and engine.tensor_parallel == 1,
+        holds_up=True,
     )
     return EngineSpec(info, source.path, family.prepend_bos, engine)
 

@@ -87,6 +87,10 @@ class EngineReplica:
             back_in_s=0.0 if outage is None else outage.ready_in_s or 0.0,
         )
 
+    def limit_lines(self, lines: int | None) -> None:
+        """See `router.values.replica.HoldsUp`."""
+        self.engine.limit_lines(lines)
+
     def facts(self) -> ReplicaFacts:
         """See `router.values.status.TellsFacts`."""
         known, load = self.engine.info, self.engine.load()

@@ -40,8 +40,8 @@ class Compiling:
 
     @property
     def others(self) -> int:
-        """Count those that are not in the slack."""
-        return sum(not request.in_slack for request, _ in self._waiting.values())
+        """Count those that do not yield."""
+        return sum(not request.yields for request, _ in self._waiting.values())
 
     @property
     def ready(self) -> bool:

@@ -87,16 +87,16 @@ class EngineCore:
     @property
     def busy(self) -> bool:
         """Whether a step would do something."""
-        held_up = self._scheduler.slack_limit == 0 and all(s.in_slack for s in self._sequences.values())
+        held_up = self._scheduler.lines_limit == 0 and all(s.yields for s in self._sequences.values())
         return bool((self._sequences and not held_up) or self._untold or self.compiling.ready)
 
-    def limit_slack(self, sequences: int | None) -> None:
-        """See `Engine.limit_slack`."""
-        self._scheduler.slack_limit = sequences
+    def limit_lines(self, lines: int | None) -> None:
+        """See `Engine.limit_lines`."""
+        self._scheduler.lines_limit = lines
 
-    def in_slack(self, handles: Iterable[int]) -> set[int]:
+    def yielding(self, handles: Iterable[int]) -> set[int]:
         """Return which of these are held up for others."""
-        return {handle for handle in handles if handle in self._sequences and self._sequences[handle].in_slack}
+        return {handle for handle in handles if handle in self._sequences and self._sequences[handle].yields}
 
     def add(self, handle: int, request: EngineRequest) -> None:
         """Take a request that fits the window and the vocabulary; a later step tells if it could not be taken."""
@@ -163,7 +163,7 @@ class EngineCore:
             brought += self._run(plan)
         except EngineBroken:
             raise
-        except Deserted:  # who left is forgotten before the next step, who is held up computed again: no other was in it
+        except Deserted:  # who left is forgotten before the next step, and who is held up computed again
             return brought
         except Exception as error:
             log.warning("step failed; its requests run alone", requests=len(plan), error=in_words(error), exc_info=True)
@@ -195,16 +195,16 @@ class EngineCore:
 
     def load(self) -> EngineLoad:
         """Return the load as of the last step."""
-        sequences = [sequence for sequence in self._sequences.values() if not sequence.in_slack]
-        running = sum(not sequence.in_slack for sequence in self._scheduler.running)
-        slack = len(sequences) < len(self._sequences)
+        sequences = [sequence for sequence in self._sequences.values() if not sequence.yields]
+        running = sum(not sequence.yields for sequence in self._scheduler.running)
+        lines = len(sequences) < len(self._sequences)
         return EngineLoad(
             running=running,
             queued=len(sequences) - running + self.compiling.others,
             queued_prefill_tokens=sum(sequence.prompt_remaining for sequence in sequences),
             pending_decode_tokens=sum(sequence.tokens_to_generate for sequence in sequences),
             kv_blocks_total=self.pool.num_blocks,
-            kv_blocks_free=self.pool.num_free + (self._scheduler.blocks_in_slack() if slack else 0),
+            kv_blocks_free=self.pool.num_free + (self._scheduler.blocks_of_lines() if lines else 0),
             step_s=self._pace.step_s,
             preemptions=self._scheduler.preemptions,
             prefix_hit_tokens=self._scheduler.prefix_hit_tokens,

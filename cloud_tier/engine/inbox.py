@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Collection, Set
+from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
-from cloud_tier.engine.messages import Abort, Add, Channel, LimitSlack, Quit
+from cloud_tier.engine.messages import Abort, Add, Channel, LimitLines, Quit
 
-Message: TypeAlias = Add | Abort | LimitSlack | Quit
+Message: TypeAlias = Add | Abort | LimitLines | Quit
 
 
 class Inbox:
@@ -23,7 +24,7 @@ class Inbox:
             self._poll.register(fd, select.POLLIN)
         self._ahead: list[Message] = []
         self._aborted: set[int] = set()
-        self._slack_waits = False
+        self._lines_wait = False
 
     def ring(self) -> None:
         """End a wait; from any thread."""
@@ -37,7 +38,7 @@ class Inbox:
         """
         found, self._ahead = self._ahead, []
         self._aborted.clear()
-        self._slack_waits = False
+        self._lines_wait = False
         while ready := self._poll.poll(None if wait and not found else 0):
             if all(fd == self._bell for fd, _ in ready):
                 os.read(self._bell, 4096)
@@ -45,11 +46,11 @@ class Inbox:
             found.append(self._parent.receive())
         return found
 
-    def deserted(self, handles: Collection[int], in_slack: Set[int] = frozenset()) -> bool:
+    def deserted(self, handles: Collection[int], yielding: AbstractSet[int] = frozenset()) -> bool:
         """Whether nobody waits for any of these requests any more. What else has come is kept for `take`.
 
         Args:
-            in_slack: those that need not be computed now if anybody else is.
+            yielding: those that need not be computed now if anybody else is.
 
         Raises:
             EOFError: the parent is gone.
@@ -59,9 +60,9 @@ class Inbox:
             self._ahead.append(message)
             if isinstance(message, Abort):
                 self._aborted.add(message.handle)
-            elif isinstance(message, LimitSlack):
-                self._slack_waits = message.sequences == 0
-            elif isinstance(message, Add) and not message.request.in_slack:
-                self._slack_waits = True
-        left = self._aborted | in_slack if self._slack_waits else self._aborted
+            elif isinstance(message, LimitLines):
+                self._lines_wait = message.lines == 0
+            elif isinstance(message, Add) and not message.request.yields:
+                self._lines_wait = True
+        left = self._aborted | yielding if self._lines_wait else self._aborted
         return bool(left) and left.issuperset(handles)

@@ -47,10 +47,10 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     handle: int
 
 
-class LimitSlack(msgspec.Struct, frozen=True, tag="limit_slack"):
-    """Parent → rank 0: see `Engine.limit_slack`."""
+class LimitLines(msgspec.Struct, frozen=True, tag="limit_lines"):
+    """Parent → rank 0: see `Engine.limit_lines`."""
 
-    sequences: int | None
+    lines: int | None
 
 
 class Quit(msgspec.Struct, frozen=True, tag="quit"):
@@ -143,7 +143,7 @@ class Compute(msgspec.Struct, frozen=True, tag="compute"):
     released: list[int] = []
 
 
-ToRank0: TypeAlias = Setup | Add | Abort | LimitSlack | Quit
+ToRank0: TypeAlias = Setup | Add | Abort | LimitLines | Quit
 ToParent: TypeAlias = Loaded | Ready | Failed | Step
 ToPeer: TypeAlias = Compute | Quit
 

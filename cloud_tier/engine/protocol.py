@@ -16,7 +16,7 @@ import msgspec
 from router.base.errors import ConfigError
 from router.values.chunk import FinishReason
 from router.values.logprobs import DrawnToken
-from router.values.request import SLACK_PRIORITY
+from router.values.request import LINE_PRIORITY, SLACK_PRIORITY
 from router.values.sampling import SamplingParams
 from router.values.token_rules import ending_ids
 
@@ -108,8 +108,8 @@ class EngineRequest:
     Attributes:
         request_id: for logs; need not be unique.
         max_tokens: bound on generated tokens; the context window bounds it too. `sampling.max_tokens` is not read.
-        priority: higher is served first and preempted last; equals are served in the order of `arrival_s`. The lowest
-            is computed in the slack of all others: see `Engine.limit_slack`.
+        priority: higher is served first and preempted last; equals are served in the order of `arrival_s`. Lines
+            yield to all others: see `Engine.limit_lines`.
         eos_ids: tokens that end the answer (unless `sampling.ignore_eos`); they are not emitted.
         cache_owner: requests of other owners find nothing of this one in the prefix cache, nor it of theirs.
         said: text of the answer that the prompt ends with, which `sampling.constraint` holds for too.
@@ -129,6 +129,11 @@ class EngineRequest:
     def in_slack(self) -> bool:
         """Whether it asks for what nobody else needs."""
         return self.priority <= SLACK_PRIORITY
+
+    @property
+    def yields(self) -> bool:
+        """Whether it is held up for all others, with all that it has."""
+        return self.priority <= LINE_PRIORITY
 
     @property
     def ending_ids(self) -> frozenset[int]:
@@ -159,7 +164,7 @@ class EngineChunk:
 class EngineLoad:
     """The engine's load as last reported, with requests sent since then counted as queued.
 
-    Requests in the slack are no load: they are held up for all others, and their blocks are taken where these need them.
+    Lines are no load: they are held up for all others, and their blocks are taken where these need them.
 
     Attributes:
         running, queued: sequences in steps; sequences waiting (new and preempted ones).
@@ -288,13 +293,13 @@ class Engine(Protocol):
         """
         ...
 
-    def limit_slack(self, sequences: int | None) -> None:
-        """Let that many requests in the slack be computed; the others are held up with all that they have.
+    def limit_lines(self, lines: int | None) -> None:
+        """Let that many requests that yield be computed; the others are held up with all that they have.
 
-        On a CPU a step of requests that are all held up from now on is left, and computed again.
+        On a CPU a step of such requests alone is left, and computed again, once none of them may run.
 
         Args:
-            sequences: in one step, whoever else is in it; None: all of them, while the engine has no other request.
+            lines: in one step, whoever else is in it; None: all of them, while the engine has no other request.
         """
         ...
 

@@ -5,7 +5,7 @@ token budget. Sequences one token short (decoding) come first, so that a prompt 
 in the middle of their prompt; then waiting ones, while blocks last. When blocks run out, or when one of higher priority
 waits, the sequence of the lowest priority that arrived last gives its own up and is computed again later.
 
-Sequences in the slack are held up while there are others, or for as long as they are told to: they keep their blocks
+Lines are held up while there are others, or for as long as they are told to: they keep their blocks
 until others need these.
 """
 
@@ -58,7 +58,7 @@ class Scheduler:
     """Waiting and running sequences of one engine, and their blocks.
 
     Attributes:
-        slack_limit: see `Engine.limit_slack`.
+        lines_limit: see `Engine.limit_lines`.
     """
 
     def __init__(self, pool: BlockPool, *, max_running: int, token_budget: int) -> None:
@@ -71,7 +71,7 @@ class Scheduler:
         self._released: list[int] = []
         self.preemptions = 0
         self.prefix_hit_tokens = 0
-        self.slack_limit: int | None = None
+        self.lines_limit: int | None = None
 
     @property
     def running(self) -> list[Sequence]:
@@ -105,14 +105,14 @@ class Scheduler:
         else:
             self._release(sequence)
 
-    def blocks_in_slack(self) -> int:
-        """Count the blocks that only sequences in the slack hold: whoever else needs them gets them."""
+    def blocks_of_lines(self) -> int:
+        """Count the blocks that only lines hold: whoever else needs them gets them."""
         held: tuple[set[int], set[int]] = set(), set()
         for sequence in self._running:
             if sequence.blocks is not None:
-                held[sequence.in_slack].update(sequence.blocks.ids)
-        others, slack = held
-        return len(slack - others)
+                held[sequence.yields].update(sequence.blocks.ids)
+        others, lines = held
+        return len(lines - others)
 
     def schedule(self, prompt_limit: int) -> list[Scheduled]:
         """Plan one step. Empty only if nothing waits or runs, or all that does is held up.
@@ -125,19 +125,19 @@ class Scheduler:
         decoding = [sequence for sequence in self._running if sequence.remaining == 1]
         prefilling = [sequence for sequence in self._running if sequence.remaining > 1]
         limit = prompt_limit if decoding else self._token_budget
-        slack_left = self._slack_room()
+        lines_left = self._lines_room()
         for sequence in decoding + prefilling:
             if sequence.blocks is None:  # preempted a moment ago
                 continue
-            if sequence.in_slack:
-                if slack_left < 1:
+            if sequence.yields:
+                if lines_left < 1:
                     continue
-                slack_left -= 1
+                lines_left -= 1
             num_tokens = self._tokens_now(sequence, plan, limit)
             if num_tokens > 0 and self._make_room(sequence, num_tokens, plan):
                 plan[sequence.handle] = Scheduled.of(sequence, num_tokens)
         if self.preemptions == before:
-            self._admit(plan, limit, slack_left)
+            self._admit(plan, limit, lines_left)
         return list(plan.values())
 
     def with_drafts(
@@ -195,22 +195,22 @@ class Scheduler:
         self.preemptions += 1
         self.add(victim)
 
-    def _slack_room(self) -> float:
-        """Return how many sequences in the slack may be computed in the next step."""
-        if self.slack_limit is not None:
-            return self.slack_limit
-        # Of either, those in the slack come last.
-        others = any(not line[0].in_slack for line in (self._running, self._waiting) if line)
+    def _lines_room(self) -> float:
+        """Return how many lines may be computed in the next step."""
+        if self.lines_limit is not None:
+            return self.lines_limit
+        # Of either, lines come last.
+        others = any(not line[0].yields for line in (self._running, self._waiting) if line)
         return 0 if others else math.inf
 
-    def _admit(self, plan: dict[int, Scheduled], limit: int, slack_left: float) -> None:
+    def _admit(self, plan: dict[int, Scheduled], limit: int, lines_left: float) -> None:
         """Move waiting sequences to running, in order, while slots, blocks for the whole of each, and budget last.
 
         Where slots or blocks do not last, running sequences of lower priority give up theirs.
         """
         while self._waiting and self._left(plan, limit) > 0:
             sequence = self._waiting[0]
-            if sequence.in_slack and slack_left < 1:
+            if sequence.yields and lines_left < 1:
                 return
             if not self._open(sequence):
                 victim = self._running[-1] if self._running else None
@@ -219,7 +219,7 @@ class Scheduler:
                 plan.pop(victim.handle, None)
                 self._preempt(victim)
                 continue
-            slack_left -= sequence.in_slack
+            lines_left -= sequence.yields
             plan[sequence.handle] = Scheduled.of(sequence, self._tokens_now(sequence, plan, limit))
 
     def _open(self, sequence: Sequence) -> bool:
@@ -257,7 +257,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._released.append(sequence.handle)
         if sequence.blocks is not None:
-            self._pool.close(sequence.blocks, in_slack=sequence.in_slack)
+            self._pool.close(sequence.blocks, in_slack=sequence.request.in_slack)
             sequence.blocks = None
 
     def _room(self, sequence: Sequence) -> int:

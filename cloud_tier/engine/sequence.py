@@ -82,9 +82,9 @@ class Sequence:
         return len(self.tokens) - self.num_computed
 
     @property
-    def in_slack(self) -> bool:
+    def yields(self) -> bool:
         """Whether it is held up for all others."""
-        return self.request.in_slack
+        return self.request.yields
 
     @property
     def rank(self) -> tuple[int, bool, float, int]:

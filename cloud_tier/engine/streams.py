@@ -104,24 +104,24 @@ class Streams:
 
     Attributes:
         idle: set while the engine owes nobody anything.
-        slack_limit: see `Engine.limit_slack`.
+        lines_limit: see `Engine.limit_lines`.
     """
 
     def __init__(self) -> None:
         self._by_handle: dict[int, Stream] = {}
         self._unfinished: set[int] = set()
         self._next_handle = 0
-        self._in_slack: set[int] = set()
+        self._yielding: set[int] = set()
         self._load = EngineLoad()
         self._last_handle = -1
-        self.slack_limit: int | None = None
+        self.lines_limit: int | None = None
         self.idle = asyncio.Event()
         self.idle.set()
 
     @property
-    def awaited(self) -> bool:
+    def owes_soon(self) -> bool:
         """Whether the engine should be heard of soon: it owes a stream something, and is not told to hold it up."""
-        return len(self._unfinished) > (len(self._in_slack) if self.slack_limit == 0 else 0)
+        return len(self._unfinished) > (len(self._yielding) if self.lines_limit == 0 else 0)
 
     def open(self, request: EngineRequest) -> tuple[int, Stream]:
         """Return a new stream and the number the engine shall know it by."""
@@ -129,8 +129,8 @@ class Streams:
         self._next_handle += 1
         stream = self._by_handle[handle] = Stream(request)
         self._unfinished.add(handle)
-        if request.in_slack:
-            self._in_slack.add(handle)
+        if request.yields:
+            self._yielding.add(handle)
         self.idle.clear()
         return handle, stream
 
@@ -161,7 +161,7 @@ class Streams:
 
     def load(self) -> EngineLoad:
         """The last reported load, plus the requests the engine has not seen yet."""
-        others = self._unfinished - self._in_slack if self._in_slack else self._unfinished
+        others = self._unfinished - self._yielding if self._yielding else self._unfinished
         unseen = [self._by_handle[handle].request for handle in others if handle > self._last_handle]
         if not unseen:
             return self._load
@@ -175,6 +175,6 @@ class Streams:
     def _settle(self, handle: int) -> None:
         """The engine owes this stream nothing any more."""
         self._unfinished.discard(handle)
-        self._in_slack.discard(handle)
+        self._yielding.discard(handle)
         if not self._unfinished:
             self.idle.set()

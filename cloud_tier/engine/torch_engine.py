@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from cloud_tier.engine.checks import check_model, checked_request
-from cloud_tier.engine.messages import Abort, Add, LimitSlack, Loaded, Quit, Ready, Step, ToParent
+from cloud_tier.engine.messages import Abort, Add, LimitLines, Loaded, Quit, Ready, Step, ToParent
 from cloud_tier.engine.processes import RankProcess, RankProcesses
 from cloud_tier.engine.protocol import (
     EngineChunk,
@@ -83,7 +83,7 @@ class _Life:
 
     def add(self, request: EngineRequest) -> tuple[int, Stream]:
         """Send a request; return its number and its stream."""
-        if not self.streams.awaited:
+        if not self.streams.owes_soon:
             self._heard_s = self._clock.now_s()
         handle, stream = self.streams.open(request)
         try:
@@ -99,13 +99,13 @@ class _Life:
         if not stream.finished:
             self._processes.ranks[0].send(Abort(handle))
 
-    def limit_slack(self, sequences: int | None) -> None:
-        """Tell the engine how many requests in the slack it may compute; once it is ready, if it is not yet."""
-        if not self.streams.awaited:
+    def limit_lines(self, lines: int | None) -> None:
+        """Tell the engine how many lines it may compute; once it is ready, if it is not yet."""
+        if not self.streams.owes_soon:
             self._heard_s = self._clock.now_s()
-        self.streams.slack_limit = sequences
+        self.streams.lines_limit = lines
         if self.info is not None:
-            self._processes.ranks[0].send(LimitSlack(sequences))
+            self._processes.ranks[0].send(LimitLines(lines))
 
     def quit(self) -> None:
         """Ask the group to end; `serve` returns when it has."""
@@ -139,8 +139,8 @@ class _Life:
             load_s=self._clock.now_s() - self._began_s,
             devices=tuple(self._devices[number] for number in sorted(self._devices)),
         )
-        if self.streams.slack_limit is not None:
-            self._processes.ranks[0].send(LimitSlack(self.streams.slack_limit))
+        if self.streams.lines_limit is not None:
+            self._processes.ranks[0].send(LimitLines(self.streams.lines_limit))
         on_ready(self.info)
 
     async def _watch_time(self) -> str:
@@ -153,7 +153,7 @@ class _Life:
         while True:
             limit_s = self._config.start_timeout_s if self.info is None else self._config.step_timeout_s
             silent_s = self._clock.now_s() - self._heard_s
-            silent = silent_s >= limit_s and (self.streams.awaited or self.info is None)
+            silent = silent_s >= limit_s and (self.streams.owes_soon or self.info is None)
             if silent and suspected:
                 return f"nothing was heard of the engine for {silent_s:.1f} s (limit {limit_s:g} s)"
             suspected = silent
@@ -180,7 +180,7 @@ class TorchEngine:
         self._supervisor: asyncio.Task[None] | None = None
         self._pause_s = _FIRST_PAUSE_S
         self._ended_because = ""
-        self._slack_limit: int | None = None
+        self._lines_limit: int | None = None
         self._start_at_s: float | None = None  # when the next group of processes is, or was, to be started
 
     @property
@@ -259,12 +259,12 @@ class TorchEngine:
         finally:
             life.forget(handle, stream)
 
-    def limit_slack(self, sequences: int | None) -> None:
-        """See `protocol.Engine.limit_slack`. Holds through restarts."""
-        if sequences != self._slack_limit:
-            self._slack_limit = sequences
+    def limit_lines(self, lines: int | None) -> None:
+        """See `protocol.Engine.limit_lines`. Holds through restarts."""
+        if lines != self._lines_limit:
+            self._lines_limit = lines
             if self._life is not None:
-                self._life.limit_slack(sequences)
+                self._life.limit_lines(lines)
 
     def load(self) -> EngineLoad:
         """See `protocol.Engine.load`."""
@@ -321,7 +321,7 @@ class TorchEngine:
         """
         began_s = self._clock.now_s()
         self._life = life = _Life(self.config, self._clock)
-        life.limit_slack(self._slack_limit)
+        life.limit_lines(self._lines_limit)
         why = "the engine was stopped"
         try:
             why = await life.serve(on_ready)

@@ -24,7 +24,7 @@ from cloud_tier.engine.messages import (
     Channel,
     Compute,
     Failed,
-    LimitSlack,
+    LimitLines,
     Loaded,
     Quit,
     Ready,
@@ -129,8 +129,8 @@ class _Rank:
         def compute(step: Compute) -> Computed:
             if not peers:
                 handles = [segment.handle for segment in step.segments]
-                in_slack = core.in_slack(handles)
-                return model.run(step, lambda: inbox.deserted(handles, in_slack))
+                yielding = core.yielding(handles)
+                return model.run(step, lambda: inbox.deserted(handles, yielding))
             try:
                 for peer in peers:
                     peer.send(step)
@@ -242,8 +242,8 @@ def _serve(parent: Channel, inbox: Inbox, core: EngineCore) -> None:
             if isinstance(message, Add):
                 core.add(message.handle, message.request)
                 last_handle = message.handle
-            elif isinstance(message, LimitSlack):
-                core.limit_slack(message.sequences)
+            elif isinstance(message, LimitLines):
+                core.limit_lines(message.lines)
             else:
                 core.abort(message.handle)
         parent.send(Step(core.step(), core.load(), last_handle))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import TracebackType
 from typing import Protocol
 
@@ -88,7 +89,8 @@ class AttemptRun:
         self._request_id = request.request_id
         self._surroundings = surroundings
         self._clock = surroundings.clock
-        self._timeout_s = surroundings.settings.first_token_timeout_ms / 1e3
+        # What is held up for others may be silent for as long as these are there; its replica tells when it has died.
+        self._timeout_s = math.inf if attempt.held_up else surroundings.settings.first_token_timeout_ms / 1e3
         self._ends_s = journey.ends_s()
         self._room = AnswerRoom(request.most_answer_tokens(attempt.info.context_tokens))
         self._held = TokenChunk("", 0)  # what chunks without text have told
@@ -180,7 +182,8 @@ class AttemptRun:
         if self._cached_tokens is not None:
             chunk, self._cached_tokens = replace(chunk, cached_tokens=self._cached_tokens), None
         self._finished = chunk.finish_reason or self._finished
-        self._timeout_s = self._surroundings.settings.stall_timeout_ms / 1e3
+        if not self.attempt.held_up:
+            self._timeout_s = self._surroundings.settings.stall_timeout_ms / 1e3
         journey.take(self.attempt, chunk, self._origin)
         if chunk.cached_tokens is not None and journey.counts_own_text:
             return replace(chunk, cached_tokens=None)  # text of the answer may be part of what was found

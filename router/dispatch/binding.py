@@ -38,6 +38,7 @@ from router.policy.registry import load_policy
 from router.signals.in_flight import Attempt
 from router.signals.signals import Signals
 from router.values.choice import Choice, Hopeless
+from router.values.prediction import TtftFeatures
 from router.values.replica import Replica, ReplicaInfo, Unreached
 from router.values.request import Locality
 from router.values.settings import RouterSettings
@@ -403,7 +404,8 @@ class Binder:
         attempt = self._attempt(pending, choice)
         self.pool.remember_session(pending.request.objective.session, info.replica_id)
         hoped = entry.promised.candidate if entry.promised is not None else None
-        if hoped is not None and hoped.info.replica_id == info.replica_id and not self.pool.by_credits(info.replica_id):
+        same = hoped is not None and hoped.info.replica_id == info.replica_id and not attempt.held_up
+        if hoped is not None and same and not self.pool.by_credits(info.replica_id):
             waited_s = now_s - entry.entered_s
             self._signals.latency.observe_wait(info, hoped.prediction.wait_s, entry.wait_factor, waited_s)
         if not entry.continuing:
@@ -431,14 +433,18 @@ class Binder:
         view = pool.views[info.replica_id]
         expected = _expected_tokens(pending, choice)
         demand = demand_on(pending, info, self._signals.affinity, expected)
+        held_up = info.holds_up and pending.request.objective.yields
         return Attempt(
             replica=view.replica,
             choice=choice,
             sent_at_s=self._clock.now_s(),
-            work=self._signals.latency.sent(view.snapshot, view.link, demand, view.mine, siblings=view.siblings),
+            work=TtftFeatures(demand.prompt_tokens, choice.candidate.prediction.network_s)
+            if held_up
+            else self._signals.latency.sent(view.snapshot, view.link, demand, view.mine, siblings=view.siblings),
             prompt_tokens=demand.prompt_tokens,
             expected_tokens=expected,
             length=None if pending.request.continuation_tokens else pending.length.curve,
+            held_up=held_up,
         )
 
     def _begin(self, attempt: Attempt) -> None:
@@ -481,7 +487,8 @@ class Binder:
         if entry.bound.done() and not entry.bound.cancelled() and entry.bound.exception() is None:
             attempt = entry.bound.result()
             self._signals.in_flight.end(attempt)
-            self._signals.latency.ended(attempt, self._clock.now_s(), whole=False)
+            if not attempt.held_up:
+                self._signals.latency.ended(attempt, self._clock.now_s(), whole=False)
             if attempt.trial:
                 self._signals.health.breaker(attempt.info).abandon()
             self.wake()

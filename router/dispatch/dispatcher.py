@@ -48,7 +48,7 @@ from router.signals.signals import Signals
 from router.tracing.sink import TraceSink
 from router.upstream.source import SourceHooks
 from router.values.answer import Answer
-from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, Unreached
+from router.values.replica import HoldsUp, Replica, ReplicaInfo, ReplicaSnapshot, Unreached
 from router.values.request import InferenceRequest, Locality, Outcome
 from router.values.settings import RouterSettings
 from router.values.status import RouterStatus, Tally
@@ -256,6 +256,12 @@ class Dispatcher:
     def step_s(self, info: ReplicaInfo, batch: int, slots: int) -> float:
         """Return the seconds of one decode step of so many sequences on a replica, by what was learnt of it."""
         return self._signals.latency.step_s(info, batch, slots)
+
+    def limit_lines(self, lines: int | None) -> None:
+        """Let each replica that can hold them up compute so many requests that yield; see `HoldsUp`."""
+        for replica in self._binder.pool.replicas.values():
+            if isinstance(replica, HoldsUp):
+                replica.limit_lines(lines)
 
     def tallies(self) -> Mapping[tuple[str, str], Tally]:
         """Return what each variant of each tier has done since the start."""

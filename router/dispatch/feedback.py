@@ -85,9 +85,10 @@ class Feedback:
         if attempt.first_at_s is None:
             attempt.first_at_s = now_s
             attempt.own_s = chunk.own_s
-            attempt.mark = self._signals.latency.first_token(attempt, now_s, chunk.cached_tokens)
+            if not attempt.held_up:
+                attempt.mark = self._signals.latency.first_token(attempt, now_s, chunk.cached_tokens)
             self._signals.affinity.began(journey.request, info.replica_id, chunk.cached_tokens, attempt.sent_at_s)
-            if len(self._signals.canaries):
+            if len(self._signals.canaries) and not attempt.held_up:
                 took_s = now_s - attempt.sent_at_s
                 self._signals.canaries.first_token(info, journey.request, attempt.sent_at_s, took_s)
             journey.record.happened(now_s, "first_token", replica=info.replica_id)
@@ -103,6 +104,8 @@ class Feedback:
     def _note_ttft(self, attempt: Attempt, journey: Progress, ttft_s: float) -> None:
         record, info = journey.record, attempt.info
         record.ttft_s = ttft_s
+        if attempt.held_up:
+            return
         if not record.objective.in_slack:  # what nobody waits for is no figure of what callers see
             self._telemetry.ttft_s.labels(info.tier, info.variant).observe(ttft_s)
         if record.promised_ttft_s and record.promised_ttft_high_s:
@@ -115,20 +118,15 @@ class Feedback:
         """An attempt ended, whichever way: give the slot back, and learn from a finished answer."""
         now_s, info = self._clock.now_s(), attempt.info
         self._signals.in_flight.end(attempt)
-        if finished is not None:
-            self._signals.peaks.observe(info.replica_id, now_s, now_s - attempt.sent_at_s)
-        if attempt.first_at_s is not None:
-            self._admission.served(now_s - attempt.sent_at_s)
         whole = finished is not None and not attempt.overdue and not attempt.gave_up
-        self._signals.latency.ended(attempt, now_s, whole=whole, length=journey.length.curve)
-        if attempt.outrun:
-            self._late_to_begin(attempt)
+        if not attempt.held_up:
+            self._learn_times(attempt, journey, now_s, finished=finished is not None, whole=whole)
         self._tell_breaker(attempt, journey, whole=whole)
         if not attempt.outrun:
             journey.record.finished = finished
         if finished is not None:
             self._signals.affinity.ended(journey.request, info.replica_id, journey.tokens)
-            pace_s = attempt.pace_s
+            pace_s = None if attempt.held_up else attempt.pace_s
             self._signals.canaries.ended(info, journey.request, attempt.sent_at_s, pace_s)
             if pace_s is not None:
                 self._telemetry.tpot_s.labels(info.tier, info.variant).observe(pace_s)
@@ -136,6 +134,16 @@ class Feedback:
                 stopped = finished is FinishReason.STOP
                 self._signals.lengths.ended(journey.length, info.family, journey.tokens, by_itself=stopped)
         self._binder.wake(info.replica_id)
+
+    def _learn_times(self, attempt: Attempt, journey: Progress, now_s: float, *, finished: bool, whole: bool) -> None:
+        """Learn how long an attempt took that has ended."""
+        if finished:
+            self._signals.peaks.observe(attempt.info.replica_id, now_s, now_s - attempt.sent_at_s)
+        if attempt.first_at_s is not None:
+            self._admission.served(now_s - attempt.sent_at_s)
+        self._signals.latency.ended(attempt, now_s, whole=whole, length=journey.length.curve)
+        if attempt.outrun:
+            self._late_to_begin(attempt)
 
     def deadline_passed(self, attempt: Attempt, journey: Progress) -> None:
         """The deadline ends an answer. One that did not even begin would have taken at least so long: learn that."""

@@ -34,7 +34,7 @@ from router.values.credits import NOTHING_WANTED, Asker, Want
 from router.values.logprobs import TokenLogprob
 from router.values.prompt import IN_THREAD_CHARS, ChatPrompt, Input, Message, PromptSize, TextPrompt, size_chars
 from router.values.prompt_size import with_media
-from router.values.request import SLACK_PRIORITY, ApiRequest, InferenceRequest, Objective
+from router.values.request import LINE_PRIORITY, SLACK_PRIORITY, ApiRequest, InferenceRequest, Objective
 from router.values.task import Call, Embeddings, Passed, PassedCall, Task
 from router.values.tensors import Tensors
 from router.values.usage import Usage
@@ -300,10 +300,10 @@ class Intake:
     def _objective(self, context: RequestContext, api_request: ApiRequest) -> Objective:
         refuse_query(context.query)
         if context.in_slack:
-            return replace(parse_objective(context.headers, Objective()), priority=SLACK_PRIORITY)
+            return replace(parse_objective(context.headers, Objective()), priority=LINE_PRIORITY)
         default = Objective()
         if api_request.priority is not None:
-            default = replace(default, priority=api_request.priority)
+            default = replace(default, priority=max(api_request.priority, SLACK_PRIORITY))
         if api_request.deadline_s is not None:
             default = replace(default, deadline_s=api_request.deadline_s)
         objective = parse_objective(context.headers, default)

@@ -44,6 +44,11 @@ class JobMetrics(Collector):
             "Requests of batches that were stopped for online ones, and run again.",
             value=0 if runner is None else runner.stopped,
         )
+        yield CounterMetricFamily(
+            "overspill_batch_lines_paused",
+            "Requests of batches that were held up for online ones, with all that they had, and went on later.",
+            value=0 if runner is None else runner.paused,
+        )
         deferring, webhook = self._jobs.deferring, self._jobs.webhook
         yield CounterMetricFamily(
             "overspill_deferred_answered",

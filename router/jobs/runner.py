@@ -26,7 +26,7 @@ from router.jobs.database import Database
 from router.jobs.errors import StorageFailed
 from router.jobs.lifecycle import Lifecycle
 from router.jobs.records import Batch, BatchStatus, Line
-from router.jobs.slack import Slack, at_once, spacing_s
+from router.jobs.slack import Allowance, Slack, at_once, spacing_s
 
 log = structlog.get_logger("router.jobs")
 
@@ -49,6 +49,7 @@ class Runner:
     Attributes:
         held: why no line begins, in a few words; empty while lines may.
         stopped: lines that were stopped for online requests, since the start.
+        paused: those that were held up instead, with all that they had.
     """
 
     def __init__(self, database: Database, lifecycle: Lifecycle, slack: Slack, clock: Clock, ask: Ask) -> None:
@@ -65,9 +66,10 @@ class Runner:
         self._stopping: set[Line] = set()
         self._steps: dict[str, asyncio.Task[None]] = {}
         self._begun_at_s = 0.0
+        self._computed: int | None = None
         self._stale = True
         self.held = ""
-        self.stopped = 0
+        self.stopped = self.paused = 0
         self.batches: Counter[str] = Counter()
         slack.changed = self._online_changed
 
@@ -116,7 +118,7 @@ class Runner:
     def _online_changed(self) -> None:
         """Every online request calls: while there are no lines, it costs nothing."""
         if self._asking:
-            self._stop_beyond(self._slack.allow(self.running).keep)
+            self._give_way(self._slack.allow(self.running))
         if len(self._agenda):
             self._news.set()
 
@@ -212,7 +214,7 @@ class Runner:
             self.held = ""
             return _IDLE_LOOK_S
         allowance = self._slack.allow(self.running)
-        self._stop_beyond(allowance.keep)
+        self._give_way(allowance)
         why = self._committer.stuck or self._lifecycle.no_room() or allowance.why
         if why or len(self._tasks) - len(self._asking) > _MOST_UNCOMMITTED:
             self.held = why
@@ -233,6 +235,15 @@ class Runner:
         self._asking[line] = None
         self._tasks[line] = task = asyncio.create_task(self._line(line), name=f"line {request_id(line)}")
         task.add_done_callback(partial(self._ended, line))
+
+    def _give_way(self, allowance: Allowance) -> None:
+        """Hold lines up or stop them, as many as may not go on beside who is there now."""
+        computed = allowance.computed
+        if computed != self._computed:
+            self._computed = computed
+            self.paused += 0 if computed is None else max(0, self.running - computed)
+        self._slack.limit(allowance)
+        self._stop_beyond(allowance.keep)
 
     def _stop_beyond(self, lines: int) -> None:
         """Stop the lines that began last, until no more run than may."""

@@ -2,11 +2,14 @@
 
 A line that runs delays an online request by the step it is in, and slows it down afterwards. While there are online
 requests, only so many lines run as slow these down by a share that the operator set; when one comes, what runs beyond
-that is stopped and run again later. After the last online request lines hold back for as long as the next one usually
-takes to come: of the arrivals lately, no more than one in fifty shall find the device full of lines. Gaps of more than
-ten seconds are not waited for: traffic that sparse would let no line run at all. So a step of lines alone is short: a
-tenth of a second, and where many arrivals find one, a fifth of what their first tokens take. An engine that leaves a
-step for which nobody waits has no such bound.
+that is held up with all that it has, where every replica that generates can do that, or else stopped and run again
+later. After the last online request lines hold back for as long as the next one usually takes to come: of the arrivals
+lately, no more than one in fifty shall find the device full of lines. Gaps of more than ten seconds are not waited for:
+traffic that sparse would let no line run at all. So a step of lines alone is short: a tenth of a second, and where many
+arrivals find one, a fifth of what their first tokens take.
+
+An engine that holds lines up and leaves the step that they are in has no such bound, and nothing is held back for who
+may come: its lines run whenever nobody else is there.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Protocol
 from router.base.clock import Clock
 from router.jobs.arrivals import Arrivals
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
+from router.values.task import Task
 
 _MOST_STEP_S = 0.1  # an online request that comes waits for the step that it finds
 _MOST_WAIT = 0.2  # of its first token's time, where many find one
@@ -40,6 +44,10 @@ class Replicas(Protocol):
         """Return the seconds of one decode step of so many sequences, as far as is known."""
         ...
 
+    def limit_lines(self, lines: int | None) -> None:
+        """Let each replica that can hold lines up compute so many; see `router.values.replica.HoldsUp`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
@@ -48,6 +56,8 @@ class Allowance:
     Attributes:
         lines: at once; no further one begins.
         keep: of those that run, how many may go on; the others are to be stopped.
+        computed: of those that go on, how many each replica that holds lines up computes; None: all of them, while it
+            has no other request.
         beside: there are online requests, or there will soon be: the next line begins with some spacing.
         why: nothing more may, in a few words; empty while something may.
     """
@@ -56,6 +66,7 @@ class Allowance:
     keep: int
     beside: bool
     why: str = ""
+    computed: int | None = None
 
 
 class Slack:
@@ -97,17 +108,24 @@ class Slack:
         """Seconds until lines stop to hold back, if nobody comes."""
         return self._arrivals.hold_left_s(self._clock.now_s())
 
+    def limit(self, allowance: Allowance) -> None:
+        """Have as many lines computed as that says, where lines are held up."""
+        self._replicas.limit_lines(allowance.computed)
+
     def allow(self, running: int) -> Allowance:
         """Say how many lines may run, of which `running` do."""
         room = self._room()
         if not room.slots:
             return Allowance(0, 0, beside=False, why="no replica is available")
-        beside = self.online > 0 or self.hold_left_s > 0.0
+        beside = self.online > 0 or (self.hold_left_s > 0.0 and not room.lets_go)
         # What others have sent to a server that is not ours alone is told by that server only.
-        taken = max(self.online, room.occupied - running)
-        free = max(0, min(room.slots - taken, self._concurrency or room.slots))
+        taken = max(self.online, room.occupied - (0 if room.holds_up else running))
+        most = self._concurrency or room.slots
+        free = max(0, min(room.slots - taken, most))
         lines = min(free, self._beside(room) if beside else room.alone)
         why = "" if lines else ("online requests come first" if beside else "every slot is taken")
+        if room.holds_up:
+            return Allowance(lines, most, beside, why, self._beside(room) // room.devices if beside else None)
         # What is known of speeds changes all the time: for that alone nothing is stopped.
         return Allowance(lines, lines if beside else free, beside, why)
 
@@ -126,14 +144,18 @@ class Slack:
         slots: dict[str, int] = {}
         alone: dict[str, int] = {}
         occupied, slope, most_s = 0, 0.0, self._most_step_s()
-        for snapshot in self._replicas.load():
-            if snapshot.available:
-                device = snapshot.info.device_key
-                slots[device] = max(slots.get(device, 0), snapshot.slots)
-                alone[device] = min(alone.get(device, snapshot.slots), self._within(most_s, snapshot))
-                occupied += snapshot.running + snapshot.queued
-                slope = max(slope, snapshot.info.prior.decode_batch_slope)
-        return _Room(len(slots), sum(slots.values()), sum(alone.values()), occupied, slope)
+        available = [snapshot for snapshot in self._replicas.load() if snapshot.available]
+        for snapshot in available:
+            device = snapshot.info.device_key
+            slots[device] = max(slots.get(device, 0), snapshot.slots)
+            alone[device] = min(alone.get(device, snapshot.slots), self._within(most_s, snapshot))
+            occupied += snapshot.running + snapshot.queued
+            slope = max(slope, snapshot.info.prior.decode_batch_slope)
+        # What generates nothing is done with a line in milliseconds.
+        generating = [snapshot.info for snapshot in available if Task.GENERATE in snapshot.info.tasks]
+        holds_up = bool(generating) and all(info.holds_up for info in generating)
+        lets_go = holds_up and all(info.leaves_steps for info in generating)
+        return _Room(len(slots), sum(slots.values()), sum(alone.values()), occupied, slope, holds_up, lets_go)
 
     def _most_step_s(self) -> float:
         """Return what a step of lines alone may take."""
@@ -158,6 +180,8 @@ class _Room:
     Attributes:
         alone: sequences with which no device takes longer for a step than an online request may have to wait for it.
         slope: the steepest.
+        occupied: by whom; lines that are held up for others are not among them.
+        holds_up: whatever generates holds lines up for others; lets_go: and leaves the step that they are in.
     """
 
     devices: int
@@ -165,6 +189,8 @@ class _Room:
     alone: int
     occupied: int
     slope: float
+    holds_up: bool
+    lets_go: bool
 
 
 def spacing_s(allowance: Allowance) -> float:

@@ -37,6 +37,7 @@ class Attempt:
             `router.give_up` does not allow it.
         gave_up: it did.
         length: the distribution of the whole answer's length, None where nobody needs it.
+        held_up: it yields, where it is held up for others: it is no load, and its times teach nothing.
         outrun: another attempt at the same answer had its first token sooner.
         counted: called when what its replica has to do for it has changed.
     """
@@ -64,6 +65,7 @@ class Attempt:
     length: LengthCurve | None = None
     gave_up: bool = False
     outrun: bool = False
+    held_up: bool = False
     counted: Callable[[Attempt], None] | None = None
     info: ReplicaInfo = field(init=False)
 
@@ -101,7 +103,10 @@ class Attempt:
 
 
 class InFlight:
-    """The attempts that run, in the order in which they began; every `begin` has exactly one `end`."""
+    """The attempts that run, in the order in which they began; every `begin` has exactly one `end`.
+
+    Those that are held up for others are not among them.
+    """
 
     def __init__(self) -> None:
         self._by_replica: dict[str, dict[Attempt, None]] = {}
@@ -114,11 +119,15 @@ class InFlight:
         return iter([attempt for attempts in self._by_replica.values() for attempt in attempts])
 
     def begin(self, attempt: Attempt) -> None:
+        if attempt.held_up:
+            return
         attempt.counted = self._changed
         self._changed(attempt)
         self._by_replica.setdefault(attempt.info.replica_id, {})[attempt] = None
 
     def end(self, attempt: Attempt) -> None:
+        if attempt.held_up:
+            return
         in_flight = self._by_replica[attempt.info.replica_id]
         del in_flight[attempt]
         self._changed(attempt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -84,7 +84,8 @@ class ReplicaInfo:
         lacks: what requests may need and it does not do; see `InferenceRequest.needs`.
         version: of what serves there, as its source tells it; empty where it tells none.
         tasks: what it does.
-        leaves_steps: what was cancelled holds nobody up: it leaves a step for which nobody waits any more.
+        leaves_steps: what was cancelled or is held up delays nobody: it leaves a step for which nobody waits any more.
+        holds_up: it is a `HoldsUp`.
         offers: of what only some servers do, what it does; see `InferenceRequest.wants`.
         signature: the tensors of a pipeline; None of any other.
     """
@@ -105,6 +106,7 @@ class ReplicaInfo:
     version: str = ""
     tasks: frozenset[Task] = GENERATES
     leaves_steps: bool = False
+    holds_up: bool = False
     offers: frozenset[Feature] = NOTHING
     signature: Signature | None = None
 
@@ -171,5 +173,21 @@ class Replica(Protocol):
             Refused: no room; carries the replica's own estimate of when to come back.
             ReplicaUnreachable: nothing was generated.
             ReplicaBroken: the stream ended early.
+        """
+        ...
+
+
+@runtime_checkable
+class HoldsUp(Protocol):
+    """A replica that holds requests that yield (`Objective.yields`) up for others, with all that they have.
+
+    They are no part of its snapshots, and it says itself when it has died: nobody need hear of them for a while.
+    """
+
+    def limit_lines(self, lines: int | None) -> None:
+        """Let that many of them be computed.
+
+        Args:
+            lines: in one step, whoever else is in it; None: all of them, while the replica has no other request.
         """
         ...

@@ -46,6 +46,8 @@ class CacheUse(enum.Enum):
 
 SLACK_PRIORITY = -(2**31 - 1)
 """The lowest that can be asked for: it is served when nobody else is, and is no reason to step down or to scale."""
+LINE_PRIORITY = SLACK_PRIORITY - 1
+"""Of the lines that this tier runs itself, and nobody else's: they are held up where a replica can do that."""
 
 
 class Objective(msgspec.Struct, frozen=True):
@@ -78,6 +80,11 @@ class Objective(msgspec.Struct, frozen=True):
     def in_slack(self) -> bool:
         """Whether it asks for what nobody else needs."""
         return self.priority <= SLACK_PRIORITY
+
+    @property
+    def yields(self) -> bool:
+        """Whether it is held up for all others, where a replica can do that (`ReplicaInfo.holds_up`)."""
+        return self.priority <= LINE_PRIORITY
 
     @property
     def ends_s(self) -> float | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from router.base.errors import InvalidRequest
-from router.values.request import Locality, Objective
+from router.values.request import SLACK_PRIORITY, Locality, Objective
 from router.wire.headers import refuse_unreadable, whole_number
 from router.wire.names import (
     DEADLINE,
@@ -70,7 +70,8 @@ def parse_objective(headers: Mapping[str, str], default: Objective) -> Objective
 def objective_headers(objective: Objective) -> list[tuple[str, str]]:
     """Return the headers that `parse_objective` reads back as `objective`.
 
-    That it may be deferred is not passed on: only the tier that the caller asked keeps its request.
+    That it may be deferred is not passed on: only the tier that the caller asked keeps its request. A line of this tier
+    is one of many to another one.
     """
     lines = []
     for name, value_s in (
@@ -84,7 +85,7 @@ def objective_headers(objective: Objective) -> list[tuple[str, str]]:
     if objective.shorten:
         lines.append((SHORTEN, _ALLOW))
     if objective.priority:
-        lines.append((PRIORITY, str(objective.priority)))
+        lines.append((PRIORITY, str(max(objective.priority, SLACK_PRIORITY))))
     if objective.locality is not Locality.ANY:
         lines.append((LOCALITY, objective.locality.value))
     if objective.min_quality > 0:

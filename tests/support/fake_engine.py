@@ -165,6 +165,9 @@ class FakeEngine:
         if self._dead.is_set():
             raise ReplicaBroken("rank 0 is gone") if sent else ReplicaUnreachable("rank 0 is gone")
 
+    def limit_lines(self, lines: int | None) -> None:
+        """It computes whatever it is asked."""
+
     def load(self) -> EngineLoad:
         return EngineLoad(
             running=self.open,

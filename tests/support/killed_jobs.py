@@ -68,6 +68,9 @@ class _Slots:
     def load(self) -> list[ReplicaSnapshot]:
         return [ReplicaSnapshot(replica_info(), available=True, slots=4)]
 
+    def limit_lines(self, lines: int | None) -> None:
+        """Nothing here holds lines up."""
+
     def step_s(self, info: ReplicaInfo, batch: int, slots: int) -> float:
         return 0.001
 

@@ -1,4 +1,4 @@
-"""Requests in the slack of all others: held up with all that they have, and no token is other than it would have been."""
+"""Lines in an engine: held up for all others with all that they have, and no token is other than it would have been."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloud_tier.engine.inbox import Inbox
-from cloud_tier.engine.messages import Abort, Add, Channel, Compute, LimitSlack, ToRank0
+from cloud_tier.engine.messages import Abort, Add, Channel, Compute, LimitLines, ToRank0
 from cloud_tier.engine.model import Computed
 from cloud_tier.engine.protocol import EngineRequest
 from cloud_tier.engine.streams import Streams
 from cloud_tier.engine.torch_engine import TorchEngine
 from router.values.constraint import Constraint, ConstraintKind
-from router.values.request import SLACK_PRIORITY
+from router.values.request import LINE_PRIORITY
 from router.values.sampling import SamplingParams
 from tests.cloud_tier.engine.test_scheduler import Echo
 from tests.support import engine_models
 from tests.support.engine_models import Bench, prompt, small
 from tests.support.waiting import until
 
-ALONE = {"priority": SLACK_PRIORITY}
+LINE = {"priority": LINE_PRIORITY}
 KINDS = (
     SamplingParams(temperature=0),
     SamplingParams(temperature=1.0, seed=7),
@@ -50,7 +50,7 @@ def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _lines(bench: Bench) -> None:
     for number, sampling in enumerate(KINDS):
-        bench.add(number, prompt(30 + number, number), 16, sampling=sampling, **ALONE)
+        bench.add(number, prompt(30 + number, number), 16, sampling=sampling, **LINE)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_whatever_comes_between_an_answer_is_what_it_would_have_been(
             bench.add(online, prompt(20, online), 5)
             online += 1
         elif what in {"hold", "one", "free"}:
-            bench.core.limit_slack({"hold": 0, "one": 1, "free": None}[what])
+            bench.core.limit_lines({"hold": 0, "one": 1, "free": None}[what])
         elif what == "leave" and bench.core.busy:
             left.append(1)
             bench.step()
@@ -97,7 +97,7 @@ def test_whatever_comes_between_an_answer_is_what_it_would_have_been(
             for _ in range(what if isinstance(what, int) else 1):
                 if bench.core.busy:
                     bench.step()
-    bench.core.limit_slack(None)
+    bench.core.limit_lines(None)
     answers = bench.run()
     assert not bench.failures
     assert {number: answers[number] for number in range(len(KINDS))} == undisturbed.answers
@@ -111,24 +111,24 @@ def test_a_constrained_answer_is_held_up_and_goes_on_within_its_constraint(speak
     sampling = SamplingParams(temperature=1.0, seed=3, constraint=Constraint(ConstraintKind.REGEX, "[a-z]{12}"))
     expected, bench = Bench(small(speaking)), Bench(small(speaking))
     for each in (expected, bench):
-        each.add(0, prompt(20), 40, sampling=sampling, **ALONE)
+        each.add(0, prompt(20), 40, sampling=sampling, **LINE)
     while len(bench.answers[0]) < 3:
         bench.step()
-    bench.core.limit_slack(0)
+    bench.core.limit_lines(0)
     assert not bench.core.busy
     bench.add(1, prompt(20, 1), 4)
     while bench.core.busy:
         bench.step()
     assert len(bench.answers[1]) == 4
     assert 3 <= len(bench.answers[0]) <= 4
-    bench.core.limit_slack(None)
+    bench.core.limit_lines(None)
     assert bench.run()[0] == expected.run()[0]
 
 
 def test_nobody_in_the_slack_is_computed_beside_others() -> None:
     echo = Echo()
-    echo.add(0, 4, **ALONE)
-    echo.add(1, 4, **ALONE)
+    echo.add(0, 4, **LINE)
+    echo.add(1, 4, **LINE)
     echo.step()
     echo.add(2, 4, 3)
     for _ in range(3):
@@ -145,9 +145,9 @@ def test_nobody_in_the_slack_is_computed_beside_others() -> None:
 def test_as_many_are_computed_as_they_are_told(limit: int) -> None:
     echo = Echo(max_running=8, kv_cache_tokens=256)
     for number in range(5):
-        echo.add(number, 4, 100, **ALONE)
+        echo.add(number, 4, 100, **LINE)
     echo.step()
-    echo.core.limit_slack(limit)
+    echo.core.limit_lines(limit)
     assert echo.core.busy == (limit > 0)
     echo.add(9, 4, 20)
     echo.step()
@@ -155,7 +155,7 @@ def test_as_many_are_computed_as_they_are_told(limit: int) -> None:
         echo.step()
         handles = [segment.handle for segment in echo.steps[-1]]
         assert handles == [9, *range(limit)]
-    echo.core.limit_slack(None)
+    echo.core.limit_lines(None)
     while 9 not in echo.ended:
         echo.step()
         assert [segment.handle for segment in echo.steps[-1]] == [9]
@@ -167,7 +167,7 @@ def test_who_is_held_up_is_no_load_and_leaves_slots_and_blocks_to_others() -> No
     echo = Echo()
     whole = echo.core.load().kv_blocks_free
     for number in range(4):
-        echo.add(number, 8, **ALONE)
+        echo.add(number, 8, **LINE)
     echo.step()
     load = echo.core.load()
     assert (load.running, load.queued, load.queued_prefill_tokens, load.pending_decode_tokens) == (0, 0, 0, 0)
@@ -191,8 +191,8 @@ def test_a_step_is_left_for_whoever_comes_and_for_no_other_word() -> None:
         def add(handle: int, **options: int) -> Add:
             return Add(handle, EngineRequest(f"r{handle}", (1, 2), SamplingParams(), 4, **options))
 
-        parent.send(add(5, **ALONE))
-        parent.send(LimitSlack(2))
+        parent.send(add(5, **LINE))
+        parent.send(LimitLines(2))
         assert not inbox.deserted([0, 1], {0, 1})
         parent.send(add(6))
         assert inbox.deserted([0, 1], {0, 1})
@@ -201,7 +201,7 @@ def test_a_step_is_left_for_whoever_comes_and_for_no_other_word() -> None:
         assert inbox.deserted([0, 1], {0})
         assert len(inbox.take(wait=True)) == 4
         assert not inbox.deserted([0, 1], {0, 1}), "what was taken is known to the engine"
-        parent.send(LimitSlack(0))
+        parent.send(LimitLines(0))
         assert inbox.deserted([0, 1], {0, 1})
 
 
@@ -222,44 +222,44 @@ async def _answer(engine: TorchEngine, seed: int, max_tokens: int = 40, **option
 
 def test_nothing_need_be_heard_of_an_engine_that_holds_all_up() -> None:
     streams = Streams()
-    handle, _ = streams.open(EngineRequest("r", (1, 2), SamplingParams(), 4, **ALONE))
-    assert streams.awaited
-    streams.slack_limit = 0
-    assert not streams.awaited
+    handle, _ = streams.open(EngineRequest("r", (1, 2), SamplingParams(), 4, **LINE))
+    assert streams.owes_soon
+    streams.lines_limit = 0
+    assert not streams.owes_soon
     assert not streams.idle.is_set(), "it is still owed its answer"
     other, _ = streams.open(EngineRequest("o", (1, 2), SamplingParams(), 4))
-    assert streams.awaited
+    assert streams.owes_soon
     streams.close(other)
-    assert not streams.awaited
-    streams.slack_limit = None
-    assert streams.awaited
+    assert not streams.owes_soon
+    streams.lines_limit = None
+    assert streams.owes_soon
     streams.close(handle)
-    assert not streams.awaited
+    assert not streams.owes_soon
 
 
 @pytest.mark.process
 async def test_an_engine_holds_requests_up_and_goes_on_with_them(llama: Path) -> None:
     async with _engine(llama) as engine:
         expected = await _answer(engine, 1)
-        engine.limit_slack(0)
-        held = asyncio.create_task(_answer(engine, 1, **ALONE))
+        engine.limit_lines(0)
+        held = asyncio.create_task(_answer(engine, 1, **LINE))
         assert len(await _answer(engine, 2, 8)) == 8
         assert not held.done()
         assert engine.load().running == engine.load().queued == 0
-        engine.limit_slack(None)
+        engine.limit_lines(None)
         assert await held == expected
 
 
 @pytest.mark.process
 async def test_a_limit_holds_for_the_engine_that_is_started_next(llama: Path) -> None:
     async with _engine(llama) as engine:
-        engine.limit_slack(0)
+        engine.limit_lines(0)
         first = engine.info
         assert first is not None
         os.kill(first.pids[0], signal.SIGKILL)
         await until(lambda: engine.ready and engine.info is not first)
-        held = asyncio.create_task(_answer(engine, 1, **ALONE))
+        held = asyncio.create_task(_answer(engine, 1, **LINE))
         assert len(await _answer(engine, 2, 8)) == 8
         assert not held.done()
-        engine.limit_slack(None)
+        engine.limit_lines(None)
         assert len(await held) == 40

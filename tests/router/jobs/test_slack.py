@@ -35,12 +35,16 @@ class World:
     concurrency: int = 0
     slowdown: float = 0.05
     slower: float = 1.0  # than it was said to be
+    limits: list[int | None] = field(default_factory=list)
 
     def slack(self) -> Slack:
         return Slack(self, self.clock, self.concurrency, self.slowdown)
 
     def load(self) -> list[ReplicaSnapshot]:
         return self.snapshots
+
+    def limit_lines(self, lines: int | None) -> None:
+        self.limits.append(lines)
 
     def step_s(self, info: ReplicaInfo, batch: int, slots: int) -> float:
         return self.slower * (1 + info.prior.decode_batch_slope * (batch - 1)) / info.prior.decode_tokens_per_s
