@@ -118,21 +118,20 @@ class Scheduler:
         """Plan one step. Empty only if nothing waits or runs, or all that does is held up.
 
         Args:
-            prompt_limit: tokens of prompts in a step that others decode in, so that these need not wait for long.
+            prompt_limit: tokens of prompts in a step that others decode in, so that these need not wait for long; and
+                in one of lines, of which little shall be lost if it is left.
         """
         plan: dict[int, Scheduled] = {}
         before = self.preemptions
-        decoding = [sequence for sequence in self._running if sequence.remaining == 1]
-        prefilling = [sequence for sequence in self._running if sequence.remaining > 1]
-        limit = prompt_limit if decoding else self._token_budget
         lines_left = self._lines_room()
+        computed = self._computed(lines_left)
+        lines_left -= sum(sequence.yields for sequence in computed)
+        decoding = [sequence for sequence in computed if sequence.remaining == 1]
+        prefilling = [sequence for sequence in computed if sequence.remaining > 1]
+        limit = prompt_limit if decoding or self._lines_alone else self._token_budget
         for sequence in decoding + prefilling:
             if sequence.blocks is None:  # preempted a moment ago
                 continue
-            if sequence.yields:
-                if lines_left < 1:
-                    continue
-                lines_left -= 1
             num_tokens = self._tokens_now(sequence, plan, limit)
             if num_tokens > 0 and self._make_room(sequence, num_tokens, plan):
                 plan[sequence.handle] = Scheduled.of(sequence, num_tokens)
@@ -199,9 +198,17 @@ class Scheduler:
         """Return how many lines may be computed in the next step."""
         if self.lines_limit is not None:
             return self.lines_limit
-        # Of either, lines come last.
-        others = any(not line[0].yields for line in (self._running, self._waiting) if line)
-        return 0 if others else math.inf
+        return math.inf if self._lines_alone else 0
+
+    @property
+    def _lines_alone(self) -> bool:
+        """Whether lines are all there is: of those that run and of those that wait, they come last."""
+        return all(queue[0].yields for queue in (self._running, self._waiting) if queue)
+
+    def _computed(self, lines: float) -> list[Sequence]:
+        """Return those that run and are computed now: so many lines, and all others."""
+        others = [sequence for sequence in self._running if not sequence.yields]
+        return self._running[: len(others) + int(min(lines, len(self._running)))]
 
     def _admit(self, plan: dict[int, Scheduled], limit: int, lines_left: float) -> None:
         """Move waiting sequences to running, in order, while slots, blocks for the whole of each, and budget last.

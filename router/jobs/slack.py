@@ -122,18 +122,23 @@ class Slack:
         taken = max(self.online, room.occupied - (0 if room.holds_up else running))
         most = self._concurrency or room.slots
         free = max(0, min(room.slots - taken, most))
-        lines = min(free, self._beside(room) if beside else room.alone)
+        beside_them = self._beside(room) if beside else 0
+        lines = min(free, beside_them if beside else room.alone)
         why = "" if lines else ("online requests come first" if beside else "every slot is taken")
         if room.holds_up:
-            return Allowance(lines, most, beside, why, self._beside(room) // room.devices if beside else None)
+            return Allowance(lines, most, beside, why, beside_them // room.devices if beside else None)
         # What is known of speeds changes all the time: for that alone nothing is stopped.
         return Allowance(lines, lines if beside else free, beside, why)
 
     def _beside(self, room: _Room) -> int:
         """Return with how many lines a step takes no longer than the operator lets it, beside online requests.
 
-        A step of b sequences takes 1 + slope · (b − 1) of one alone (`SpeedPrior`).
+        A step of b sequences takes 1 + slope · (b − 1) of one alone (`SpeedPrior`). A CPU has nothing to spare beside
+        them, whatever a few sequences at its start have shown; where lines are held up and let go of at once, the time
+        when nobody is there is enough.
         """
+        if room.lets_go:
+            return 0
         online = math.ceil(max(1, self.online) / room.devices)
         if room.slope < _FLAT:
             return room.slots
