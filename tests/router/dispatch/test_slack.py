@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from router.base.errors import OverspillError
-from router.values.request import SLACK_PRIORITY
-from tests.support.router_fakes import world
+from router.values.request import LINE_PRIORITY, SLACK_PRIORITY, Outcome
+from tests.support.router_fakes import FakeReplica, answer, info, world
 
 
 async def _told(work: asyncio.Future) -> str:
@@ -68,3 +68,49 @@ async def test_slack_does_not_put_its_caller_back() -> None:
         await w.clock.run(w.ask(max_tokens=8, caller="other"))
         shares = w.dispatcher._signals.shares
         assert shares.excess("busy", w.clock.now_s()) == 1.0
+
+
+async def test_what_is_held_up_is_no_load_and_teaches_nothing_of_speeds() -> None:
+    async with world(remote=False, ttft_slo_ms=600_000.0, max_wait_ms=600_000.0) as w:
+        replica = FakeReplica(info("int8", holds_up=True), w.clock, slots=64)
+        w.dispatcher.set_replicas([replica])
+        learnt = w.dispatcher._signals.latency.step_s(replica.info, 1, 4)
+        replica.slower = 50.0
+        lines = [asyncio.ensure_future(w.ask(max_tokens=24, priority=LINE_PRIORITY)) for _ in range(6)]
+        await w.clock.settle()
+        assert replica.open == 6
+        assert len(w.dispatcher._signals.in_flight) == 0
+        texts = [text for _, text in await w.clock.run(asyncio.gather(*lines))]
+        assert texts == [answer(24)] * 6
+        assert w.dispatcher._signals.latency.step_s(replica.info, 1, 4) == learnt
+        tpot = {"tier": "edge", "model": "tiny-int8"}
+        assert not w.dispatcher.telemetry.registry.get_sample_value("overspill_tpot_seconds_count", tpot)
+        w.nothing_is_held()
+
+
+async def test_what_is_held_up_may_be_silent_for_as_long_as_others_are_there() -> None:
+    async with world(remote=False, first_token_timeout_ms=1000.0, stall_timeout_ms=1000.0) as w:
+        replica = FakeReplica(info("int8", holds_up=True), w.clock, slower=5000.0)  # a token takes 100 s
+        w.dispatcher.set_replicas([replica])
+        _, text = await w.clock.run(w.ask(max_tokens=3, priority=LINE_PRIORITY))
+        assert text == answer(3)
+        assert [record.outcome for record in w.dispatcher._log] == [Outcome.COMPLETED]
+        assert len(replica.sent) == 1
+
+
+async def test_a_held_up_attempt_that_is_cancelled_or_breaks_leaves_nothing_behind() -> None:
+    async with world(remote=False) as w:
+        replica = FakeReplica(info("int8", holds_up=True), w.clock, faults=[("break", 2)])
+        other = FakeReplica(info("pruned-int8", holds_up=True), w.clock, faults=[None, ("hang", 0)])
+        w.dispatcher.set_replicas([replica, other])
+        _, text = await w.clock.run(w.ask(max_tokens=8, priority=LINE_PRIORITY))
+        assert text == answer(8)
+        assert (len(replica.sent), len(other.sent)) == (1, 1)
+        w.dispatcher.set_replicas([other])
+        line = asyncio.ensure_future(w.ask(max_tokens=8, priority=LINE_PRIORITY))
+        await w.clock.settle()
+        assert other.open == 1
+        line.cancel()
+        await w.clock.run(asyncio.wait([line]))
+        assert other.open == 0
+        w.nothing_is_held()

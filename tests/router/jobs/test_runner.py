@@ -15,6 +15,9 @@ from sqlalchemy import text
 from router.base.errors import ConfigError, ReplicaCrashed
 from router.jobs import lifecycle
 from router.jobs.settings import JobsSettings
+from router.values.chunk import FinishReason, TokenChunk
+from router.values.replica import ReplicaSnapshot
+from tests.support.gateway_fakes import prompt_text, replica_info
 from tests.support.job_tier import SETTINGS, Echo, JobTier, as_file, ended, job_tier, line, lines_of, submit
 from tests.support.waiting import until
 
@@ -51,6 +54,98 @@ async def test_running_lines_give_way_to_an_online_request_and_are_run_again(tmp
         assert len(set(asked)) == 24
         answers = lines_of((await client.files.content(done.output_file_id)).text)
         assert [answer["custom_id"] for answer in answers] == [each["custom_id"] for each in LINES]
+
+
+class Holding(Echo):
+    """Holds lines up while it is told to; they are no part of its snapshots."""
+
+    def __init__(self, slots: int = 8, *, leaves_steps: bool = True) -> None:
+        super().__init__(replica_info("tiny-fp32", 0, holds_up=True, leaves_steps=leaves_steps), slots)
+        self.limits: list[int | None] = [None]
+        self.lines = 0
+        self.tokens = asyncio.Event()
+        self.tokens.set()
+
+    def limit_lines(self, lines: int | None) -> None:
+        self.limits += [lines] if lines != self.limits[-1] else []
+        self.tokens.clear() if lines == 0 else self.tokens.set()
+
+    def snapshot(self) -> ReplicaSnapshot:
+        running = self.running - self.lines
+        return ReplicaSnapshot(self.info, available=self.available, slots=self.slots, running=running)
+
+    async def generate(self, request):
+        words, yields = prompt_text(request.prompt), request.objective.yields
+        self.asked.append(words)
+        self.running += 1
+        self.lines += yields
+        try:
+            await self.gate.wait()
+            for piece in (words[:3], words[3:]):
+                if yields:
+                    await self.tokens.wait()
+                yield TokenChunk(piece, 2)
+                await asyncio.sleep(0)
+            yield TokenChunk("", 0, finish_reason=FinishReason.STOP)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+            self.lines -= yields
+
+
+async def test_lines_are_held_up_for_an_online_request_and_go_on_with_all_they_had(tmp_path: Path) -> None:
+    replica = Holding(slots=4)
+    async with job_tier(tmp_path, replica) as (tier, client):
+        replica.gate.clear()
+        batch = await submit(client, LINES)
+        await until(lambda: replica.lines == 4)
+        online = asyncio.create_task(_ask(client, "online"))
+        await until(lambda: replica.running == 5)  # every slot is as good as free
+        assert replica.limits == [None, 0]
+        replica.gate.set()
+        assert await online == "online"
+        done = await ended(client, batch.id)
+        assert done.request_counts.completed == 24
+        assert replica.cancelled == 0
+        assert sorted(replica.asked) == sorted(["online", *(f"word {number}" for number in range(24))])
+        assert (tier.jobs.runner.stopped, tier.jobs.runner.paused) == (0, 4)
+        answers = lines_of((await client.files.content(done.output_file_id)).text)
+        said = [answer["response"]["body"] for answer in answers]
+        assert [body["choices"][0]["message"]["content"] for body in said] == [f"word {n}" for n in range(24)]
+        assert {body["usage"]["completion_tokens"] for body in said} == {4}
+        async with httpx.AsyncClient() as http:
+            metrics = (await http.get(f"{tier.url}/metrics")).text
+        assert "overspill_batch_lines_paused_total 4.0" in metrics
+        assert "overspill_batch_lines_stopped_total 0.0" in metrics
+
+
+async def test_a_batch_whose_lines_are_held_up_can_be_cancelled(tmp_path: Path) -> None:
+    replica = Holding(slots=4)
+    async with job_tier(tmp_path, replica) as (_, client):
+        replica.gate.clear()
+        batch = await submit(client, LINES)
+        await until(lambda: replica.lines == 4)
+        online = asyncio.create_task(_ask(client, "online"))
+        await until(lambda: replica.running == 5)
+        await client.batches.cancel(batch.id)
+        await until(lambda: replica.lines == 0)
+        assert replica.cancelled == 4
+        replica.gate.set()
+        assert await online == "online"
+        assert (await ended(client, batch.id)).status == "cancelled"
+
+
+async def test_nobody_else_can_ask_to_be_held_up(tmp_path: Path) -> None:
+    replica = Echo()
+    async with job_tier(tmp_path, replica) as (_, client):
+        lowest = {"priority": -(2**31)}
+        await client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "a"}], extra_body=lowest
+        )
+        assert replica.requests[0].objective.in_slack
+        assert not replica.requests[0].objective.yields
 
 
 async def test_lines_take_part_in_nothing_that_online_requests_are_counted_for(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from router.jobs.slack import _FLAT, Slack
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
+from router.values.task import Task
 from tests.support.gateway_fakes import replica_info
 
 
@@ -140,6 +141,64 @@ def test_lines_run_beside_where_that_costs_little() -> None:
     for _ in range(99):
         slack.came()
     assert slack.allow(0).lines == 14  # beside a hundred each costs a third of one percent
+
+
+def _holding(name: str = "a", slope: float = 0.2, **more) -> ReplicaSnapshot:
+    prior = SpeedPrior(900.0, 60.0, slope, "test")
+    info = replica_info(replica_id=name, endpoint=name, prior=prior, holds_up=True, **more)
+    return ReplicaSnapshot(info, available=True, slots=8)
+
+
+def test_lines_that_are_held_up_lose_nothing_and_run_whenever_nobody_is_there() -> None:
+    world = World([_holding(leaves_steps=True)])
+    slack = world.slack()
+    assert slack.allow(8).computed is None
+    slack.came()
+    there = slack.allow(8)
+    assert (there.lines, there.keep, there.computed, there.why) == (0, 8, 0, "online requests come first")
+    slack.left()
+    assert slack.hold_left_s > 0.0
+    gone = slack.allow(8)
+    assert (gone.lines, gone.keep, gone.computed, gone.why) == (8, 8, None, "")
+    for allowance in (there, gone):
+        slack.limit(allowance)
+    assert world.limits == [0, None]
+
+
+def test_a_cpu_computes_no_line_beside_others_however_flat_it_seemed() -> None:
+    slack = World([_holding(slope=0.0, leaves_steps=True)]).slack()
+    slack.came()
+    assert slack.allow(0).computed == slack.allow(0).lines == 0
+
+
+def test_where_a_step_is_not_left_lines_hold_back_and_some_run_beside() -> None:
+    gpus = [ReplicaSnapshot(_holding(name, slope=0.005).info, available=True, slots=256) for name in ("a", "b")]
+    world = World(gpus, slowdown=0.05)
+    slack = world.slack()
+    slack.came()
+    there = slack.allow(300)
+    assert (there.lines, there.keep, there.computed) == (20, 512, 10)
+    slack.left()
+    assert slack.allow(300).computed == 10, "the next one may come at once"
+    world.clock.time_s += slack.hold_left_s + 0.001
+    assert slack.allow(300).computed is None
+
+
+def test_lines_are_stopped_where_not_every_replica_holds_them_up() -> None:
+    slack = World([_holding(leaves_steps=True), _snapshot(name="b")]).slack()
+    slack.came()
+    there = slack.allow(16)
+    assert (there.lines, there.keep, there.computed) == (0, 0, None)
+
+
+def test_what_generates_nothing_need_not_hold_lines_up() -> None:
+    encoder = ReplicaSnapshot(replica_info(replica_id="e", tasks=frozenset({Task.EMBED})), available=True, slots=64)
+    slack = World([_holding(leaves_steps=True), encoder]).slack()
+    slack.came()
+    assert slack.allow(16).computed == 0
+    alone = World([encoder]).slack()
+    alone.came()
+    assert alone.allow(16).keep == 0
 
 
 def test_the_hold_follows_what_gaps_are_usual() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.errors import InvalidRequest
-from router.values.request import Objective
+from router.values.request import LINE_PRIORITY, Objective
 from router.wire import names
 from router.wire.promise import objective_headers, parse_objective
 
@@ -29,6 +29,13 @@ def test_a_late_value_and_a_permission_are_read() -> None:
 def test_they_survive_the_headers(deadline_s: float, late_s: float, shorten: bool) -> None:
     objective = Objective(deadline_s=deadline_s, late_s=late_s, shorten=shorten)
     assert parse_objective(dict(objective_headers(objective)), Objective()) == objective
+
+
+def test_a_line_is_one_of_many_to_the_next_tier() -> None:
+    passed = dict(objective_headers(Objective(priority=LINE_PRIORITY)))
+    read = parse_objective(passed, Objective())
+    assert read.in_slack
+    assert not read.yields
 
 
 def test_a_late_value_without_a_deadline_is_refused_with_the_remedy() -> None:
