@@ -42,11 +42,16 @@ class Tier(Protocol):
 
 
 class _Pool:
-    """The replicas that one model, or all of a tier, is served by."""
+    """The replicas that one model, or all of a tier, is served by.
+
+    Attributes:
+        inside: requests that may ask for more of them; in_slack: others that the replicas count; lines: those that they
+            count only where they do not hold them up.
+    """
 
     def __init__(self, scaler: Scaler) -> None:
         self.scaler = scaler
-        self.inside = self.in_slack = 0
+        self.inside = self.in_slack = self.lines = 0
         self.slots = 1
         self.like: ReplicaInfo | None = None
         self.advice: Advice | None = None
@@ -130,7 +135,8 @@ class ScaleWatch:
         whole = self._settings.unit == TIER
         seen = _seen(snapshots, pool.slots, whole=whole)
         pool.slots = seen.slots
-        busy = max(0, sum(s.running + s.queued for s in snapshots) - pool.in_slack)
+        shown = pool.in_slack + (0 if all(s.info.holds_up for s in snapshots) else pool.lines)
+        busy = max(0, sum(s.running + s.queued for s in snapshots) - shown)
         queued = min(busy, sum(s.queued for s in snapshots))
         seen = msgspec.structs.replace(
             seen, running=busy - queued, waiting=max(0, pool.inside - busy) + queued, most_waiting=settings.max_queue
@@ -187,7 +193,8 @@ class ScaleWatch:
     def _came(self, request: InferenceRequest) -> None:
         pool, asked = self._of(request.model), request.objective
         if pool is not None and self._is_slack(asked):
-            pool.in_slack += 1
+            pool.lines += asked.yields
+            pool.in_slack += not asked.yields
         elif pool is not None:
             pool.inside += 1
             pool.scaler.demand.came(self._clock.now_s(), asked.ttft_s, asked.deadline_s)
@@ -195,7 +202,9 @@ class ScaleWatch:
     def _ended(self, record: DecisionRecord) -> None:
         pool = self._of(record.model)
         if pool is not None and self._is_slack(record.objective):
-            pool.in_slack = max(0, pool.in_slack - 1)
+            yields = record.objective.yields
+            pool.lines = max(0, pool.lines - yields)
+            pool.in_slack = max(0, pool.in_slack - (not yields))
             return
         if pool is None or pool.inside == 0:
             return
