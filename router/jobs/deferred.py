@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
@@ -13,6 +13,14 @@ from router.jobs.records import Deferred, DeferredStatus
 from router.jobs.schema import DEFERRED
 
 _RETRY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request that waits, without what it asks: that may be megabytes."""
+
+    id: str
+    owner: str
 
 
 def asking(owner: str, request_id: str, path: str, body: bytes) -> str:
@@ -71,11 +79,13 @@ def list_page(connection: Connection, owner: str, page: Page) -> tuple[list[Defe
     return [_deferred(row) for row in rows], more
 
 
-def queued(connection: Connection, limit: int) -> list[Deferred]:
-    """Return those that wait, the oldest first."""
-    query = select(DEFERRED).where(DEFERRED.c.status == DeferredStatus.QUEUED.value)
-    rows = connection.execute(query.order_by(DEFERRED.c.id).limit(limit)).mappings()
-    return [_deferred(row) for row in rows]
+def queued(connection: Connection, each: int) -> list[Waiting]:
+    """Return those that wait: callers by turns, of one the oldest first and no more than `each`."""
+    turn = func.row_number().over(partition_by=DEFERRED.c.owner, order_by=DEFERRED.c.id).label("turn")
+    waits = select(DEFERRED.c.id, DEFERRED.c.owner, turn).where(DEFERRED.c.status == DeferredStatus.QUEUED.value)
+    inner = waits.subquery()
+    query = select(inner.c.id, inner.c.owner).where(inner.c.turn <= each).order_by(inner.c.turn, inner.c.id)
+    return [Waiting(*row) for row in connection.execute(query)]
 
 
 def end(
@@ -107,10 +117,10 @@ def remove(connection: Connection, owner: str, deferred_id: str) -> None:
     connection.execute(delete(DEFERRED).where(DEFERRED.c.id == deferred_id))
 
 
-def late(connection: Connection, now_s: float) -> list[Deferred]:
+def late(connection: Connection, now_s: float) -> list[Waiting]:
     """Return those that wait and are to be given up."""
     waits = (DEFERRED.c.status == DeferredStatus.QUEUED.value, DEFERRED.c.expires_s <= now_s)
-    return [_deferred(row) for row in connection.execute(select(DEFERRED).where(*waits)).mappings()]
+    return [Waiting(*row) for row in connection.execute(select(DEFERRED.c.id, DEFERRED.c.owner).where(*waits))]
 
 
 def forget(connection: Connection, ended_before_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Answers deferred requests as soon as the tier can: a few at once, in the order in which they came.
+"""Answers deferred requests as soon as the tier can: a few at once, callers by turns, of one in their order.
 
 After a refusal one request alone tries again, later and later; once one is answered, the others follow. So a fleet of
 devices whose link comes back asks with one request each.
@@ -19,7 +19,7 @@ from router.base.timers import end
 from router.jobs import deferred, events
 from router.jobs.call import Ask, Call, Told
 from router.jobs.database import Database
-from router.jobs.errors import StorageFailed
+from router.jobs.errors import NoSuchJob, StorageFailed
 from router.jobs.objects import deferred_object
 from router.jobs.records import Deferred, DeferredStatus
 
@@ -27,7 +27,7 @@ log = structlog.get_logger("router.jobs")
 
 _LOOK_S = 2.0
 _AT_ONCE = 4
-_AHEAD = 256
+_AHEAD = 256  # of one caller: what cannot be served for long keeps only its own others waiting
 _MOST_TRIES = 5
 _FIRST_PAUSE_S = 0.5
 _MOST_PAUSE_S = 30.0
@@ -118,7 +118,11 @@ class Deferring:
             self._pause()
         self._news.set()
 
-    async def _answer(self, request: Deferred) -> None:
+    async def _answer(self, waiting: deferred.Waiting) -> None:
+        try:
+            request = await self._database.run(lambda c: deferred.get(c, waiting.owner, waiting.id))
+        except NoSuchJob:  # its caller has just forgotten it
+            return
         headers = tuple((name, value) for name, value in orjson.loads(request.headers))
         told = await self._ask(Call(request.id, request.owner, request.path, request.body, headers, in_slack=False))
         if told.status in _MAY_PASS and not await self._is_final(request, told):
@@ -135,7 +139,9 @@ class Deferring:
         await self._database.run(partial(_tried, request.id))
         return request.tries + 1 >= _MOST_TRIES
 
-    async def _end(self, request: Deferred, to: DeferredStatus, reply: tuple[int, bytes] | None) -> None:
+    async def _end(
+        self, request: Deferred | deferred.Waiting, to: DeferredStatus, reply: tuple[int, bytes] | None
+    ) -> None:
         """Write what became of one, and tell the webhook of it, in one transaction."""
         now_s = self._wall()
 

@@ -1,0 +1,77 @@
+"""Deferred requests are answered by turns: what one caller leaves here keeps no other's waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import Connection
+
+from router.base.clock import MonotonicClock
+from router.jobs import deferred
+from router.jobs.call import Call, Told
+from router.jobs.database import Database
+from router.jobs.deferring import Deferring
+from router.jobs.records import Deferred, DeferredStatus
+from tests.support.waiting import until
+
+NUMBERS = itertools.count()
+
+
+@contextlib.asynccontextmanager
+async def database(folder: Path) -> AsyncIterator[Database]:
+    opened = Database(f"sqlite:///{folder / 'jobs.sqlite'}", "here")
+    opened.open()
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def keep(connection: Connection, owner: str) -> str:
+    name = f"deferred_{next(NUMBERS):08}"
+    kept = Deferred(name, owner, None, DeferredStatus.QUEUED, "/v1/x", name, "[]", b"{}", "{}", 0, 2**31)
+    deferred.add(connection, kept, 10_000)
+    return name
+
+
+async def test_what_cannot_be_served_keeps_nobody_else_s_waiting(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def ask(call: Call) -> Told:
+        asked.append(call.owner)
+        return Told(503, b"{}", retry_after_s=3600.0) if call.owner == "mallory" else Told(200, b"{}")
+
+    async with database(tmp_path) as opened:
+        for _ in range(300):
+            opened.run_here(lambda c: keep(c, "mallory"))
+        name = opened.run_here(lambda c: keep(c, "guest"))
+
+        async def answered() -> bool:
+            kept = await opened.run(lambda c: deferred.get(c, "guest", name))
+            return kept.status is DeferredStatus.COMPLETED
+
+        async with Deferring(opened, MonotonicClock(), lambda: 0.0, ask, tells=False):
+            await until(answered)
+    assert asked.index("guest") < 8, "before most of those who came before it"
+
+
+@given(owners=st.lists(st.sampled_from("abc"), max_size=12), each=st.integers(1, 4))
+def test_callers_take_turns(tmp_path_factory, owners: list[str], each: int) -> None:
+    opened = Database(f"sqlite:///{tmp_path_factory.mktemp('jobs') / 'jobs.sqlite'}", "here")
+    opened.open()
+    names = [opened.run_here(lambda c, owner=owner: keep(c, owner)) for owner in owners]
+    found = opened.run_here(lambda c: deferred.queued(c, each))
+    opened.close()
+    turns: dict[str, int] = {}
+    expected = []
+    for name, owner in zip(names, owners, strict=True):
+        turns[owner] = turns.get(owner, 0) + 1
+        expected.append((turns[owner], name, owner))
+    assert [(one.id, one.owner) for one in found] == [
+        (name, owner) for turn, name, owner in sorted(expected) if turn <= each
+    ]
