@@ -39,6 +39,7 @@ _SMALL_CHARS = 8_192
 _MOST_KEPT, _MOST_KEPT_CHARS = 64, 262_144
 _WALK_TOKENS = 8
 _SAID_S = 2.0  # of work for the text that a continuation stands behind; ten thousand tokens take a quarter of it
+_HELD_S = 0.01  # that one token may hold the interpreter's lock, and with it everybody; it takes 0.0001 as a rule
 _ERROR_CHARS = 300
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 20_000,  # a schema of some thousand optional properties
@@ -91,9 +92,13 @@ class Matcher:
         return bits
 
     def advance(self, token: int) -> None:
-        """Take a token that `mask` allowed."""
+        """Take a token that `mask` allowed; one that takes long is the last: nothing else runs meanwhile."""
+        began_s = time.thread_time()
         self._inner.consume_token(token)
+        held_s = time.thread_time() - began_s
         self._note()
+        if held_s > _HELD_S and not self.failure:
+            self.failure = f"to take one token took {held_s:.3f} s; make the grammar less ambiguous"
 
     def advance_text(self, text: str) -> bool:
         """Take text of the answer that was said before, by whomever; whether the constraint allows it in good time."""
@@ -221,8 +226,16 @@ def _walk(matcher: llguidance.LLMatcher, vocab_size: int, constraint: Constraint
 
 def _takes(matcher: llguidance.LLMatcher, ids: list[int]) -> bool:
     """Take tokens one by one, for each of them holds the interpreter's lock; whether all could be, in good time."""
-    end_s = time.thread_time() + _SAID_S
-    return all(matcher.try_consume_tokens([token]) == 1 and time.thread_time() < end_s for token in ids)
+    now_s = time.thread_time()
+    end_s = now_s + _SAID_S
+    for token in ids:
+        began_s = now_s
+        if matcher.try_consume_tokens([token]) != 1:
+            return False
+        now_s = time.thread_time()
+        if now_s > end_s or now_s - began_s > _HELD_S:
+            return False
+    return True
 
 
 def _check_size(constraint: Constraint) -> None:

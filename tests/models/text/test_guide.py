@@ -94,6 +94,31 @@ def test_work_without_an_end_ends_the_answer(monkeypatch: pytest.MonkeyPatch) ->
     assert "cannot be followed any further" in guide.failure
 
 
+def test_an_answer_ends_with_the_first_token_that_holds_everybody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking a token holds the interpreter's lock: the event loop stands still meanwhile."""
+    guide = Guide(GRAMMARS.matcher(AMBIGUOUS), VOCAB)
+    guide.look()
+    inner = guide._matcher._inner
+    taken: list[int] = []
+
+    class Slow:
+        def __getattr__(self, name: str) -> object:
+            return getattr(inner, name)
+
+        def consume_token(self, token: int) -> None:
+            taken.append(token)
+            inner.consume_token(token)
+            end_s = time.thread_time() + 0.011
+            while time.thread_time() < end_s:
+                pass
+
+    monkeypatch.setattr(guide._matcher, "_inner", Slow())
+    guide.advance(next(token for token in allowed(guide.mask) if token != 2))
+    guide.look()
+    assert "to take one token took 0.01" in guide.failure
+    assert len(taken) == 1
+
+
 def test_what_was_said_is_followed_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.text.grammar._SAID_S", 0.05)
     began_s = time.thread_time()
