@@ -130,7 +130,7 @@ class Steps:
         else:
             sequence.cached_tokens = sequence.fed
             if sequence.matcher is not None:
-                sequence.guide = Guide(sequence.matcher, runtime.facts.vocab_size)
+                sequence.guide = Guide(sequence.matcher, runtime.facts.vocab_size, proposes=sequence.sampler.proposes)
                 self._lookahead.begin([sequence.guide])
             self._counters.cached_tokens += sequence.fed
 
@@ -146,11 +146,15 @@ class Steps:
         self._counters.steps += 1
         self._counters.compute_s += took_s
         self._batcher.fed(step)
-        # Masks were begun before; whoever's takes longer than the model, and once more, is drawn in a later step.
-        guides = [sequence.guide for sequence in _drawing(step) if sequence.guide is not None]
-        self._lookahead.wait(guides, took_s)
+        # Some masks were begun before; whoever's takes longer than the model, and once more, is drawn in a later step.
+        self._lookahead.wait(_guides(_drawing(step)), took_s)
         self._take_logits(step, logits, runtime)
+        refused = [guide for guide in _guides(item for item in _drawing(step) if item.late is not None) if guide.ready]
+        self._lookahead.find(refused)
         self._look_ahead(_drawing(step))
+        if refused:
+            self._lookahead.wait(refused, took_s)
+            self._draw_late(runtime)
         return None
 
     def _find_culprit(self, step: PrefillStep | DecodeStep, failure: Exception, runtime: Runtime) -> None:
@@ -194,7 +198,7 @@ class Steps:
     def _look_ahead(self, drawn: Iterable[Sequence]) -> None:
         """Begin the masks of those that a token was drawn for and that go on."""
         going_on = [item for item in drawn if item.handle is not None and item.late is None]
-        self._lookahead.begin([item.guide for item in going_on if item.guide is not None])
+        self._lookahead.begin(_guides(going_on))
 
     def _draw_or_fail(self, sequence: Sequence, logits: Logits, runtime: Runtime) -> None:
         """Draw the next token of one sequence, and let go of it if that was its last, or cannot be drawn."""
@@ -219,9 +223,17 @@ class Steps:
         if guide is not None and guide.complete:  # a slow one: that was not known when its last token was drawn
             self._tell(generation, TokenChunk(generation.text.finish(), 0, FinishReason.STOP))
             return True
-        token = sequence.sampler.draw(logits, None if guide is None else guide.mask)
+        token = sequence.sampler.draw(logits, guide)
+        if token is None:  # it is drawn with its mask
+            sequence.late = logits.copy()
+            return False
         if guide is not None:
             guide.advance(token)
+        return self._take(generation, token, logits)
+
+    def _take(self, generation: Generation, token: int, logits: Logits) -> bool:
+        """Append a drawn token to its answer; whether it was the last one."""
+        sequence, guide = generation.sequence, generation.sequence.guide
         sequence.generated.append(token)
         self._counters.decode_tokens += 1
         reason: FinishReason | None = None
@@ -288,6 +300,10 @@ def _drawing(step: PrefillStep | DecodeStep) -> tuple[Sequence, ...]:
     if isinstance(step, DecodeStep):
         return step.sequences
     return (step.sequence,) if step.last else ()
+
+
+def _guides(sequences: Iterable[Sequence]) -> list[Guide]:
+    return [sequence.guide for sequence in sequences if sequence.guide is not None]
 
 
 def _inputs(step: PrefillStep | DecodeStep) -> list[StepInput]:

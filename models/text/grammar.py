@@ -91,6 +91,17 @@ class Matcher:
             raise RequestFailed(f"the constraint of this answer cannot be followed any further: {self.failure}")
         return bits
 
+    def allows(self, token: int) -> bool:
+        """Whether `mask` would allow a token, which costs a hundredth of it. What cannot be followed allows none."""
+        if self.failure or token >= self._tokenizer.vocab_size:
+            return False
+        allowed = self._inner.validate_tokens([token]) == 1
+        if allowed:  # where text is forced, a mask has but the first token of its usual cut
+            forced = self._inner.compute_ff_tokens()
+            allowed = not forced or forced[0] == token
+        self._note()
+        return allowed and not self.failure
+
     def advance(self, token: int) -> None:
         """Take a token that `mask` allowed; one that takes long is the last: nothing else runs meanwhile."""
         began_s = time.thread_time()

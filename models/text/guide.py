@@ -1,16 +1,20 @@
-"""Which tokens may come next in answers under constraints, found out beside the steps of their model.
+"""Which tokens may come next in answers under constraints: asked of the token that a model chose, found for all others.
 
-A mask takes a tenth of a millisecond as a rule, and some hundred where a grammar is made to cost. No step computes one:
-those for the next tokens are begun when the last ones are drawn, and found while the model runs. Answers whose masks
-take long have a thread to themselves, and no step waits for them.
+A model that was told what to write mostly chooses what its constraint allows. So its own choice is asked about first,
+which takes a hundredth of what it takes to find every token that may come (a mask: some tenths of a millisecond as a
+rule, and hundreds of them where a grammar is made to cost). Only where it is refused a mask is found, by a thread, and
+the answer is drawn on once it is there: no step finds one. Answers whose choices are mostly refused have their masks
+begun when their last tokens are drawn, and found while the model runs. Those whose constraint takes long are looked at
+in a thread that they have to themselves, and no step waits for them.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +22,12 @@ import numpy.typing as npt
 from models.text.grammar import Matcher
 from router.base.errors import RequestFailed, in_words
 
+T = TypeVar("T")
+
 _SLOW_S = 0.003
 _MOST_S = 0.2  # a grammar whose masks take longer is ambiguous, and they grow with each token
+_MOSTLY = 0.5  # of the tokens that are asked about
+_NEWEST = 0.1  # weight of the newest token that was asked about
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 BIAS_OF_BYTE: npt.NDArray[np.float32] = np.where(_BITS, np.float32(0), np.float32(-np.inf))
@@ -31,52 +39,84 @@ class Guide:
 
     Args:
         vocab_size: of the logits that it masks.
+        proposes: whether tokens are drawn before it is known which are allowed (see `asks`).
 
     Attributes:
-        mask: uint8 (ceil(vocab_size / 8),): the tokens that may come next, as of the last look; see `Matcher.mask`.
+        mask: uint8 (ceil(vocab_size / 8),): the tokens that may come next; see `Matcher.mask`. None while that was not
+            found out.
         failure: why nothing can be said any more; empty while it can.
-        slow: the last look took long: its next one is not to be waited for.
+        slow: what was last asked or looked for took long: its next look is not to be waited for.
     """
 
-    def __init__(self, matcher: Matcher, vocab_size: int) -> None:
+    def __init__(self, matcher: Matcher, vocab_size: int, *, proposes: bool = True) -> None:
         self.failure = ""
         self.slow = False
-        self.mask: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self.mask: npt.NDArray[np.uint8] | None = None
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._proposes = proposes
+        self._refused = _MOSTLY  # of what was asked about lately; the first token is looked ahead for
         self._untaken: int | None = None
-        self._looked = threading.Event()
+        self._in_nobodys_hands = threading.Event()
+        self._in_nobodys_hands.set()
+
+    @property
+    def asks(self) -> bool:
+        """Whether its next token is proposed first, and a mask found only where that is refused."""
+        return self._proposes and not self.slow and self._refused < _MOSTLY
 
     @property
     def ready(self) -> bool:
-        """Whether it is known what may come next, or that nothing may, or that nobody can say."""
-        return self._looked.is_set()
+        """Whether no thread looks for what may come next: its attributes can be read, and it can be asked."""
+        return self._in_nobodys_hands.is_set()
 
     @property
     def complete(self) -> bool:
         """Whether the answer is whole, and nothing may follow it. Of a slow one that is known once it is ready."""
         return self._untaken is None and not self.failure and self._matcher.complete
 
+    def allows(self, token: int) -> bool:
+        """Whether a token of the vocabulary may come next, exactly as `mask` says it. Only of one that is ready."""
+        if self.mask is None:
+            allowed = self._bounded(lambda: self._matcher.allows(token)) is True
+        else:
+            allowed = bool(self.mask[token >> 3] >> (token & 7) & 1)
+        self._refused += _NEWEST * ((not allowed) - self._refused)
+        return allowed and not self.failure
+
     def advance(self, token: int) -> None:
-        """Take a token that `mask` allowed; a slow one takes it with its next look."""
+        """Take a token that is allowed; a slow one takes it with its next look."""
+        self.mask = None
         if self.slow:
             self._untaken = token
         else:
             self._matcher.advance(token)
 
-    def forget(self) -> None:
-        """What was known is of no use any more, or not yet found out."""
-        self._looked.clear()
+    def hand_over(self) -> None:
+        """It is about to belong to a thread."""
+        self._in_nobodys_hands.clear()
 
     def wait(self, most_s: float) -> bool:
         """Wait until it is ready, at most so long; whether it is."""
-        return self._looked.wait(most_s)
+        return self._in_nobodys_hands.wait(most_s)
 
     def look(self) -> None:
         """Find out what may come next."""
-        began_s = time.thread_time()
+        self._bounded(self._look)
+        self._in_nobodys_hands.set()
+
+    def _look(self) -> None:
+        token, self._untaken = self._untaken, None
+        if token is not None:
+            self._matcher.advance(token)
+        if not self._matcher.complete:
+            self.mask = self._matcher.mask(self._vocab_size)
+
+    def _bounded(self, work: Callable[[], T]) -> T | None:
+        """Do what a constraint may make cost; None where that was too much, or failed."""
+        began_s, done = time.thread_time(), None
         try:
-            self._look()
+            done = work()
         except RequestFailed as error:
             self.failure = error.message
         except Exception as error:  # noqa: BLE001  whatever it is ends this answer, and no other
@@ -88,14 +128,7 @@ class Guide:
                 "the constraint of this answer cannot be followed any further: to find its next token took "
                 f"{took_s:.2f} s; make the grammar less ambiguous"
             )
-        self._looked.set()
-
-    def _look(self) -> None:
-        token, self._untaken = self._untaken, None
-        if token is not None:
-            self._matcher.advance(token)
-        if not self._matcher.complete:
-            self.mask = self._matcher.mask(self._vocab_size)
+        return done
 
 
 class Lookahead:
@@ -106,10 +139,14 @@ class Lookahead:
         self._slow = ThreadPoolExecutor(1, thread_name_prefix="slow-masks")
 
     def begin(self, guides: Iterable[Guide]) -> None:
-        """Let each find out what may follow its newest token."""
+        """Let those that do not ask first find out what may follow their newest tokens."""
+        self.find([guide for guide in guides if not guide.asks])
+
+    def find(self, guides: Iterable[Guide]) -> None:
+        """Let each find out what may follow its newest token. All of them are ready."""
         quick = []
         for guide in guides:
-            guide.forget()
+            guide.hand_over()
             if guide.slow:
                 self._slow.submit(guide.look)
             else:
