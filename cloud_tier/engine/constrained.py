@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -84,12 +85,17 @@ class Guided:
         self._late: dict[int, tuple[Sequence, torch.Tensor]] = {}
 
     def begin(self, sequences: Iterable[Sequence]) -> None:
-        """Find out what may come next in those that are constrained."""
+        """Find out what may come next in those that are constrained and do not ask first."""
         self._lookahead.begin([sequence.guide for sequence in sequences if sequence.guide is not None])
 
     def wait(self, sequences: Iterable[Sequence], most_s: float) -> None:
         """Wait for the masks of these, but of none that is known to take long, and at most so long in all."""
         self._lookahead.wait([s.guide for s in sequences if s.guide is not None], most_s)
+
+    def find(self, guides: Rows[Guide], most_s: float) -> None:
+        """Find the masks of those whose own choices were refused; wait for them as `wait` does."""
+        self._lookahead.find(guides)
+        self._lookahead.wait(guides, most_s)
 
     def keep(self, sequence: Sequence, logits: torch.Tensor) -> None:
         """Keep the logits, float32 (1, vocab), of a sequence whose mask is late; nothing is left to compute of it."""
@@ -122,18 +128,18 @@ class Masking:
         self._bias_of_byte = torch.from_numpy(BIAS_OF_BYTE).to(device)
 
     @torch.inference_mode()
-    def apply(self, logits: torch.Tensor, rows: Rows[tuple[int, Guide]]) -> None:
+    def apply(self, logits: torch.Tensor, masks: dict[int, npt.NDArray[np.uint8]]) -> None:
         """Mask rows in place.
 
         Args:
             logits: float32 (rows, vocab).
-            rows: constrained ones, in order, and their guides, which are ready and have a mask.
+            masks: by row: uint8 (ceil(vocab / 8),), see `Matcher.mask`.
         """
-        if not rows:
+        if not masks:
             return
-        packed = torch.from_numpy(np.stack([guide.mask for _, guide in rows])).to(logits.device)
+        packed = torch.from_numpy(np.stack(list(masks.values()))).to(logits.device)
         biases = F.embedding(packed.int(), self._bias_of_byte).flatten(1)[:, : logits.shape[-1]]
-        if len(rows) == logits.shape[0]:
+        if list(masks) == list(range(logits.shape[0])):
             logits.add_(biases)
         else:
-            logits.index_add_(0, torch.tensor([row for row, _ in rows], device=logits.device), biases)
+            logits.index_add_(0, torch.tensor(list(masks), device=logits.device), biases)

@@ -129,7 +129,7 @@ class EngineCore:
             self._failed += 1
             self._untold.append(Tokens(handle, (), failure=in_words(error)))
             return
-        guide = None if matcher is None else Guide(matcher, self._vocab_size)
+        guide = None if matcher is None else Guide(matcher, self._vocab_size, proposes=sampler.proposes)
         sequence = Sequence(handle, request, self._context_tokens, sampler, guide)
         self._guided.begin([sequence])
         self._sequences[handle] = sequence
@@ -233,9 +233,10 @@ class EngineCore:
         if not any(computed.finite):
             self.probe()
         finite = dict(zip((entry.sequence.handle for entry in plan), computed.finite, strict=True))
-        # Masks were begun before; whoever's takes longer than the model, and once more, is drawn in a later step.
-        self._guided.wait([entry.sequence for entry in plan if entry.draws], self._clock.now_s() - began_s)
-        drawn = draw(computed.logits, [entry for entry in plan if entry.rows], finite, self._guided.masking)
+        # Some masks were begun before; whoever's takes longer than the model, and once more, is drawn in a later step.
+        took_s = self._clock.now_s() - began_s
+        self._guided.wait([entry.sequence for entry in plan if entry.draws], took_s)
+        drawn = draw(computed.logits, [entry for entry in plan if entry.rows], finite, self._guided, took_s)
         brought: list[Tokens] = []
         for entry in plan:
             if not finite[entry.sequence.handle]:
@@ -263,7 +264,7 @@ class EngineCore:
         for sequence, logits in self._guided.take_ripe():
             entry = Scheduled(sequence, 0, draws=True)
             try:
-                drawn = draw(logits, [entry], {sequence.handle: True}, self._guided.masking)
+                drawn = draw(logits, [entry], {sequence.handle: True}, self._guided, 0.0)
             except Exception as error:
                 log.exception("request failed in its draw", request_id=sequence.request.request_id)
                 brought.append(self._fail(sequence, in_words(error), spoiled=False))

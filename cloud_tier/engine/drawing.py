@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from cloud_tier.engine.constrained import Masking
+from cloud_tier.engine.constrained import Guided, Masking
 from cloud_tier.engine.logprobs import RowLogprobs, read_prompt
-from cloud_tier.engine.sampler import sample
+from cloud_tier.engine.sampler import PROPOSED, SamplerState, propose, sample, shape
 from cloud_tier.engine.scheduler import Scheduled
 from cloud_tier.engine.sequence import Sequence
+from models.text.guide import Guide
+
+_FORBIDDEN = (
+    "no token may come next in this answer: its constraint allows only such as `allowed_token_ids`, `logit_bias` or "
+    "`min_tokens` forbid"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +38,16 @@ class Drawn:
     late: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
-def draw(logits: torch.Tensor | None, entries: list[Scheduled], finite: dict[int, bool], masking: Masking) -> Drawn:
+def draw(
+    logits: torch.Tensor | None, entries: list[Scheduled], finite: dict[int, bool], guided: Guided, most_s: float
+) -> Drawn:
     """Draw the next tokens of each sequence whose numbers are some.
 
     Args:
         logits: float32 (rows, vocab), those of each entry behind those of the one before; overwritten.
         entries: those that have rows.
         finite: by handle: whether its numbers are some.
+        most_s: how long masks of those whose own choices are refused are waited for.
     """
     drawn = Drawn()
     if logits is None:
@@ -59,11 +70,12 @@ def draw(logits: torch.Tensor | None, entries: list[Scheduled], finite: dict[int
     drafts = [entry for entry in entries if entry.draft]
     likeliest: list[int] = logits.argmax(dim=-1).tolist() if drafts else []
     rows = list(newest.values())
-    drawn.tokens.update(_draw_one(logits if len(rows) == end else logits[torch.tensor(rows)], entries, masking))
+    _draw_one(logits if len(rows) == end else logits[torch.tensor(rows)], entries, drawn, guided, most_s)
     for entry in drafts:
         handle = entry.sequence.handle
-        behind = slice(newest[handle] + 1, newest[handle] + 1 + len(entry.draft))
-        _follow(entry, drawn.tokens[handle], likeliest[behind], logits[behind], masking)
+        if handle in drawn.tokens:
+            behind = slice(newest[handle] + 1, newest[handle] + 1 + len(entry.draft))
+            _follow(entry, drawn.tokens[handle], likeliest[behind], logits[behind], guided)
     return replace(drawn, logprobs=told)
 
 
@@ -83,18 +95,67 @@ def _may_draw(sequence: Sequence, logits: torch.Tensor, drawn: Drawn) -> bool:
     return False
 
 
-def _draw_one(logits: torch.Tensor, entries: list[Scheduled], masking: Masking) -> dict[int, list[int]]:
-    """Draw one token of each, and lead its guide over it."""
-    guides = [(row, entry.sequence.guide) for row, entry in enumerate(entries)]
-    masking.apply(logits, [(row, guide) for row, guide in guides if guide is not None])
-    tokens = sample(logits, [entry.sequence.sampler for entry in entries])
-    for row, guide in guides:
-        if guide is not None:
-            guide.advance(tokens[row])
-    return {entry.sequence.handle: [token] for entry, token in zip(entries, tokens, strict=True)}
+def _draw_one(logits: torch.Tensor, entries: list[Scheduled], drawn: Drawn, guided: Guided, most_s: float) -> None:
+    """Draw one token of each: of those under a constraint apart, for they may have to be drawn twice."""
+    free = [row for row, entry in enumerate(entries) if entry.sequence.guide is None]
+    led = [row for row, entry in enumerate(entries) if entry.sequence.guide is not None]
+    if free:
+        tokens = sample(logits if not led else logits[free], [entries[row].sequence.sampler for row in free])
+        drawn.tokens.update({entries[row].sequence.handle: [token] for row, token in zip(free, tokens, strict=True)})
+    if led:
+        _draw_led(logits[led] if free else logits, [entries[row].sequence for row in led], drawn, guided, most_s)
 
 
-def _follow(entry: Scheduled, drawn: list[int], likeliest: list[int], logits: torch.Tensor, masking: Masking) -> None:
+def _draw_led(logits: torch.Tensor, sequences: list[Sequence], drawn: Drawn, guided: Guided, most_s: float) -> None:
+    """Draw one token of each sequence under a constraint, and lead its guide over it.
+
+    What is drawn does not depend on when a mask is found: tokens are proposed first even where there is one.
+    """
+    guides = [sequence.guide for sequence in sequences if sequence.guide is not None]
+    states = [sequence.sampler for sequence in sequences]
+    plain = logits.clone() if any(state.shapes for state in states) else logits
+    shape(logits, states)
+    chosen = _proposed(logits, states, guides)
+    refused = [row for row in range(len(guides)) if row not in chosen]
+    guided.find([guides[row] for row in refused if guides[row].mask is None], most_s)
+    masks = {row: mask for row in refused if guides[row].ready and (mask := guides[row].mask) is not None}
+    chosen |= _among_allowed(logits, states, masks, guided.masking)
+    for row, (sequence, guide) in enumerate(zip(sequences, guides, strict=True)):
+        if row in chosen:
+            states[row].note(chosen[row])
+            guide.advance(chosen[row])
+            drawn.tokens[sequence.handle] = [chosen[row]]
+        elif guide.ready:
+            drawn.unmatched[sequence.handle] = guide.failure or _FORBIDDEN
+        else:
+            drawn.late[sequence.handle] = plain[row : row + 1].clone()
+
+
+def _proposed(logits: torch.Tensor, states: list[SamplerState], guides: list[Guide]) -> dict[int, int]:
+    """Return by row the first token that it proposes and its constraint allows."""
+    rows = [row for row, state in enumerate(states) if state.proposes]
+    if not rows:
+        return {}
+    part = logits if len(rows) == len(states) else logits[rows]
+    proposed = zip(rows, propose(part, [states[row] for row in rows], range(PROPOSED)), strict=True)
+    firsts = ((row, next((token for token in tokens if guides[row].allows(token)), None)) for row, tokens in proposed)
+    return {row: token for row, token in firsts if token is not None}
+
+
+def _among_allowed(
+    logits: torch.Tensor, states: list[SamplerState], masks: dict[int, npt.NDArray[np.uint8]], masking: Masking
+) -> dict[int, int]:
+    """Return by row a token that its mask allows; of rows whose rules forbid all of them, none."""
+    if not masks:
+        return {}
+    part = logits[list(masks)]
+    masking.apply(part, dict(enumerate(masks.values())))
+    left = part.amax(dim=-1).isfinite().tolist()
+    tokens = propose(part, [states[row] for row in masks], range(PROPOSED, PROPOSED + 1))
+    return {row: found[0] for row, found, some in zip(masks, tokens, left, strict=True) if some}
+
+
+def _follow(entry: Scheduled, drawn: list[int], likeliest: list[int], logits: torch.Tensor, guided: Guided) -> None:
     """Draw on behind each draft that holds.
 
     Args:
@@ -110,13 +171,26 @@ def _follow(entry: Scheduled, drawn: list[int], likeliest: list[int], logits: to
             continue
         if guide.slow or guide.complete:
             return
-        guide.look()
-        if guide.failure:  # told with its next token
+        following = _led_on(guide, likeliest[place], logits[place : place + 1], guided.masking)
+        if following is None:  # why is told with its next token
             return
-        row = logits[place : place + 1]
-        masking.apply(row, [(0, guide)])
-        drawn.append(int(row.argmax()))
-        guide.advance(drawn[-1])
+        drawn.append(following)
+        guide.advance(following)
+
+
+def _led_on(guide: Guide, likeliest: int, logits: torch.Tensor, masking: Masking) -> int | None:
+    """Return the likeliest token that is allowed, None if that cannot be said.
+
+    Args:
+        logits: float32 (1, vocab); overwritten.
+    """
+    if guide.allows(likeliest):
+        return likeliest
+    guide.look()
+    if guide.mask is None:
+        return None
+    masking.apply(logits, {0: guide.mask})
+    return int(logits.argmax())
 
 
 def _row_logprobs(logits: torch.Tensor, entries: list[Scheduled], rows: dict[int, int]) -> RowLogprobs | None:

@@ -1,9 +1,13 @@
 """Draw the next token of every sequence of a step, vectorised over the batch.
 
 A row depends on nothing but its own logits, parameters, history and random numbers: each request has a generator of
-its own and consumes exactly one uniform number a token, so its draws are the same in any company. Order, as in
-vLLM: rules for single tokens; repetition, frequency and presence penalties; temperature; min-p; top-k; top-p over what
-top-k left; draw by inverting the cumulative distribution.
+its own and consumes exactly one uniform number a token, and some more under a constraint, so its draws are the same in
+any company. Order, as in vLLM: rules for single tokens; repetition, frequency and presence penalties; temperature;
+min-p; top-k; top-p over what top-k left; draw by inverting the cumulative distribution.
+
+Under a constraint, tokens are proposed as if there was none, and the first one that is allowed is taken; where none is,
+one is drawn from those that are. Greedily that is the likeliest of the allowed ones, and drawn at random, each of them
+comes as often as if the others had been taken away before (rejection sampling, ended by its exact answer).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from cloud_tier.engine.token_rules import TokenRules
 from router.values.sampling import SamplingParams
 
 _NUCLEUS_CANDIDATES = 512  # sorting a whole vocabulary costs milliseconds a row; few nuclei are wider than this
+PROPOSED = 4  # tokens under a constraint: to ask about one costs microseconds, to know all that are allowed hundreds
 _COLDEST = 1e-5  # below it the division overflows; the draw is greedy long before
 
 
@@ -40,7 +45,7 @@ class SamplerState:
     counts: torch.Tensor | None = field(default=None, repr=False)
     rules: TokenRules | None = field(default=None, repr=False)
     drawn: int = 0
-    _number: float | None = None
+    _numbers: tuple[float, ...] = ()
 
     @classmethod
     def create(
@@ -70,20 +75,71 @@ class SamplerState:
         params, free = self.params, self.seen is None and self.counts is None and self.rules is None
         return params.temperature == 0 and params.logprobs is None and free
 
-    def uniform(self) -> float:
-        """Return the number in [0, 1) of the next token: the same one until that token is noted."""
-        if self._number is None:
-            self._number = torch.rand((), generator=self.generator).item()
-        return self._number
+    @property
+    def shapes(self) -> bool:
+        """Whether `shape` changes its logits."""
+        return self.rules is not None or self.seen is not None or self.counts is not None
+
+    @property
+    def proposes(self) -> bool:
+        """Whether it draws before it is known which tokens are allowed.
+
+        What top-k, top-p and min-p leave over depends on those.
+        """
+        return self.params.temperature == 0 or not (_filters(self.params) or self.params.min_p)
+
+    def uniforms(self, count: int = 1) -> tuple[float, ...]:
+        """Return the numbers in [0, 1) of the next token: the same ones until that token is noted."""
+        if self.generator is None:
+            return (0.0,) * count
+        if len(self._numbers) < count:
+            more = torch.rand(count - len(self._numbers), generator=self.generator)
+            self._numbers = (*self._numbers, *more.tolist())
+        return self._numbers[:count]
 
     def note(self, token: int) -> None:
         """Take a drawn token into the history."""
-        self._number = None
+        self._numbers = ()
         self.drawn += 1
         if self.seen is not None:
             self.seen[token] = True
         if self.counts is not None:
             self.counts[token] += 1
+
+
+@torch.inference_mode()
+def shape(logits: torch.Tensor, states: Sequence[SamplerState]) -> None:
+    """Apply the rules for single tokens and the penalties of each row, float32 (rows, vocab), in place."""
+    for row, state in enumerate(states):
+        if state.rules is not None:
+            state.rules.apply(logits[row], state.drawn)
+    _penalise(logits, states)
+
+
+@torch.inference_mode()
+def propose(logits: torch.Tensor, states: Sequence[SamplerState], numbers: range = range(1)) -> list[list[int]]:
+    """Draw tokens for each row, and note none of them: the likeliest, or one for each number that is asked for.
+
+    Args:
+        logits: float32 (rows, vocab), shaped; not changed.
+        states: one a row.
+        numbers: which of the numbers of the next token; rows with filters take the first one alone.
+    """
+    best = logits.argmax(dim=-1, keepdim=True)
+    tokens: list[list[int]] = best.tolist()
+    plain = [row for row, s in enumerate(states) if s.params.temperature > 0 and not _filters(s.params)]
+    narrow = [row for row, s in enumerate(states) if s.params.temperature > 0 and _filters(s.params)]
+    for rows, draw, count in ((plain, _draw_plain, len(numbers)), (narrow, _draw_filtered, 1)):
+        if rows:
+            index = torch.tensor(rows, device=logits.device)
+            chosen = [states[row].params for row in rows]
+            wanted = slice(numbers.start, numbers.start + count)
+            uniforms = logits.new_tensor([states[row].uniforms(wanted.stop)[wanted] for row in rows])
+            temperatures = logits.new_tensor([max(p.temperature, _COLDEST) for p in chosen]).unsqueeze(1)
+            scaled = _without_unlikely(logits[index] / temperatures, chosen)
+            for row, drawn in zip(rows, draw(scaled, uniforms, chosen).tolist(), strict=True):
+                tokens[row] = drawn
+    return tokens
 
 
 @torch.inference_mode()
@@ -94,23 +150,8 @@ def sample(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int]:
         logits: float32 (rows, vocab); overwritten.
         states: one a row; their generators advance and their histories take the drawn tokens.
     """
-    for row, state in enumerate(states):
-        if state.rules is not None:
-            state.rules.apply(logits[row], state.drawn)
-    _penalise(logits, states)
-    drawn = logits.argmax(dim=-1)
-    plain = [row for row, s in enumerate(states) if s.params.temperature > 0 and not _filters(s.params)]
-    narrow = [row for row, s in enumerate(states) if s.params.temperature > 0 and _filters(s.params)]
-    if plain or narrow:
-        uniforms = torch.tensor([s.uniform() if s.generator is not None else 0.0 for s in states], device=logits.device)
-    for rows, draw in ((plain, _draw_plain), (narrow, _draw_filtered)):
-        if rows:
-            index = torch.tensor(rows, device=logits.device)
-            chosen = [states[row].params for row in rows]
-            temperatures = logits.new_tensor([max(p.temperature, _COLDEST) for p in chosen]).unsqueeze(1)
-            scaled = _without_unlikely(logits[index] / temperatures, chosen)
-            drawn[index] = draw(scaled, uniforms[index], chosen)
-    tokens: list[int] = drawn.tolist()
+    shape(logits, states)
+    tokens = [drawn[0] for drawn in propose(logits, states)]
     for state, token in zip(states, tokens, strict=True):
         state.note(token)
     return tokens
@@ -151,7 +192,7 @@ def _draw_plain(scaled: torch.Tensor, uniforms: torch.Tensor, _: Sequence[Sampli
 
 
 def _draw_filtered(scaled: torch.Tensor, uniforms: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Draw from the top-k, top-p part of each row: (rows, vocab) → (rows,)."""
+    """Draw from the top-k, top-p part of each row: (rows, vocab), (rows, n) → (rows, n)."""
     vocab_size = scaled.shape[-1]
     top_k = torch.tensor([min(p.top_k, vocab_size) or vocab_size for p in params], device=scaled.device)
     top_p = scaled.new_tensor([p.top_p for p in params])
@@ -181,14 +222,14 @@ def _draw_among(
     kept[:, 0] = True
     complete = (top_k <= candidates) | ((top_k >= scaled.shape[-1]) & ~kept[:, -1])
     index = _invert(probabilities.masked_fill(~kept, 0.0), uniforms)
-    return tokens.gather(1, index.unsqueeze(1)).squeeze(1), complete
+    return tokens.gather(1, index), complete
 
 
 def _invert(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Invert the cumulative distribution of each row (unnormalised) at its uniform number: (rows, n) → (rows,)."""
+    """Invert the cumulative distribution (unnormalised) of each row at its numbers: (rows, n), (rows, m) → (rows, m)."""
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, uniforms.unsqueeze(1) * total, right=True).squeeze(1)
+    index = torch.searchsorted(cumulative, uniforms * total, right=True)
     # Rounding may land the target on the total itself: then the last token that has any mass is meant.
-    last = (cumulative < total).sum(dim=-1)
+    last = (cumulative < total).sum(dim=-1, keepdim=True)
     return torch.minimum(index, last)

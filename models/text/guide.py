@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 _SLOW_S = 0.003
 _MOST_S = 0.2  # a grammar whose masks take longer is ambiguous, and they grow with each token
-_MOSTLY = 0.5  # of the tokens that are asked about
-_NEWEST = 0.1  # weight of the newest token that was asked about
+_MOSTLY = 0.5  # of an answer's tokens
+_NEWEST = 0.2  # weight of the newest one
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 BIAS_OF_BYTE: npt.NDArray[np.float32] = np.where(_BITS, np.float32(0), np.float32(-np.inf))
@@ -55,7 +55,8 @@ class Guide:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._proposes = proposes
-        self._refused = _MOSTLY  # of what was asked about lately; the first token is looked ahead for
+        self._refused = _MOSTLY  # of the newest tokens; the first one is looked ahead for
+        self._agreed = False
         self._untaken: int | None = None
         self._in_nobodys_hands = threading.Event()
         self._in_nobodys_hands.set()
@@ -81,12 +82,14 @@ class Guide:
             allowed = self._bounded(lambda: self._matcher.allows(token)) is True
         else:
             allowed = bool(self.mask[token >> 3] >> (token & 7) & 1)
-        self._refused += _NEWEST * ((not allowed) - self._refused)
+        self._agreed = allowed
         return allowed and not self.failure
 
     def advance(self, token: int) -> None:
         """Take a token that is allowed; a slow one takes it with its next look."""
         self.mask = None
+        self._refused += _NEWEST * ((not self._agreed) - self._refused)
+        self._agreed = False
         if self.slow:
             self._untaken = token
         else:
