@@ -226,7 +226,7 @@ def _draw_among(
 
 
 def _invert(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Invert the cumulative distribution (unnormalised) of each row at its numbers: (rows, n), (rows, m) → (rows, m)."""
+    """Invert each row's cumulative distribution (unnormalised) at its numbers: (rows, n), (rows, m) → (rows, m)."""
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[:, -1:]
     index = torch.searchsorted(cumulative, uniforms * total, right=True)

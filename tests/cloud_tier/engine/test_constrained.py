@@ -5,20 +5,27 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections import Counter
 from concurrent.futures import wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
+from cloud_tier.engine import drawing
+from cloud_tier.engine.constrained import Guided
+from cloud_tier.engine.drawing import Drawn
 from cloud_tier.engine.protocol import EngineRequest
+from cloud_tier.engine.sampler import SamplerState, sample
 from cloud_tier.engine.speculation import Speculation
 from cloud_tier.engine.torch_engine import TorchEngine
 from models.text import grammar
 from models.text.grammar import Grammars, Matcher
-from models.text.guide import Guide
+from models.text.guide import Guide, Lookahead
 from models.text.tokenizer import Tokenizer
 from router.base.errors import InvalidRequest
 from router.values.chunk import FinishReason
@@ -87,6 +94,101 @@ def test_drafts_of_constrained_answers_change_nothing(
     assert drafting.steps < plain.steps
 
 
+@pytest.mark.parametrize("draft_tokens", [0, 4])
+def test_greedy_answers_are_what_they_are_with_a_mask_for_every_token(
+    speaking: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, draft_tokens: int
+) -> None:
+    def said() -> dict[int, list[int]]:
+        bench = Bench(small(speaking, draft_tokens=draft_tokens))
+        for handle, constraint in enumerate((WORDS, LIST, LONG, WORDS)):
+            prompt = tokenizer.encode("the cat sat on the mat " * (handle + 1))
+            bench.add(handle, prompt, 60, sampling=under(constraint), eos_ids=frozenset({2}))
+        settle(bench)
+        return bench.run()
+
+    asking = said()
+    monkeypatch.setattr(SamplerState, "proposes", False)
+    monkeypatch.setattr(Guide, "allows", lambda *_: False)
+    assert asking == said()
+
+
+def count_masks(monkeypatch: pytest.MonkeyPatch) -> list[Matcher]:
+    masks, mask = [], Matcher.mask
+
+    def counted(matcher: Matcher, vocab_size: int) -> npt.NDArray[np.uint8]:
+        masks.append(matcher)
+        return mask(matcher, vocab_size)
+
+    monkeypatch.setattr(Matcher, "mask", counted)
+    return masks
+
+
+def test_a_willing_model_needs_a_mask_at_the_beginning_and_where_it_is_refused(
+    speaking: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masks = count_masks(monkeypatch)
+    bench = Bench(small(speaking))
+    sevens = Constraint(ConstraintKind.REGEX, "[0-9A-F]{12,30}!")
+    (seven,) = tokenizer.encode("7")
+    for handle in range(2):  # which is what both would always say
+        sampling = under(sevens, temperature=float(handle), seed=1, logit_bias=((seven, 100.0),))
+        bench.add(handle, tokenizer.encode("the cat"), 60, sampling=sampling)
+    settle(bench)
+    answers = bench.run()
+    assert [tokenizer.decode(answers[handle]) for handle in range(2)] == ["7" * 30 + "!"] * 2
+    assert len(masks) == 4
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.6}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}])
+def test_allowed_tokens_come_as_often_as_if_the_others_were_masked(
+    tokenizer: Tokenizer, params: dict[str, float]
+) -> None:
+    """Letters, of which three are allowed: a, c and e."""
+    letters = [tokenizer.encode(letter)[0] for letter in "abcdef"]
+    logits = torch.full((tokenizer.vocab_size,), -30.0)
+    logits[letters] = torch.tensor([0.35, 0.25, 0.2, 0.1, 0.06, 0.04]).log()
+    allowed = Constraint(ConstraintKind.CHOICE, '["a", "c", "e"]')
+    grammars, asked = Grammars(lambda: tokenizer), {"temperature": 1.0, **params}
+
+    def states(first: int) -> list[SamplerState]:
+        seeds = range(first, first + 1500)
+        made = (SamplingParams(seed=seed, **asked) for seed in seeds)  # type: ignore[arg-type]
+        return [SamplerState.create(each, (), len(logits), torch.device("cpu")) for each in made]
+
+    sequences: Any = [
+        SimpleNamespace(
+            handle=handle,
+            sampler=state,
+            guide=Guide(grammars.matcher(allowed), len(logits), proposes=state.proposes),
+        )
+        for handle, state in enumerate(states(0))
+    ]
+    guided, drawn = Guided(torch.device("cpu")), Drawn()
+    guided.begin(sequences)
+    guided.wait(sequences, 60)
+    drawing._draw_led(logits.repeat(len(sequences), 1), sequences, drawn, guided, 60)
+    masked = logits.clone()
+    masked[[letters[place] for place in (1, 3, 5)]] = -torch.inf
+    expected = Counter(sample(masked.repeat(1500, 1), states(5000)))
+    found = Counter(token for (token,) in drawn.tokens.values())
+    assert set(found) <= {letters[place] for place in (0, 2, 4)}
+    assert sum(found.values()) == 1500
+    for token in found | expected:
+        assert abs(found[token] - expected[token]) < 110, "six standard deviations of their difference"
+
+
+def test_rules_that_leave_nothing_of_what_is_allowed_end_the_answer_alone(speaking: Path, tokenizer: Tokenizer) -> None:
+    bench = Bench(small(speaking))
+    other = (tokenizer.encode("z")[0],)
+    for handle, options in enumerate(({}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "top_k": 4})):
+        sampling = under(WORDS, allowed_token_ids=other, **options)  # type: ignore[arg-type]
+        bench.add(handle, tokenizer.encode("the cat"), 20, sampling=sampling)
+    bench.add(3, tokenizer.encode("the cat"), 20)
+    assert len(bench.run()[3]) == 20
+    assert set(bench.failures) == {0, 1, 2}
+    assert all("no token may come next" in failure for failure in bench.failures.values())
+
+
 def test_a_preempted_one_goes_on_where_it_stood(speaking: Path, tokenizer: Tokenizer) -> None:
     wide, narrow = Bench(small(speaking)), Bench(small(speaking, kv_cache_tokens=192, max_running=3))
     for bench in (wide, narrow):
@@ -152,6 +254,8 @@ class Held:
             return mask(matcher, vocab_size)
 
         slow = property(lambda guide: guide._matcher in self._held, lambda *_: None)
+        wait = Lookahead.wait  # the steps are counted: on a slow machine too, masks of the others are there in time
+        monkeypatch.setattr(Lookahead, "wait", staticmethod(lambda guides, _: wait(guides, 30)))
         monkeypatch.setattr(Grammars, "matcher", noted)
         monkeypatch.setattr(Matcher, "mask", held)
         monkeypatch.setattr(Guide, "slow", slow, raising=False)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edge_agent.generate.batcher import Sequence
+from edge_agent.generate import batcher
 from edge_agent.generate.request import Generation
 from edge_agent.generate.sampling import Sampler
+from edge_agent.runtime.protocol import StepInput
 from models.text.grammar import Grammars, Matcher
 from models.text.guide import Guide
 from models.text.tokenizer import TextStream, Tokenizer
@@ -29,10 +31,10 @@ GRAMMARS = Grammars(lambda: TOKENIZER)
 DIGITS = Constraint(ConstraintKind.REGEX, r"[0-9A-F]{12,40}!")
 
 
-def constrained(seed: int, max_tokens: int = 100) -> tuple[Generation, Matcher]:
+def constrained(seed: int, max_tokens: int = 100, temperature: float = 1.0) -> tuple[Generation, Matcher]:
     matcher = GRAMMARS.matcher(DIGITS)
-    sampler = Sampler(SamplingParams(temperature=1.0, seed=seed), [5], FakeRuntime().facts.vocab_size)
-    sequence = Sequence([5, 6, 7], max_tokens, sampler, matcher=matcher)
+    sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), [5], FakeRuntime().facts.vocab_size)
+    sequence = batcher.Sequence([5, 6, 7], max_tokens, sampler, matcher=matcher)
     return Generation(f"c{seed}", sequence, TextStream(TOKENIZER), frozenset({2})), matcher
 
 
@@ -61,6 +63,49 @@ async def test_constrained_ones_beside_free_ones() -> None:
             text, last = await collect(generation)
             assert re.fullmatch(DIGITS.source, text)
             assert last.finish_reason is FinishReason.STOP
+
+
+async def test_greedy_answers_are_what_they_are_with_a_mask_for_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def said() -> list[str]:
+        async with running(FakeRuntime()) as loop:
+            led = [constrained(seed, temperature=0.0)[0] for seed in range(3)]
+            for number, generation in enumerate(led):
+                generation.sequence.prompt_ids[0] = 10 + number
+                loop.submit(generation)
+            return [(await collect(generation))[0] for generation in led]
+
+    asking = await said()
+    monkeypatch.setattr(Sampler, "proposes", False)
+    assert asking == await said()
+    assert len(set(asking)) > 1, "nothing was told apart"
+
+
+class Willing(FakeRuntime):
+    """Says 7 for ever."""
+
+    def forward(self, batch: Sequence[StepInput]) -> npt.NDArray[np.float32]:
+        logits = super().forward(batch)
+        logits[:] = 0
+        logits[:, TOKENIZER.encode("7")[0]] = 20
+        return logits
+
+
+async def test_a_willing_model_needs_a_mask_at_the_beginning_and_where_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    masks, mask = [], Matcher.mask
+
+    def counted(matcher: Matcher, vocab_size: int) -> npt.NDArray[np.uint8]:
+        masks.append(matcher)
+        return mask(matcher, vocab_size)
+
+    monkeypatch.setattr(Matcher, "mask", counted)
+    async with running(Willing()) as loop:
+        led = [constrained(seed)[0] for seed in range(2)]
+        for generation in led:
+            loop.submit(generation)
+        assert [(await collect(generation))[0] for generation in led] == ["7" * 40 + "!"] * 2
+    assert len(masks) == 4
 
 
 async def test_masks_that_do_not_come_hold_no_other_up_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from edge_agent.generate.sampling import Sampler
 from edge_agent.generate.token_rules import TokenRules
+from router.base.errors import RequestFailed
 from router.values.sampling import SamplingParams
 
 RNG = np.random.default_rng(5)
@@ -120,3 +121,91 @@ def test_rules_for_single_tokens() -> None:
     assert first(allowed_token_ids=(2,), logit_bias=((0, 100.0),), repetition_penalty=2.0) == [2, 2, 2]
     assert logits.tolist() == [4, 3, 2, 1]
     assert TokenRules.of(SamplingParams(), {1}, 0) is None
+
+
+class Allowed:
+    """Choices whose mask is known from the start, or once it was found."""
+
+    def __init__(self, tokens: set[int], vocab: int, *, known: bool) -> None:
+        self.found = np.packbits([token in tokens for token in range(vocab)], bitorder="little")
+        self.mask = self.found if known else None
+        self._tokens = tokens
+
+    def allows(self, token: int) -> bool:
+        return token in self._tokens
+
+
+def led(sampler: Sampler, logits: np.ndarray, tokens: set[int], *, known: bool = False) -> tuple[int, bool]:
+    """The next token, and whether its mask had to be found."""
+    choices = Allowed(tokens, logits.size, known=known)
+    token = sampler.draw(logits, choices)
+    if token is not None:
+        return token, False
+    choices.mask = choices.found
+    token = sampler.draw(logits, choices)
+    assert token is not None
+    return token, True
+
+
+PARAMS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.3, 1.0]),
+        "top_p": st.sampled_from([1.0, 1.0, 0.8]),
+        "top_k": st.sampled_from([0, 0, 5]),
+        "min_p": st.sampled_from([0.0, 0.0, 0.1]),
+        "repetition_penalty": st.sampled_from([1.0, 1.5]),
+        "frequency_penalty": st.sampled_from([0.0, 0.5]),
+    }
+)
+
+
+@settings(max_examples=60)
+@given(PARAMS, st.integers(0, 2**32), st.sets(st.integers(0, 39), min_size=1))
+def test_a_token_does_not_depend_on_when_its_mask_is_found(params: dict, seed: int, tokens: set[int]) -> None:
+    logits = WIDE[:40]
+    late, early = (Sampler(SamplingParams(seed=seed, **params), (3, 4), 40) for _ in range(2))
+    for _ in range(6):
+        token, _ = led(late, logits, tokens)
+        assert token in tokens
+        assert led(early, logits, tokens, known=True) == (token, False)
+
+
+@given(st.sets(st.integers(0, 199), min_size=1))
+def test_greedily_the_likeliest_of_the_allowed_comes(tokens: set[int]) -> None:
+    logits = np.round(WIDE[:200])  # many are equally likely: the first of them comes
+    token, _ = led(Sampler(SamplingParams(temperature=0.0), (), 200), logits, tokens)
+    assert token == max(sorted(tokens), key=lambda one: logits[one])
+
+
+@pytest.mark.parametrize("tokens", [{0, 2, 4}, {5, 6, 7}, set(range(8)), {7}])
+@pytest.mark.parametrize("params", [{"temperature": 0.7}, {"temperature": 1.0, "top_k": 3}, {"top_p": 0.7}])
+def test_allowed_tokens_come_as_often_as_if_the_others_were_masked(tokens: set[int], params: dict) -> None:
+    logits = np.log(np.array([0.4, 0.2, 0.15, 0.1, 0.08, 0.04, 0.02, 0.01], np.float32))
+    masked = np.where(np.isin(np.arange(8), list(tokens)), logits, np.float32(-1e9))
+    sampler, reference = (Sampler(SamplingParams(seed=seed, **params), (), 8) for seed in (1, 2))
+    found = np.bincount([led(sampler, logits, tokens)[0] for _ in range(6000)], minlength=8) / 6000
+    expected = np.bincount([reference.draw(masked) for _ in range(6000)], minlength=8) / 6000
+    assert np.abs(found - expected).max() < 0.035
+
+
+def test_a_model_that_does_what_it_is_asked_needs_no_mask() -> None:
+    logits = np.zeros(50, np.float32)
+    logits[7] = 30
+    for temperature in (0.0, 1.0):
+        sampler = Sampler(SamplingParams(temperature=temperature, seed=1), (), 50)
+        assert [led(sampler, logits, {7, 8}) for _ in range(5)] == [(7, False)] * 5
+
+
+def test_rules_that_leave_nothing_of_what_is_allowed_end_the_answer() -> None:
+    for temperature in (0.0, 1.0):
+        asked = SamplingParams(temperature=temperature, allowed_token_ids=(3, 4))
+        sampler = Sampler(asked, (), 50, TokenRules.of(asked, (), 0))
+        with pytest.raises(RequestFailed, match="no token may come next"):
+            led(sampler, WIDE[:50], {5, 6})
+        assert led(sampler, WIDE[:50], {4, 6})[0] == 4
+
+
+def test_what_was_not_drawn_is_not_penalised() -> None:
+    logits = np.array([3.0, 2.0, 0.0], np.float32)
+    sampler = Sampler(SamplingParams(temperature=0.0, presence_penalty=1.5), (), 3)
+    assert [led(sampler, logits, {1, 2})[0], sampler.draw(logits)] == [1, 0]

@@ -175,6 +175,22 @@ def test_what_is_kept_is_bounded_and_what_failed_is_not_kept() -> None:
     assert endless not in grammars._compiled
 
 
+FORCED = Constraint(ConstraintKind.LARK, 'start: "hello world" /[a-z ]{0,9}/ "the end"')
+ENDS = Constraint(ConstraintKind.REGEX, r"(the cat |[0-9]{1,3}|é+)*")
+
+
+@given(st.sampled_from([of_schema(SCHEMA), FORCED, ENDS, of_regex(r"[a-f]{3,20}x")]), st.integers(0, 2**20))
+def test_asking_about_a_token_says_what_the_mask_says(constraint: Constraint, seed: int) -> None:
+    matcher, draw = GRAMMARS.matcher(constraint), random.Random(seed)
+    for _ in range(12):
+        asked = [token for token in range(TOKENIZER.vocab_size + 3) if matcher.allows(token)]
+        assert asked == allowed_by(matcher, TOKENIZER.vocab_size + 3).tolist()
+        matcher.advance(draw.choice(asked))
+        if matcher.complete:
+            break
+    assert not matcher.failure
+
+
 def test_several_threads_may_ask_at_once() -> None:
     grammars, failures = Grammars(lambda: TOKENIZER), []
 

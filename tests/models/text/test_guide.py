@@ -58,6 +58,45 @@ def test_guides_that_look_ahead_allow_what_their_matchers_do(seeds: list[int], s
     assert not any(guide.failure for guide in guides)
 
 
+def test_one_whose_choices_are_allowed_looks_for_none_and_one_that_is_refused_looks_ahead() -> None:
+    letters = Constraint(ConstraintKind.REGEX, "[a-f]{40}")
+    lookahead, guide = Lookahead(), Guide(GRAMMARS.matcher(letters), VOCAB)
+    assert not guide.asks  # the first token: there is time while the prompt is read
+    for place in range(12):
+        assert guide.ready
+        choices = [token for token in range(VOCAB) if guide.allows(token)]
+        if place < 6:
+            assert guide.allows(choices[0])
+        else:
+            assert not guide.allows(0)
+        guide.advance(choices[0])
+        lookahead.begin([guide])
+        assert guide.wait(20)
+        assert guide.asks == (guide.mask is None)
+        assert guide.asks == (place < 8), "it goes on asking after three refusals, or not after two"
+
+
+def test_one_that_draws_from_what_is_allowed_alone_never_asks() -> None:
+    guide = Guide(GRAMMARS.matcher(PATTERN), VOCAB, proposes=False)
+    for _ in range(4):
+        guide.look()
+        token = allowed(guide.mask)[0]
+        assert guide.allows(token)
+        guide.advance(token)
+        assert not guide.asks
+
+
+def test_what_is_slow_to_ask_is_looked_for_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = Guide(GRAMMARS.matcher(PATTERN), VOCAB)
+    guide.allows(0)
+    guide.advance(next(token for token in range(VOCAB) if guide.allows(token)))
+    assert guide.asks
+    monkeypatch.setattr(room, "_SLOW_S", 0.0)
+    assert guide.allows(next(token for token in range(VOCAB) if guide.allows(token)))
+    assert guide.slow
+    assert not guide.asks
+
+
 def test_one_whose_mask_takes_long_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     lookahead, gate = Lookahead(), threading.Event()
     slow, quick = (Guide(GRAMMARS.matcher(PATTERN), VOCAB) for _ in range(2))
@@ -124,6 +163,13 @@ def test_what_was_said_is_followed_within_bounds(monkeypatch: pytest.MonkeyPatch
     began_s = time.thread_time()
     assert not GRAMMARS.matcher(AMBIGUOUS).advance_text("abc" * 400)
     assert time.thread_time() - began_s < 5, "it went on to the end"
+
+
+def test_asking_has_an_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_MOST_S", 0.0)
+    guide = Guide(GRAMMARS.matcher(PATTERN), VOCAB)
+    assert not guide.allows(next(token for token in range(VOCAB) if GRAMMARS.matcher(PATTERN).allows(token)))
+    assert "cannot be followed any further" in guide.failure
 
 
 def test_an_error_that_nobody_expects_ends_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
