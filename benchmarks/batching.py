@@ -6,8 +6,9 @@
 **clients**: real agents over HTTP (`overspill edge run`), one a batch size, on the real MiniLM. Each of 64 clients
 sends a short text, waits for its vector, and sends the next one; each request says its deadline. The agents are asked
 by turns in one run, and only one is at work at a time. `in_time_per_s` counts answers that came within the deadline,
-by the client's watch; `gain` is over batches of 1. With several texts a request, clients index documents instead of
-asking questions.
+by the client's watch; `gain` is over batches of 1. `batch` is the mean size of a batch; `agent_ms` and `clients_ms` are
+the CPU time that each answer took of the agent, and of all clients. With several texts a request, clients index
+documents instead of asking questions.
 
 **ceiling**: the same texts through ONNX Runtime alone, in this process, without server, queue or tokenizer: inputs a
 second of CPU time, in batches of 1 and of more. What a batch gains there is the most that dynamic batching can gain on
@@ -23,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import statistics
@@ -36,8 +38,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+import httpx
+import psutil
+import uvloop
 
+from benchmarks._embedding_clients import Clients
 from edge_agent.batching.encoder import load_encoder, shape_of
 from edge_agent.batching.manifest import read_encoder_manifest
 from hardware_profiles.loader import RuntimeOptions
@@ -56,6 +61,7 @@ FLOAT32 = "all-minilm-l6-v2-fp32-onnx"
 POST_S = 0.010
 POST_WORKERS = 4
 PIPELINE_INPUTS = 600
+WARM_UP_S = 2.0
 
 
 def text_of(number: int) -> str:
@@ -63,9 +69,17 @@ def text_of(number: int) -> str:
     return f"{number} " + " ".join(WORDS[(number * 7 + step * step) % len(WORDS)] for step in range(TEXT_WORDS))
 
 
+@dataclass(frozen=True)
+class Agent:
+    """An agent that runs."""
+
+    process: psutil.Process
+    port: int
+
+
 @contextlib.contextmanager
-def agent(variant: str, max_size: int, folder: Path) -> Iterator[str]:
-    """Start an agent that serves `variant` in batches of at most `max_size`; give its address."""
+def agent(variant: str, max_size: int, folder: Path) -> Iterator[Agent]:
+    """Start an agent that serves `variant` in batches of at most `max_size`."""
     log = (folder / f"agent-{max_size}.log").open("w+")
     environment = {
         **os.environ,
@@ -80,16 +94,16 @@ def agent(variant: str, max_size: int, folder: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "overspill", "edge", "run"]
     with log, subprocess.Popen(command, stdout=log, stderr=log, env=environment) as process:
         try:
-            yield _address(process, Path(log.name))
+            yield Agent(psutil.Process(process.pid), _port(process, Path(log.name)))
         finally:
             process.terminate()
 
 
-def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+def _port(process: subprocess.Popen[bytes], log: Path) -> int:
     for _ in range(600):
         for line in log.read_text().splitlines():
             if '"serving"' in line:
-                return str(json.loads(line)["url"])
+                return int(json.loads(line)["url"].rpartition(":")[2])
         if process.poll() is not None:
             raise SystemExit(f"the agent ended: {log.read_text()[-2000:]}")
         time.sleep(0.1)
@@ -98,25 +112,58 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 @dataclass
 class Seen:
-    """What the clients saw in all rounds of one batch size."""
+    """What the clients saw of one agent in all rounds, and what it cost.
+
+    Attributes:
+        agent_cpu_s: of the agent's process; batches, inputs: that its encoder computed.
+    """
 
     max_size: int
-    seconds: float = 0.0
-    latencies_s: list[float] = field(default_factory=list)
-    refused: int = 0
-    other: int = 0
+    process: psutil.Process
+    clients: Clients
+    agent_cpu_s: float = 0.0
+    batches: float = 0.0
+    inputs: float = 0.0
 
-    def row(self, deadline_s: float) -> dict[str, Any]:
-        in_time = sum(latency <= deadline_s for latency in self.latencies_s)
-        ordered = sorted(self.latencies_s) or [float("nan")]
+    def press(self, seconds: float) -> None:
+        """Keep the agent busy for a while."""
+        before = self._figures()
+        uvloop.run(self.clients.press(seconds))
+        cpu_s, batches, inputs = (after - then for after, then in zip(self._figures(), before, strict=True))
+        self.agent_cpu_s += cpu_s
+        self.batches += batches
+        self.inputs += inputs
+
+    def _figures(self) -> tuple[float, float, float]:
+        times = self.process.cpu_times()
+        told = httpx.get(f"http://127.0.0.1:{self.clients.port}/metrics").text.splitlines()
+        lines = [line for line in told if 'stage="encode"' in line]
+        batches, inputs = (
+            next(
+                (float(line.split()[-1]) for line in lines if line.startswith(f"overspill_stage_batch_inputs_{name}")),
+                0.0,
+            )
+            for name in ("count", "sum")
+        )
+        return times.user + times.system, batches, inputs
+
+    def row(self) -> dict[str, Any]:
+        clients = self.clients
+        latencies = sorted(took_s for status, took_s in clients.seen if status == 200) or [float("nan")]
+        refused = sum(status in {429, 503} for status, _ in clients.seen)
+        failed = sum(status not in {200, 429, 503} for status, _ in clients.seen)
+        in_time = sum(took_s <= clients.deadline_s for took_s in latencies)
         return {
             "max_size": self.max_size,
-            "in_time_per_s": round(in_time / self.seconds, 1),
-            "answered_per_s": round(len(self.latencies_s) / self.seconds, 1),
-            "refused_per_s": round(self.refused / self.seconds, 1),
-            "failed": self.other,
-            "p50_ms": round(1e3 * statistics.median(ordered), 1),
-            "p99_ms": round(1e3 * ordered[int(0.99 * (len(ordered) - 1))], 1),
+            "in_time_per_s": round(in_time / clients.seconds, 1),
+            "answered_per_s": round(len(latencies) / clients.seconds, 1),
+            "refused_per_s": round(refused / clients.seconds, 1),
+            "failed": failed,
+            "p50_ms": round(1e3 * statistics.median(latencies), 1),
+            "p99_ms": round(1e3 * latencies[int(0.99 * (len(latencies) - 1))], 1),
+            "batch": round(self.inputs / max(self.batches, 1), 1),
+            "agent_ms": round(1e3 * self.agent_cpu_s / len(latencies), 2),
+            "clients_ms": round(1e3 * clients.client_cpu_s / len(latencies), 2),
         }
 
 
@@ -129,49 +176,26 @@ class Load:
     deadline_s: float
     seconds: float
     texts: int
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def inputs(self) -> list[str]:
+        """Return the texts of one more request."""
+        return [text_of(next(self.numbers)) for _ in range(self.texts)]
+
+    def of(self, agent: Agent, deadline_s: float) -> Clients:
+        """Return the clients of an agent."""
+        return Clients(agent.port, self.clients, self.variant, deadline_s, self.inputs)
 
 
-async def press(url: str, load: Load, seen: Seen | None) -> None:
-    """Keep all clients busy for a while; without `seen`, to warm up."""
-    headers = {"x-overspill-deadline-ms": f"{1e3 * load.deadline_s:.0f}"}
-    ends_s = time.perf_counter() + load.seconds
-
-    async def client(number: int, session: aiohttp.ClientSession) -> None:
-        asked = number
-        while time.perf_counter() < ends_s:
-            given = [text_of(asked + 13 * index) for index in range(load.texts)]
-            body = {"model": load.variant, "input": given, "encoding_format": "base64"}
-            began_s = time.perf_counter()
-            async with session.post(f"{url}/v1/embeddings", json=body, headers=headers) as reply:
-                await reply.read()
-            took_s = time.perf_counter() - began_s
-            if seen is not None and reply.status == 200:
-                seen.latencies_s.append(took_s)
-            elif seen is not None and reply.status in {429, 503}:
-                seen.refused += 1
-            elif seen is not None:
-                seen.other += 1
-            if reply.status != 200:
-                await asyncio.sleep(min(float(reply.headers.get("retry-after-ms", 50)) / 1e3, 0.1))
-            asked += load.clients
-
-    connector = aiohttp.TCPConnector(limit=load.clients)
-    began_s = time.perf_counter()
-    async with aiohttp.ClientSession(connector=connector) as session:
-        await asyncio.gather(*(client(number, session) for number in range(load.clients)))
-    if seen is not None:
-        seen.seconds += time.perf_counter() - began_s
-
-
-async def under_clients(urls: dict[int, str], load: Load, rounds: int) -> list[dict[str, Any]]:
+def under_clients(agents: dict[int, Agent], load: Load, rounds: int) -> list[dict[str, Any]]:
     """Ask the agents by turns."""
-    found = {size: Seen(size) for size in urls}
-    for url in urls.values():
-        await press(url, Load(load.variant, load.clients, 5.0, 1.0, load.texts), None)
+    for one in agents.values():
+        uvloop.run(load.of(one, 5.0).press(WARM_UP_S))
+    found = {size: Seen(size, one.process, load.of(one, load.deadline_s)) for size, one in agents.items()}
     for turn in range(rounds):
-        for size in urls if turn % 2 == 0 else reversed(urls):
-            await press(urls[size], load, found[size])
-    return [seen.row(load.deadline_s) for seen in found.values()]
+        for size in agents if turn % 2 == 0 else reversed(agents):
+            found[size].press(load.seconds)
+    return [seen.row() for seen in found.values()]
 
 
 # ── ONNX Runtime alone ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -295,9 +319,9 @@ async def slow_stage(variant: str) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> None:
-    print("  ".join(f"{name:>16}" for name in rows[0]))
+    print("  ".join(f"{name:>14}" for name in rows[0]))
     for row in rows:
-        print("  ".join(f"{value!s:>16.25}" for value in row.values()))
+        print("  ".join(f"{value!s:>14.25}" for value in row.values()))
 
 
 @dataclass(frozen=True)
@@ -315,8 +339,8 @@ class Report:
 def compared(load: Load, sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
     """Start an agent for each batch size, ask them by turns, and say what larger batches gained."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        urls = {size: stack.enter_context(agent(load.variant, size, Path(name))) for size in sizes}
-        found = asyncio.run(under_clients(urls, load, rounds))
+        agents = {size: stack.enter_context(agent(load.variant, size, Path(name))) for size in sizes}
+        found = under_clients(agents, load, rounds)
     one = found[0]["in_time_per_s"]
     print(f"\n{load.variant}: {load.clients} clients, {load.texts} text(s) a request, within {load.deadline_s:g} s")
     rows = [

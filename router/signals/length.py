@@ -180,11 +180,13 @@ class LengthModel:
 
     def watch(self, request: InferenceRequest, family: str) -> LengthWatch:
         """Return what is believed of the length of `request`'s whole answer, to be told how it goes on."""
-        known = self._family(family)
         cap = request.sampling.max_tokens
-        sources = self._sources(known, request)
+        if cap == 1:  # calls whose answer is one value; it tells nothing of the lengths of others
+            return LengthWatch([], _ONE_TOKEN, cap)
         if cap is not None and request.sampling.ignore_eos:
             return LengthWatch([], LengthCurve.exactly(cap), cap)
+        known = self._family(family)
+        sources = self._sources(known, request)
         merits = [known.merits.get(source.kind, 0.0) for source in sources]
         best = max(merits)
         weights = np.exp([merit - best for merit in merits])
@@ -283,6 +285,7 @@ def _curve(survival: Curve, cap: float) -> LengthCurve:
     return LengthCurve(array("d", survival.tobytes()), array("d", area.tobytes()), cap)
 
 
+_ONE_TOKEN = LengthCurve.exactly(1)
 _HALF_WIDTHS = 0.5 * np.diff(np.array(EDGES))
 
 

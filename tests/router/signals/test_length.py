@@ -155,6 +155,14 @@ def test_a_length_that_was_promised_is_not_guessed() -> None:
     assert (curve.quantile(0.1), curve.expected()) == (77.0, pytest.approx(77.0))
 
 
+def test_an_answer_of_one_value_is_one_token_and_teaches_nothing() -> None:
+    model, untold = LengthModel(128.0), LengthModel(128.0)
+    for _ in range(50):
+        watch = told(model, 1, max_tokens=1, deadline_s=0.25)
+        assert (watch.curve.expected(), watch.curve.quantile(0.9), watch.longest) == (1.0, 1.0, 1)
+    assert mean(model, deadline_s=0.25) == mean(untold, deadline_s=0.25)
+
+
 def test_models_are_told_apart() -> None:
     model = LengthModel(128.0)
     for _ in range(100):
