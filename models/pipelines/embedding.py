@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import tokenizers
@@ -82,11 +83,9 @@ def embedding_stages(
         encode: makes the stage's function from `encoding` and an `Encode`.
         batching: of the encoder, in tokens; without buckets it gets `BUCKETS` up to the model's window.
     """
-    if not batching.buckets:
-        fitting = tuple(size for size in BUCKETS if size < shape.context_tokens)
-        batching = BatchSettings(
-            batching.max_size, batching.max_wait_ms, batching.max_cost, (*fitting, shape.context_tokens)
-        )
+    fitting = tuple(size for size in BUCKETS if size < shape.context_tokens)
+    buckets = batching.buckets or (*fitting, shape.context_tokens)
+    batching = msgspec.structs.replace(batching, buckets=buckets, pads_to="longest")
     return (
         StagePlan("tokenize", partial(open_tokenize, shape), batching=BatchSettings(max_size=_TOKENIZE_AT_ONCE)),
         StagePlan("encode", encode, workers=instances, batching=batching, cost=tokens_of, pool=pool),

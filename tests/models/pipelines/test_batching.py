@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -145,6 +146,68 @@ def test_a_batch_is_no_larger_than_its_earliest_deadline_allows() -> None:
     first = taken(line, 0.0)
     assert 0.5 * 0.050 < line.pace.expected_s(4 * len(first)) <= 0.050
     assert len(taken(line, 0.099)) == 1  # hopeless, but never nothing: its stage says that it is too late
+
+
+def paced(line: Waiting[Input], seconds: Callable[[int], float]) -> Waiting[Input]:
+    for power in range(14):
+        line.pace.took(1 << power, seconds(1 << power))
+    return line
+
+
+def test_a_long_one_does_not_pad_the_short_ones_where_that_costs_more() -> None:
+    short = [Input(cost=130, arrived_s=step / 100) for step in range(15)]
+    long = Input(cost=256, arrived_s=0.07)
+    line = paced(waiting(*short, long, max_size=16, pads_to="longest", buckets=(256,)), lambda cost: 1e-5 * cost)
+    first = line.take(0.2)
+    assert isinstance(first, Batch)
+    assert (list(first.items), first.size) == (short, 130)
+    assert taken(line, 0.2) == [long]
+
+
+def test_who_goes_first_is_computed_first_also_where_it_is_long() -> None:
+    short, long = [Input(cost=130, arrived_s=0.1) for _ in range(15)], Input(cost=256)
+    line = paced(waiting(*short, long, max_size=16, pads_to="longest", buckets=(256,)), lambda cost: 1e-5 * cost)
+    assert taken(line, 0.2) == [long]
+    assert set(map(id, taken(line, 0.2))) == set(map(id, short))
+
+
+@pytest.mark.parametrize("pads_to", ["longest", "bucket"])
+def test_lengths_share_a_batch_where_each_batch_costs_much(pads_to: str) -> None:
+    mixed = [Input(cost=cost) for cost in (130, 256, 140, 250)]
+    seconds = {"longest": lambda _: 0.01, "bucket": lambda cost: 1e-5 * cost}[pads_to]
+    line = paced(waiting(*mixed, max_size=16, pads_to=pads_to, buckets=(256,)), seconds)
+    assert set(map(id, taken(line))) == set(map(id, mixed))
+
+
+@given(
+    st.lists(inputs, min_size=1, max_size=40),
+    st.integers(1, 16),
+    st.floats(0, 1e-2),
+    st.floats(1e-7, 1e-3),
+)
+def test_apart_is_never_slower_and_the_first_is_always_in(
+    items: list[Input], size: int, each_s: float, token_s: float
+) -> None:
+    items = [item for item in items if not item.over]
+    settings = {"max_size": size, "pads_to": "longest"}
+    line = paced(waiting(*items, **settings), lambda cost: each_s + token_s * cost)
+    whole = paced(waiting(*items, **settings, max_cost=0), lambda cost: each_s + token_s * cost)
+    seen: list[Input] = []
+    while len(line):
+        first = min(line._lines[0])[1]
+        gathered = [item for _, item in whole._gathered(list(line._lines[0]), 0, 1e6)]
+        batch = line.take(1e6)
+        assert isinstance(batch, Batch)
+        assert first in batch.items
+        assert batch.size == max(item.cost for item in batch.items)
+        others = [item for item in gathered if item not in batch.items]
+        if others:
+            apart_s = line.pace.expected_s(batch.cost)
+            apart_s += line.pace.expected_s(len(others) * max(item.cost for item in others))
+            together = len(gathered) * max(item.cost for item in gathered)
+            assert apart_s <= line.pace.expected_s(together)
+        seen += batch.items
+    assert sorted(map(id, seen)) == sorted(map(id, items))
 
 
 def test_buckets_ascend() -> None:
