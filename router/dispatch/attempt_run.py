@@ -140,16 +140,8 @@ class AttemptRun:
         await self.stream.wait(min(due_s, self._quiet_since_s + self._timeout_s, self._ends_s))
         return not self.stream.quiet
 
-    async def next(self) -> TokenChunk:
-        """Return the next chunk that has text, or the last one, on its way to the caller; every wait is bounded.
-
-        Raises:
-            OverspillError: the attempt failed.
-        """
-        return self.hand_on(await self.receive())
-
     async def receive(self) -> TokenChunk:
-        """Wait for the next chunk that has text, or the last one.
+        """Wait for the next chunk that has text, or the last one, for `hand_on`; every wait is bounded.
 
         Raises:
             OverspillError: the attempt failed.
@@ -158,7 +150,11 @@ class AttemptRun:
         if attempt.first_at_s is not None:
             self._quiet_since_s = self._clock.now_s()
         while True:
-            chunk, over = self._room.fit(await self._read())
+            read = self._at_hand()
+            if read is None:
+                await self.stream.wait(min(self._quiet_since_s + self._timeout_s, self._ends_s))
+                read = self._come()
+            chunk, over = self._room.fit(read)
             if over:
                 journey.cap_exceeded(attempt)
             self._origin = chunk.origin or self._origin
@@ -189,16 +185,17 @@ class AttemptRun:
             return replace(chunk, cached_tokens=None)  # text of the answer may be part of what was found
         return chunk
 
-    async def _read(self) -> TokenChunk:
-        """Wait for the next chunk; what a replica does wrong becomes an error of the tree."""
+    def _at_hand(self) -> TokenChunk | None:
+        """Return the next chunk if nobody has to wait for it."""
+        if self._ends_s < math.inf and self._clock.now_s() >= self._ends_s and not self.attempt.gave_up:
+            return self._journey.end_at_deadline(self.attempt)  # its reader took too long
+        return self.stream.pop()
+
+    def _come(self) -> TokenChunk:
+        """Return what was waited for; what a replica did wrong becomes an error of the tree."""
         attempt = self.attempt
-        if self._clock.now_s() >= self._ends_s and not attempt.gave_up:  # its reader took too long
-            return self._journey.end_at_deadline(attempt)
-        chunk = self.stream.pop()
-        if chunk is not None:
-            return chunk
         try:
-            return await self.stream.next(min(self._quiet_since_s + self._timeout_s, self._ends_s))
+            return self.stream.take()
         except (StopAsyncIteration, Elapsed) as nothing:
             if attempt.gave_up:
                 return self._journey.end_given_up(attempt)

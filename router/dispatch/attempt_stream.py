@@ -92,7 +92,8 @@ class AttemptStream:
     @property
     def ready(self) -> bool:
         """Text, or the end with everything given back, is here already: handing it on waits for nothing."""
-        return any(self._task.done() if chunk.finish_reason else chunk.text or chunk.output for chunk in self._chunks)
+        chunks, ended = self._chunks, self._task.done
+        return bool(chunks) and any(ended() if chunk.finish_reason else chunk.text or chunk.output for chunk in chunks)
 
     @property
     def whole(self) -> bool:
@@ -134,9 +135,20 @@ class AttemptStream:
         """Return the next chunk if it is here already."""
         if not self._chunks:
             return None
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
+        if self._room is not None:
+            self._make_room()
         return self._chunks.popleft()
+
+    def take(self) -> TokenChunk:
+        """Return the next chunk; raises as `next` does where it is not here."""
+        chunk = self.pop()
+        if chunk is not None:
+            return chunk
+        if self._error is not None:
+            raise self._error
+        if self._ended:
+            raise StopAsyncIteration
+        raise Elapsed
 
     async def next(self, due_s: float) -> TokenChunk:
         """Return the next chunk.
@@ -150,14 +162,7 @@ class AttemptStream:
             Exception: what the replica raised, after the chunks that came before it.
         """
         await self.wait(due_s)
-        chunk = self.pop()
-        if chunk is not None:
-            return chunk
-        if self._error is not None:
-            raise self._error
-        if self._ended:
-            raise StopAsyncIteration
-        raise Elapsed
+        return self.take()
 
     async def _read_replica(self) -> None:
         self._attempt.opens()
@@ -178,6 +183,11 @@ class AttemptStream:
         finally:
             self._ended = True
             self._wake_reader()
+
+    def _make_room(self) -> None:
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
 
     def _wake_reader(self) -> None:
         if self._reader is not None and not self._reader.done():

@@ -78,9 +78,8 @@ class Feedback:
         event = "hedge_won" if second else "hedge_lost"
         journey.record.happened(self._clock.now_s(), event, replica=winner.info.replica_id)
 
-    def chunk_arrived(self, attempt: Attempt, journey: Progress, chunk: TokenChunk) -> None:
+    def chunk_arrived(self, attempt: Attempt, journey: Progress, chunk: TokenChunk, now_s: float) -> None:
         """A chunk arrived: learn TTFT from the first, count the tokens of all."""
-        now_s = self._clock.now_s()
         info = attempt.info
         if attempt.first_at_s is None:
             attempt.first_at_s = now_s

@@ -104,13 +104,17 @@ class HedgedRun:
             for run in self._open:
                 stack.push_async_exit(run)
 
-    def next(self) -> Coroutine[Any, Any, TokenChunk]:
-        """Return the next chunk; see `AttemptRun.next`.
+    def receive(self) -> Coroutine[Any, Any, TokenChunk]:
+        """Wait for the next chunk; see `AttemptRun.receive`.
 
         Raises:
             OverspillError: the attempt failed, the second one too if there was one.
         """
-        return self._run.next() if self._due_s == math.inf else self._begin()
+        return self._run.receive() if self._due_s == math.inf else self._begin()
+
+    def hand_on(self, chunk: TokenChunk) -> TokenChunk:
+        """Count it as the caller's; see `AttemptRun.hand_on`."""
+        return self._run.hand_on(chunk)
 
     async def _begin(self) -> TokenChunk:
         due_s, self._due_s = self._due_s, math.inf
@@ -119,7 +123,7 @@ class HedgedRun:
             if second is not None:
                 await self._enter(second)
                 return await self._race(self._run, second)
-        return await self._run.next()
+        return await self._run.receive()
 
     async def _enter(self, run: AttemptRun) -> None:
         self._open.append(run)
@@ -140,7 +144,7 @@ class HedgedRun:
                     error = task.exception()
                     if error is None:
                         self._decide(first, second)
-                        return self._run.hand_on(task.result())
+                        return task.result()
                     if not running or not isinstance(error, OverspillError):
                         self._hedger.hedge_decided(first.attempt, second=False)
                         raise error

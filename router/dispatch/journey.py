@@ -137,7 +137,7 @@ class Journey:
                 try:
                     async with run:
                         while True:
-                            chunk = await run.next()
+                            chunk = run.hand_on(await run.receive())
                             if chunk.finish_reason is not None:
                                 last = chunk
                                 break
@@ -290,21 +290,22 @@ class Journey:
         self.degraded = self.degraded or attempt.choice.degraded or (origin is not None and origin.degraded)
         if self.route is None:
             self.route = self._route(attempt, origin)
-        if self._cached_tokens is None and not self.counts_own_text:
+        if chunk.cached_tokens is not None and self._cached_tokens is None and not self.counts_own_text:
             self._cached_tokens = chunk.cached_tokens
         if chunk.finish_reason is not None:
             self._prompt_tokens = chunk.prompt_tokens
             self._cap = _cap_of(attempt, origin)
             self._window_left = attempt.info.context_tokens - self._accepted.least_prompt_tokens
+        now_s = self.dispatcher.clock.now_s()
         if chunk.tokens and not attempt.overdue:
-            self.last_at_s = self.dispatcher.clock.now_s()
+            self.last_at_s = now_s
         if chunk.text:
             self._text.append(chunk.text)
             self.chars += len(chunk.text)
         elif chunk.output is not None and chunk.finish_reason is None:
             self._passed = True
         self.tokens += chunk.tokens
-        self.feedback.chunk_arrived(attempt, self, chunk)
+        self.feedback.chunk_arrived(attempt, self, chunk, now_s)
 
     @property
     def counts_own_text(self) -> bool:

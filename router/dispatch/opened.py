@@ -16,7 +16,7 @@ class OpenedAnswer(AsyncGenerator[TokenChunk, None]):
         self._rest = rest
 
     def __anext__(self) -> Coroutine[Any, Any, TokenChunk]:
-        return self.asend(None)
+        return self._rest.asend(None) if self._first is None else self._begin()
 
     def asend(self, value: None) -> Coroutine[Any, Any, TokenChunk]:
         return self._rest.asend(value) if self._first is None else self._begin()

@@ -28,6 +28,7 @@ class Connection(asyncio.Protocol):
     """Made by `router.upstream.pool`, which is told when it is free again, and when it is gone.
 
     Attributes:
+        loop: the event loop, asked for once: each time is a call of the kernel.
         kept: it serves further requests.
         free_until_s: how long it may stay idle, on the clock of its pool.
     """
@@ -38,6 +39,7 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._made = False
+        self.loop = asyncio.get_running_loop()
         self.kept = kept
         self.free_until_s = 0.0
 
@@ -193,7 +195,7 @@ class Exchange:
         while not self.status:
             if self._error is not None:
                 raise self._error
-            await self._wait()
+            await self._news()
 
     async def read(self) -> bytes:
         """Return all that has arrived, as soon as there is something; empty at the end of the body.
@@ -201,13 +203,13 @@ class Exchange:
         Raises:
             TransportError: the connection broke.
         """
-        while not self._pieces:
+        pieces = self._pieces
+        while not pieces:
             if self._error is not None:
                 raise self._error
             if self._whole:
                 return b""
-            await self._wait()
-        pieces = self._pieces
+            await self._news()
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         self._size = 0
@@ -289,12 +291,10 @@ class Exchange:
             self._whole = True
             self._wake()
 
-    async def _wait(self) -> None:
-        self._waiter = waiter = asyncio.get_running_loop().create_future()
-        try:
-            await waiter
-        finally:
-            self._waiter = None
+    def _news(self) -> asyncio.Future[None]:
+        """Return what is done once its connection has told it anything."""
+        self._waiter = waiter = self._connection.loop.create_future()
+        return waiter
 
     def _wake(self) -> None:
         waiter = self._waiter

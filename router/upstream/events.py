@@ -18,6 +18,7 @@ from router.wire import names as wire_names
 _MAX_INT32 = 2**31 - 1
 _MAX_EVENT_BYTES = 4 * 1024 * 1024
 _MAX_NAME_CHARS = 128
+_FIELD = b"data:"
 
 
 class _Function(msgspec.Struct):
@@ -129,7 +130,7 @@ class EventParser:
     def feed(self, data: bytes) -> list[Event]:
         """Return the events that `data` completes. What is no completion chunk becomes an event with an error."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        events = [event for line in lines if (event := _event(line)) is not None]
+        events = [_event(line) for line in lines if line.startswith(_FIELD)]  # not blank lines, comments, other fields
         if len(self._rest) > _MAX_EVENT_BYTES:
             events.append(Event(error=f"an event of more than {_MAX_EVENT_BYTES} bytes"))
         return events
@@ -139,10 +140,8 @@ class EventParser:
         return []
 
 
-def _event(line: bytes) -> Event | None:
-    if not line.startswith(b"data:"):
-        return None  # blank lines, comments and other fields
-    payload = line[5:].strip()
+def _event(line: bytes) -> Event:
+    payload = line[len(_FIELD) :].strip()
     if payload == b"[DONE]":
         return Event(done=True)
     try:

@@ -237,6 +237,8 @@ class OpenStream:
         self.transfer = transfer
         self._response = response
         self._call = call
+        self._most_tokens = call.request.most_answer_tokens(call.context_tokens)
+        self._logprobs = call.request.sampling.logprobs
         self._lost = lost
         self._origin: Origin | None = origin_of(response.headers)
         self._parser = call.parser(response.headers)
@@ -276,7 +278,12 @@ class OpenStream:
         while not chunks:
             if self._failure is not None:
                 raise self._broken(self._failure)
-            data = await self._next()
+            try:
+                data = await (self._response.read() if self._last is None else self._read_usage())
+            except TransportError as error:
+                if self._last is None:
+                    self._failure = str(error)
+                data = b""
             self.received_bytes += len(data)
             self._take(self._parser.feed(data), chunks)
             if not data and self._failure is None:
@@ -287,22 +294,16 @@ class OpenStream:
                 self._finish(chunks)
         return chunks
 
-    async def _next(self) -> bytes:
-        """Return what arrives next, empty at the end; what breaks after the finish reason does no harm any more.
+    async def _read_usage(self) -> bytes:
+        """Return what follows the finish reason, empty where nothing does: what breaks there does no harm any more.
 
         The answer is whole then: the usage and the end mark may follow, but a server that keeps both, and the
         connection open, does not make the caller wait for what it has.
         """
         try:
-            if self._last is None:
-                return await self._response.read()
             with _Bound(self._lost, _USAGE_S):
                 return await self._response.read()
         except _SilentError:
-            return b""
-        except TransportError as error:
-            if self._last is None:
-                self._failure = str(error)
             return b""
 
     async def _reach_end(self) -> None:
@@ -314,17 +315,17 @@ class OpenStream:
     def _take(self, events: Iterable[Event], chunks: list[TokenChunk]) -> None:
         """Turn events into chunks."""
         for event in events:
-            if event.error_message is not None:
+            if event.error is not None:
                 if self._last is None:
                     self._failure, self._attempts = event.error_message, event.told_attempts
                 self._done = self._last is not None
                 return
-            if event.usage is not None:
-                call = self._call  # an impossible count is none, and pieces of text are counted instead
-                self._told_tokens = event.usage.told_tokens(call.request.most_answer_tokens(call.context_tokens))
-                self._prompt_tokens = event.usage.told_prompt_tokens(call.context_tokens)
-                if self._cached_tokens is None:
-                    self._cached_tokens = event.usage.told_cached_tokens(self._prompt_tokens or call.context_tokens)
+            usage = event.usage
+            if usage is not None:  # an impossible count is none, and pieces of text are counted instead
+                self._told_tokens = usage.told_tokens(self._most_tokens)
+                self._prompt_tokens = usage.told_prompt_tokens(self._call.context_tokens)
+                if self._cached_tokens is None and usage.prompt_tokens_details is not None:
+                    self._cached_tokens = usage.told_cached_tokens(self._prompt_tokens or self._call.context_tokens)
             if self._last is None:
                 text = event.text if self._calls is None else self._calls.write([event.text, *event.calls])
                 if event.finish_reason is not None:
@@ -349,7 +350,9 @@ class OpenStream:
         self, event: Event, text: str, finish: FinishReason | None = None, prompt_tokens: int | None = None
     ) -> TokenChunk | None:
         """Return what an event tells of the answer, None for nothing; the prompt is no part of its text."""
-        top = self._call.request.sampling.logprobs
+        top = self._logprobs
+        if top is None and self._echo is None:
+            return self._chunk(text, finish, prompt_tokens) if text else None
         told = () if top is None else event.logprobs(top)
         if not (text or told):
             return None
@@ -367,14 +370,15 @@ class OpenStream:
         told = self._told_tokens
         tokens = int(bool(text)) if told is None else max(0, told - self.tokens)
         self.tokens += tokens
-        origin, self._origin = self._origin, None
         self._emitted = self._emitted or bool(text)
-        return TokenChunk(text, tokens, finish, prompt_tokens, origin, self._cached_once(last=finish is not None))
+        if self._began and finish is None:
+            return TokenChunk(text, tokens)
+        origin, self._origin, self._began = self._origin, None, True
+        return TokenChunk(text, tokens, finish, prompt_tokens, origin, self._cached_once())
 
-    def _cached_once(self, *, last: bool) -> int | None:
+    def _cached_once(self) -> int | None:
         """What the upstream has told of its cache: goes with the first chunk, or else with the last one."""
-        first, self._began = not self._began, True
-        if self._cached_told or not (first or last):
+        if self._cached_told:
             return None
         self._cached_told = self._cached_tokens is not None
         return self._cached_tokens
