@@ -12,18 +12,30 @@ import pytest
 from router.base.garbage import collect_while_few_wait, spare_what_was_imported
 
 
-@pytest.fixture
-def full() -> Iterator[list[None]]:
-    """One entry for each full collection."""
+@contextlib.contextmanager
+def collections_of(least_generation: int) -> Iterator[list[None]]:
+    """One entry for each collection of that generation or an older one."""
     seen: list[None] = []
 
     def collected(phase: str, info: dict[str, int]) -> None:
-        if phase == "start" and info["generation"] == 2:
+        if phase == "start" and info["generation"] >= least_generation:
             seen.append(None)
 
     gc.callbacks.append(collected)
     yield seen
     gc.callbacks.remove(collected)
+
+
+@pytest.fixture
+def full() -> Iterator[list[None]]:
+    with collections_of(2) as seen:
+        yield seen
+
+
+@pytest.fixture
+def young() -> Iterator[list[None]]:
+    with collections_of(0) as seen:
+        yield seen
 
 
 async def for_a_while(waiting: int, at_latest_s: float) -> None:
@@ -32,7 +44,7 @@ async def for_a_while(waiting: int, at_latest_s: float) -> None:
 
 
 def test_collections_leave_out_what_was_there_before_the_server() -> None:
-    before = {"module": object()}
+    before, pace = {"module": object()}, gc.get_threshold()
     try:
         spare_what_was_imported()
         since = [{}]
@@ -41,6 +53,19 @@ def test_collections_leave_out_what_was_there_before_the_server() -> None:
         assert not any(each is before for each in gc.get_objects())
     finally:
         gc.unfreeze()
+        gc.set_threshold(*pace)
+
+
+def test_what_a_request_needs_while_it_runs_is_no_reason_to_look(young: list[None]) -> None:
+    pace = gc.get_threshold()
+    try:
+        spare_what_was_imported()
+        young.clear()
+        held = [[] for _ in range(10_000)]
+        assert not young, f"{len(held)} objects are what thirty requests have in hand"
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*pace)
 
 
 async def test_all_is_looked_through_while_few_wait(full: list[None]) -> None:
