@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
 from router.decisions.writer import DecisionFile
+from router.dispatch.counts import Counts, Histograms
 from router.signals.canary import Canaries
 from router.tracing.otlp import OtlpTraces
 
@@ -20,63 +20,6 @@ _RATIO_BUCKETS = (0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.5, 2.0, 3.0, 5.0
 _BREAKER_LEVEL = {"closed": 0, "half_open": 1, "open": 2}
 
 GaugeSource = Callable[[], Iterable[tuple[tuple[str, ...], float]]]
-
-
-class _Count:
-    """What was counted since the last scrape: a plain number, where each count of the library takes a lock."""
-
-    __slots__ = ("_child", "_new")
-
-    def __init__(self, child: Counter) -> None:
-        self._child = child
-        self._new = 0.0
-
-    def inc(self, amount: float = 1.0) -> None:
-        self._new += amount
-
-    def hand_over(self) -> None:
-        new, self._new = self._new, 0.0
-        if new:
-            self._child.inc(new)
-
-
-class _Counts(Collector):
-    """A counter of the library that is brought up to date when somebody asks for it. Counted on one event loop."""
-
-    def __init__(self, metric: Counter) -> None:
-        self._metric = metric
-        self._children: dict[tuple[str, ...], _Count] = {}
-
-    def labels(self, *values: str) -> _Count:
-        child = self._children.get(values)
-        if child is None:
-            child = self._children[values] = _Count(self._metric.labels(*values) if values else self._metric)
-        return child
-
-    def collect(self) -> Iterable[MetricFamily]:
-        for child in self._children.values():
-            child.hand_over()
-        families: Iterable[MetricFamily] = self._metric.collect()
-        return families
-
-    def describe(self) -> Iterable[MetricFamily]:
-        """Name the counter."""
-        families: Iterable[MetricFamily] = self._metric.describe()
-        return families
-
-
-class _Histograms:
-    """A histogram whose children are looked up once: the library's own lookup takes as long as ten counts."""
-
-    def __init__(self, metric: Histogram) -> None:
-        self._metric = metric
-        self._children: dict[tuple[str, ...], Histogram] = {}
-
-    def labels(self, *values: str) -> Histogram:
-        child = self._children.get(values)
-        if child is None:
-            child = self._children[values] = self._metric.labels(*values)
-        return child
 
 
 class Telemetry:
@@ -111,12 +54,9 @@ class Telemetry:
         self.e2e_s = self._histogram(
             "overspill_e2e_seconds", "Accepted to last token.", served_by, buckets=_E2E_BUCKETS_S
         )
-        self.queue_wait_s = Histogram(
-            "overspill_queue_wait_seconds",
-            "Accepted to sent to a replica.",
-            buckets=_TTFT_BUCKETS_S,
-            registry=self.registry,
-        )
+        self.queue_wait_s = self._histogram(
+            "overspill_queue_wait_seconds", "Accepted to sent to a replica.", [], buckets=_TTFT_BUCKETS_S
+        ).labels()
         self.ttft_ratio = self._histogram(
             "overspill_ttft_actual_over_predicted",
             "Actual TTFT over the p50 that was predicted when the request came in.",
@@ -190,13 +130,15 @@ class Telemetry:
         for result in ("won", "lost"):
             self.hedges.labels(result)
 
-    def _counter(self, name: str, text: str, labels: list[str]) -> _Counts:
-        counts = _Counts(Counter(name, text, labels, registry=None))
+    def _counter(self, name: str, text: str, labels: list[str]) -> Counts:
+        counts = Counts(Counter(name, text, labels, registry=None))
         self.registry.register(counts)
         return counts
 
-    def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> _Histograms:
-        return _Histograms(Histogram(name, text, labels, registry=self.registry, buckets=buckets))
+    def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> Histograms:
+        histograms = Histograms(Histogram(name, text, labels, registry=None, buckets=buckets), buckets)
+        self.registry.register(histograms)
+        return histograms
 
     def watch(self, name: str, text: str, labels: tuple[str, ...], source: GaugeSource) -> None:
         """Register a gauge whose values are asked for at every scrape: pairs of label values and number."""
