@@ -165,9 +165,10 @@ class InFlight:
 def _load_of(in_flight: Collection[Attempt]) -> InFlightLoad:
     """Sum them up. An answer that outran what was expected of it may go on for a quarter of its length."""
     prefill_tokens = unopened = unopened_prefill_tokens = unopened_decode_tokens = 0
-    left_tokens = []
+    left_tokens: list[int] = []
     for attempt in in_flight:
-        left_tokens.append(max(attempt.expected_tokens - attempt.tokens, attempt.tokens // 4 or 1))
+        left, more = attempt.expected_tokens - attempt.tokens, attempt.tokens // 4 or 1
+        left_tokens.append(left if left > more else more)  # noqa: FURB136 - for each attempt, at each change of any
         if attempt.first_at_s is None:
             prefill_tokens += attempt.prompt_tokens
         if not attempt.opened:

@@ -133,7 +133,7 @@ class _Source:
         self.shift = shift
         self.seen = 0
         curve = table.survival()
-        self.said: Curve = curve if shift == 0.0 else np.interp(_AXIS + shift, _AXIS, curve)
+        self.said: Curve = curve if shift == 0.0 else _shifted(curve, shift)
 
     def bin_at(self, position: float) -> int:
         """Return the bin of a length that lies there on the request's own axis; see `position_of`."""
@@ -188,10 +188,12 @@ class LengthModel:
         known = self._family(family)
         sources = self._sources(known, request)
         merits = [known.merits.get(source.kind, 0.0) for source in sources]
-        best = max(merits)
-        weights = np.exp([merit - best for merit in merits])
-        mixed = weights.dot(np.array([source.said for source in sources]))
-        np.divide(mixed, np.add.reduce(weights), mixed)
+        best, whole = max(merits), 0.0
+        weights = [math.exp(merit - best) for merit in merits]
+        for weight in weights:
+            whole += weight
+        mixed = np.array(weights).dot(np.array([source.said for source in sources]))
+        np.divide(mixed, whole, mixed)
         return LengthWatch(sources, _curve(mixed, math.inf if cap is None else float(cap)), cap)
 
     def grew(self, watch: LengthWatch, tokens: int) -> None:
@@ -219,7 +221,9 @@ class LengthModel:
     def _judge(self, known: _Family, kind: str, survival: Curve, tokens: int, *, whole: bool) -> None:
         """Add to a kind's log-likelihood what its curve, before it learnt, said of this answer."""
         k = min(int(position_of(tokens)), BINS - 2)
-        likelihood = survival[k] - survival[k + 1] if whole else survival[k]
+        likelihood = survival.item(k)
+        if whole:
+            likelihood -= survival.item(k + 1)
         merits = known.merits
         merits[kind] = _JUDGED * merits.get(kind, 0.0) + math.log(max(likelihood, _LEAST_SURVIVAL))
         best = max(merits.values())
@@ -274,6 +278,20 @@ def _cross(watch: LengthWatch, tokens: int) -> None:
         if bin_ > source.seen:
             source.table.crossed(source.seen, bin_)
             source.seen = bin_
+
+
+def _shifted(curve: Curve, shift: float) -> Curve:
+    """Return `np.interp(_AXIS + shift, _AXIS, curve)`, which looks for each place where all of them are known."""
+    whole = math.floor(shift)
+    first, end = max(0, -whole), min(BINS, BINS - 1 - whole)  # between two edges; what lies beyond is as the last one
+    if first >= end:
+        return np.full(BINS, curve[0] if shift < 0.0 else curve[-1])
+    found = np.empty(BINS)
+    found[:first], found[end:] = curve[0], curve[-1]
+    low, high, inside = curve[first + whole : end + whole], curve[first + whole + 1 : end + whole + 1], found[first:end]
+    part = np.subtract(_AXIS[first:end] + shift, _AXIS[first + whole : end + whole])
+    np.add(np.multiply(np.subtract(high, low), part, inside), low, inside)
+    return found
 
 
 def _curve(survival: Curve, cap: float) -> LengthCurve:
