@@ -67,11 +67,8 @@ class RunningQuantile:
         the figure would have been kept with P(T <= figure | T > c), the self-consistent weight (Efron, 1967).
         """
         self.seen += 1
-        step, first = self._step, _FIRST_STEP * self._step / _STEP / self.seen
-        if first > step:
-            step = first
-        log = self.log + step * (self._coverage - probability)
-        self.log = self._least if log < self._least else _MAX_LOG if log > _MAX_LOG else log
+        step = max(self._step, _FIRST_STEP * self._step / _STEP / self.seen)
+        self.log = min(max(self.log + step * (self._coverage - probability), self._least), _MAX_LOG)
 
 
 class BandedQuantile:
