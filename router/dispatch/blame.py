@@ -30,6 +30,8 @@ from __future__ import annotations
 import enum
 import hashlib
 
+import msgspec
+
 from router.base.errors import (
     BodyShed,
     InvalidRequest,
@@ -40,6 +42,7 @@ from router.base.errors import (
     RequestFailed,
     Shed,
 )
+from router.values.prompt import Input
 from router.values.request import InferenceRequest, Outcome
 from router.values.task import PassedCall
 
@@ -91,8 +94,17 @@ def source_of(request: InferenceRequest, found: Verdict) -> str:
     if isinstance(asked, PassedCall):
         prompt = b"%b %b" % (asked.path.encode(), asked.after)
     else:
-        prompt = repr(asked).encode("utf-8", "backslashreplace")
+        prompt = _written(asked)
     return f"prompt {hashlib.blake2b(prompt, digest_size=16).hexdigest()}"
+
+
+def _written(asked: Input) -> bytes:
+    """Return a prompt as bytes, those of images and tensors as they are: spelt out they would hold up everybody."""
+    kind = type(asked).__name__.encode()
+    try:
+        return kind + msgspec.msgpack.encode(asked)
+    except UnicodeEncodeError:  # half a surrogate pair
+        return kind + repr(asked).encode("utf-8", "backslashreplace")
 
 
 def outcome_of(error: BaseException) -> Outcome:

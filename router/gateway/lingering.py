@@ -11,6 +11,7 @@ from typing import Any
 _AGREE_S = 1.0
 _LINGER_S = 2.0  # and at most this much is then read and dropped:
 _LINGER_BYTES = 64 * 1024 * 1024
+_UNREAD_S = 30.0  # that a peer may take nothing of what is still to be sent
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -47,7 +48,23 @@ class LingeringTransport:
         elif self._unread():
             self.linger()
         else:
-            self._transport.close()
+            self._close()
+
+    def _close(self) -> None:
+        """Close when what was written is sent; of a peer that reads nothing that would be never."""
+        self._transport.close()
+        self._await_reader(self._transport.get_write_buffer_size())
+
+    def _await_reader(self, unsent_bytes: int) -> None:
+        if unsent_bytes:
+            asyncio.get_running_loop().call_later(_UNREAD_S, self._look_at_reader, unsent_bytes)
+
+    def _look_at_reader(self, before_bytes: int) -> None:
+        unsent_bytes = self._transport.get_write_buffer_size()
+        if unsent_bytes == before_bytes:
+            self._transport.abort()
+        else:
+            self._await_reader(unsent_bytes)
 
     def _reset(self) -> None:
         """End the connection with an error."""
@@ -57,7 +74,7 @@ class LingeringTransport:
 
     def close_now(self) -> None:
         """Close as soon as what was written is sent; over TLS, whose peer is asked to agree, within a second."""
-        self._transport.close()
+        self._close()
         if not self._transport.can_write_eof():
             asyncio.get_running_loop().call_later(_AGREE_S, self._transport.abort)
 

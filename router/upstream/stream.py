@@ -392,10 +392,10 @@ class OpenStream:
 
 
 async def _read_some(response: Response, limit_bytes: int) -> bytes:
-    body = b""
+    body = bytearray()
     while len(body) < limit_bytes and (data := await response.read()):
         body += data
-    return body
+    return bytes(body)
 
 
 def _spent_there_s(server_timing: str) -> float:

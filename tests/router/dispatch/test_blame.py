@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,9 +27,12 @@ from router.base.errors import (
     Unavailable,
 )
 from router.dispatch.blame import Verdict, outcome_of, source_of, verdict
-from router.values.prompt import ChatPrompt, Message, TextPrompt
+from router.values.feature import Feature
+from router.values.prompt import ChatPrompt, Input, MediaPart, Message, TextPrompt
 from router.values.request import Outcome
 from router.values.settings import BreakerSettings
+from router.values.task import TensorCall
+from router.values.tensors import NamedTensor
 from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import UPSTREAM, World, answer, request, world
 
@@ -272,3 +276,24 @@ async def test_a_wait_that_ended_on_another_replica_teaches_nothing() -> None:
         w.dispatcher.set_replicas([w.local, w.small])
         assert (await w.clock.run(asyncio.wait_for(waiting, None)))[0].variant == "tiny-pruned-int8"
         assert learnt == []
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        TensorCall((NamedTensor("x", "UINT8", (1, 1 << 20), bytes(1 << 20)),)),
+        ChatPrompt((Message("user", "see", parts=("see", MediaPart(Feature.IMAGES, bytes(1 << 20)))),)),
+    ],
+    ids=["tensor", "image"],
+)
+def test_megabytes_that_fail_are_not_spelt_out(prompt: Input) -> None:
+    """It is done on the event loop: of 15 MB it took a third of a second and 100 MB, with each failed attempt."""
+    asked = request(VirtualClock(), prompt=prompt)
+    tracemalloc.start()
+    try:
+        found = source_of(asked, Verdict.FAILED)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == source_of(asked, Verdict.FAILED)
+    assert most_bytes < 5 << 20

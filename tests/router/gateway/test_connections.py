@@ -406,3 +406,48 @@ async def test_odd_bytes_are_a_callers_fault_and_no_crash(
         reply = await raw(port, request_)
     assert reply.startswith(b"HTTP/1.1 4"), reply[:200]
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "stream"])
+async def test_who_reads_nothing_holds_no_connection_and_no_memory_for_ever(
+    monkeypatch: pytest.MonkeyPatch, *, whole: bool
+) -> None:
+    """A connection that is closed goes on to hold what was written to it, until its peer has read that."""
+    monkeypatch.setattr("router.gateway.lingering._UNREAD_S", 0.2)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        piece = bytes(32 * 1024 * 1024)
+        await send({"type": "http.response.body", "body": piece, "more_body": not whole})
+
+    with bind("127.0.0.1", 0, "gateway") as bound, socket.socket() as peer:
+        listener = Listener(app, ConnectionLimits(keep_alive_s=0.1))
+        async with listener.running(bound):
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(peer, bound.getsockname())
+            await loop.sock_sendall(peer, b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await until(lambda: len(listener.server_state.connections))
+            await until(lambda: not len(listener.server_state.connections))
+
+
+async def test_who_reads_slowly_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.gateway.lingering._UNREAD_S", 0.5)
+    size = 8 * 1024 * 1024
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        head = [(b"content-length", b"%d" % size), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": bytes(size)})
+
+    with bind("127.0.0.1", 0, "gateway") as bound:
+        async with Listener(app, ConnectionLimits()).running(bound):
+            reader, writer = await asyncio.open_connection(*bound.getsockname(), limit=4096)
+            writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            received = len(await reader.readuntil(b"\r\n\r\n")) * 0
+            while piece := await reader.read(256 * 1024):
+                received += len(piece)
+                await asyncio.sleep(0.002)
+            writer.close()
+    assert received == size
