@@ -91,10 +91,7 @@ def source_of(request: InferenceRequest, found: Verdict) -> str:
     if found is Verdict.DOWN:
         return f"request {request.request_id} {request.accepted_at_s!r}"
     asked = request.prompt
-    if isinstance(asked, PassedCall):
-        prompt = b"%b %b" % (asked.path.encode(), asked.after)
-    else:
-        prompt = _written(asked)
+    prompt = b"%b %b" % (asked.path.encode(), asked.after) if isinstance(asked, PassedCall) else _written(asked)
     return f"prompt {hashlib.blake2b(prompt, digest_size=16).hexdigest()}"
 
 
