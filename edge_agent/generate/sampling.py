@@ -203,16 +203,22 @@ class _Distribution:
 
 def _head(weights: npt.NDArray[np.float32], top_k: int, top_p: float) -> npt.NDArray[np.int64]:
     """Indices of what top-k, then top-p leave over, most likely first."""
-    order = _largest(weights, top_k if top_p >= 1.0 else min(top_k, _NUCLEUS_GUESS))
-    if top_p >= 1.0:
-        return order
-    # top-p counts within what top-k left over
-    everything = weights if top_k == weights.size else weights[_largest(weights, top_k)]
-    needed = top_p * everything.sum(dtype=np.float64)
-    if order.size < top_k and weights[order].sum(dtype=np.float64) < needed:
+    if top_k < weights.size:
         order = _largest(weights, top_k)
-    inside = int(np.searchsorted(np.cumsum(weights[order], dtype=np.float64), needed, side="left")) + 1
-    return order[:inside]
+        return order if top_p >= 1.0 else order[: _inside(weights[order], top_p * weights[order].sum(dtype=np.float64))]
+    needed = top_p * weights.sum(dtype=np.float64)
+    # Each of the others is so unlikely that all of them together are less than what top-p leaves out.
+    near = np.flatnonzero(weights >= (needed / top_p - needed) / weights.size)
+    weights = weights[near]
+    order = _largest(weights, min(weights.size, _NUCLEUS_GUESS))
+    if weights[order].sum(dtype=np.float64) < needed:
+        order = _largest(weights, weights.size)
+    return near[order[: _inside(weights[order], needed)]]
+
+
+def _inside(weights: npt.NDArray[np.float32], needed: float) -> int:
+    """How many of them, in their order, it takes to come to `needed`."""
+    return int(np.searchsorted(np.cumsum(weights, dtype=np.float64), needed, side="left")) + 1
 
 
 def _largest(weights: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:

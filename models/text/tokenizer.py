@@ -36,6 +36,8 @@ _LLAMA3_WORDS = (
 )
 _QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 _CONTROL, _USER_DEFINED = 3, 4
+# Tokens that a mask allows or forbids all at once where it can, beside what llguidance has for strings in JSON: words.
+_WORD_SLICES = (r" [a-z]{1,10}", r"[a-z]{1,10}")
 
 
 class Tokenizer:
@@ -197,8 +199,9 @@ class Tokenizer:
         """Return the vocabulary as llguidance takes it; half a second's work. See `models.text.grammar`."""
         import llguidance  # noqa: PLC0415 (7 MB that only constrained requests need)
 
-        ends = sorted(self.eos_ids)
-        return llguidance.LLTokenizer(self._backend.to_str(), n_vocab=self.vocab_size, eos_token=ends or None)
+        slices = [*llguidance.LLTokenizer.general_slices(), *_WORD_SLICES]
+        ends = sorted(self.eos_ids) or None
+        return llguidance.LLTokenizer(self._backend.to_str(), n_vocab=self.vocab_size, eos_token=ends, slices=slices)
 
     def token_of(self, token_id: int | None) -> str | None:
         """Return a token as its files write it (`<|im_end|>`), None for an unknown id."""

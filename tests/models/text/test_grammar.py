@@ -6,6 +6,7 @@ import json
 import random
 import re
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import numpy.typing as npt
@@ -189,6 +190,23 @@ def test_asking_about_a_token_says_what_the_mask_says(constraint: Constraint, se
         if matcher.complete:
             break
     assert not matcher.failure
+
+
+def test_what_is_decided_for_many_tokens_at_once_is_what_each_of_them_would_get() -> None:
+    plain = Grammars(lambda: SimpleNamespace(for_grammars=lambda: TOKENIZER.for_grammars().with_slices([])))
+    for pattern in (
+        r"([A-Z][a-z]{1,9}( [a-z]{2,12}){2,8}[.?!] ){20}",
+        r"[a-z]{3,30}x",
+        r"( the| cat|s){9}",
+        r"[a-c ]{40}",
+    ):
+        sliced, whole, draw = GRAMMARS.matcher(of_regex(pattern)), plain.matcher(of_regex(pattern)), random.Random(1)
+        for _ in range(20):
+            allowed = allowed_by(sliced).tolist()
+            assert allowed == allowed_by(whole).tolist()
+            token = draw.choice(allowed)
+            for matcher in (sliced, whole):
+                matcher.advance(token)
 
 
 def test_several_threads_may_ask_at_once() -> None:
