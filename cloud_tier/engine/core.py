@@ -270,7 +270,8 @@ class EngineCore:
                 brought.append(self._fail(sequence, in_words(error), spoiled=False))
                 continue
             brought += self._bring(entry, drawn)
-            self._guided.begin([sequence])
+            if sequence.handle in drawn.tokens:
+                self._guided.begin([sequence])
         return brought
 
     def _run_alone(self, entry: Scheduled) -> list[Tokens]:

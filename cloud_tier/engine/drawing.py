@@ -96,20 +96,29 @@ def _may_draw(sequence: Sequence, logits: torch.Tensor, drawn: Drawn) -> bool:
 
 
 def _draw_one(logits: torch.Tensor, entries: list[Scheduled], drawn: Drawn, guided: Guided, most_s: float) -> None:
-    """Draw one token of each: of those under a constraint apart, for they may have to be drawn twice."""
+    """Draw one token of each, and lead the guides of those under a constraint over theirs."""
     free = [row for row, entry in enumerate(entries) if entry.sequence.guide is None]
-    led = [row for row, entry in enumerate(entries) if entry.sequence.guide is not None]
-    if free:
-        tokens = sample(logits if not led else logits[free], [entries[row].sequence.sampler for row in free])
-        drawn.tokens.update({entries[row].sequence.handle: [token] for row, token in zip(free, tokens, strict=True)})
+    led = [entry.sequence for entry in entries if entry.sequence.guide is not None]
+    chosen: dict[int, int] = {}
     if led:
-        _draw_led(logits[led] if free else logits, [entries[row].sequence for row in led], drawn, guided, most_s)
+        rows = [row for row, entry in enumerate(entries) if entry.sequence.guide is not None]
+        chosen = _choose(logits[rows] if free else logits, led, drawn, guided, most_s)
+    if free:
+        tokens = sample(logits[free] if led else logits, [entries[row].sequence.sampler for row in free])
+        drawn.tokens.update({entries[row].sequence.handle: [token] for row, token in zip(free, tokens, strict=True)})
+    for sequence in led:  # only now: a step that raises has changed nothing
+        if sequence.guide is not None and (token := chosen.get(sequence.handle)) is not None:
+            sequence.sampler.note(token)
+            sequence.guide.advance(token)
+            drawn.tokens[sequence.handle] = [token]
 
 
-def _draw_led(logits: torch.Tensor, sequences: list[Sequence], drawn: Drawn, guided: Guided, most_s: float) -> None:
-    """Draw one token of each sequence under a constraint, and lead its guide over it.
+def _choose(
+    logits: torch.Tensor, sequences: list[Sequence], drawn: Drawn, guided: Guided, most_s: float
+) -> dict[int, int]:
+    """Return by handle the next token of sequences under constraints; of the others say why not in `drawn`.
 
-    What is drawn does not depend on when a mask is found: tokens are proposed first even where there is one.
+    What is chosen does not depend on when a mask is found: tokens are proposed first even where there is one.
     """
     guides = [sequence.guide for sequence in sequences if sequence.guide is not None]
     states = [sequence.sampler for sequence in sequences]
@@ -118,17 +127,14 @@ def _draw_led(logits: torch.Tensor, sequences: list[Sequence], drawn: Drawn, gui
     chosen = _proposed(logits, states, guides)
     refused = [row for row in range(len(guides)) if row not in chosen]
     guided.find([guides[row] for row in refused if guides[row].mask is None], most_s)
-    masks = {row: mask for row in refused if guides[row].ready and (mask := guides[row].mask) is not None}
+    late = [row for row in refused if not guides[row].ready]  # looked at once: any may become ready meanwhile
+    masks = {row: mask for row in refused if row not in late and (mask := guides[row].mask) is not None}
     chosen |= _among_allowed(logits, states, masks, guided.masking)
-    for row, (sequence, guide) in enumerate(zip(sequences, guides, strict=True)):
-        if row in chosen:
-            states[row].note(chosen[row])
-            guide.advance(chosen[row])
-            drawn.tokens[sequence.handle] = [chosen[row]]
-        elif guide.ready:
-            drawn.unmatched[sequence.handle] = guide.failure or _FORBIDDEN
-        else:
-            drawn.late[sequence.handle] = plain[row : row + 1].clone()
+    drawn.late.update({sequences[row].handle: plain[row : row + 1].clone() for row in late})
+    for row in refused:
+        if row not in late and row not in chosen:
+            drawn.unmatched[sequences[row].handle] = guides[row].failure or _FORBIDDEN
+    return {sequences[row].handle: token for row, token in chosen.items()}
 
 
 def _proposed(logits: torch.Tensor, states: list[SamplerState], guides: list[Guide]) -> dict[int, int]:

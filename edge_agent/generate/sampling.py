@@ -203,22 +203,22 @@ class _Distribution:
 
 def _head(weights: npt.NDArray[np.float32], top_k: int, top_p: float) -> npt.NDArray[np.int64]:
     """Indices of what top-k, then top-p leave over, most likely first."""
-    if top_k < weights.size:
-        order = _largest(weights, top_k)
-        return order if top_p >= 1.0 else order[: _inside(weights[order], top_p * weights[order].sum(dtype=np.float64))]
-    needed = top_p * weights.sum(dtype=np.float64)
-    # Each of the others is so unlikely that all of them together are less than what top-p leaves out.
-    near = np.flatnonzero(weights >= (needed / top_p - needed) / weights.size)
+    everything, least = weights.sum(dtype=np.float64), 0.0
+    if top_k == weights.size:  # all that are no likelier add up to no more than what top-p leaves out
+        least = (1 - top_p) * everything / weights.size
+    near = np.flatnonzero(weights > least)
     weights = weights[near]
-    order = _largest(weights, min(weights.size, _NUCLEUS_GUESS))
-    if weights[order].sum(dtype=np.float64) < needed:
-        order = _largest(weights, weights.size)
-    return near[order[: _inside(weights[order], needed)]]
-
-
-def _inside(weights: npt.NDArray[np.float32], needed: float) -> int:
-    """How many of them, in their order, it takes to come to `needed`."""
-    return int(np.searchsorted(np.cumsum(weights, dtype=np.float64), needed, side="left")) + 1
+    if top_k < near.size:  # top-p counts within what top-k left over
+        order = _largest(weights, top_k)
+        everything = weights[order].sum(dtype=np.float64)
+    else:
+        order = _largest(weights, min(near.size, _NUCLEUS_GUESS))
+        if top_p >= 1.0 or weights[order].sum(dtype=np.float64) < top_p * everything:
+            order = _largest(weights, near.size)
+    if top_p < 1.0:
+        inside = np.searchsorted(np.cumsum(weights[order], dtype=np.float64), top_p * everything, side="left")
+        order = order[: int(inside) + 1]
+    return near[order]
 
 
 def _largest(weights: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
