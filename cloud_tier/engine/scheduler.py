@@ -5,8 +5,8 @@ token budget. Sequences one token short (decoding) come first, so that a prompt 
 in the middle of their prompt; then waiting ones, while blocks last. When blocks run out, or when one of higher priority
 waits, the sequence of the lowest priority that arrived last gives its own up and is computed again later.
 
-Lines are held up while there are others, or for as long as they are told to: they keep their blocks
-until others need these.
+Lines are held up while there are others, or for as long as they are told to: they keep their blocks until others need
+these.
 """
 
 from __future__ import annotations
@@ -124,10 +124,10 @@ class Scheduler:
         plan: dict[int, Scheduled] = {}
         before = self.preemptions
         lines_left = self._lines_room()
-        computed = self._computed(lines_left)
-        lines_left -= sum(sequence.yields for sequence in computed)
-        decoding = [sequence for sequence in computed if sequence.remaining == 1]
-        prefilling = [sequence for sequence in computed if sequence.remaining > 1]
+        going_on = self._going_on(lines_left)
+        lines_left -= sum(sequence.yields for sequence in going_on)
+        decoding = [sequence for sequence in going_on if sequence.remaining == 1]
+        prefilling = [sequence for sequence in going_on if sequence.remaining > 1]
         limit = prompt_limit if decoding or self._lines_alone else self._token_budget
         for sequence in decoding + prefilling:
             if sequence.blocks is None:  # preempted a moment ago
@@ -205,8 +205,8 @@ class Scheduler:
         """Whether lines are all there is: of those that run and of those that wait, they come last."""
         return all(queue[0].yields for queue in (self._running, self._waiting) if queue)
 
-    def _computed(self, lines: float) -> list[Sequence]:
-        """Return those that run and are computed now: so many lines, and all others."""
+    def _going_on(self, lines: float) -> list[Sequence]:
+        """Return those that run and are not held up: so many lines, and all others."""
         others = [sequence for sequence in self._running if not sequence.yields]
         return self._running[: len(others) + int(min(lines, len(self._running)))]
 
