@@ -200,6 +200,8 @@ def test_a_directory_is_served_under_its_name(tmp_path: Path) -> None:
     assert (place.engine.weights, place.engine.dtype, place.engine.device) == (str(folder), "float32", "cpu")
     assert place.info.prior.source.startswith("estimated from")
     assert place.prompts().template is not None
+    assert place.info.holds_up
+    assert place.info.leaves_steps
 
 
 def test_directories_can_make_a_ladder_and_one_model_several_engines(tmp_path: Path) -> None:
