@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from starlette.types import Receive
 
@@ -21,21 +22,33 @@ class ClientGone(Exception):
 
 
 class BodyRoom:
-    """The memory of a tier for bodies, beyond the small part that each has anyway."""
+    """The memory of a tier for bodies, beyond the small part that each has anyway.
+
+    Attributes:
+        most_of_one_bytes: that one of several callers may take, whose bodies may come slowly: a body of another fits.
+        by_owner: what each of them has taken.
+    """
 
     def __init__(self, limits: GatewayLimits) -> None:
         self.limit_bytes = max(limits.max_bodies_bytes, limits.max_body_bytes)
+        self.most_of_one_bytes = max(self.limit_bytes - limits.max_body_bytes, limits.max_body_bytes)
         self.held_bytes = 0
+        self.by_owner: Counter[str] = Counter()
         self.retry_after_s = limits.retry_after_s
 
 
 class BodyShare:
-    """What one request has taken of it."""
+    """What one request has taken of it.
 
-    __slots__ = ("_held_bytes", "_room")
+    Args:
+        owner: whose it is; empty where nobody tells callers apart.
+    """
 
-    def __init__(self, room: BodyRoom) -> None:
+    __slots__ = ("_held_bytes", "_owner", "_room")
+
+    def __init__(self, room: BodyRoom, owner: str = "") -> None:
         self._room = room
+        self._owner = owner
         self._held_bytes = 0
 
     def grow(self, body_bytes: int) -> None:
@@ -54,12 +67,21 @@ class BodyShare:
                 "taken: send this one again later",
                 retry_after_s=room.retry_after_s,
             )
+        mine = room.by_owner[self._owner]
+        if self._owner and mine + more > room.most_of_one_bytes:
+            raise BodyShed(
+                f"large request bodies of yours take {mine} bytes here, and may take {room.most_of_one_bytes}: send "
+                "this one again later",
+                retry_after_s=room.retry_after_s,
+            )
         room.held_bytes += more
+        room.by_owner[self._owner] += more
         self._held_bytes += more
 
     def release(self) -> None:
         """Give all of it back."""
         self._room.held_bytes -= self._held_bytes
+        self._room.by_owner -= Counter({self._owner: self._held_bytes})  # keeps nobody who has nothing
         self._held_bytes = 0
 
 

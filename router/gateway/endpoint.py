@@ -154,15 +154,16 @@ class Gate(Protocol):
 
 def context_of(scope: Scope, room: BodyRoom) -> RequestContext:
     path: str = scope["path"]
+    caller: Caller = scope.get(CALLER, NOBODY)
     return RequestContext(
         method=scope["method"],
         path=path,
         headers=scope[HEADERS] if HEADERS in scope else wire_headers.lower_case(scope["headers"]),
         params=scope.get("path_params", {}),
         dialect=dialect_of(path),
-        share=BodyShare(room),
+        share=BodyShare(room, caller.digest),
         query=scope.get("query_string", b""),
-        caller=scope.get(CALLER, NOBODY),
+        caller=caller,
         known=CALLER in scope,
         in_slack=scope.get(IN_SLACK, False),
     )

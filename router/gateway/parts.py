@@ -105,7 +105,7 @@ def _further(intake: Intake, context: RequestContext, index: int, part: Part) ->
     return replace(
         context,
         request_id=f"{(context.request_id or '')[: MAX_REQUEST_ID_CHARS - len(mark)]}{mark}",
-        share=BodyShare(intake.room),
+        share=BodyShare(intake.room, context.caller.digest),
         body=part.body,
         chunks=None,
         stay=None,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from router.base.errors import BodyShed
 from router.gateway.app import GatewayLimits
 from router.gateway.bodies import SMALL_BODY_BYTES, BodyRoom, BodyShare
 from tests.support.gateway_fakes import FAMILY, FakeDispatcher, Server, gateway_deps, serving
@@ -24,10 +25,12 @@ def body(text: str = "say a b", **fields) -> dict:
 
 
 @contextlib.contextmanager
-def upload(server: Server, announced: int, sent: int, path: str = CHAT) -> Iterator[socket.socket]:
+def upload(server: Server, announced: int, sent: int, path: str = CHAT, key: str = "") -> Iterator[socket.socket]:
     """A caller that has sent a part of its body and does not go on."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as caller:
-        caller.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {announced}\r\n\r\n".encode())
+        who = f"authorization: Bearer {key}\r\n" if key else ""
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{who}content-length: {announced}\r\n\r\n"
+        caller.sendall(head.encode())
         caller.sendall(b" " * sent)
         yield caller
 
@@ -113,3 +116,36 @@ def test_room_is_given_back_once_and_never_less_than_one_body() -> None:
     share.release()
     share.release()
     assert room.held_bytes == 0
+
+
+def test_one_caller_leaves_room_for_a_body_of_another() -> None:
+    """Bodies may come slowly, a minute each: whoever sends several at once would keep everybody else's out."""
+    limits = GatewayLimits(max_body_bytes=1_000_000, max_bodies_bytes=3_000_000)
+    room = BodyRoom(limits)
+    mallory = [BodyShare(room, "mallory") for _ in range(3)]
+    for share in mallory[:2]:
+        share.grow(1_000_000)
+    with pytest.raises(BodyShed, match="large request bodies of yours take 1868928 bytes here, and may take 2000000"):
+        mallory[2].grow(1_000_000)
+    guest = BodyShare(room, "guest")
+    guest.grow(1_000_000)
+    for share in (*mallory, guest):
+        share.release()
+    assert not room.by_owner
+    alone = [BodyShare(room) for _ in range(3)]  # where nobody tells callers apart, one may take all of it
+    for share in alone:
+        share.grow(1_000_000)
+
+
+def test_slow_bodies_of_one_tenant_keep_no_other_s_out() -> None:
+    limits = GatewayLimits(max_body_bytes=1_000_000, max_bodies_bytes=3_000_000)
+    keys = {"mallory": 0, "guest": 0}
+    large = json.dumps(body("say " + "x" * 900_000)).encode()
+    with serving(gateway_deps(limits=limits, api_keys=keys)) as server, contextlib.ExitStack() as held:
+        mallory, guest = ({"authorization": f"Bearer {key}"} for key in keys)
+        with httpx.Client(base_url=server.url) as client:
+            for _ in range(2):
+                held.enter_context(upload(server, 990_000, 980_000, key="mallory"))
+            while client.post(CHAT, content=large, headers=mallory).status_code == 200:
+                pass  # until the server has received enough of them
+            assert client.post(CHAT, content=large, headers=guest).status_code == 200
