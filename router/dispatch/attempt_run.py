@@ -137,7 +137,7 @@ class AttemptRun:
 
     async def begins(self, due_s: float) -> bool:
         """Return as soon as anything comes of it, an end included; False if that was not by `due_s`."""
-        await self.stream.wait(min(due_s, self._quiet_since_s + self._timeout_s, self._ends_s))
+        await self.stream.news(min(due_s, self._quiet_since_s + self._timeout_s, self._ends_s))
         return not self.stream.quiet
 
     async def receive(self) -> TokenChunk:
@@ -152,7 +152,7 @@ class AttemptRun:
         while True:
             read = self._at_hand()
             if read is None:
-                await self.stream.wait(min(self._quiet_since_s + self._timeout_s, self._ends_s))
+                await self.stream.news(min(self._quiet_since_s + self._timeout_s, self._ends_s))
                 read = self._come()
             chunk, over = self._room.fit(read)
             if over:

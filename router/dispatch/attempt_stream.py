@@ -119,17 +119,14 @@ class AttemptStream:
         """Nothing has come, and it has not ended."""
         return not self._chunks and not self._ended and self._ending is None
 
-    async def wait(self, due_s: float) -> None:
-        """Return when something is there, or nothing will be, or `due_s` of the tier's clock has come."""
-        if not self.quiet:
-            return
+    def news(self, due_s: float) -> asyncio.Future[None]:
+        """Return what is done when something is there, or nothing will be, or `due_s` of the tier's clock has come."""
         self._reader = reader = self._loop.create_future()
-        self._deadline.move(due_s)
-        try:
-            await reader
-        finally:
-            self._reader = None
-            self._deadline.due_s = float("inf")
+        if self.quiet:
+            self._deadline.move(due_s)
+        else:
+            reader.set_result(None)
+        return reader
 
     def pop(self) -> TokenChunk | None:
         """Return the next chunk if it is here already."""
@@ -161,7 +158,7 @@ class AttemptStream:
             StopAsyncIteration: the replica ended its stream.
             Exception: what the replica raised, after the chunks that came before it.
         """
-        await self.wait(due_s)
+        await self.news(due_s)
         return self.take()
 
     async def _read_replica(self) -> None:

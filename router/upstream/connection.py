@@ -195,7 +195,7 @@ class Exchange:
         while not self.status:
             if self._error is not None:
                 raise self._error
-            await self._news()
+            await self.news()
 
     async def read(self) -> bytes:
         """Return all that has arrived, as soon as there is something; empty at the end of the body.
@@ -203,13 +203,28 @@ class Exchange:
         Raises:
             TransportError: the connection broke.
         """
+        while self.waits:
+            await self.news()
+        data = self.take()
+        if not data and self._error is not None:
+            raise self._error
+        return data
+
+    @property
+    def waits(self) -> bool:
+        """Whether a read would wait."""
+        return not self._pieces and self._error is None and not self._whole
+
+    def news(self) -> asyncio.Future[None]:
+        """Return what is done once its connection has told it anything."""
+        self._waiter = waiter = self._connection.loop.create_future()
+        return waiter
+
+    def take(self) -> bytes:
+        """Return all that has arrived; empty where nothing has."""
         pieces = self._pieces
-        while not pieces:
-            if self._error is not None:
-                raise self._error
-            if self._whole:
-                return b""
-            await self._news()
+        if not pieces:
+            return b""
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         self._size = 0
@@ -290,11 +305,6 @@ class Exchange:
         if self.status:
             self._whole = True
             self._wake()
-
-    def _news(self) -> asyncio.Future[None]:
-        """Return what is done once its connection has told it anything."""
-        self._waiter = waiter = self._connection.loop.create_future()
-        return waiter
 
     def _wake(self) -> None:
         waiter = self._waiter

@@ -236,7 +236,9 @@ class UpstreamReplica:
                 tier.learn(stream.transfer)
                 began_s, finished = tier.clock.now_s(), False
                 while not finished:
-                    for chunk in await stream.read():
+                    if stream.waits:
+                        await stream.news()  # a token wakes no more coroutines than it has to
+                    for chunk in stream.take() or await stream.read():
                         self.chunks_received += 1
                         running.left_tokens = max(0, running.left_tokens - chunk.tokens)
                         running.came_tokens += chunk.tokens

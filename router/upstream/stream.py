@@ -267,6 +267,30 @@ class OpenStream:
     def _lose(self, why: str) -> None:
         self._response.end(TransportError(why))
 
+    @property
+    def waits(self) -> bool:
+        """Whether the next text is still to arrive; `news` tells when something has."""
+        return self._is_open and self._response.waits
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether more text may come."""
+        return self._last is None and self._failure is None and not self._done
+
+    def news(self) -> asyncio.Future[None]:
+        """Return what is done once something has arrived."""
+        return self._response.news()
+
+    def take(self) -> list[TokenChunk]:
+        """Return the chunks of the text that has arrived; none where there is none, and `read` has to tell why."""
+        chunks: list[TokenChunk] = []
+        if self._is_open:
+            data = self._response.take()
+            if data:
+                self.received_bytes += len(data)
+                self._take(self._parser.feed(data), chunks)
+        return chunks
+
     async def read(self) -> list[TokenChunk]:
         """Return the chunks of what arrives next, at least one. The last one of all carries a finish reason.
 
@@ -278,21 +302,26 @@ class OpenStream:
         while not chunks:
             if self._failure is not None:
                 raise self._broken(self._failure)
-            try:
-                data = await (self._response.read() if self._last is None else self._read_usage())
-            except TransportError as error:
-                if self._last is None:
-                    self._failure = str(error)
-                data = b""
-            self.received_bytes += len(data)
-            self._take(self._parser.feed(data), chunks)
-            if not data and self._failure is None:
-                self._take(self._parser.end(), chunks)
+            more = not self._done and await self._read_more(chunks)
             if self._done and not (self._cut or self._response.complete):
                 await self._reach_end()
-            if self._done or not data:
+            if self._done or not more:
                 self._finish(chunks)
         return chunks
+
+    async def _read_more(self, chunks: list[TokenChunk]) -> bool:
+        """Take what arrives next; returns whether anything did."""
+        try:
+            data = await (self._response.read() if self._last is None else self._read_usage())
+        except TransportError as error:
+            if self._last is None:
+                self._failure = str(error)
+            data = b""
+        self.received_bytes += len(data)
+        self._take(self._parser.feed(data), chunks)
+        if not data and self._failure is None:
+            self._take(self._parser.end(), chunks)
+        return bool(data)
 
     async def _read_usage(self) -> bytes:
         """Return what follows the finish reason, empty where nothing does: what breaks there does no harm any more.

@@ -6,6 +6,7 @@ an answer that it only passes on; probes and discovery use httpx.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -49,6 +50,19 @@ class Response(Protocol):
         Raises:
             TransportError: the connection broke.
         """
+        ...
+
+    @property
+    def waits(self) -> bool:
+        """Whether `read` would wait."""
+        ...
+
+    def news(self) -> asyncio.Future[None]:
+        """Return what is done once something has arrived, or nothing will any more; asked for where it `waits`."""
+        ...
+
+    def take(self) -> bytes:
+        """Return all that has arrived; empty where nothing has."""
         ...
 
     @property
