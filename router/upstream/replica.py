@@ -16,6 +16,7 @@ from router.signals.credit_account import CreditAccount
 from router.upstream import embeddings, passed, pipelines
 from router.upstream import openai as openai_client
 from router.upstream.call import UpstreamRequest
+from router.upstream.running import Running, RunningWork
 from router.upstream.stream import LostNews, TransferSample, fetch_answer, fetch_whole, open_stream
 from router.upstream.transport import StreamingClient
 from router.values.chunk import FinishReason, TokenChunk
@@ -85,40 +86,13 @@ class UpstreamContext(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class _Running:
-    """A request of this tier on the replica.
-
-    Attributes:
-        came_tokens: generated so far.
-        kv_tokens: of the KV cache that it held when the last load report was taken: none before its first token.
-        at_report_tokens: tokens it still had to generate when the last load report was taken; None if the report
-            does not know the request.
-    """
-
-    prompt_tokens: int
-    left_tokens: int
-    began_s: float
-    at_report_tokens: int | None = None
-    came_tokens: int = 0
-    kv_tokens: int = 0
-
-    @property
-    def held_tokens(self) -> int:
-        """Count the tokens that it will have in the KV cache as soon as its prompt is computed."""
-        return self.prompt_tokens + self.came_tokens
-
-
 @dataclass(slots=True)
 class _Reported:
-    """The last load report, and what of it has ended since."""
+    """The last load report."""
 
     load: VariantLoad | None = None
     waiting: int = 0
     at_s: float = 0.0
-    ended: int = 0
-    ended_tokens: int = 0
-    ended_kv_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +101,7 @@ class UpstreamReplica:
 
     info: ReplicaInfo
     _tier: UpstreamContext
-    _running: set[_Running] = field(default_factory=set)
+    _running: RunningWork = field(default_factory=RunningWork)
     _reported: _Reported = field(default_factory=_Reported)
     chunks_received: int = 0
     unready: Condition | None = None
@@ -141,11 +115,11 @@ class UpstreamReplica:
     @property
     def busy(self) -> bool:
         """Whether requests of this tier run there."""
-        return bool(self._running)
+        return len(self._running) > 0
 
     def in_flight(self, began_by_s: float) -> int:
         """Count the requests of this tier that run there and began by then."""
-        return sum(running.began_s <= began_by_s for running in self._running)
+        return self._running.began_by(began_by_s)
 
     def report(self, report: LoadReport, at_s: float, *, counts_ours: bool = True) -> None:
         """Take a load report in, unless a later one is here already.
@@ -160,24 +134,17 @@ class UpstreamReplica:
         if load is None and report.variants:
             load = VariantLoad(self.info.variant, available=False)
         self._reported = _Reported(load, report.waiting, at_s)
-        for running in self._running:
-            known = counts_ours and running.began_s <= at_s
-            running.at_report_tokens = running.left_tokens if known else None
-            running.kv_tokens = running.held_tokens if running.came_tokens else 0
+        self._running.reported(at_s, counts_ours=counts_ours)
 
     def snapshot(self) -> ReplicaSnapshot:
         condition, reported = self._tier.condition, self._reported
         if condition.reachable and condition.ready and self.unready is not None:
             condition = self.unready
         load = reported.load or VariantLoad(self.info.variant, available=True, slots=_UNREPORTED_SLOTS)
-        unseen = prompt_tokens = left_tokens = 0
-        for one in self._running:
-            if one.at_report_tokens is None:
-                unseen += 1
-                prompt_tokens += one.prompt_tokens
-                left_tokens += one.left_tokens
-        running = max(0, load.running - reported.ended) + unseen
-        overflow = min(max(0, running - load.slots), unseen) if load.slots else 0
+        ours = self._running
+        unseen = ours.unseen()
+        running = max(0, load.running - ours.ended) + unseen.requests
+        overflow = min(max(0, running - load.slots), unseen.requests) if load.slots else 0
         why = condition.why if not (condition.reachable and condition.ready) else ""
         if not why and not load.available:
             why = "the upstream has no replica of it available"
@@ -187,8 +154,8 @@ class UpstreamReplica:
             slots=load.slots,
             running=running - overflow,
             queued=load.queued + reported.waiting + overflow,
-            queued_prefill_tokens=load.queued_prefill_tokens + prompt_tokens,
-            pending_decode_tokens=max(0, load.pending_decode_tokens - reported.ended_tokens) + left_tokens,
+            queued_prefill_tokens=load.queued_prefill_tokens + unseen.prompt_tokens,
+            pending_decode_tokens=max(0, load.pending_decode_tokens - ours.ended_tokens) + unseen.left_tokens,
             age_s=max(0.0, self._tier.clock.now_s() - reported.at_s),
             kv_free_tokens=self._kv_free_tokens(load),
             why=why,
@@ -201,8 +168,8 @@ class UpstreamReplica:
         """Return the room that the last report told of, less what this tier has sent since, more what has ended."""
         if load.kv_free_tokens is None:
             return None
-        taken = sum([running.held_tokens - running.kv_tokens for running in self._running])
-        return max(0, load.kv_free_tokens + self._reported.ended_kv_tokens - taken)
+        ours = self._running
+        return max(0, load.kv_free_tokens + ours.ended_kv_tokens - ours.kv_taken_tokens)
 
     def facts(self) -> ReplicaFacts:
         """See `router.values.status.TellsFacts`."""
@@ -240,8 +207,7 @@ class UpstreamReplica:
                         await stream.news()  # a token wakes no more coroutines than it has to
                     for chunk in stream.take() or await stream.read():
                         self.chunks_received += 1
-                        running.left_tokens = max(0, running.left_tokens - chunk.tokens)
-                        running.came_tokens += chunk.tokens
+                        self._running.came(running, chunk.tokens)
                         finished = chunk.finish_reason is not None
                         if finished:
                             tier.link.observe_answer(stream.received_bytes, stream.tokens, tier.clock.now_s() - began_s)
@@ -292,11 +258,10 @@ class UpstreamReplica:
         return replace(call, fields=fields) if fields else call
 
     @contextmanager
-    def _counted(self, request: InferenceRequest, answer_tokens: int) -> Iterator[_Running]:
+    def _counted(self, request: InferenceRequest, answer_tokens: int) -> Iterator[Running]:
         """Count a request as running there, and learn from how it fails."""
         tier = self._tier
-        running = _Running(request.prompt_tokens, answer_tokens, tier.clock.now_s())
-        self._running.add(running)
+        running = self._running.begin(request.prompt_tokens, answer_tokens, tier.clock.now_s())
         held = tier.credits.spend()
         try:
             yield running
@@ -310,11 +275,4 @@ class UpstreamReplica:
                 tier.doubt()
             raise
         finally:
-            self._ended(running)
-
-    def _ended(self, running: _Running) -> None:
-        self._running.discard(running)
-        if running.at_report_tokens is not None:
-            self._reported.ended += 1
-            self._reported.ended_tokens += running.at_report_tokens
-            self._reported.ended_kv_tokens += running.kv_tokens
+            self._running.end(running)
