@@ -6,8 +6,9 @@ else the time of arrival and some patience. A request of very many items stands 
 after the other: it takes its turn with others instead of holding them up.
 
 A batch goes when it is full, when its oldest item has waited long enough, or when waiting on would cost the deadline of
-one of its items, by what batches of that size took. And it is no larger than what takes half of the time that
-is left to the earliest deadline in it: under load a batch of everybody would be late for all. Where items are padded to
+one of its items, by what batches of that size took. Its size is the one that gives most answers in time for what it
+takes: under load a batch of everybody would be late for all, and one for each that is nearly late would leave no time
+for the others. Where items are padded to
 the longest among them, short and long ones are computed one after the other if that takes less time than together.
 """
 
@@ -26,7 +27,8 @@ import msgspec
 _PATIENCE_S = 1.0  # who has no deadline is as urgent as who has one of so long
 _BATCH_APART_S = 0.05  # how much less urgent the items of each further batch of one request are
 _GAIN = 0.2
-_SLACK_SHARE = 0.5  # of what is left to the earliest deadline, that a batch may take: its answers have a way to go yet
+_SLACK_SHARE = 0.75  # of what is left to the earliest deadline, that a batch may take: its answers have a way to go yet
+_TRIED = 32  # sizes of a batch that are compared, or a few more
 _WORTH_APART = 0.9  # of the time that all take together: what two batches may take, for fewer items to be padded
 _SPREAD = 1.3  # of what batches took: a deadline is lost by one that takes longer than the mean
 
@@ -126,6 +128,11 @@ class Pace:
         return _SPREAD * whole_s * max(cost, 1) / (1 << wanted)
 
 
+def _tried(count: int) -> list[int]:
+    """Return the sizes of batches that are compared, the largest first: of many items not every one."""
+    return [*range(count, 1, -max(1, count // _TRIED)), 1]
+
+
 def _cost_of(entry: _Entry[I]) -> int:
     return entry[1].cost
 
@@ -178,7 +185,8 @@ class Waiting(Generic[I]):
         if bucket is None:
             return math.inf
         line, least = self._lines[bucket], self._least_size(bucket)
-        chosen = self._gathered(line, least, now_s)
+        chosen, later = self._in_time(self._gathered(line, least), least, now_s)
+        self._give_back(later, line)
         full = len(chosen) >= self.settings.max_size or len(line) > 0
         wait_s = 0.0 if full else self._may_wait_until(_batch(chosen, least)) - now_s
         if wait_s > 0:
@@ -225,21 +233,40 @@ class Waiting(Generic[I]):
         lost_s = min(item.due_s for item in batch.items) - needs_s
         return min(oldest_s + self.settings.max_wait_ms / 1e3, lost_s)
 
-    def _gathered(self, line: list[_Entry[I]], least: int, now_s: float) -> list[_Entry[I]]:
-        """Take the first items of a line, as many as fit one batch and its deadlines, and at least one."""
+    def _gathered(self, line: list[_Entry[I]], least: int) -> list[_Entry[I]]:
+        """Take the first items of a line, as many as fit one batch, and at least one."""
         most, bound = self.settings.max_size, self.settings.max_cost or math.inf
         chosen: list[_Entry[I]] = []
-        size, due_s = least, math.inf
+        size = least
         while line and len(chosen) < most:
             item = line[0][1]
             if not item.over:
-                size, due_s = max(size, item.cost), min(due_s, item.due_s)
-                cost = (len(chosen) + 1) * size
-                if chosen and (cost > bound or now_s + self.pace.expected_s(cost) / _SLACK_SHARE > due_s):
+                size = max(size, item.cost)
+                if chosen and (len(chosen) + 1) * size > bound:
                     break
                 chosen.append(line[0])
             self._popped(line)
         return chosen
+
+    def _in_time(self, chosen: list[_Entry[I]], least: int, now_s: float) -> tuple[list[_Entry[I]], list[_Entry[I]]]:
+        """Divide items by how many to compute at once: as many as give most answers in time for what they take.
+
+        Whoever is too late whatever the size counts for none; where that is everybody, all are computed at once.
+        """
+        dues_s = [item.due_s for _, item in chosen]
+        if min(dues_s) == math.inf:
+            return chosen, []
+        sizes = list(itertools.accumulate((max(least, item.cost) for _, item in chosen), max))
+        took_s = {n: self.pace.expected_s(n * sizes[n - 1]) for n in _tried(len(chosen))}
+        for share in (_SLACK_SHARE, 1.0):
+            best, best_rate = 0, 0.0
+            for count, seconds in took_s.items():
+                kept = sum(due_s >= now_s + seconds / share for due_s in dues_s[:count])
+                if kept > best_rate * seconds:
+                    best, best_rate = count, kept / seconds if seconds else math.inf
+            if best:
+                return chosen[:best], chosen[best:]
+        return chosen, []
 
     def _first_bucket(self) -> int | None:
         """Return the line whose first item goes first, those dropped on the way that nobody waits for."""

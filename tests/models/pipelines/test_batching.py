@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -144,8 +144,35 @@ def test_a_batch_is_no_larger_than_its_earliest_deadline_allows() -> None:
         for cost in (4, 8, 16, 32, 64, 128, 256):
             line.pace.took(cost, 0.001 * cost)
     first = taken(line, 0.0)
-    assert 0.5 * 0.050 < line.pace.expected_s(4 * len(first)) <= 0.050
-    assert len(taken(line, 0.099)) == 1  # hopeless, but never nothing: its stage says that it is too late
+    assert 0.5 * 0.075 < line.pace.expected_s(4 * len(first)) <= 0.075
+
+
+def test_who_is_late_whatever_happens_makes_no_batch_small() -> None:
+    late, others = [Input(due_s=0.001) for _ in range(3)], [Input(due_s=1.0) for _ in range(13)]
+    line = paced(waiting(*late, *others, max_size=16), lambda cost: 0.02 + 1e-4 * cost)
+    assert taken(line) == [*late, *others]
+
+
+def test_those_in_a_hurry_go_first_and_alone_where_the_others_can_wait() -> None:
+    soon, others = [Input(due_s=0.1) for _ in range(2)], [Input(due_s=1.0) for _ in range(14)]
+    line = paced(waiting(*soon, *others, max_size=16), lambda cost: 0.004 * cost)
+    assert taken(line) == soon
+    assert taken(line) == others
+
+
+def test_under_load_batches_do_not_shrink_for_those_who_are_nearly_late() -> None:
+    """64 callers who ask again at once, and batches that pay: each that is late must not make the next ones late."""
+    now_s, answered, in_time = 0.0, 0, 0
+    line = paced(waiting(*(Input(due_s=0.25) for _ in range(64)), max_size=32), lambda cost: 0.03 + 0.0005 * cost)
+    while now_s < 20.0:
+        items = taken(line, now_s)
+        now_s += 0.03 + 0.0005 * 4 * len(items)
+        answered += len(items)
+        in_time += sum(item.due_s >= now_s for item in items)
+        for _ in items:
+            line.add(Input(arrived_s=now_s, due_s=now_s + 0.25))
+    assert answered / now_s > 0.8 * 32 / (0.03 + 0.0005 * 4 * 32)
+    assert in_time > 0.8 * answered
 
 
 def paced(line: Waiting[Input], seconds: Callable[[int], float]) -> Waiting[Input]:
@@ -188,14 +215,14 @@ def test_lengths_share_a_batch_where_each_batch_costs_much(pads_to: str) -> None
 def test_apart_is_never_slower_and_the_first_is_always_in(
     items: list[Input], size: int, each_s: float, token_s: float
 ) -> None:
-    items = [item for item in items if not item.over]
+    items = [replace(item, due_s=math.inf) for item in items if not item.over]
     settings = {"max_size": size, "pads_to": "longest"}
     line = paced(waiting(*items, **settings), lambda cost: each_s + token_s * cost)
     whole = paced(waiting(*items, **settings, max_cost=0), lambda cost: each_s + token_s * cost)
     seen: list[Input] = []
     while len(line):
         first = min(line._lines[0])[1]
-        gathered = [item for _, item in whole._gathered(list(line._lines[0]), 0, 1e6)]
+        gathered = [item for _, item in whole._gathered(list(line._lines[0]), 0)]
         batch = line.take(1e6)
         assert isinstance(batch, Batch)
         assert first in batch.items
