@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 _SLOW_S = 0.003
 _MOST_S = 0.2  # a grammar whose masks take longer is ambiguous, and they grow with each token
+_DEAR_S = 0.0005  # to ask costs as much as a mask then, which a thread can find: long texts are forced
 _MOSTLY = 0.5  # of an answer's tokens
 _NEWEST = 0.2  # weight of the newest one
 
@@ -57,6 +58,7 @@ class Guide:
         self._proposes = proposes
         self._refused = _MOSTLY  # of the newest tokens; the first one is looked ahead for
         self._agreed = False
+        self._took_s = 0.0
         self._untaken: int | None = None
         self._in_nobodys_hands = threading.Event()
         self._in_nobodys_hands.set()
@@ -80,6 +82,8 @@ class Guide:
         """Whether a token of the vocabulary may come next, exactly as `mask` says it. Only of one that is ready."""
         if self.mask is None:
             allowed = self._bounded(lambda: self._matcher.allows(token)) is True
+            if self._took_s > _DEAR_S:
+                self._refused = 1.0  # as if it mostly was: for some tokens, no step asks
         else:
             allowed = bool(self.mask[token >> 3] >> (token & 7) & 1)
         self._agreed = allowed
@@ -124,12 +128,12 @@ class Guide:
             self.failure = error.message
         except Exception as error:  # noqa: BLE001  whatever it is ends this answer, and no other
             self.failure = f"its constraint failed: {in_words(error)}"
-        took_s = time.thread_time() - began_s
-        self.slow = took_s > _SLOW_S
-        if took_s > _MOST_S and not self.failure:
+        self._took_s = time.thread_time() - began_s
+        self.slow = self._took_s > _SLOW_S
+        if self._took_s > _MOST_S and not self.failure:
             self.failure = (
                 "the constraint of this answer cannot be followed any further: to find its next token took "
-                f"{took_s:.2f} s; make the grammar less ambiguous"
+                f"{self._took_s:.2f} s; make the grammar less ambiguous"
             )
         return done
 

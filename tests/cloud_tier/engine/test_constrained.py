@@ -23,7 +23,7 @@ from cloud_tier.engine.protocol import EngineRequest
 from cloud_tier.engine.sampler import SamplerState, sample
 from cloud_tier.engine.speculation import Speculation
 from cloud_tier.engine.torch_engine import TorchEngine
-from models.text import grammar
+from models.text import grammar, guide
 from models.text.grammar import Grammars, Matcher
 from models.text.guide import Guide, Lookahead
 from models.text.tokenizer import Tokenizer
@@ -120,6 +120,8 @@ def count_masks(monkeypatch: pytest.MonkeyPatch) -> list[Matcher]:
         return mask(matcher, vocab_size)
 
     monkeypatch.setattr(Matcher, "mask", counted)
+    for bound in ("_DEAR_S", "_SLOW_S", "_MOST_S"):  # nothing takes long, however slow this machine is
+        monkeypatch.setattr(guide, bound, 60.0)
     return masks
 
 

@@ -14,6 +14,7 @@ from edge_agent.generate import batcher
 from edge_agent.generate.request import Generation
 from edge_agent.generate.sampling import Sampler
 from edge_agent.runtime.protocol import StepInput
+from models.text import guide
 from models.text.grammar import Grammars, Matcher
 from models.text.guide import Guide
 from models.text.tokenizer import TextStream, Tokenizer
@@ -100,6 +101,8 @@ async def test_a_willing_model_needs_a_mask_at_the_beginning_and_where_it_is_ref
         return mask(matcher, vocab_size)
 
     monkeypatch.setattr(Matcher, "mask", counted)
+    for bound in ("_DEAR_S", "_SLOW_S", "_MOST_S"):  # nothing takes long, however slow this machine is
+        monkeypatch.setattr(guide, bound, 60.0)
     async with running(Willing()) as loop:
         led = [constrained(seed)[0] for seed in range(2)]
         for generation in led:

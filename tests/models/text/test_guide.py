@@ -32,6 +32,14 @@ def allowed(mask: np.ndarray) -> list[int]:
     return np.flatnonzero(BIAS_OF_BYTE[mask].ravel()[:VOCAB] == 0).tolist()
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing takes long, however slow this machine is."""
+    monkeypatch.setattr(room, "_SLOW_S", 60.0)
+    monkeypatch.setattr(room, "_DEAR_S", 60.0)
+    monkeypatch.setattr(room, "_MOST_S", 60.0)
+
+
 @settings(max_examples=25)
 @given(seeds=st.lists(st.integers(0, 10_000), min_size=1, max_size=6), slow=st.booleans())
 def test_guides_that_look_ahead_allow_what_their_matchers_do(seeds: list[int], slow: bool) -> None:
@@ -58,6 +66,7 @@ def test_guides_that_look_ahead_allow_what_their_matchers_do(seeds: list[int], s
     assert not any(guide.failure for guide in guides)
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_one_whose_choices_are_allowed_looks_for_none_and_one_that_is_refused_looks_ahead() -> None:
     letters = Constraint(ConstraintKind.REGEX, "[a-f]{40}")
     lookahead, guide = Lookahead(), Guide(GRAMMARS.matcher(letters), VOCAB)
@@ -86,6 +95,7 @@ def test_one_that_draws_from_what_is_allowed_alone_never_asks() -> None:
         assert not guide.asks
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_what_is_slow_to_ask_is_looked_for_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     guide = Guide(GRAMMARS.matcher(PATTERN), VOCAB)
     guide.allows(0)
@@ -95,6 +105,20 @@ def test_what_is_slow_to_ask_is_looked_for_by_a_thread(monkeypatch: pytest.Monke
     assert guide.allows(next(token for token in range(VOCAB) if guide.allows(token)))
     assert guide.slow
     assert not guide.asks
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_where_asking_is_dear_a_thread_looks_ahead_for_some_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = Constraint(ConstraintKind.REGEX, "[a-f]{40}")
+    lookahead, guide = Lookahead(), Guide(GRAMMARS.matcher(letters), VOCAB)
+    monkeypatch.setattr(room, "_DEAR_S", 0.0)
+    asked = []
+    for _ in range(15):
+        asked.append(guide.mask is None)
+        guide.advance(next(token for token in range(VOCAB) if guide.allows(token)))
+        lookahead.begin([guide])
+        assert guide.wait(20)
+    assert asked == [True, False, False, False] * 3 + [True, False, False]
 
 
 def test_one_whose_mask_takes_long_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
