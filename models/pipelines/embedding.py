@@ -25,6 +25,8 @@ from router.values.task import EmbedCall, Embeddings
 
 BUCKETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _TOKENIZE_AT_ONCE = 64
+MOST_CHARS_A_TOKEN = 100
+"""Of a text on the average; longer ones are refused unread. Prose has 4, and no word of more becomes a token."""
 
 Array = npt.NDArray[np.float32]
 
@@ -113,12 +115,30 @@ def open_tokenize(shape: EncoderShape) -> Work:
 
 
 def _tokenize(shape: EncoderShape, backend: tokenizers.Tokenizer, batch: list[Text]) -> list[Tokens | OverspillError]:
+    hopeless = {at: error for at, value in enumerate(batch) if (error := _hopeless(shape, value)) is not None}
+    rest = iter(_tokenized(shape, backend, [value for at, value in enumerate(batch) if at not in hopeless]))
+    return [hopeless[at] if at in hopeless else next(rest) for at in range(len(batch))]
+
+
+def _hopeless(shape: EncoderShape, value: Text) -> ContextTooLong | None:
+    """Refuse what is surely too long before seconds go into its tokens: the texts of others wait for them."""
+    if len(value.given) <= MOST_CHARS_A_TOKEN * shape.context_tokens:
+        return None
+    what = "characters" if isinstance(value.given, str) else "tokens"
+    return ContextTooLong(
+        f"`input`: one has {len(value.given)} {what}, this model's maximum context length is {shape.context_tokens} "
+        "tokens: shorten it, or send it in pieces",
+        param="input",
+    )
+
+
+def _tokenized(shape: EncoderShape, backend: tokenizers.Tokenizer, batch: list[Text]) -> list[Tokens | OverspillError]:
     texts = [value.given for value in batch if isinstance(value.given, str)]
     try:
         encoded = iter(backend.encode_batch_fast(texts)) if texts else iter(())
     except TypeError:  # half a surrogate pair in one of them
         if len(batch) > 1:
-            return [_tokenize(shape, backend, [value])[0] for value in batch]
+            return [_tokenized(shape, backend, [value])[0] for value in batch]
         return [InvalidRequest("an input holds half a surrogate pair; send valid Unicode", param="input")]
     ids = [next(encoded).ids if isinstance(value.given, str) else list(value.given) for value in batch]
     return [_checked(shape, value, found) for value, found in zip(batch, ids, strict=True)]

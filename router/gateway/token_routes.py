@@ -12,7 +12,7 @@ from router.gateway.endpoint import Endpoint, RequestContext, json_reply
 from router.gateway.errors import Reply
 from router.gateway.intake import Intake, collect_output
 from router.gateway.media import plain_body, require_json
-from router.values.prompt import IN_THREAD_CHARS, Prompt, size_chars
+from router.values.prompt import IN_THREAD_CHARS, size_chars
 from router.values.request import ApiRequest
 from router.values.task import Passed, PassedCall
 from router.wire.openai.passed import ONE_PIECE, token_call
@@ -53,17 +53,16 @@ class TokenRoutes:
             return await self._passed(context, call.model, token_call("/tokenize", body))
         window = self._window(call.model)
 
-        def tokens() -> list[int]:
-            return tokenizer.tokenize(
+        def written() -> bytes:
+            found = tokenizer.tokenize(
                 prompt,
                 special_tokens=call.add_special_tokens is not False,
                 generation_prompt=call.add_generation_prompt,
                 continuation=continuation,
             )
+            return encode_tokens(found, window, tokenizer.token_texts(found) if call.return_token_strs else None)
 
-        found = await self._off_the_loop(prompt, tokens)
-        texts = tokenizer.token_texts(found) if call.return_token_strs else None
-        return json_reply(encode_tokens(found, window, texts))
+        return json_reply(await _beside(size_chars(prompt), written))
 
     async def _detokenize(self, context: RequestContext) -> Reply:
         require_json(context)
@@ -74,7 +73,7 @@ class TokenRoutes:
             tokenizer = self._deps.prompts.tokenizer(call.model)
         except NoTokenizer:
             return await self._passed(context, call.model, token_call("/detokenize", body))
-        return json_reply(encode_text(tokenizer.decode(call.tokens)))
+        return json_reply(await _beside(len(body), lambda: encode_text(tokenizer.decode(call.tokens))))
 
     async def _passed(self, context: RequestContext, model: str, call: PassedCall) -> Reply:
         """Have the server that runs a model answer, where the tokenizer is there alone."""
@@ -87,6 +86,7 @@ class TokenRoutes:
             (info.context_tokens for info in self._deps.models() if model in (info.family, info.variant)), default=0
         )
 
-    @staticmethod
-    async def _off_the_loop(prompt: Prompt, tokens: Callable[[], list[int]]) -> list[int]:
-        return tokens() if size_chars(prompt) < IN_THREAD_CHARS else await asyncio.to_thread(tokens)
+
+async def _beside(size: int, work: Callable[[], bytes]) -> bytes:
+    """Do what takes long in a thread: the event loop has others to answer."""
+    return work() if size < IN_THREAD_CHARS else await asyncio.to_thread(work)

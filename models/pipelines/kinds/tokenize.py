@@ -10,6 +10,7 @@ import numpy as np
 import tokenizers
 
 from models.pipelines.declared.contract import Array, ArrayWork, Contract, dtype_of
+from models.pipelines.embedding import MOST_CHARS_A_TOKEN
 from router.base.errors import ArtifactError, ContextTooLong, InvalidRequest
 from router.values.tensors import TensorSpec
 
@@ -57,13 +58,24 @@ class _Tokenizer:
         self._options, self._backend = options, backend
 
     def __call__(self, batch: dict[str, Array]) -> dict[str, list[Array]]:
-        texts = [_text(row[0]) for row in batch["text"]]
+        texts = [self._readable(_text(row[0])) for row in batch["text"]]
         ids = [self._bounded(encoding.ids) for encoding in self._backend.encode_batch_fast(texts)]
         kind: Any = dtype_of(self._options.mask)
         return {
             "input_ids": [np.array(one, np.int64) for one in ids],
             "attention_mask": [np.ones(len(one), kind) for one in ids],
         }
+
+    def _readable(self, text: str) -> str:
+        """Refuse, or cut, what is surely too long before seconds go into its tokens."""
+        most = MOST_CHARS_A_TOKEN * self._options.max_tokens
+        if len(text) > most and not self._options.cut:
+            raise ContextTooLong(
+                f"`text`: {len(text)} characters, the pipeline takes {self._options.max_tokens} tokens: shorten it, or "
+                "send it in pieces",
+                param="text",
+            )
+        return text[:most]
 
     def _bounded(self, ids: list[int]) -> list[int]:
         most = self._options.max_tokens

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from models.pipelines.embedding import Tokens, Vector, encoding
-from router.base.errors import InvalidRequest
+from models.pipelines.embedding import EncoderShape, Text, Tokens, Vector, _tokenize, encoding
+from router.base.errors import ContextTooLong, InvalidRequest
 
 SIZE = 6
 numbers = st.floats(-1e6, 1e6, width=32)
@@ -47,3 +51,31 @@ def test_a_vector_of_nothing_stays_as_it_is() -> None:
     (found,) = encoded(np.zeros((1, SIZE), np.float32), [None])
     assert isinstance(found, Vector)
     assert not found.values.any()
+
+
+class Backend:
+    """A tokenizer of words that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def encode_batch_fast(self, texts: list[str]) -> list[SimpleNamespace]:
+        self.seen += texts
+        return [SimpleNamespace(ids=[7] * len(text.split())) for text in texts]
+
+
+def test_a_text_that_is_surely_too_long_is_refused_unread(tmp_path: Path) -> None:
+    """A megabyte takes half a second, and the texts of everybody else in its batch wait for it."""
+    backend: Any = Backend()
+    shape = EncoderShape(tmp_path / "tokenizer.json", 4, 100, 8)
+    texts = ["a b", "x" * 401, "a b c d e", "c"]
+    found = _tokenize(shape, backend, [Text(text, None) for text in texts] + [Text((1,) * 401, None)])
+    assert backend.seen == ["a b", "a b c d e", "c"]
+    assert [one.ids if isinstance(one, Tokens) else one.message[:45] for one in found] == [
+        [7, 7],
+        "`input`: one has 401 characters, this model's",
+        "`input`: one has 5 tokens, this model's maxim",
+        [7],
+        "`input`: one has 401 tokens, this model's max",
+    ]
+    assert _tokenize(shape, backend, [Text("y" * 401, None)])[0].__class__ is ContextTooLong

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import defaultdict
+from typing import Any
 
 import httpx
 import openai
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.gateway import token_routes
 from router.gateway.app import create_app
 from router.gateway.choices import total
 from router.values.usage import Usage
@@ -250,3 +253,22 @@ def test_tokenize_and_detokenize_in_vllms_shapes(server: Server) -> None:
             reply = post(path, **wrong)
             assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), (path, wrong)
         assert http.post("/tokenize", json={"model": "other", "prompt": "a"}).status_code == 404
+
+
+def test_many_tokens_are_written_beside_the_event_loop(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million of them take seconds as texts, and others have answers to come meanwhile."""
+    beside: list[bool] = []
+    for name in ("encode_tokens", "encode_text"):
+        real = getattr(token_routes, name)
+
+        def call(*given: Any, real: Any = real) -> Any:
+            beside.append(threading.current_thread().name != "gateway-under-test")
+            return real(*given)
+
+        monkeypatch.setattr(token_routes, name, call)
+    with httpx.Client(base_url=server.url) as http:
+        for many in (1, 20_000):
+            told = {"model": FAMILY, "prompt": "ab " * many, "return_token_strs": True}
+            assert http.post("/tokenize", json=told).status_code == 200
+            assert http.post("/detokenize", json={"model": FAMILY, "tokens": [1] * many}).status_code == 200
+    assert beside == [False, False, True, True]

@@ -6,6 +6,7 @@ import io
 import struct
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from models.pipelines.kinds.normalise import Normalise
 from models.pipelines.kinds.pool import Pool
 from models.pipelines.kinds.resize import Resize
 from models.pipelines.kinds.suppression import Suppression
-from models.pipelines.kinds.tokenize import Tokenize
+from models.pipelines.kinds.tokenize import Tokenize, _Tokenizer
 from models.pipelines.kinds.top_k import TopK
 from models.pipelines.kinds.unit import Unit
 from router.base.errors import ArtifactError, ConfigError, ContextTooLong, InvalidRequest
@@ -268,3 +269,24 @@ def test_texts_become_ids(models_root: Path) -> None:
     assert len(Tokenize(path, max_tokens=4, cut=True).open()({"text": texts})["input_ids"][1]) == 4
     with pytest.raises(InvalidRequest, match="not valid UTF-8"):
         Tokenize(path).open()({"text": np.array([[b"\xff"]], object)})
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_text_that_is_surely_too_long_is_refused_or_cut_before_it_is_tokenized(*, cut: bool) -> None:
+    seen: list[str] = []
+
+    class Backend:
+        def encode_batch_fast(self, texts: list[str]) -> list[SimpleNamespace]:
+            seen.extend(texts)
+            return [SimpleNamespace(ids=[1, 2, 3, 4]) for _ in texts]
+
+    backend: Any = Backend()
+    tokenizer = _Tokenizer(Tokenize(tokenizer="t", max_tokens=3, cut=cut), backend)
+    batch = {"text": np.array([[b"a" * 301]], object)}
+    if cut:
+        assert tokenizer(batch)["input_ids"][0].tolist() == [1, 2, 3]
+        assert seen == ["a" * 300]
+    else:
+        with pytest.raises(ContextTooLong, match="`text`: 301 characters, the pipeline takes 3 tokens"):
+            tokenizer(batch)
+        assert not seen
