@@ -13,7 +13,7 @@ import msgspec
 
 from router.base.build import build_of
 from router.policy.registry import POLICIES
-from router.simulation.experiment import Experiment, requests_for
+from router.simulation.experiment import Experiment, begin_worker, requests_for
 from router.simulation.run import simulate
 from router.simulation.values import SimRow
 from router.simulation.world import find_world
@@ -50,6 +50,7 @@ def main() -> None:
 
 def measure(policies: list[str], requests: int) -> dict[str, object]:
     world = find_world("two_tiers")
+    begin_worker()
     digest, count, took_s = hashlib.sha256(), 0, 0.0
     for mix in MIXES:
         experiment = Experiment(world, "azure-conv", mix, tuple(policies), LOADS, 1, requests)

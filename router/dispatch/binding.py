@@ -49,6 +49,8 @@ log = structlog.get_logger("router")
 _RECHECK_S = 0.5
 # Decisions in one turn of the event loop, each with what it wakes.
 _DECISIONS_A_TURN = 8
+# And what they may take: on a slow device others wait for the event loop no longer than on a fast one.
+_TURN_S = 0.002
 # Requests whose time to be decided again has come, taken up in one turn.
 _DUE_A_TURN = 64
 # Requests decided again for one free slot before the best of them takes it.
@@ -232,11 +234,12 @@ class Binder:
         """One turn: who stands first for the slots that are free, then who was to be looked at again."""
         self._scheduled = False
         self.pool.begin_moment()
-        self._looks = _DECISIONS_A_TURN
-        while self._looks > 0 and self._freed:
+        self._looks, ends_s = _DECISIONS_A_TURN, self._clock.now_s() + _TURN_S
+        while self._looks > 0 and self._freed and self._clock.now_s() < ends_s:
             self._fill_a_slot()
         self._looks = max(self._looks, _DECISIONS_A_TURN // 2)
-        while self._looks > 0 and self._again:
+        ends_s = max(ends_s, self._clock.now_s() + _TURN_S / 2)
+        while self._looks > 0 and self._again and self._clock.now_s() < ends_s:
             entry = self._again.popleft()
             if not entry.bound.done():
                 self._look_again(entry)

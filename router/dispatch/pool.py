@@ -22,7 +22,6 @@ from router.dispatch.record import Rejection, ReplicaLoad
 from router.dispatch.served import Part, Served, Sides, other_model
 from router.dispatch.view import ReplicaView, relate
 from router.signals.canary import CanaryState
-from router.signals.occupancy import occupied_slots
 from router.signals.signals import Signals
 from router.values.replica import Replica, ReplicaSnapshot, Unreached
 from router.values.request import InferenceRequest, Locality
@@ -274,9 +273,8 @@ class Pool:
         if snapshot.credits is not None:  # a request that is bound spends its credit when it is sent, which is soon
             left = max(0, snapshot.credits - signals.in_flight.unopened_at(snapshot.info.endpoint))
             snapshot = msgspec.structs.replace(snapshot, credits=left)
-        blocked = bool(health.code) or not snapshot.available
         if seen is not None and seen.mine is mine and seen.link is link and seen.snapshot == snapshot:
-            seen.health, seen.blocked = health, blocked
+            seen.meets(health)
             return False
         if seen is None or seen.info is not snapshot.info:
             self._served.clear()
@@ -284,15 +282,9 @@ class Pool:
             self._favoured = -1
             if self.many and seen is not None:
                 self._find_peers()
-        own = occupied_slots(snapshot, mine)
-        metered = link is not None and link.price_per_byte > 0.0
-        view = ReplicaView(
-            replica, snapshot.info, snapshot, link, health, mine, own, (snapshot, link), blocked, metered
-        )
+        view = ReplicaView(replica, snapshot, link, health, mine)
         if seen is not None:
             view.favoured = seen.favoured
-        if own and snapshot.kv_free_tokens is not None and snapshot.credits is None:
-            view.kv_room = snapshot.kv_free_tokens - mine.unopened_prefill_tokens
         self.views[name] = view
         return True
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.base.structs import MutableStruct
 from router.dispatch.record import ReplicaLoad
 from router.signals.health import Health
-from router.signals.occupancy import sibling_load
+from router.signals.occupancy import occupied_slots, sibling_load
 from router.signals.replica_state import ReplicaState
 from router.values.link import LinkSnapshot
 from router.values.prediction import InFlightLoad, SiblingLoad
-from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot
+from router.values.replica import Replica, ReplicaSnapshot
 
 
-class ReplicaView(MutableStruct):
+class ReplicaView:
     """One replica as it stands now, shared by the decisions of one moment.
 
     Attributes:
@@ -32,25 +31,56 @@ class ReplicaView(MutableStruct):
         state: what predictions on it have in common, None before the first.
     """
 
-    replica: Replica
-    info: ReplicaInfo
-    snapshot: ReplicaSnapshot
-    link: LinkSnapshot | None
-    health: Health
-    mine: InFlightLoad
-    own: int
-    load: ReplicaLoad
-    blocked: bool
-    metered: bool
-    as_sibling: SiblingLoad | None = None
-    siblings: tuple[SiblingLoad, ...] = ()
-    occupied: int = 0
-    slots: int = 0
-    room: bool = False
-    kv_room: int | None = None
-    favoured: bool = True
-    peak_latency_s: float = 0.0
-    state: ReplicaState | None = None
+    __slots__ = (
+        "as_sibling",
+        "blocked",
+        "favoured",
+        "health",
+        "info",
+        "kv_room",
+        "link",
+        "load",
+        "metered",
+        "mine",
+        "occupied",
+        "own",
+        "peak_latency_s",
+        "replica",
+        "room",
+        "siblings",
+        "slots",
+        "snapshot",
+        "state",
+    )
+
+    def __init__(
+        self, replica: Replica, snapshot: ReplicaSnapshot, link: LinkSnapshot | None, health: Health, mine: InFlightLoad
+    ) -> None:
+        self.replica = replica
+        self.info = snapshot.info
+        self.snapshot = snapshot
+        self.link = link
+        self.mine = mine
+        self.own = own = occupied_slots(snapshot, mine)
+        self.load: ReplicaLoad = (snapshot, link)
+        self.metered = link is not None and link.price_per_byte > 0.0
+        self.meets(health)
+        self.as_sibling: SiblingLoad | None = None
+        self.siblings: tuple[SiblingLoad, ...] = ()
+        self.occupied = 0
+        self.slots = 0
+        self.room = False
+        self.kv_room: int | None = None
+        if own and snapshot.kv_free_tokens is not None and snapshot.credits is None:
+            self.kv_room = snapshot.kv_free_tokens - mine.unopened_prefill_tokens
+        self.favoured = True
+        self.peak_latency_s = 0.0
+        self.state: ReplicaState | None = None
+
+    def meets(self, health: Health) -> None:
+        """Take its health, which changes while its load stands."""
+        self.health = health
+        self.blocked = bool(health.code) or not self.snapshot.available
 
 
 def relate(views: Sequence[ReplicaView]) -> None:

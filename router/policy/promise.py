@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from router.policy.worth import FLOOR, deadline_chance
 from router.values.choice import Choice, Hopeless
 from router.values.situation import Candidate, Situation
 
-MIN_RETRY_AFTER_S = 0.25
-MAX_RETRY_AFTER_S = 120.0
+MIN_RETRY_AFTER_S: Final = 0.25
+MAX_RETRY_AFTER_S: Final = 120.0
 # A request is given up early only when the wait is predicted to be clearly too long: predictions err.
-_HOPELESS_WAIT = 1.5
+_HOPELESS_WAIT: Final = 1.5
 # Interval in which those that wait by a prediction are decided again, since it ages: all of them, and each of many.
-_LOOK_AGAIN_S = 1.0
-_LOOK_AGAIN_EACH_S = 0.02
+_LOOK_AGAIN_S: Final = 1.0
+_LOOK_AGAIN_EACH_S: Final = 0.02
 _UNFORCED = {"device-first", "best-quality"}
 
 

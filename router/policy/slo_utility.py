@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from router.policy.promise import backlog_s, choose, look_again_s, reason_for, to_keep
 from router.policy.worth import FLOOR, Worth, ask_of, latest_start_s, without_backlog, worths_of
@@ -27,12 +28,12 @@ from router.values.offer import Ask
 from router.values.request import Locality
 from router.values.situation import Situation
 
-_NEAR = 0.02  # probability by which the device may be worse than the best and still goes first
-_LIKELY = 0.4  # below this probability nobody joins others on a device: it would slow down what is likely
-_LATER_SHARE = 0.5  # a free replica is taken if it is worth so much of what a busy one is after its wait
-_TAKEN_SOON_S = 1.0  # for one that found a free slot, and waits behind others for it
-_STEEP = 32  # how steeply a caller is put back beyond its share
-_LOOK_AGAIN_S = 0.05  # at the earliest, for one that may be lost
+_NEAR: Final = 0.02  # probability by which the device may be worse than the best and still goes first
+_LIKELY: Final = 0.4  # below this probability nobody joins others on a device: it would slow down what is likely
+_LATER_SHARE: Final = 0.5  # a free replica is taken if it is worth so much of what a busy one is after its wait
+_TAKEN_SOON_S: Final = 1.0  # for one that found a free slot, and waits behind others for it
+_STEEP: Final = 32  # how steeply a caller is put back beyond its share
+_LOOK_AGAIN_S: Final = 0.05  # at the earliest, for one that may be lost
 
 
 class SloUtility:

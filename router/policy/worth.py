@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -28,16 +29,18 @@ from router.values.offer import Ask, Offer
 from router.values.prediction import Prediction
 from router.values.situation import Candidate, Situation
 
-FLOOR = 0.05
+FLOOR: Final = 0.05
 """Below this probability a promise counts as lost."""
-_WORTH_BEGINNING = 0.3  # of the chance that it would have now
-_MOST_DOUBLINGS = 8  # each priority counts twice the one below
-_NODE, _SQRT_2 = math.sqrt(3.0), math.sqrt(2.0)
-_SIDE_WEIGHT, _MIDDLE_WEIGHT = 1 / 6, 2 / 3
-_LATE_AT = (1 / 6, 1 / 2, 5 / 6)
-_UNASKED_LATE = 0.9  # what an answer after the tier's default TTFT is still worth
-_LEAST_SIGMA = 0.05
-_JOINED = 0.5  # of the way from the batch now to a full one, that an answer meets on average
+_WORTH_BEGINNING: Final = 0.3  # of the chance that it would have now
+_MOST_DOUBLINGS: Final = 8  # each priority counts twice the one below
+_NODE: Final = math.sqrt(3.0)
+_SQRT_2: Final = math.sqrt(2.0)
+_SIDE_WEIGHT: Final = 1 / 6
+_MIDDLE_WEIGHT: Final = 2 / 3
+_LATE_AT: Final = (1 / 6, 1 / 2, 5 / 6)
+_UNASKED_LATE: Final = 0.9  # what an answer after the tier's default TTFT is still worth
+_LEAST_SIGMA: Final = 0.05
+_JOINED: Final = 0.5  # of the way from the batch now to a full one, that an answer meets on average
 
 
 class Worth(FrozenStruct, frozen=True):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from router.signals.learnt import Speeds
 
 # Not within so long of the last news: with the way that beliefs age, a replica that has recovered is used within 60 s.
-AFTER_S = 20.0
+AFTER_S: Final = 20.0
 # Nor more than one request of so many, on average.
-_ONE_IN = 50
+_ONE_IN: Final = 50
 # And only where it is believed slower by so much than it has been, or was said to be.
-_FROM_LOG = math.log(1.2)
+_FROM_LOG: Final = math.log(1.2)
 
 
 class Exploration:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
+from typing import Final
 
-_HALF_LIFE_S = 30.0
-_CALLERS_KEPT = 4096
-_LEAST_SHARE = 0.01  # of all: below it a caller does not count among those who share
+_HALF_LIFE_S: Final = 30.0
+_CALLERS_KEPT: Final = 4096
+_LEAST_SHARE: Final = 0.01  # of all: below it a caller does not count among those who share
 
 
 class CallerShares:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from router.base.clock import Clock, MonotonicClock
 from router.signals.exploration import AFTER_S, Exploration
@@ -29,7 +30,7 @@ from router.signals.learnt import Device, Speeds
 from router.signals.level import MAX_LOG
 from router.signals.occupancy import line_tokens, occupied_slots
 from router.signals.prefill import PrefillLine
-from router.signals.replica_state import ReplicaState, state_of
+from router.signals.replica_state import ReplicaState
 from router.signals.token_clock import Mark
 from router.signals.upper import NORMAL_90, band_of, kept_if_censored
 from router.values.length import LengthCurve
@@ -45,14 +46,14 @@ from router.values.prediction import (
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 
 # Waits shorter than this are scheduling noise.
-_MIN_LEARNT_WAIT_S = 0.02
-_WAIT_GAIN = 0.1
+_MIN_LEARNT_WAIT_S: Final = 0.02
+_WAIT_GAIN: Final = 0.1
 # Spread of log lengths where nobody knows the longest answer to expect: a factor of 2.
-_UNKNOWN_LENGTH_LOG = NORMAL_90 * math.log(2.0)
+_UNKNOWN_LENGTH_LOG: Final = NORMAL_90 * math.log(2.0)
 # Answers of fewer tokens tell more of the first gap than of the pace.
-_LEAST_PACE_TOKENS = 4
+_LEAST_PACE_TOKENS: Final = 4
 # An error says little of a rung whose steps made up less of the time, unless it is the one that least is known of.
-_LEAST_SHARE = 0.7
+_LEAST_SHARE: Final = 0.7
 
 
 class LatencyModel:
@@ -104,7 +105,7 @@ class LatencyModel:
         if state is None or not state.stands(snapshot, link, mine, siblings, now_s):
             others = [self._of(s.info) for s in siblings] if siblings else ()
             learnt = (self._of(info), self._device(info), others)
-            state = self._states[name] = state_of(snapshot, link, mine, siblings, learnt=learnt, now_s=now_s)
+            state = self._states[name] = ReplicaState(snapshot, link, mine, siblings, learnt=learnt, now_s=now_s)
         return state
 
     def predict_on(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Final
 
 from router.base.structs import FrozenStruct
 from router.signals.level import Level
@@ -13,15 +14,15 @@ from router.signals.upper import COVERAGE, FINISH_COVERAGE, BandedQuantile, medi
 from router.values.replica import ReplicaInfo
 
 # How long figures stand while nothing is learnt: ageing is slower by far.
-FIGURES_LAST_S = 0.25
-_INITIAL_HIGH_LOG = math.log(1.5)
-_INITIAL_PACE_HIGH_LOG = math.log(1.7)  # its batch grows after it was told
-_INITIAL_SIGMA = 0.3
-_SIGMA_GAIN = 0.05
+FIGURES_LAST_S: Final = 0.25
+_INITIAL_HIGH_LOG: Final = math.log(1.5)
+_INITIAL_PACE_HIGH_LOG: Final = math.log(1.7)  # its batch grows after it was told
+_INITIAL_SIGMA: Final = 0.3
+_SIGMA_GAIN: Final = 0.05
 # Part of a device's pace that is left to answers while something prefills, until that was learnt: it takes turns.
-_INITIAL_BESIDE_SHARE = 0.5
-_BESIDE_VARIANCE = 0.1
-_BESIDE_NOISE = 0.1
+_INITIAL_BESIDE_SHARE: Final = 0.5
+_BESIDE_VARIANCE: Final = 0.1
+_BESIDE_NOISE: Final = 0.1
 
 
 def _median() -> BandedQuantile:

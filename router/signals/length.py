@@ -20,6 +20,7 @@ import math
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,74 +30,101 @@ from router.values.request import InferenceRequest
 
 Curve = NDArray[np.float64]
 
-_ROOT_WEIGHT = 6.0
-_CHILD_WEIGHT = 4.0
-_PRIOR_SIGMA = 1.0
-_FORGET = 0.999  # of a table, at each answer that ends: lengths drift over days, not minutes
-_JUDGED = 0.98  # of the sums of log-likelihoods, at each answer
-_MAX_REGRET = 12.0  # log-likelihood by which a table may fall behind: it comes back within a hundred answers
-_TABLES_KEPT = 512  # of one kind
-_LEAST_SURVIVAL = 1e-9
-_TOLD_EACH = 8  # tokens: the bins of the first ones are narrower than anybody needs to know of a running answer
-_FEW_BINS = 6  # numpy takes as long to add to one as to a hundred
-_STALE_CHANGES = 4  # a curve is computed again after one ended answer, or so many bins crossed
-_UNIT_POSITION = 60.0  # of one deadline second, and of one cap, on the axis of the tables that count in those units
-_DEADLINE_STEP = math.log(1.2)
-_PROMPT_STEP = math.log(1.6)
+_ROOT_WEIGHT: Final = 6.0
+_CHILD_WEIGHT: Final = 4.0
+_PRIOR_SIGMA: Final = 1.0
+_FORGET: Final = 0.999  # of a table, at each answer that ends: lengths drift over days, not minutes
+_JUDGED: Final = 0.98  # of the sums of log-likelihoods, at each answer
+_MAX_REGRET: Final = 12.0  # log-likelihood by which a table may fall behind: it comes back within a hundred answers
+_TABLES_KEPT: Final = 512  # of one kind
+_LEAST_SURVIVAL: Final = 1e-9
+_TOLD_EACH: Final = 8  # tokens: the bins of the first ones are narrower than anybody needs to know of a running answer
+_FEW_BINS: Final = 6  # numpy takes as long to add to one as to a hundred
+_STALE_CHANGES: Final = 4  # a curve is computed again after one ended answer, or so many bins crossed
+_UNIT_POSITION: Final = 60.0  # of a second to the deadline, and of a cap, on the axis of the tables that count in them
+_DEADLINE_STEP: Final = math.log(1.2)
+_PROMPT_STEP: Final = math.log(1.6)
 
 _AXIS = np.arange(BINS, dtype=np.float64)
 _ONES, _FORGETS = np.ones(BINS), np.full(BINS, _FORGET)  # an array and a number take numpy twice as long as two arrays
+_ONES_BUT_LAST, _CHILD_WEIGHTS = _ONES[:-1], np.full(BINS, _CHILD_WEIGHT)
+
+
+class _Scratch:
+    """Room to compute in, shared by all tables of a model: numpy takes longer to make an array, or a view, than to add.
+
+    Attributes:
+        bins, more: one number a bin; but_last: of `bins`.
+        shifted: 1, then one number for each bin but the last; tail: those.
+    """
+
+    __slots__ = ("bins", "but_last", "more", "shifted", "tail")
+
+    def __init__(self) -> None:
+        self.bins: Curve = np.empty(BINS)
+        self.but_last: Curve = self.bins[:-1]
+        self.more: Curve = np.empty(BINS)
+        self.shifted: Curve = np.ones(BINS)
+        self.tail: Curve = self.shifted[1:]
 
 
 class _Table:
-    """Events and answers at risk over the bins; its survival is computed when it is asked for after a change."""
+    """Events and answers at risk over the bins; its survival is computed when it is asked for after a change.
+
+    Args:
+        parent: holds its hazard while little was seen; None for a table that begins with `hazard` by itself.
+    """
 
     __slots__ = (
-        "_cells",
         "_fresh",
-        "_hazard",
-        "_hazard_at",
+        "_held",
+        "_held_at",
+        "_scratch",
         "_survival",
-        "_weights",
         "at_risk",
+        "cells",
         "changes",
         "events",
         "parent",
     )
 
-    def __init__(self, parent: _Table | None, weight: float, hazard: Curve | None = None) -> None:
+    def __init__(self, scratch: _Scratch, parent: _Table | None, hazard: Curve | None = None) -> None:
         self.parent = parent
-        self._cells = array("d", bytes(8 * BINS))
-        self.at_risk: Curve = np.frombuffer(self._cells)
+        self.cells = array("d", bytes(8 * BINS))
+        self.at_risk: Curve = np.frombuffer(self.cells)
         self.events: Curve = np.zeros(BINS)
-        self._weights: Curve = np.full(BINS, weight)
         if hazard is not None:
-            self.at_risk += weight
-            self.events += weight * hazard
+            self.at_risk += _ROOT_WEIGHT
+            self.events += _ROOT_WEIGHT * hazard
         self.changes = 0
+        self._scratch = scratch
         self._survival: Curve | None = None
         self._fresh = 0
-        self._hazard: Curve | None = None
-        self._hazard_at = -1
+        self._held: Curve = np.empty(BINS)
+        self._held_at = -1
 
-    def hazard(self) -> Curve:
-        if self.parent is not None:
-            found = np.multiply(self._weights, self.parent.hazard())
-            np.add(self.events, found, found)
-            np.divide(found, np.add(self.at_risk, self._weights), found)
-            return found
-        if self._hazard is None or self._hazard_at != self.changes:  # all children ask for it
-            self._hazard, self._hazard_at = self.events / self.at_risk, self.changes
-        return self._hazard
+    def held(self) -> Curve:
+        """Return events that hold a child's hazard at this table's own: all children ask for them."""
+        if self._held_at != self.changes:
+            self._held_at = self.changes
+            np.divide(self.events, self.at_risk, self._held)
+            np.multiply(_CHILD_WEIGHTS, self._held, self._held)
+        return self._held
 
     def survival(self) -> Curve:
         """P(length > the upper edge of bin k − 1), that is of edge k; the first is 1."""
-        seen = self.changes + (self.parent.changes // 8 if self.parent is not None else 0)
+        parent = self.parent
+        seen = self.changes if parent is None else self.changes + parent.changes // 8
         if self._survival is None or seen - self._fresh >= _STALE_CHANGES:
-            curve = np.empty(BINS)
-            curve[0] = 1.0
-            np.multiply.accumulate(np.subtract(_ONES[:-1], self.hazard()[:-1]), 0, None, curve[1:])
-            self._survival, self._fresh = curve, seen
+            scratch = self._scratch
+            hazard = scratch.bins
+            if parent is None:
+                np.divide(self.events, self.at_risk, hazard)
+            else:
+                np.add(self.events, parent.held(), hazard)
+                np.divide(hazard, np.add(self.at_risk, _CHILD_WEIGHTS, scratch.more), hazard)
+            np.subtract(_ONES_BUT_LAST, scratch.but_last, scratch.tail)
+            self._survival, self._fresh = np.multiply.accumulate(scratch.shifted), seen
         return self._survival
 
     def crossed(self, first: int, last: int) -> None:
@@ -105,14 +133,14 @@ class _Table:
         if last - first > _FEW_BINS:
             self.at_risk[first:last] += 1.0
             return
-        cells = self._cells
+        cells = self.cells
         for bin_ in range(first, last):
             cells[bin_] += 1.0
 
     def ended(self, bin_: int) -> None:
         np.multiply(self.at_risk, _FORGETS, self.at_risk)
         np.multiply(self.events, _FORGETS, self.events)
-        self.at_risk[bin_] += 1.0
+        self.cells[bin_] += 1.0
         self.events[bin_] += 1.0
         self.changes += _STALE_CHANGES
 
@@ -177,6 +205,7 @@ class LengthModel:
     def __init__(self, expected_tokens: float) -> None:
         self.expected_tokens = expected_tokens
         self._families: dict[str, _Family] = {}
+        self._scratch = _Scratch()
 
     def watch(self, request: InferenceRequest, family: str) -> LengthWatch:
         """Return what is believed of the length of `request`'s whole answer, to be told how it goes on."""
@@ -194,7 +223,7 @@ class LengthModel:
             whole += weight
         mixed = np.array(weights).dot(np.array([source.said for source in sources]))
         np.divide(mixed, whole, mixed)
-        return LengthWatch(sources, _curve(mixed, math.inf if cap is None else float(cap)), cap)
+        return LengthWatch(sources, _curve(mixed, math.inf if cap is None else float(cap), self._scratch), cap)
 
     def grew(self, watch: LengthWatch, tokens: int) -> None:
         """An answer has `tokens` tokens and goes on. Cheap before `watch.next_tokens`."""
@@ -232,7 +261,9 @@ class LengthModel:
     def _family(self, name: str) -> _Family:
         known = self._families.get(name)
         if known is None:
-            known = self._families[name] = _Family(_Table(None, _ROOT_WEIGHT, _log_normal_hazard(self.expected_tokens)))
+            known = self._families[name] = _Family(
+                _Table(self._scratch, None, _log_normal_hazard(self.expected_tokens))
+            )
         return known
 
     def _sources(self, known: _Family, request: InferenceRequest) -> list[_Source]:
@@ -262,7 +293,7 @@ class LengthModel:
         table = tables.get(key)
         if table is None:
             hazard = None if parent is not None else _flat_hazard()
-            table = tables[key] = _Table(parent, _CHILD_WEIGHT if parent is not None else _ROOT_WEIGHT, hazard)
+            table = tables[key] = _Table(self._scratch, parent, hazard)
             if len(tables) > _TABLES_KEPT:
                 tables.popitem(last=False)
         tables.move_to_end(key)
@@ -274,9 +305,9 @@ def _cross(watch: LengthWatch, tokens: int) -> None:
     watch.told_tokens, watch.next_tokens = tokens, max(tokens * RATIO, tokens + _TOLD_EACH)
     position = position_of(tokens)
     for source in watch.sources:
-        bin_ = source.bin_at(position)
-        if bin_ > source.seen:
-            source.table.crossed(source.seen, bin_)
+        bin_, seen = source.bin_at(position), source.seen
+        if bin_ > seen:
+            source.table.crossed(seen, bin_)
             source.seen = bin_
 
 
@@ -294,13 +325,12 @@ def _shifted(curve: Curve, shift: float) -> Curve:
     return found
 
 
-def _curve(survival: Curve, cap: float) -> LengthCurve:
-    steps = np.add(survival[:-1], survival[1:])
+def _curve(survival: Curve, cap: float, scratch: _Scratch) -> LengthCurve:
+    steps = np.add(survival[:-1], survival[1:], scratch.but_last)
     np.multiply(steps, _HALF_WIDTHS, steps)
     np.add.accumulate(steps, 0, None, steps)
-    area = _ONES.copy()
-    np.add(area[1:], steps, area[1:])
-    return LengthCurve(array("d", survival.tobytes()), array("d", area.tobytes()), cap)
+    np.add(_ONES_BUT_LAST, steps, scratch.tail)
+    return LengthCurve(array("d", survival.tobytes()), array("d", scratch.shifted.tobytes()), cap)
 
 
 _ONE_TOKEN = LengthCurve.exactly(1)

@@ -15,32 +15,34 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
-MAX_LOG = math.log(8.0)
+MAX_LOG: Final = math.log(8.0)
 """One observation counts as at most so many times off."""
 
 # A prior is wrong by a factor of 2 (one standard deviation); a long-run level that was not seen for a while by 1.4.
-_PRIOR_VARIANCE = math.log(2.0) ** 2
-_STALE_VARIANCE = math.log(1.4) ** 2
-_INITIAL_NOISE = 0.3**2
-_LEAST_NOISE, _MOST_NOISE = 0.03**2, 1.0
-_NOISE_GAIN = 0.05
+_PRIOR_VARIANCE: Final = math.log(2.0) ** 2
+_STALE_VARIANCE: Final = math.log(1.4) ** 2
+_INITIAL_NOISE: Final = 0.3**2
+_LEAST_NOISE: Final = 0.03**2
+_MOST_NOISE: Final = 1.0
+_NOISE_GAIN: Final = 0.05
 # Lowest gain: follows what drifts too slowly for the CUSUM, at a twentieth of each error.
-_LEAST_GAIN = 0.05
+_LEAST_GAIN: Final = 0.05
 # Gaps of so long are usual between two requests, and no reason to forget.
-_GRACE_S = 10.0
+_GRACE_S: Final = 10.0
 # Half-life of a passing deviation while unseen: a cloud that was slow is tried again within a minute.
-_FAST_HALF_LIFE_S = 25.0
+_FAST_HALF_LIFE_S: Final = 25.0
 # What has held for five minutes of observation is the long-run level, as after a change of power mode.
-_SLOW_FOLLOWS_S = 300.0
+_SLOW_FOLLOWS_S: Final = 300.0
 # Half-life of the long-run level while unseen: machines are changed overnight, not between two requests.
-_SLOW_HALF_LIFE_S = 6 * 3600.0
+_SLOW_HALF_LIFE_S: Final = 6 * 3600.0
 # So many first observations teach the long-run level directly: until then there is no other.
-_SETTLING = 20
+_SETTLING: Final = 20
 # CUSUM for a shift of 1.5 standard deviations: found within 3 to 6 observations, a false alarm in about 2,000.
-_ALLOWANCE = 0.75
-_ALARM = 4.0
-_MOST_DEVIATIONS = 3.0
+_ALLOWANCE: Final = 0.75
+_ALARM: Final = 4.0
+_MOST_DEVIATIONS: Final = 3.0
 
 
 @dataclass(slots=True)

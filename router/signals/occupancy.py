@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from router.values.prediction import Demand, InFlightLoad, SiblingLoad
 from router.values.replica import ReplicaSnapshot
 
 # Age at which a remote load figure has half of its weight; requests of this tier keep theirs.
-_STALE_HALF_LIFE_S = 5.0
+_STALE_HALF_LIFE_S: Final = 5.0
 
 
 def sibling_load(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> SiblingLoad:

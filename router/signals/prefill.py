@@ -5,16 +5,18 @@ Fitted by least squares on relative errors with exponential forgetting, and held
 
 from __future__ import annotations
 
+from typing import Final
+
 from router.values.replica import SpeedPrior
 
 # The shape of a line changes with the model and the machine alone; its level is followed apart from it (`level.py`).
-_FORGET = 0.97
-_OUTLIER = 4.0  # one observation moves the line as if it were at most this many times off
+_FORGET: Final = 0.97
+_OUTLIER: Final = 4.0  # one observation moves the line as if it were at most this many times off
 _PRIOR_AT_TOKENS = (16.0, 1024.0)
-_PRIOR_WEIGHT = 0.5
+_PRIOR_WEIGHT: Final = 0.5
 # Prior of `a`: accepting, sampling and detokenizing, on any replica.
-_OVERHEAD_S = 0.005
-_MIN_OVERHEAD_S = 0.0005
+_OVERHEAD_S: Final = 0.005
+_MIN_OVERHEAD_S: Final = 0.0005
 
 
 class PrefillLine:

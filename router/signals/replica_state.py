@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from router.base.structs import MutableStruct
 from router.signals.learnt import FIGURES_LAST_S, Device, Speeds
 from router.signals.occupancy import backlog_tokens, left_tokens, occupied_slots
 from router.signals.upper import NORMAL_90, band_of
@@ -15,7 +14,7 @@ from router.values.prediction import InFlightLoad, SiblingLoad
 from router.values.replica import ReplicaSnapshot
 
 
-class ReplicaState(MutableStruct):
+class ReplicaState:
     """See the module; the first seven say for which moment it was computed.
 
     Attributes:
@@ -31,38 +30,99 @@ class ReplicaState(MutableStruct):
         idle_since_s: when it last taught anything, while it has no request; infinity while it has one.
     """
 
-    snapshot: ReplicaSnapshot
-    mine: InFlightLoad
-    siblings: Sequence[SiblingLoad]
-    link: LinkSnapshot | None
-    device: Device
-    version: int
-    at_s: float
-    idle_since_s: float
-    position: int
-    slots: int
-    band: int
-    network_s: float
-    uplink_bytes_per_s: float
-    line_a_s: float
-    line_b_s: float
-    backlog_s: float
-    behind_s: float
-    scale: float
-    alone_a_s: float
-    alone_b_s: float
-    pace_s: float
-    pace_high_s: float
-    ttft_factor: float
-    wait_factor: float
-    wait_high: float
-    finish_factor: float
-    token_device_s: float
-    prefill_sigma: float
-    pace_sigma: float
-    pace_spread: float
-    pessimism_log: float
-    waited: list[int] | None = None
+    __slots__ = (
+        "_waited",
+        "alone_a_s",
+        "alone_b_s",
+        "at_s",
+        "backlog_s",
+        "band",
+        "behind_s",
+        "device",
+        "finish_factor",
+        "idle_since_s",
+        "line_a_s",
+        "line_b_s",
+        "link",
+        "mine",
+        "network_s",
+        "pace_high_s",
+        "pace_s",
+        "pace_sigma",
+        "pace_spread",
+        "pessimism_log",
+        "position",
+        "prefill_sigma",
+        "scale",
+        "siblings",
+        "slots",
+        "snapshot",
+        "token_device_s",
+        "ttft_factor",
+        "uplink_bytes_per_s",
+        "version",
+        "wait_factor",
+        "wait_high",
+    )
+
+    def __init__(
+        self,
+        snapshot: ReplicaSnapshot,
+        link: LinkSnapshot | None,
+        mine: InFlightLoad,
+        siblings: Sequence[SiblingLoad],
+        *,
+        learnt: tuple[Speeds, Device, Sequence[Speeds]],
+        now_s: float,
+    ) -> None:
+        """Compute the state of a replica.
+
+        Args:
+            siblings: the other rungs of its device that have sequences.
+            learnt: of it, of its device, and of each sibling.
+        """
+        speeds, device, others = learnt
+        own_slots, own = snapshot.slots or 1, occupied_slots(snapshot, mine)
+        figures = speeds.figures(now_s)
+        scale = 1.0 + figures.slope * (own if own < own_slots else own_slots - 1)
+        occupied, slots, at_s, behind_s, pace_s = own, own_slots, figures.at_s, 0.0, figures.step_s * scale
+        for sibling, other in zip(siblings, others, strict=True):
+            theirs = other.figures(now_s)
+            occupied += sibling.occupied
+            if sibling.slots > slots:
+                slots = sibling.slots
+            if theirs.at_s < at_s:
+                at_s = theirs.at_s
+            pace_s += theirs.step_s * (1.0 + theirs.slope * (sibling.running - 1))
+            behind_s += theirs.b_s * sibling.prefill_tokens
+        over, own_over = occupied - slots, own - own_slots
+        position = (over if over > own_over else own_over) + 1
+        band = band_of(occupied + 1, slots, waits=position > 0)
+        factors = device.factors(band)
+        pace_s *= factors.pace_bias
+        if link is not None:
+            pace_s = max(pace_s, link.token_s(occupied + 1))
+        bias, spread_log = factors.ttft_bias, NORMAL_90 * device.pace_sigma
+        line_b_s = bias * figures.b_s * scale
+        self.snapshot, self.link = snapshot, link
+        self.mine, self.siblings = mine, siblings
+        self.device, self.version = device, device.version
+        self.at_s, self.idle_since_s = at_s, math.inf if mine.requests else speeds.seen_s
+        self.position, self.slots, self.band = position, slots, band
+        self.network_s = 0.0 if link is None else link.rtt_s + link.setup_s
+        self.uplink_bytes_per_s = math.inf if link is None else link.uplink_bytes_per_s
+        self.line_a_s, self.line_b_s = bias * figures.a_s, line_b_s
+        self.backlog_s = line_b_s * backlog_tokens(snapshot, mine) + bias * behind_s
+        self.behind_s, self.scale = behind_s, scale
+        self.alone_a_s, self.alone_b_s = figures.a_s, figures.b_s
+        self.pace_s, self.pace_high_s = pace_s, pace_s * factors.pace_high
+        self.ttft_factor, self.finish_factor = factors.ttft_high, factors.finish_high
+        self.wait_factor, self.wait_high = factors.wait, factors.wait_high
+        self.token_device_s = figures.step_s * (1.0 + figures.slope * (slots - 1)) / slots
+        self.prefill_sigma, self.pace_sigma = figures.prefill_sigma, device.pace_sigma
+        self.pace_spread = spread_log * spread_log
+        self.pessimism_log = figures.pessimism_log
+        self._waited: list[int] | None = None
 
     def stands(
         self,
@@ -87,90 +147,14 @@ class ReplicaState(MutableStruct):
 
     def until_free_s(self, position: int, answer_s: float) -> float:
         """Time until the `position`-th answer ends; after those that run, whole answers of `answer_s` follow."""
-        left = self.waited
+        left = self._waited
         if left is None:
             left = list(left_tokens(self.snapshot, self.mine))
             for sibling in self.siblings:
                 left += sibling.left_tokens
             left.sort()
-            self.waited = left
+            self._waited = left
         if position <= len(left):
             return left[position - 1] * self.pace_s
         first_s = left[-1] * self.pace_s if left else 0.0
         return first_s + (position - len(left)) / self.slots * answer_s
-
-
-def state_of(
-    snapshot: ReplicaSnapshot,
-    link: LinkSnapshot | None,
-    mine: InFlightLoad,
-    siblings: Sequence[SiblingLoad],
-    *,
-    learnt: tuple[Speeds, Device, Sequence[Speeds]],
-    now_s: float,
-) -> ReplicaState:
-    """Compute the state of a replica.
-
-    Args:
-        siblings: the other rungs of its device that have sequences.
-        learnt: of it, of its device, and of each sibling.
-    """
-    speeds, device, others = learnt
-    own_slots = slots = snapshot.slots or 1
-    own = occupied = occupied_slots(snapshot, mine)
-    figures = speeds.figures(now_s)
-    pace_s = figures.step_s * (1.0 + figures.slope * (own if own < own_slots else own_slots - 1))
-    at_s, behind_s = figures.at_s, 0.0
-    for sibling, other in zip(siblings, others, strict=True):
-        occupied += sibling.occupied
-        if sibling.slots > slots:
-            slots = sibling.slots
-        theirs = other.figures(now_s)
-        if theirs.at_s < at_s:
-            at_s = theirs.at_s
-        pace_s += theirs.step_s * (1.0 + theirs.slope * (sibling.running - 1))
-        behind_s += theirs.b_s * sibling.prefill_tokens
-    over, own_over = occupied - slots, own - own_slots
-    position = (over if over > own_over else own_over) + 1
-    band = band_of(occupied + 1, slots, waits=position > 0)
-    factors = device.factors(band)
-    pace_s *= factors.pace_bias
-    if link is not None:
-        pace_s = max(pace_s, link.token_s(occupied + 1))
-    spread_log, bias = NORMAL_90 * device.pace_sigma, factors.ttft_bias
-    scale = 1.0 + figures.slope * (own if own < own_slots else own_slots - 1)
-    backlog = backlog_tokens(snapshot, mine)
-    line_b_s = bias * figures.b_s * scale
-    return ReplicaState(
-        snapshot,
-        mine,
-        siblings,
-        link,
-        device,
-        device.version,
-        at_s,
-        math.inf if mine.requests else speeds.seen_s,
-        position,
-        slots,
-        band,
-        0.0 if link is None else link.rtt_s + link.setup_s,
-        math.inf if link is None else link.uplink_bytes_per_s,
-        bias * figures.a_s,
-        line_b_s,
-        line_b_s * backlog + bias * behind_s,
-        behind_s,
-        scale,
-        figures.a_s,
-        figures.b_s,
-        pace_s,
-        pace_s * factors.pace_high,
-        factors.ttft_high,
-        factors.wait,
-        factors.wait_high,
-        factors.finish_high,
-        figures.step_s * (1.0 + figures.slope * (slots - 1)) / slots,
-        figures.prefill_sigma,
-        device.pace_sigma,
-        spread_log * spread_log,
-        figures.pessimism_log,
-    )

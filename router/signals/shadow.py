@@ -18,11 +18,12 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from router.values.offer import Ask, Offer
 
-_MOST_WAITING = 64
-_DECIMALS = 2  # values that differ by less count as equal: then the device goes before the cloud
+_MOST_WAITING: Final = 64
+_DECIMALS: Final = 2  # values that differ by less count as equal: then the device goes before the cloud
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +171,22 @@ class _Device:
         return self.step_s * (1.0 + self.slope * (self.decoding - 1))
 
 
-@dataclass(frozen=True, slots=True)
 class _Waiting:
-    drawn: Drawn
-    offers: Mapping[str, Offer]
-    until_s: float
+    """One that found no slot.
+
+    Attributes:
+        places: by device, until when it may begin there, and what sorts it.
+        until_s: when it may begin nowhere any more.
+    """
+
+    __slots__ = ("drawn", "offers", "places", "until_s")
+
+    def __init__(self, drawn: Drawn, offers: Mapping[str, Offer], now_s: float) -> None:
+        at_s, priority = drawn.at_s, drawn.ask.priority
+        self.drawn = drawn
+        self.offers = offers
+        self.places = {name: (at_s + offer.latest_s, (priority, offer.rank)) for name, offer in offers.items()}
+        self.until_s = now_s + max([offer.latest_s for offer in offers.values()])
 
 
 class ShadowTier:
@@ -208,7 +220,7 @@ class ShadowTier:
         if best is not None:
             best[1].begin(drawn, best[2], now_s)
         elif offers:
-            self._waiting.append(_Waiting(drawn, offers, now_s + max(o.latest_s for o in offers.values())))
+            self._waiting.append(_Waiting(drawn, offers, now_s))
             del self._waiting[:-_MOST_WAITING]
 
     def _offers(self, offers: Sequence[Offer]) -> Mapping[str, Offer]:
@@ -241,11 +253,9 @@ class ShadowTier:
             begins_s = now_s + device.backlog_s
             first, first_key = None, (0, 0.0)
             for waiting in self._waiting:
-                offer = waiting.offers.get(name)
-                if offer is not None and begins_s <= waiting.drawn.at_s + offer.latest_s:
-                    key = (waiting.drawn.ask.priority, offer.rank)
-                    if first is None or key > first_key:
-                        first, first_key = waiting, key
+                place = waiting.places.get(name)
+                if place is not None and begins_s <= place[0] and (first is None or place[1] > first_key):
+                    first, first_key = waiting, place[1]
             if first is None:
                 return
             self._waiting.remove(first)

@@ -13,21 +13,22 @@ its device stands over all of them.
 from __future__ import annotations
 
 import math
+from typing import Final
 
-COVERAGE = 0.9
+COVERAGE: Final = 0.9
 """Share of the upper figures that shall be kept."""
-FINISH_COVERAGE = 0.92
+FINISH_COVERAGE: Final = 0.92
 """What is aimed at for that of finish. Answers that their deadline cut count with a belief, which is too good by some
 hundredths: those that are cut are longer than others of which so much came. Measured by `benchmarks.calibration`."""
-BANDS = 4
+BANDS: Final = 4
 """Idle, up to two thirds full, full, and waited for."""
-NORMAL_90 = 1.2816
+NORMAL_90: Final = 1.2816
 """0.9 quantile of the standard normal distribution."""
 # Steps, in logs: large at first, then such that a miss is made up for by nine answers in time.
-_FIRST_STEP = 0.5
-_STEP = 0.12
-_MEDIAN_STEP = 0.08
-_MAX_LOG = math.log(30.0)
+_FIRST_STEP: Final = 0.5
+_STEP: Final = 0.12
+_MEDIAN_STEP: Final = 0.08
+_MAX_LOG: Final = math.log(30.0)
 
 
 def band_of(occupied: int, slots: int, *, waits: bool) -> int:

@@ -24,19 +24,25 @@ import random
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from router.signals.shadow import Drawn, ShadowTier
 from router.values.offer import Ask, Offer
 from router.values.replica import ReplicaInfo
 
-_FADE = 0.985  # of the gains, at each arrival
-_FADE_S = 120.0
-_FORGET_S = 30.0  # nobody came: what follows is another time, and the best rungs serve it first
-_UP, _DOWN = 1.2, 0.4  # of √(¼ + the gain of the one that is left)
-_MOST_LEVELS = 4
-_SUSTAINED_FIRST, _SUSTAINED_ALWAYS = 40, 20  # arrivals that what can be sustained counts for
-_RATE_OF, _RATE_FROM = 32, 3  # arrivals
-_MEAN_OF = 200  # arrivals
+_FADE: Final = 0.985  # of the gains, at each arrival
+_FADE_S: Final = 120.0
+_FORGET_S: Final = 30.0  # nobody came: what follows is another time, and the best rungs serve it first
+# Lead of a step up in quality, and of one down: of √(¼ + the gain of the one that is left).
+_UP: Final = 1.2
+_DOWN: Final = 0.4
+_MOST_LEVELS: Final = 4
+# Arrivals that what can be sustained counts for.
+_SUSTAINED_FIRST: Final = 40
+_SUSTAINED_ALWAYS: Final = 20
+_RATE_OF: Final = 32  # arrivals
+_RATE_FROM: Final = 3
+_MEAN_OF: Final = 200  # arrivals
 
 Place = tuple[str, str]
 """A device, and a family of models that it serves."""

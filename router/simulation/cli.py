@@ -15,7 +15,7 @@ from rich.console import Console
 from router.base.errors import ConfigError
 from router.base.host import usable_cores
 from router.policy.registry import POLICIES
-from router.simulation.experiment import Cell, Experiment, cells_of, runs_of
+from router.simulation.experiment import Cell, Experiment, begin_worker, cells_of, runs_of
 from router.simulation.mixes import MIXES
 from router.simulation.show import as_json, as_tables
 from router.simulation.traces import SHIPPED
@@ -111,6 +111,7 @@ def _run(experiment: Experiment, jobs: int) -> list[Cell]:
         bars.TimeRemainingColumn(),
     )
     runs = []
+    begin_worker()  # with one job it is this process
     with bars.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task("simulating", total=len(experiment.tasks()))
         for run in runs_of(experiment, jobs):

@@ -18,12 +18,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Final
 
 from router.simulation.world import DeviceSpec
 
-CHUNK_RATIO = 1.5
+CHUNK_RATIO: Final = 1.5
 """Ratio of the token counts at which two chunks of an answer follow each other, after the first token by itself."""
-_LEAST_CHUNK_TOKENS = 8
+_LEAST_CHUNK_TOKENS: Final = 8
 
 
 class Work:

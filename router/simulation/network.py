@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import csv
 import gzip
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -32,9 +34,9 @@ class Bandwidth:
     """
 
     def __init__(self, times_s: Sequence[float], bits: Sequence[float]) -> None:
-        self._times_s = np.asarray(times_s, dtype=np.float64)
-        self._bits = np.asarray(bits, dtype=np.float64)
-        self._period_s, self._period_bits = float(self._times_s[-1]), float(self._bits[-1])
+        self._times_s = array("d", times_s)
+        self._bits = array("d", bits)
+        self._period_s, self._period_bits = self._times_s[-1], self._bits[-1]
 
     @classmethod
     def constant(cls, mbps: float) -> Bandwidth:
@@ -42,27 +44,34 @@ class Bandwidth:
 
     def scaled(self, factor: float) -> Bandwidth:
         """Return a link of `factor` times the rate at every moment."""
-        return Bandwidth(self._times_s.tolist(), (self._bits * factor).tolist())
+        return Bandwidth(self._times_s, [carried * factor for carried in self._bits])
 
     def bits_until(self, at_s: float) -> float:
         """Return the bits that are carried from 0 to `at_s`."""
         periods, offset_s = divmod(at_s, self._period_s)
-        return periods * self._period_bits + float(np.interp(offset_s, self._times_s, self._bits))
+        return periods * self._period_bits + self._bits_within(offset_s)
 
     def end_s(self, begin_s: float, bits: float) -> float:
         """Return when `bits` that begin at `begin_s` have been carried."""
         periods, offset_s = divmod(begin_s, self._period_s)
-        total = float(np.interp(offset_s, self._times_s, self._bits)) + bits
-        more, rest = divmod(total, self._period_bits)
+        more, rest = divmod(self._bits_within(offset_s) + bits, self._period_bits)
         if rest == 0.0 and more:  # to the end of a period, not to the begin of the next
             more, rest = more - 1.0, self._period_bits
-        after = int(np.searchsorted(self._bits, rest, side="left"))
-        at_s = float(self._times_s[after])
+        after = bisect_left(self._bits, rest)
+        at_s = self._times_s[after]
         if after and self._bits[after] > rest:
-            width = float(self._bits[after] - self._bits[after - 1])
-            share = (rest - float(self._bits[after - 1])) / width
-            at_s = float(self._times_s[after - 1]) + share * (at_s - float(self._times_s[after - 1]))
+            before_s, before_bits = self._times_s[after - 1], self._bits[after - 1]
+            at_s = before_s + (rest - before_bits) / (self._bits[after] - before_bits) * (at_s - before_s)
         return (periods + more) * self._period_s + at_s
+
+    def _bits_within(self, offset_s: float) -> float:
+        """Return the bits that are carried from the begin of a period to `offset_s` of it."""
+        times_s, bits = self._times_s, self._bits
+        after = bisect_right(times_s, offset_s)
+        if after == len(times_s):
+            return bits[-1]
+        before_s, carried = times_s[after - 1], bits[after - 1]
+        return (bits[after] - carried) / (times_s[after] - before_s) * (offset_s - before_s) + carried
 
 
 @lru_cache(64)

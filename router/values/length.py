@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
 
-from router.base.structs import FrozenStruct
-
-RATIO = 1.1
+RATIO: Final = 1.1
 """Ratio between the edges of two neighbouring bins."""
-BINS = 112
+BINS: Final = 112
 """Edges at 1.1^0 … 1.1^111: 1 to 39,400 tokens. What is longer falls into the last bin."""
-EDGES = tuple(RATIO**k for k in range(BINS))
+EDGES: Final = tuple(RATIO**k for k in range(BINS))
 
-_PER_LOG = 1.0 / math.log(RATIO)
-_LAST = BINS - 1
+_PER_LOG: Final = 1.0 / math.log(RATIO)
+_LAST: Final = BINS - 1
 
 
 def position_of(tokens: float) -> float:
@@ -22,7 +22,9 @@ def position_of(tokens: float) -> float:
     return math.log(tokens) * _PER_LOG if tokens > 1.0 else 0.0
 
 
-class LengthCurve(FrozenStruct, frozen=True):
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class LengthCurve:
     """Distribution of what is left to generate, in tokens.
 
     Attributes:
