@@ -140,7 +140,7 @@ class AnswerCache:
         most_bytes = self._most_bytes * _LONGEST_SHARE
         try:
             async for chunk in source:
-                size += _CHUNK_BYTES + len(chunk.text)
+                size += _CHUNK_BYTES + _text_bytes(chunk.text)
                 if size <= most_bytes:
                     seen.append(replace(chunk, origin=None) if chunk.origin is not None else chunk)
                     if chunk.finish_reason is not None and answer.seamless() and not answer.route.degraded:
@@ -182,6 +182,11 @@ class AnswerCache:
         self._bytes[caller] -= size
         if not own:
             del self._answers[caller], self._bytes[caller]
+
+
+def _text_bytes(text: str) -> int:
+    """Return at most what a text takes of the memory: four bytes a character, where one of them is not ASCII."""
+    return len(text) if text.isascii() else 4 * len(text)
 
 
 def _key(request: InferenceRequest) -> bytes | None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import accumulate
+from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
@@ -13,6 +17,7 @@ from router.jobs.records import Deferred, DeferredStatus
 from router.jobs.schema import DEFERRED
 
 _RETRY_S = 60.0
+_MOST_PAGE_BYTES = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +78,18 @@ def get(connection: Connection, owner: str, deferred_id: str) -> Deferred:
 
 
 def list_page(connection: Connection, owner: str, page: Page) -> tuple[list[Deferred], bool]:
-    """Return a page of a caller's deferred requests, and whether there are more."""
-    query = select(DEFERRED).where(DEFERRED.c.owner == owner)
-    rows, more = page_of(connection, query, DEFERRED.c.id, page)
-    return [_deferred(row) for row in rows], more
+    """Return a page of a caller's deferred requests, without what they ask, and whether there are more.
+
+    It is cut short where their answers would take much memory together.
+    """
+    size = func.coalesce(func.length(DEFERRED.c.answer), 0).label("size")
+    rows, more = page_of(connection, select(DEFERRED.c.id, size).where(DEFERRED.c.owner == owner), DEFERRED.c.id, page)
+    taken = list(accumulate(row["size"] for row in rows))
+    fitting = max(1, bisect_right(taken, _MOST_PAGE_BYTES))
+    ids = [row["id"] for row in rows[:fitting]]
+    shown = [column for column in DEFERRED.c if column.name != "body"]
+    found = {row["id"]: row for row in connection.execute(select(*shown).where(DEFERRED.c.id.in_(ids))).mappings()}
+    return [_deferred({**found[name], "body": b""}) for name in ids], more or fitting < len(rows)
 
 
 def queued(connection: Connection, each: int) -> list[Waiting]:
@@ -142,5 +155,5 @@ def held_bytes(connection: Connection, owner: str | None = None) -> int:
     return int(connection.execute(held if owner is None else held.where(DEFERRED.c.owner == owner)).scalar_one())
 
 
-def _deferred(row: RowMapping) -> Deferred:
+def _deferred(row: Mapping[str, Any] | RowMapping) -> Deferred:
     return Deferred(**{**row, "status": DeferredStatus(row["status"])})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -300,6 +301,15 @@ async def test_it_never_holds_more_than_it_may_and_gives_everybody_its_own(
         assert cache.size_bytes <= 1_000_000
         assert cache.size_bytes == sum(kept.size_bytes for own in cache._answers.values() for kept in own.values())
         assert set(cache._answers) == set(cache._bytes)
+
+
+async def test_what_is_no_ascii_counts_as_what_it_takes() -> None:
+    """A text with one character beyond the first plane takes four bytes for each of its characters."""
+    for text in ("x" * 100_000, "x" * 50_000 + "\N{GRINNING FACE}"):
+        cache = cache_of()
+        await read(cache.keep(request("q"), answer(text)))
+        assert len(cache) == 1
+        assert cache.size_bytes >= sys.getsizeof(text) - 100
 
 
 async def test_a_look_for_what_means_the_same_asks_once_what_serves() -> None:

@@ -16,6 +16,7 @@ from router.jobs import deferred
 from router.jobs.call import Call, Told
 from router.jobs.database import Database
 from router.jobs.deferring import Deferring
+from router.jobs.pages import Page
 from router.jobs.records import Deferred, DeferredStatus
 from tests.support.waiting import until
 
@@ -75,3 +76,24 @@ def test_callers_take_turns(tmp_path_factory, owners: list[str], each: int) -> N
     assert [(one.id, one.owner) for one in found] == [
         (name, owner) for turn, name, owner in sorted(expected) if turn <= each
     ]
+
+
+async def test_a_page_holds_no_more_than_it_may(tmp_path: Path) -> None:
+    """Requests and answers may be megabytes each, and a hundred of them are listed at once."""
+    async with database(tmp_path) as opened:
+        names = [opened.run_here(lambda c: keep(c, "guest")) for _ in range(7)]
+        answer = b'"' + b"a" * 3_000_000 + b'"'
+        for name in names[:5]:
+            opened.run_here(lambda c, n=name: deferred.end(c, n, DeferredStatus.COMPLETED, 1, (200, answer)))
+        found: list[str] = []
+        pages = 0
+        more = True
+        while more:
+            page = Page(100, found[-1] if found else None, newest_first=False)
+            listed, more = opened.run_here(lambda c, page=page: deferred.list_page(c, "guest", page))
+            found += [one.id for one in listed]
+            pages += 1
+            assert not any(one.body for one in listed)
+            assert sum(len(one.answer or b"") for one in listed) < 8_000_000
+    assert found == names
+    assert pages == 3
