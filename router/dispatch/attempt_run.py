@@ -153,7 +153,9 @@ class AttemptRun:
             read = self._at_hand()
             if read is None:
                 await self.stream.news(min(self._quiet_since_s + self._timeout_s, self._ends_s))
-                read = self._come()
+                read = self.stream.pop()
+                if read is None:
+                    read = self._nothing_came()
             chunk, over = self._room.fit(read)
             if over:
                 journey.cap_exceeded(attempt)
@@ -191,8 +193,8 @@ class AttemptRun:
             return self._journey.end_at_deadline(self.attempt)  # its reader took too long
         return self.stream.pop()
 
-    def _come(self) -> TokenChunk:
-        """Return what was waited for; what a replica did wrong becomes an error of the tree."""
+    def _nothing_came(self) -> TokenChunk:
+        """Say why a wait ended without a chunk; what a replica did wrong becomes an error of the tree."""
         attempt = self.attempt
         try:
             return self.stream.take()

@@ -112,6 +112,7 @@ class Dispatcher:
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._closed = False
         self._left_alone: set[str] = set()
+        self._known_models: frozenset[str] = frozenset()
         self._came: Callable[[InferenceRequest], None] = _unheard
         self._went: Callable[[DecisionRecord], None] = _unheard
         self._signals.canaries.reconfigure(settings.canary)
@@ -205,6 +206,7 @@ class Dispatcher:
             double = [name for name, count in Counter(r.info.replica_id for r in replicas).items() if count > 1]
             raise ValueError(f"replica ids must be unique; {', '.join(double)} is there twice")
         infos = [replica.info for replica in replicas]
+        self._known_models = frozenset([name for info in infos for name in (info.family, info.variant)])
         self._signals.health.keep_only(infos)
         self._signals.what_if.set_replicas(infos if len(infos) <= MANY else ())
         for learnt in (self._signals.latency, self._signals.peaks, self._signals.affinity):
@@ -215,10 +217,9 @@ class Dispatcher:
     def replicas(self) -> list[Replica]:
         return list(self._binder.pool.replicas.values())
 
-    def known_models(self) -> set[str]:
+    def known_models(self) -> frozenset[str]:
         """Every name a request may ask for: families and variants."""
-        infos = [replica.info for replica in self._binder.pool.replicas.values()]
-        return {info.family for info in infos} | {info.variant for info in infos}
+        return self._known_models
 
     def expect(self, unreached: Callable[[], Sequence[Unreached]]) -> None:
         """Ask `unreached` at each decision for what is configured and was never reached: it might serve anything."""

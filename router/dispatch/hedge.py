@@ -72,58 +72,52 @@ class HedgedRun:
 
     Args:
         due_s: when the first token is late, on the tier's clock; infinity where the request is not to be hedged.
+
+    Attributes:
+        run: the attempt that the answer comes from, or the last one that failed.
     """
 
     def __init__(self, hedger: Hedger, first: AttemptRun, due_s: float) -> None:
         self._hedger = hedger
-        self._run = first
+        self.run = first
         self._due_s = due_s
         self._open: list[AttemptRun] = []
 
     @property
-    def attempt(self) -> Attempt:
-        """The attempt that the answer comes from, or the last one that failed."""
-        return self._run.attempt
-
-    @property
     def ready(self) -> bool:
         """The next chunk is here already."""
-        return self._run.stream.ready
+        return self.run.stream.ready
 
     async def __aenter__(self) -> HedgedRun:
-        await self._enter(self._run)
+        await self._enter(self.run)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if len(self._open) == 1:
-            await self._run.__aexit__(kind, error, trace)
+            await self.run.__aexit__(kind, error, trace)
             return
         async with contextlib.AsyncExitStack() as stack:
             for run in self._open:
                 stack.push_async_exit(run)
 
     def receive(self) -> Coroutine[Any, Any, TokenChunk]:
-        """Wait for the next chunk; see `AttemptRun.receive`.
+        """Wait for the next chunk, which `run` hands on; see `AttemptRun.receive`.
 
         Raises:
             OverspillError: the attempt failed, the second one too if there was one.
         """
-        return self._run.receive() if self._due_s == math.inf else self._begin()
-
-    def hand_on(self, chunk: TokenChunk) -> TokenChunk:
-        """Count it as the caller's; see `AttemptRun.hand_on`."""
-        return self._run.hand_on(chunk)
+        return self.run.receive() if self._due_s == math.inf else self._begin()
 
     async def _begin(self) -> TokenChunk:
         due_s, self._due_s = self._due_s, math.inf
-        if not await self._run.begins(due_s):
-            second = self._hedger.second(self._run.attempt)
+        if not await self.run.begins(due_s):
+            second = self._hedger.second(self.run.attempt)
             if second is not None:
                 await self._enter(second)
-                return await self._race(self._run, second)
-        return await self._run.receive()
+                return await self._race(self.run, second)
+        return await self.run.receive()
 
     async def _enter(self, run: AttemptRun) -> None:
         self._open.append(run)
@@ -140,7 +134,7 @@ class HedgedRun:
             while True:
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in [task for task in running if task.done()]:  # in their order: a tie is the first one's
-                    self._run = running.pop(task)
+                    self.run = running.pop(task)
                     error = task.exception()
                     if error is None:
                         self._decide(first, second)
@@ -148,14 +142,14 @@ class HedgedRun:
                     if not running or not isinstance(error, OverspillError):
                         self._hedger.hedge_decided(first.attempt, second=False)
                         raise error
-                    self._run.let_go()
-                    self._hedger.failed_beside(self._run.attempt, error)
+                    self.run.let_go()
+                    self._hedger.failed_beside(self.run.attempt, error)
         finally:
             await end(*tasks)
 
     def _decide(self, first: AttemptRun, second: AttemptRun) -> None:
-        won = self._run is second
+        won = self.run is second
         loser = first if won else second
         loser.attempt.outrun = True
         loser.let_go()
-        self._hedger.hedge_decided(self._run.attempt, second=won)
+        self._hedger.hedge_decided(self.run.attempt, second=won)

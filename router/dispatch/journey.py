@@ -133,11 +133,13 @@ class Journey:
             while last is None:
                 attempt = await self._bind()
                 self.attempts += 1
-                run = self._run = self._hedged(attempt)
+                hedged = self._run = self._hedged(attempt)
                 try:
-                    async with run:
+                    async with hedged:
                         while True:
-                            chunk = run.hand_on(await run.receive())
+                            received = await hedged.receive()
+                            run = hedged.run
+                            chunk = run.hand_on(received)
                             if chunk.finish_reason is not None:
                                 last = chunk
                                 break
@@ -147,7 +149,7 @@ class Journey:
                             attempt.handed_at_s = None
                             attempt.away_s += clock.now_s() - handed_s
                 except OverspillError as failure:
-                    self._give_up_on(run.attempt, failure)
+                    self._give_up_on(hedged.run.attempt, failure)
                     if self._is_complete():
                         # It broke after the last token and before saying so: nothing is missing but the reason.
                         last = TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
