@@ -27,11 +27,13 @@ class ProcessWork:
 
     Args:
         open: a picklable maker of the function; runs in the child.
+        timeout_s: a batch that takes longer has failed, and its process ends; 0 waits for ever.
     """
 
-    def __init__(self, name: str, open: Opens) -> None:  # noqa: A002 - the stage's own word
+    def __init__(self, name: str, open: Opens, timeout_s: float = 0.0) -> None:  # noqa: A002 - the stage's own word
         self._name = name
         self._open = open
+        self._timeout_s = timeout_s
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
 
@@ -64,6 +66,9 @@ class ProcessWork:
         except OSError:  # it ended before it had the batch, whose inputs are not to blame
             self.close()
             self._send(data)
+        if self._timeout_s and self._pipe is not None and not self._pipe.poll(self._timeout_s):
+            self._kill()
+            raise TimeoutError(f"it did not return within {self._timeout_s:g} s, and its process was ended")
         results = self._received()
         if isinstance(results, BaseException):
             raise results
@@ -87,6 +92,11 @@ class ProcessWork:
             code = None if process is None else process.exitcode
             self.close()
             return RuntimeError(f"the process of {self._name} ended with code {code}")
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+        self.close()
 
     def close(self) -> None:
         """End the child: it is asked to, and killed if it does not."""

@@ -55,6 +55,7 @@ class StagePlan:
         workers: batches computed at once: the instances of a model.
         cost: size of a value at this stage, in the unit of the buckets.
         queue_items: while more items wait here, the pipeline takes no new requests; 0 bounds nothing.
+        timeout_s: that a batch may take in a process; 0 bounds nothing. Nobody can end a thread.
     """
 
     name: str
@@ -64,6 +65,7 @@ class StagePlan:
     cost: Callable[[Any], int] = cost_of_one
     pool: Literal["threads", "processes"] = "threads"
     queue_items: int = 0
+    timeout_s: float = 0.0
 
 
 @dataclass(slots=True)

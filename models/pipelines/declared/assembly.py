@@ -74,6 +74,7 @@ def _stage(wired: Wired) -> StagePlan:
         cost=cost_of_one if measured is None else _Length(*measured),
         pool=settings.pool,
         queue_items=settings.queue_inputs,
+        timeout_s=settings.timeout_s,
     )
 
 

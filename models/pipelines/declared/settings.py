@@ -29,6 +29,7 @@ class StageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         buckets: lengths that inputs of one open dimension are padded to with zeros, ascending. Without them, only
             inputs of one shape are computed together.
         queue_inputs: inputs that may wait at this stage; while more do, the pipeline refuses new requests with 503.
+        timeout_s: a batch that takes longer in a process has failed, and the process ends; 0 waits for ever.
     """
 
     name: str
@@ -44,6 +45,7 @@ class StageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_wait_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0
     buckets: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
     queue_inputs: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1024
+    timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 300.0
 
     def __post_init__(self) -> None:
         if not _STAGE.fullmatch(self.name):

@@ -494,6 +494,33 @@ async def test_an_input_that_ends_its_process_fails_alone() -> None:
         assert await ask(pipeline, 5) == [10]
 
 
+def hanging(batch: list[int]) -> list[int]:
+    if -1 in batch:
+        time.sleep(3600)
+    return doubled(batch)
+
+
+def open_hanging() -> Work:
+    return hanging
+
+
+@pytest.mark.process
+async def test_an_input_that_never_returns_holds_no_other_up_for_ever() -> None:
+    plan = StagePlan("model", open_hanging, batching=BATCHED, pool="processes", timeout_s=0.3)
+    async with running(plan) as pipeline:
+        found = await asyncio.gather(*(ask(pipeline, value) for value in (-1, 2)), return_exceptions=True)
+        assert isinstance(found[0], RequestFailed)
+        assert "did not return within 0.3 s" in found[0].message
+
+        async def answered() -> bool:
+            try:
+                return await ask(pipeline, 5) == [10]
+            except RequestFailed:  # a machine may be so slow that even this takes longer
+                return False
+
+        await until(answered)
+
+
 @pytest.mark.process
 async def test_a_process_that_ended_between_batches_costs_nobody_an_answer() -> None:
     """Nobody's input is to blame: the system may have needed its memory."""
