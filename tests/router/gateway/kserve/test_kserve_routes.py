@@ -296,3 +296,13 @@ def test_what_curl_calls_a_form_is_read_where_no_page_sent_it(http: httpx.Client
     assert http.post(path, content=body, headers=form).status_code == 200
     for page in ({"origin": "http://localhost:3000"}, {"referer": "http://localhost/"}, {"sec-fetch-site": "none"}):
         assert http.post(path, content=body, headers={**form, **page}).status_code == 415
+
+
+@pytest.mark.parametrize("path", ["infer", "generate", "generate_stream"])
+def test_who_counts_on_an_answer_later_is_told_that_there_is_none(http: httpx.Client, path: str) -> None:
+    body = {"text_input": "say hi"}
+    if path == "infer":
+        body = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["say hi"]}]}
+    reply = http.post(f"/v2/models/tiny/{path}", json=body, headers={"x-overspill-defer": "allow"})
+    assert reply.status_code == 400
+    assert "`x-overspill-defer`: this call is not answered later" in reply.json()["error"]
