@@ -42,12 +42,12 @@ MODULES = {
         "promise quality_in_objective queueing random_choice slo_utility smallest_rung threshold worth"
     ),
     "router/dispatch": (
-        "admission answer_room blame candidates decision_value feedback imagining lost peers pending pool "
-        "queue rejections served view"
+        "admission answer_room attempt_run attempt_stream binding blame candidates decision_value dispatcher feedback "
+        "give_up hedge imagining lost peers pending pool queue record refusals rejections served telemetry view"
     ),
-    "router/simulation": "device prefix_cache",
+    "router/simulation": "device loop network prefix_cache run values",
 }
-"""What decides and what simulated devices do. The bodies of `async` generators, structs that are decoded, and what only
+"""What decides, what leads each attempt, and what simulates. `async` generators, structs that are decoded, and what only
 waits for the network stay interpreted."""
 SOURCES = [f"{room}/{module}.py" for room, modules in MODULES.items() for module in modules.split()]
 

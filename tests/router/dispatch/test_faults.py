@@ -87,6 +87,7 @@ async def test_what_probes_find_is_told_by_whoever_probes():
         assert warnings(logs) == []
 
 
+@pytest.mark.interpreted
 async def test_a_request_that_cannot_be_decided_gets_an_error_and_starves_nobody(monkeypatch: pytest.MonkeyPatch):
     async with world(remote=False, ttft_slo_ms=80_000.0) as w:
         sessions = ["good"] * 5 + ["bad"] + ["good"] * 4
@@ -162,6 +163,7 @@ async def test_the_log_tells_the_prompt_that_the_caller_sent(monkeypatch: pytest
     assert [(line["prompt_tokens"], line["answer_tokens"]) for line in told] == [(50, 24)]
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 async def test_an_ended_attempt_decides_no_more_requests_than_it_makes_room_for(monkeypatch, policy):
     """Throughput fell with the number of callers: every answer that ended decided everyone who waited again."""

@@ -71,6 +71,7 @@ async def test_a_reader_that_waits_gets_the_text_so_far_at_once() -> None:
         says_so(w, ask, 6)
 
 
+@pytest.mark.interpreted
 async def test_a_reader_that_is_away_loses_its_slot_all_the_same_and_gets_what_was_made() -> None:
     async with world(remote=False) as w:
         slow(w)

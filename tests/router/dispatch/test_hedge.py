@@ -139,6 +139,7 @@ async def test_none_goes_to_the_same_device_or_to_one_without_room() -> None:
         assert not w.cloud.sent
 
 
+@pytest.mark.interpreted
 async def test_none_goes_while_anybody_waits_or_the_tier_is_overloaded() -> None:
     async with hedging(max_queue=1000, ttft_slo_ms=60_000.0) as w:
         w.local.faults = ["hang"]
@@ -264,6 +265,7 @@ def test_hedges_never_cost_more_than_their_share(costs: list[float], share: floa
     assert spent_s <= share * sum(costs) + 1e-6
 
 
+@pytest.mark.interpreted
 async def test_with_a_fifth_of_all_first_tokens_late_the_extra_work_stays_within_a_twentieth() -> None:
     async with world(policy="local-first") as w:
         w.dispatcher.set_replicas([w.local, w.cloud])

@@ -57,6 +57,7 @@ async def test_no_text_is_lost_only_when_no_value_is_left() -> None:
         assert w.clock.now_s() - ask.accepted_at_s == pytest.approx(3.5)
 
 
+@pytest.mark.interpreted
 async def test_a_request_may_wait_for_as_long_as_its_answer_would_have_value() -> None:
     async with world(remote=False) as w:
         waits = []
