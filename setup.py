@@ -47,8 +47,8 @@ MODULES = {
     ),
     "router/simulation": "device loop network prefix_cache run values",
 }
-"""What decides, what leads each attempt, and what simulates. `async` generators, structs that are decoded, and what only
-waits for the network stay interpreted."""
+"""What decides, leads each attempt, and simulates. `async` generators, structs that are decoded, and what waits for
+the network stay interpreted."""
 SOURCES = [f"{room}/{module}.py" for room, modules in MODULES.items() for module in modules.split()]
 
 
