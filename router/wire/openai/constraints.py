@@ -1,4 +1,4 @@
-"""What an answer has to match, as bodies say it: `response_format`, vLLM's `structured_outputs` and `guided_…`."""
+"""What an answer has to match, as bodies say it: `response_format`, and the words of vLLM, SGLang and llama.cpp."""
 
 from __future__ import annotations
 
@@ -51,6 +51,10 @@ class ConstraintFields(SamplingFields, frozen=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | bool | str | None = None
 
 
 def constraint_of(raw: ConstraintFields) -> Constraint | None:
@@ -131,6 +135,10 @@ def _guided(raw: ConstraintFields) -> list[Constraint | None]:
         _regex(raw.guided_regex, "guided_regex"),
         _choice(raw.guided_choice, "guided_choice"),
         _grammar(raw.guided_grammar, "guided_grammar"),
+        _regex(raw.regex, "regex"),
+        _grammar(raw.ebnf, "ebnf"),
+        _grammar(raw.grammar or None, "grammar"),  # llama.cpp's clients send an empty one for none
+        _json(raw.json_schema, "json_schema"),
     ]
 
 
