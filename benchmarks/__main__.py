@@ -71,6 +71,8 @@ def main(arguments: list[str]) -> int:
         parser.error(f"no benchmark called {', '.join(unknown)}; there are {', '.join(known())}")
     if options and len(wanted.names) != 1:
         parser.error("what follows `--` goes to one benchmark: name it alone")
+    if not wanted.unkept and any(option.split("=")[0] == "--json" for option in options):
+        parser.error(f"the JSON is kept as {RESULTS.name}/NAME.json: leave `--json` out, or ask for --unkept")
     if options and {"-h", "--help"} & {*options}:
         return subprocess.run([sys.executable, "-m", f"benchmarks.{wanted.names[0]}", "--help"], check=False).returncode
     names = wanted.names or [name for name in known() if name not in APART]

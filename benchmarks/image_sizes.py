@@ -1,6 +1,6 @@
 """What a smaller image costs a face detector: which faces each rung of `examples/faces.toml` still finds.
 
-    python -m benchmarks image_sizes -- [--json FILE]
+    python -m benchmarks image_sizes
 
 A photograph with one face (Grace Hopper's, of matplotlib's sample data) is laid at seven sizes and eight places each on
 a dark image of 1280 × 960 pixels. A face is found where a box covers it with an intersection over union of 0.5 or more;

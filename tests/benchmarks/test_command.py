@@ -75,3 +75,10 @@ def test_a_result_is_stamped_and_kept(
     if status == 0:
         assert kept["result"] == [1, 2]
         assert {"measured", "machine", "commit"} <= kept.keys()
+
+
+def test_where_results_go_is_said_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in (["--json", "x.json"], ["--json=x.json"]):
+        with pytest.raises(SystemExit):
+            main(["memory_flat", "--", *option])
+        assert "leave `--json` out" in capsys.readouterr().err
