@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import io
 import struct
-import wave
 import zlib
 from collections.abc import Mapping
 
@@ -24,6 +22,7 @@ from router.values.prompt import ChatPrompt, MediaPart, Message
 from router.values.replica import Replica
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
+from router.wire.openai.media import silent_wav
 
 _HOLDS_S = 600.0
 _APART_S = 30.0  # two questions about one model, whatever its callers send
@@ -96,7 +95,7 @@ def _written(kind: Feature) -> bytes:
         url = "data:image/png;base64," + base64.b64encode(_square()).decode()
         told: Mapping[str, object] = {"type": "image_url", "image_url": {"url": url}}
     else:
-        data = base64.b64encode(_silence()).decode()
+        data = base64.b64encode(silent_wav(16_000)).decode()
         told = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
     return orjson.dumps(told)
 
@@ -109,13 +108,3 @@ def _square() -> bytes:
         struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
     )
     return b"\x89PNG\r\n\x1a\n" + b"".join(written)
-
-
-def _silence() -> bytes:
-    file = io.BytesIO()
-    with wave.open(file, "wb") as sound:
-        sound.setnchannels(1)
-        sound.setsampwidth(2)
-        sound.setframerate(16_000)
-        sound.writeframes(bytes(2 * 16_000))
-    return file.getvalue()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import wave
 from collections.abc import Sequence
 
 import msgspec
@@ -88,3 +90,14 @@ def media_in(messages: Sequence[Message]) -> frozenset[Feature]:
             f"`messages`: {len(found)} images and sounds, at most {MAX_MEDIA} are taken at once", param="messages"
         )
     return frozenset(found)
+
+
+def silent_wav(samples: int) -> bytes:
+    """Return a WAV file without a sound: one channel of 16 bits, 16,000 samples a second."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(16_000)
+        sound.writeframes(bytes(2 * samples))
+    return file.getvalue()

@@ -6,9 +6,7 @@ server's, which says itself what it does not take.
 
 from __future__ import annotations
 
-import io
 import re
-import wave
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -24,6 +22,7 @@ from router.values.task import PassedCall, Task
 from router.wire.body import decode_json
 from router.wire.multipart import read_form
 from router.wire.names import refuse_fields
+from router.wire.openai.media import silent_wav
 
 JSON = "application/json"
 MAX_DOCUMENTS = 4096
@@ -315,19 +314,9 @@ def shortest_like(call: PassedCall) -> PassedCall:
         return PassedCall(call.task, call.path, JSON, b'{"model":', after, (10,), call.streams)
     if call.task in SOUND_PATHS:
         line = b'--%b\r\nContent-Disposition: form-data; name="' % _BOUNDARY
-        file = b'\r\n%bfile"; filename="silence.wav"\r\nContent-Type: audio/wav\r\n\r\n%b' % (line, _silence())
+        file = b'\r\n%bfile"; filename="silence.wav"\r\nContent-Type: audio/wav\r\n\r\n%b' % (line, silent_wav(1600))
         media_type = f"multipart/form-data; boundary={_BOUNDARY.decode()}"
         return PassedCall(
             call.task, call.path, media_type, line + b'model"\r\n\r\n', file + b"\r\n--%b--\r\n" % _BOUNDARY
         )
     return call
-
-
-def _silence() -> bytes:
-    sound = io.BytesIO()
-    with wave.open(sound, "wb") as written:
-        written.setnchannels(1)
-        written.setsampwidth(2)
-        written.setframerate(16_000)
-        written.writeframes(bytes(2 * 1600))
-    return sound.getvalue()
