@@ -37,9 +37,9 @@ bench: $(STAMPS)/dev broker models
 bench-routing: $(STAMPS)/dev
 	$(BIN)/python -m benchmarks $(if $(QUICK),--unkept) routing -- $(if $(QUICK),--quick) $(ARGS)
 
-# What a decision costs, and what 10,000 waiting requests do to the event loop.
+# What a decision costs, interpreted and compiled by turns, and what 10,000 waiting requests do to the event loop.
 bench-decision: $(STAMPS)/dev
-	$(BIN)/python -m benchmarks router_decision long_queue
+	$(BIN)/python -m benchmarks router_decision compiled long_queue
 
 # The embedded engine beside vLLM's CPU build and llama.cpp's server, each from an environment of its own:
 # OVERSPILL_BENCH_VLLM_PYTHON and OVERSPILL_BENCH_LLAMA_PYTHON name their interpreters; QUICK=1 for one short round.
