@@ -6,6 +6,7 @@ The key is a file of its own beside the log. Whoever gets a log without its key 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
@@ -31,6 +32,26 @@ def key_path(log: Path) -> Path:
     return log.with_name(f"{log.name}.key")
 
 
+def _read(path: Path) -> bytes:
+    """Return the key, empty where none was drawn yet, or where the disk did not take the one that was."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    return b""
+
+
+def _drawn(path: Path) -> bytes:
+    """Draw a key, unless another process does so first."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if not os.fstat(fd).st_size:
+            os.write(fd, secrets.token_bytes(_KEY_BYTES))
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    return path.read_bytes()
+
+
 class Pseudonyms:
     """Hides who sent a request, and every text that others have worded.
 
@@ -50,14 +71,7 @@ class Pseudonyms:
             OSError: it can be neither read nor written.
         """
         path = key_path(log)
-        with contextlib.suppress(FileExistsError):
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(fd, secrets.token_bytes(_KEY_BYTES))
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        key = path.read_bytes()
+        key = _read(path) or _drawn(path)
         if len(key) != _KEY_BYTES:
             raise ConfigError(
                 f"{path}: the key of the decision file has {len(key)} bytes, not {_KEY_BYTES}; remove it, and names in "

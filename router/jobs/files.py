@@ -1,6 +1,7 @@
 """Files on disk, each with a row that says whose it is. The row is written last and deleted first.
 
-So a row always has its file, whole and flushed; a file without a row is left over from a crash, and swept at the start.
+So a row always has its file, whole and flushed. A file without a row is left over from a crash, or from a row that the
+database did not take, and swept.
 """
 
 from __future__ import annotations
@@ -8,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 from sqlalchemy import Connection, delete, func, insert, select
 
 from router.base.errors import InvalidRequest
-from router.jobs.database import failed
-from router.jobs.errors import FileTooLarge, NoSuchJob, QuotaReached, StorageFull
+from router.jobs.database import Database, failed
+from router.jobs.errors import FileTooLarge, NoSuchJob, QuotaReached, StorageFailed, StorageFull
 from router.jobs.pages import Page, page_of
 from router.jobs.records import ENDED, StoredFile
 from router.jobs.schema import BATCHES, FILES
@@ -24,17 +27,23 @@ from router.jobs.settings import JobsSettings
 
 log = structlog.get_logger("router.jobs")
 
+T = TypeVar("T")
+
 _RETRY_S = 60.0
 _MB = 1_000_000
 
 
 class Incoming:
-    """A file that is being written; it is no file of anybody before `Files.keep`. Blocks on the disk."""
+    """A file that is being written; it is no file of anybody before `Files.keep`. Blocks on the disk.
 
-    def __init__(self, path: Path, most_bytes: int) -> None:
+    Args:
+        grow: called before it grows, with its bytes so far and then; raises what speaks against it.
+    """
+
+    def __init__(self, path: Path, grow: Callable[[int, int], None] | None = None) -> None:
         self.path = path
         self.bytes = 0
-        self._most_bytes = most_bytes
+        self._grow = grow
         self._file = path.open("xb")
 
     def write(self, piece: bytes) -> None:
@@ -44,12 +53,10 @@ class Incoming:
             FileTooLarge: it is longer than one file may be.
             StorageFailed: the disk has no room, or does not take it.
         """
-        self.bytes += len(piece)
-        if self.bytes > self._most_bytes:
-            raise FileTooLarge(
-                f"the file is larger than the {self._most_bytes} bytes that this tier keeps of one: split it",
-                param="file",
-            )
+        grown = self.bytes + len(piece)
+        if self._grow is not None:
+            self._grow(self.bytes, grown)
+        self.bytes = grown
         try:
             self._file.write(piece)
         except OSError as error:
@@ -92,6 +99,19 @@ class Files:
         for path in self._kept.iterdir():
             if path.name not in known:
                 path.unlink(missing_ok=True)
+
+    async def keeping(self, database: Database, work: Callable[[Connection], T]) -> T:
+        """Do a transaction that keeps files; those of one that failed go at once: whoever tries again needs their room.
+
+        Raises:
+            StorageFailed: the database did not take it.
+        """
+        try:
+            return await database.run(work)
+        except StorageFailed:
+            with contextlib.suppress(StorageFailed):
+                await database.run(self.sweep)
+            raise
 
     def path(self, file_id: str) -> Path:
         return self._kept / file_id
@@ -144,18 +164,30 @@ class Files:
         """Return what all files take."""
         return self._held_bytes(connection)
 
-    def begin(self, file_id: str, most_bytes: int | None = None) -> Incoming:
+    def begin(self, file_id: str, *, bounded: bool = True) -> Incoming:
         """Begin to write a file.
+
+        Args:
+            bounded: it may be as large as an upload, and leaves the disk what is for others: more than was announced
+                may come, and others write too. The tier's own files are what a batch ends with.
 
         Raises:
             StorageFailed: the disk does not take it.
         """
         path = self._incoming / file_id
-        path.unlink(missing_ok=True)
         try:
-            return Incoming(path, self._settings.max_file_mbytes * _MB if most_bytes is None else most_bytes)
+            path.unlink(missing_ok=True)
+            return Incoming(path, self._grow if bounded else None)
         except OSError as error:
             raise failed(error) from error
+
+    def _grow(self, before_bytes: int, after_bytes: int) -> None:
+        most_bytes = self._settings.max_file_mbytes * _MB
+        if after_bytes > most_bytes:
+            raise FileTooLarge(
+                f"the file is larger than the {most_bytes} bytes that this tier keeps of one: split it", param="file"
+            )
+        self.require_disk(after_bytes - before_bytes)
 
     def keep(self, connection: Connection, incoming: Incoming, file: StoredFile) -> StoredFile:
         """Make a flushed file one of its owner's. Doing it again after a crash does no harm."""

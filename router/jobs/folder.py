@@ -38,8 +38,14 @@ def locked(folder: Path) -> IO[str]:
 
 
 def place_of(folder: Path) -> str:
-    """Return the name of a folder of files, which is made up once and kept in it."""
+    """Return the name of a folder of files, which is made up once and kept in it.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
     path = folder / "place"
     if not path.exists():
-        path.write_text(uuid.uuid4().hex, encoding="ascii")
+        new = path.with_name("place.new")
+        new.write_text(uuid.uuid4().hex, encoding="ascii")
+        new.replace(path)
     return path.read_text(encoding="ascii").strip()

@@ -161,7 +161,7 @@ class Jobs:
             self._files.require_room(connection, owner, incoming.bytes)
             return self._files.keep(connection, incoming, file)
 
-        return await self._database.run(keep)
+        return await self._files.keeping(self._database, keep)
 
     async def file(self, owner: str, file_id: str) -> StoredFile:
         return await self._database.run(lambda c: self._files.get(c, owner, file_id))
@@ -349,6 +349,7 @@ class Jobs:
                 now_s = self._wall()
                 for file_id in await self._database.run(lambda c, now_s=now_s: self._expire(c, now_s)):  # type: ignore[misc]
                     self._files.unlink(file_id)
+                await self._database.run(self._files.sweep)
                 self._held_bytes = await self._database.run(self._measure)
                 self._lifecycle.measured(self._held_bytes)
             except StorageFailed as error:

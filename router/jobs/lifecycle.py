@@ -127,7 +127,7 @@ class Lifecycle:
             if batches.move(connection, batch.id, now_s, to, before, errors=told, error_file_id=file.id):
                 self._tell(connection, batch.id, to, now_s)
 
-        await self._database.run(fail)
+        await self._files.keeping(self._database, fail)
         log.info("batch failed", batch=batch.id, faults=len(faults), first=faults[0].message)
 
     async def _end(self, batch: Batch, to: BatchStatus) -> None:
@@ -144,7 +144,7 @@ class Lifecycle:
             if batches.end(connection, batch, now_s, to, files):
                 self._tell(connection, batch.id, to, now_s)
 
-        await self._database.run(done)
+        await self._files.keeping(self._database, done)
         for incoming in written.values():
             incoming.drop()
         log.info("batch ended", batch=batch.id, status=to.value, completed=batch.completed, failed=batch.failed)
@@ -155,7 +155,7 @@ class Lifecycle:
 
     def _write(self, kind: LineKind, batch: Batch, lines: list[bytes] | None) -> Incoming:
         """Write one of its files, from the database where no lines are given. Blocks."""
-        incoming = self._files.begin(f"{batch.id}.{kind.value}", most_bytes=_NO_BOUND)
+        incoming = self._files.begin(f"{batch.id}.{kind.value}", bounded=False)
         try:
             for line in self._lines(kind, batch) if lines is None else lines:
                 incoming.write(line)
@@ -185,9 +185,6 @@ class Lifecycle:
         return StoredFile(
             new_id("file-", self._wall()), batch.owner, OUTPUT_PURPOSE, name, incoming.bytes, now_s, now_s + keep_s
         )
-
-
-_NO_BOUND = 1 << 62
 
 
 def _move(batch_id: str, now_s: int, to: BatchStatus, before: BatchStatus, connection: Connection) -> bool:

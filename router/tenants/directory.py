@@ -14,7 +14,7 @@ import structlog
 
 from router.base.clock import Clock
 from router.base.errors import ConfigError, in_words
-from router.tenants.keys_file import PARAM, KeyLine, KeysFile, Kind, decode, digest_of
+from router.tenants.keys_file import PARAM, KeyLine, KeysFile, Kind, decode, digest_of, read_bounded
 from router.tenants.tenant import Caller, Tenant
 
 log = structlog.get_logger("router.tenants")
@@ -111,11 +111,11 @@ class Directory:
         try:
             if await asyncio.to_thread(_stamp, path) == self._stamp:
                 return
-            found = await asyncio.to_thread(_read_settled, path)
-            if found is None:
+            settled = await asyncio.to_thread(_read_settled, path)
+            if settled is None:
                 return
-            self._stamp, read = found
-            self._put(read)
+            self._stamp, raw = settled  # also of what is none: it is told once, and looked at again when it changes
+            self._put(await asyncio.to_thread(decode, raw, str(path)))
         except ConfigError as error:
             self._complain(error.message)
         except OSError as error:
@@ -154,16 +154,16 @@ def _stamp(path: Path) -> Stamp:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _read_settled(path: Path) -> tuple[Stamp, KeysFile] | None:
+def _read_settled(path: Path) -> tuple[Stamp, bytes] | None:
     """Read the file, None while it is being written: an editor that empties it first would let nobody in for a while.
 
     Raises:
-        ConfigError: it cannot be read, or is none.
+        OSError: it cannot be read.
     """
     before = _stamp(path)
     time.sleep(_SETTLES_S)
-    raw, after = path.read_bytes(), _stamp(path)
-    return (after, decode(raw, str(path))) if before == after else None
+    raw, after = read_bounded(path), _stamp(path)
+    return (after, raw) if before == after else None
 
 
 def _read(path: Path) -> tuple[Stamp, KeysFile]:
@@ -174,7 +174,7 @@ def _read(path: Path) -> tuple[Stamp, KeysFile]:
     """
     try:
         stamp = _stamp(path)
-        raw = path.read_bytes()
+        raw = read_bounded(path)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", param=PARAM) from None
     return stamp, decode(raw, str(path))

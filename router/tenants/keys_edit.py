@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from router.base.errors import ConfigError
-from router.tenants.keys_file import PARAM, KeyLine, KeysFile, Kind, decode, digest_of, words_of
+from router.tenants.keys_file import PARAM, KeyLine, KeysFile, Kind, decode, digest_of, read_bounded, words_of
 from router.tenants.tenant import NAME, Limits, Role
 
 _KEY_BYTES = 32
@@ -173,7 +173,7 @@ def _editing(path: Path) -> Iterator[list[str]]:
 
 def _raw(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bounded(path)
     except FileNotFoundError:
         return b""
     except OSError as error:
@@ -185,16 +185,15 @@ def _replace(path: Path, content: bytes) -> None:
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
+        with os.fdopen(fd, "wb") as file:  # a disk may take a part and say so: a file object goes on, and hears why not
             with contextlib.suppress(FileNotFoundError):
                 was = path.stat()
                 os.fchmod(fd, was.st_mode & 0o777)
                 with contextlib.suppress(PermissionError):  # only root may give a file away
                     os.fchown(fd, was.st_uid, was.st_gid)
-            os.write(fd, content)
+            file.write(content)
+            file.flush()
             os.fsync(fd)
-        finally:
-            os.close(fd)
         new.replace(path)
     except OSError as error:
         new.unlink(missing_ok=True)

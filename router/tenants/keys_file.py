@@ -14,10 +14,14 @@ line is a key in clear, as files of earlier releases have them: it is a tenant o
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -86,6 +90,18 @@ def digest_of(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()
 
 
+def read_bounded(path: Path) -> bytes:
+    """Read a file, and no more of a large one than shows that it is too large for `decode`.
+
+    Raises:
+        OSError: it is missing, cannot be read, or is no regular file: a pipe would be waited for, for ever.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        return file.read(_MAX_BYTES + 1)
+
+
 def decode(raw: bytes, name: str) -> KeysFile:
     """Read a file.
 
@@ -96,7 +112,7 @@ def decode(raw: bytes, name: str) -> KeysFile:
         ConfigError: names the line and what is wrong with it; no key is ever in the message.
     """
     if len(raw) > _MAX_BYTES:
-        raise ConfigError(f"{name}: has {len(raw)} bytes, at most {_MAX_BYTES} are read", param=PARAM)
+        raise ConfigError(f"{name}: has more than the {_MAX_BYTES} bytes that are read", param=PARAM)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:

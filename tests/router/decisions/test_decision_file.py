@@ -222,6 +222,21 @@ def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
     assert path.read_bytes() == line * 2
 
 
+def test_a_key_for_which_there_was_no_room_is_drawn_when_there_is_some(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # a file can be made, and nothing written to it
+    try:
+        with pytest.raises(OSError, match="too large"):
+            Pseudonyms.open(tmp_path / "log")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    Pseudonyms.open(tmp_path / "log")
+    key = key_path(tmp_path / "log").read_bytes()
+    assert len(key) == 32
+    Pseudonyms.open(tmp_path / "log")
+    assert key_path(tmp_path / "log").read_bytes() == key
+
+
 async def test_a_disk_that_fails_is_told_once_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = True
     append = RotatingFile.append

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
+import resource
 import stat
 import threading
 from pathlib import Path
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.errors import ConfigError
+from router.tenants.directory import Directory
 from router.tenants.keys_edit import NewKey, add_key, read_keys, revoke, seal, set_limits
 from router.tenants.keys_file import decode, digest_of
 from router.tenants.tenant import Limits, Role
@@ -163,3 +166,41 @@ def test_two_who_add_at_once_both_succeed(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert {key.tenant for key in read_keys(path).keys.values()} == {f"t{n}" for n in range(8)}
+
+
+def test_a_disk_that_takes_a_part_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    for number in range(20):
+        add_key(path, NewKey(f"tenant-{number}"), {})
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
+    try:
+        with pytest.raises(ConfigError, match="cannot write"):
+            add_key(path, NewKey("one-more"), {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("what", ["a folder", "a pipe", "too large"])
+async def test_what_stands_in_the_place_of_the_file_changes_nothing(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "keys"
+    key = add_key(path, NewKey("acme"), {})
+    directory = Directory(path=path)
+    directory.load()
+    path.rename(tmp_path / "good")
+    if what == "a folder":
+        path.mkdir()
+    elif what == "a pipe":
+        os.mkfifo(path)
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 40)  # a sparse file: read whole, it would take all the memory there is
+    await directory.refresh(path)
+    assert directory.fault
+    assert directory.by_key(key.encode()) is not None
+    path.rmdir() if what == "a folder" else path.unlink()
+    (tmp_path / "good").rename(path)
+    await directory.refresh(path)
+    assert (directory.fault, directory.by_key(key.encode()) is not None) == ("", True)

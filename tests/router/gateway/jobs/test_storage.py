@@ -19,6 +19,7 @@ from router.jobs import deferred
 from router.jobs.database import Database
 from router.jobs.errors import QuotaReached
 from router.jobs.records import Deferred, DeferredStatus
+from router.jobs.settings import JobsSettings
 from tests.support.job_tier import Echo, as_file, ended, job_tier, line, lines_of, submit
 from tests.support.waiting import until
 
@@ -162,3 +163,45 @@ async def test_lines_may_ask_the_responses_api(tmp_path: Path) -> None:
         (answer,) = lines_of((await client.files.content(done.output_file_id)).text)
         body = answer["response"]["body"]
         assert (body["object"], body["output"][0]["content"][0]["text"]) == ("response", "hello")
+
+
+async def test_what_could_not_be_recorded_leaves_no_file_behind(tmp_path: Path) -> None:
+    """A disk may take a file and then not the row that says whose it is: tried again and again, that would fill it."""
+    async with job_tier(tmp_path) as (tier, client):
+        database = tier.jobs._database
+        await database.run(lambda c: c.exec_driver_sql("PRAGMA max_page_count=1").fetchall())  # no further page
+
+        async def fill_its_last_page() -> None:
+            for _ in range(100):
+                await client.files.create(file=("a" * 250, b"x"), purpose="batch")
+
+        with pytest.raises(openai.InternalServerError) as told:
+            await fill_its_last_page()
+        assert (told.value.status_code, told.value.code) == (503, "storage_full")
+        kept = {file.id async for file in client.files.list()}
+        assert {path.name for path in (tmp_path / "files").iterdir()} == kept
+
+
+async def test_an_upload_of_unknown_length_leaves_the_room_that_is_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    disk = shutil.disk_usage(tmp_path)
+
+    def small_disk(folder: Path) -> object:
+        seen.append(sum(path.stat().st_size for path in (folder / "incoming").iterdir()))
+        return disk._replace(free=10_000_000 - seen[-1])
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        for _ in range(100):
+            yield b"x" * 500_000
+
+    monkeypatch.setattr("router.jobs.files.shutil.disk_usage", small_disk)
+    kind = {"content-type": "multipart/form-data; boundary=b"}
+    settings = JobsSettings(min_free_mbytes=5)
+    async with job_tier(tmp_path, settings=settings) as (tier, _), httpx.AsyncClient(base_url=tier.url) as http:
+        reply = await http.post("/v1/files", content=endless(), headers=kind)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_full")
+        assert max(seen) < 6_000_000
+        assert list((tmp_path / "incoming").iterdir()) == []
