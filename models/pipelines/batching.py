@@ -8,8 +8,8 @@ after the other: it takes its turn with others instead of holding them up.
 A batch goes when it is full, when its oldest item has waited long enough, or when waiting on would cost the deadline of
 one of its items, by what batches of that size took. Its size is the one that gives most answers in time for what it
 takes: under load a batch of everybody would be late for all, and one for each that is nearly late would leave no time
-for the others. Where items are padded to
-the longest among them, short and long ones are computed one after the other if that takes less time than together.
+for the others. Where items are padded to the longest among them, short and long ones are computed one after the other
+if that takes less time than together.
 """
 
 from __future__ import annotations
@@ -181,11 +181,15 @@ class Waiting(Generic[I]):
 
     def take(self, now_s: float) -> Batch[I] | float:
         """Return the next batch, or how many seconds to wait for one; infinity: until somebody comes."""
-        bucket = self._first_bucket()
-        if bucket is None:
-            return math.inf
-        line, least = self._lines[bucket], self._least_size(bucket)
-        chosen, later = self._in_time(self._gathered(line, least), least, now_s)
+        while (bucket := self._first_bucket()) is not None:
+            line, least = self._lines[bucket], self._least_size(bucket)
+            if gathered := self._gathered(line, least):
+                return self._batch_of(gathered, line, least, now_s)
+        return math.inf  # nobody came, or all have left since their line was looked at
+
+    def _batch_of(self, gathered: list[_Entry[I]], line: list[_Entry[I]], least: int, now_s: float) -> Batch[I] | float:
+        """Return what to compute now of the first of a line, or how many seconds to wait; the others stay in it."""
+        chosen, later = self._in_time(gathered, least, now_s)
         self._give_back(later, line)
         full = len(chosen) >= self.settings.max_size or len(line) > 0
         wait_s = 0.0 if full else self._may_wait_until(_batch(chosen, least)) - now_s

@@ -26,7 +26,7 @@ class KnownGood:
 
     def passed(self, value: Any, size_bytes: int) -> None:
         """An input has passed; one of half the size takes the place of that which is kept."""
-        if size_bytes > self._bytes / 2:
+        if 2 * size_bytes > self._bytes or size_bytes == self._bytes:
             return
         kept = copy.deepcopy(value)  # arrays are views of a whole batch or body, which would be kept with them
         with self._lock:

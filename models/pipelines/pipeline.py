@@ -26,7 +26,9 @@ from router.base.errors import (
     RefusedAlone,
     ReplicaBroken,
     ReplicaUnreachable,
+    RequestFailed,
     Unavailable,
+    in_words,
 )
 
 _RETRY_AFTER_S = 0.25
@@ -148,15 +150,16 @@ class Pipeline:
 
     def _end_processes(self) -> None:
         for process in self._processes:
-            process.close()
+            process.end()
         self._processes.clear()
 
-    async def run(self, values: Sequence[Any], *, priority: int, due_s: float, cost: int) -> Ticket:
+    async def run(self, values: Sequence[Any], *, priority: int, due_s: float, cost: int, caller: str = "") -> Ticket:
         """Send inputs through all stages; return what they came to, in order, and when.
 
         Args:
             due_s: when the answer is worth nothing any more, on the pipeline's clock; infinity without a deadline.
             cost: what the inputs are expected to cost, in any unit; see `cost`.
+            caller: whose they are; empty where nobody tells callers apart.
 
         Raises:
             Unavailable: too much is inside already.
@@ -169,13 +172,17 @@ class Pipeline:
         sizes = [self.plan.size_of(value) for value in values]
         self._refuse_where_full(len(values))
         self._refuse_too_large(sum(sizes))
-        ticket = Ticket(len(values), self._event_loop.create_future(), priority, due_s)
+        ticket = Ticket(len(values), self._event_loop.create_future(), priority, due_s, caller)
         ticket.cost, ticket.input_bytes, ticket.began_s = cost, sum(sizes), self._clock.now_s()
+        first, ranked = self.stages[0], enumerate(zip(values, sizes, strict=True))
+        items = [
+            Item(ticket, rank, value, ticket.began_s, first.plan.cost(value), size) for rank, (value, size) in ranked
+        ]
         with self._lock:
             self._tickets.add(ticket)
         self._items += ticket.size
         self._input_bytes += ticket.input_bytes
-        self._put(ticket, values, sizes)
+        first.put(items)
         try:
             await ticket.done
         finally:
@@ -183,13 +190,6 @@ class Pipeline:
         if ticket.error is not None:
             raise ticket.error
         return ticket
-
-    def _put(self, ticket: Ticket, values: Sequence[Any], sizes: Sequence[int]) -> None:
-        first = self.stages[0]
-        ranked = enumerate(zip(values, sizes, strict=True))
-        first.put(
-            [Item(ticket, rank, value, ticket.began_s, first.plan.cost(value), size) for rank, (value, size) in ranked]
-        )
 
     def _leave(self, ticket: Ticket) -> None:
         with self._lock:
@@ -257,8 +257,9 @@ class Pipeline:
         onward: list[Item] = []
         following = self.stages[stage + 1] if stage + 1 < len(self.stages) else None
         now_s = self._clock.now_s()
+        measured = [(item, self._measured(result, following)) for item, result in outcomes]
         with self._lock:
-            for item, result in outcomes:
+            for item, (result, size, cost) in measured:
                 ticket = item.ticket
                 if ticket.over:
                     continue
@@ -267,18 +268,29 @@ class Pipeline:
                     self._over(ticket)
                     ended.append(ticket)
                 elif following is not None:
-                    size = self.plan.size_of(result)
-                    onward.append(Item(ticket, item.rank, result, now_s, following.plan.cost(result), size))
+                    onward.append(Item(ticket, item.rank, result, now_s, cost, size))
                 else:
-                    ended += self._through(item, result, now_s)
+                    ended += self._through(item, result, size, now_s)
         if onward and following is not None:
             following.put(onward)
         if ended:
             self._tell(partial(self._end, ended))
 
-    def _through(self, item: Item, result: Any, now_s: float) -> list[Ticket]:
+    def _measured(self, result: Any, following: Stage | None) -> tuple[Any, int, int]:
+        """Return a result, its bytes, and its cost at the next stage; where it has none of these, an error of its own.
+
+        A worker that fails here has answered nobody, and nobody after: it is gone.
+        """
+        if isinstance(result, OverspillError):
+            return result, 0, 0
+        try:
+            return result, self.plan.size_of(result), 0 if following is None else following.plan.cost(result)
+        except Exception as error:  # noqa: BLE001 - of whatever somebody's function has returned
+            return RequestFailed(f"{self.plan.name}: an input became what has no size: {in_words(error)}"), 0, 0
+
+    def _through(self, item: Item, result: Any, size: int, now_s: float) -> list[Ticket]:
         """Keep the result of an input that is through. Return the requests that end with it."""
-        ticket, size = item.ticket, self.plan.size_of(result)
+        ticket = item.ticket
         ticket.results[item.rank] = result
         ticket.left -= 1
         ticket.size_bytes += size

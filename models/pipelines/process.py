@@ -11,19 +11,21 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from models.pipelines.set_apart import ProcessEnded
 from models.pipelines.stage import Opens, Work
-from router.base.errors import ConfigError, OverspillError, RequestFailed, in_words
+from router.base.errors import ConfigError, OverspillError, ReplicaBroken, in_words
 
 _JOIN_S = 5.0
 _OPENED = "opened"
 
 
 class ProcessWork:
-    """A function of a batch in a child process; called by one thread at a time.
+    """A function of a batch in a child process; called by one thread at a time, and ended by any.
 
     Args:
         open: a picklable maker of the function; runs in the child.
@@ -34,6 +36,8 @@ class ProcessWork:
         self._name = name
         self._open = open
         self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._over = False
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
 
@@ -46,14 +50,17 @@ class ProcessWork:
         """Begin the child, and wait until its function is made.
 
         Raises:
-            OverspillError: it cannot be made; says why.
+            OverspillError: it cannot be made, or not any more; says why.
         """
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        self._pipe = ours
-        self._process = context.Process(target=_serve, args=(theirs, self._open), name=self._name, daemon=True)
-        self._process.start()
-        theirs.close()
+        with self._lock:
+            if self._over:
+                raise self._unloaded()
+            ours, theirs = context.Pipe()
+            self._pipe = ours
+            self._process = context.Process(target=_serve, args=(theirs, self._open), name=self._name, daemon=True)
+            self._process.start()
+            theirs.close()
         told = self._received()
         if told != _OPENED:
             self.close()
@@ -68,7 +75,7 @@ class ProcessWork:
             self._send(data)
         if self._timeout_s and self._pipe is not None and not self._pipe.poll(self._timeout_s):
             self._kill()
-            raise TimeoutError(f"it did not return within {self._timeout_s:g} s, and its process was ended")
+            raise ProcessEnded(f"it did not return within {self._timeout_s:g} s, and its process was ended")
         results = self._received()
         if isinstance(results, BaseException):
             raise results
@@ -78,30 +85,42 @@ class ProcessWork:
         if self._process is None:
             self.start()
         if self._pipe is None:
-            raise RequestFailed(f"{self._name}: its process is gone")
+            raise self._unloaded()
         self._pipe.send_bytes(data)
 
     def _received(self) -> Any:
-        pipe = self._pipe
+        pipe, process = self._pipe, self._process
+        if pipe is None or process is None:  # it was ended meanwhile
+            return self._unloaded()
         try:
-            return pickle.loads(pipe.recv_bytes()) if pipe is not None else None  # noqa: S301 - our own child's
+            return pickle.loads(pipe.recv_bytes())  # noqa: S301 - our own child's
         except (EOFError, OSError):
-            process = self._process
-            if process is not None:
-                process.join(_JOIN_S)
-            code = None if process is None else process.exitcode
+            if self._over:
+                return self._unloaded()
+            process.join(_JOIN_S)
+            code = process.exitcode
             self.close()
-            return RuntimeError(f"the process of {self._name} ended with code {code}")
+            return ProcessEnded(f"the process of {self._name} ended with code {code}")
+
+    def _unloaded(self) -> ReplicaBroken:
+        return ReplicaBroken(f"{self._name}: it is being unloaded")
 
     def _kill(self) -> None:
         if self._process is not None:
             self._process.kill()
         self.close()
 
+    def end(self) -> None:
+        """End the child for good: whoever still computes in it, in another thread, begins no other one."""
+        with self._lock:
+            self._over = True
+        self.close()
+
     def close(self) -> None:
-        """End the child: it is asked to, and killed if it does not."""
-        process, self._process = self._process, None
-        pipe, self._pipe = self._pipe, None
+        """End the child: it is asked to, and killed if it does not. The next batch begins another one."""
+        with self._lock:
+            process, self._process = self._process, None
+            pipe, self._pipe = self._pipe, None
         if pipe is not None:
             pipe.close()
         if process is not None:

@@ -223,7 +223,13 @@ class PipelineReplica:
         objective = request.objective
         due_s = float("inf") if objective.ends_s is None else request.accepted_at_s + objective.ends_s
         try:
-            done = await pipeline.run(values, priority=objective.priority, due_s=due_s, cost=request.prompt_tokens)
+            done = await pipeline.run(
+                values,
+                priority=objective.priority,
+                due_s=due_s,
+                cost=request.prompt_tokens,
+                caller=request.caller,
+            )
         finally:
             self._used_at_s = self._clock.now_s()
         output, tokens = served.calls.output(done.results)

@@ -4,7 +4,8 @@ A stage is a function of a batch. Its workers are threads that take batches out 
 themselves, so that neither a slow stage behind it nor a busy event loop keeps one waiting. A worker of a `processes`
 pool is such a thread too, which waits for a process of its own (`process.py`).
 
-A batch that fails is halved until the input is alone that it fails on: only who sent that is told.
+A batch that fails is halved until the input is alone that it fails on: only who sent that is told. One that ends the
+process of its worker again and again is not computed any more (`set_apart.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import structlog
 
 from models.pipelines.batching import Batch, BatchSettings, Waiting
 from models.pipelines.known_good import KnownGood
+from models.pipelines.set_apart import ProcessEnded, SetApart
 from models.pipelines.ticket import Item, Outcomes, Ticket
 from router.base.errors import DeadlineLost, OverspillError, RequestFailed, in_words
 
@@ -154,6 +156,7 @@ class Stage:
         self._owner = owner
         self._now_s = now_s
         self._known_good = known_good
+        self._set_apart = SetApart(plan.name, now_s)
         self._waiting: Waiting[Item] = Waiting(plan.batching)
         self._news = threading.Condition()
         self._ending = False
@@ -232,23 +235,36 @@ class Stage:
                 if len(self._waiting) and self._owner.crowded(self._index):
                     self._news.wait()
                     continue
-                found = self._waiting.take(self._now_s())
+                found = self._taken()
                 if isinstance(found, Batch):
                     self.busy += 1
-                    self._computing_bytes += _bytes_of(found)
                     if len(self._waiting):
                         self._news.notify()  # what is left is another idle worker's
                     return found
                 self._news.wait(None if found == math.inf else found)
             return None
 
+    def _taken(self) -> Batch[Item] | float:
+        """Take the next batch out of the queue; those whom nobody waits for any more leave room with it."""
+        before_bytes = self._waiting.size_bytes
+        found = self._waiting.take(self._now_s())
+        taken_bytes = _bytes_of(found) if isinstance(found, Batch) else 0
+        self._computing_bytes += taken_bytes
+        if self._waiting.size_bytes + taken_bytes < before_bytes:
+            self._owner.freed(self._index)
+        return found
+
     def _timed(self, batch: Batch[Item], worker: _Worker) -> Outcomes:
-        """Compute a batch, without those whose time is over."""
+        """Compute a batch, without those whose time is over and those that are set apart."""
         now_s = self._now_s()
         late = [item for item in batch.items if item.due_s <= now_s]
-        if late:
-            batch = Batch(tuple(item for item in batch.items if item.due_s > now_s), batch.size)
         outcomes: list[tuple[Item, Any]] = [(item, _too_late(item, self.plan.name)) for item in late]
+        left = [item for item in batch.items if item.due_s > now_s]
+        refused = [(item, why) for item in left if (why := self._set_apart.refusal(item.caller, item.value))]
+        outcomes += refused
+        if outcomes:
+            out = {item for item, _ in outcomes}
+            batch = Batch(tuple(item for item in left if item not in out), batch.size)
         if batch.items:
             began_s = time.perf_counter()
             failed: set[Ticket] = set()
@@ -279,6 +295,8 @@ class Stage:
                 half = len(items) // 2
                 return [*self._computed(items[:half], worker, failed), *self._computed(items[half:], worker, failed)]
             failed.add(items[0].ticket)
+            if isinstance(error, ProcessEnded):
+                self._set_apart.ended(items[0].caller, items[0].value)
             if not isinstance(error, OverspillError):
                 worker.failures += 1
                 log.warning("input failed", stage=self.plan.name, error=in_words(error))
@@ -299,7 +317,7 @@ def _own(result: Any, stage: str) -> Any:
     """Return a result; an exception as an error of the tree."""
     if not isinstance(result, BaseException) or isinstance(result, OverspillError):
         return result
-    return RequestFailed(f"an input fails in stage {stage}: {type(result).__name__}: {in_words(result)}")
+    return RequestFailed(f"an input fails in stage {stage}: {in_words(result)}")
 
 
 def _too_late(item: Item, stage: str) -> DeadlineLost:

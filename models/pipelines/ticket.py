@@ -17,6 +17,7 @@ class Ticket:
 
     Attributes:
         due_s: when its answer is worth nothing any more, on the pipeline's clock.
+        caller: whose it is; empty where nobody tells callers apart.
         results: of its items that are through, in order; left: how many are not.
         input_bytes: what its inputs take of the memory as they came.
         size_bytes: what these results take of the memory, until the last of them is there.
@@ -30,6 +31,7 @@ class Ticket:
     done: asyncio.Future[None]
     priority: int = 0
     due_s: float = math.inf
+    caller: str = ""
     results: list[Any] = field(default_factory=list)
     left: int = 0
     cost: int = 0
@@ -71,6 +73,10 @@ class Item:
     @property
     def due_s(self) -> float:
         return self.ticket.due_s
+
+    @property
+    def caller(self) -> str:
+        return self.ticket.caller
 
     @property
     def over(self) -> bool:

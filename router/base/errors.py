@@ -50,7 +50,10 @@ def _clipped(text: str, most: int) -> str:
 
 def in_words(error: BaseException) -> str:
     """Return the type of an exception and what it says; the type alone where it says nothing."""
-    text = str(error).strip()
+    try:
+        text = str(error).strip()
+    except Exception:  # noqa: BLE001 - an exception of whoever wrote a stage; nobody shall fail of telling about it
+        text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -36,6 +36,12 @@ def wrong_type(batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[A
     return {"y": batch["x"].astype(np.float64)}
 
 
+def named(batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return bytes for positive numbers, and what is none for others."""
+    names: dict[int, object] = {-1: None, 0: "none", 1: b"one"}
+    return {"names": np.array([[names[int(x)]] for x in batch["x"][:, 0]], object)}
+
+
 def no_arguments() -> None:
     """No stage."""
 

@@ -113,7 +113,17 @@ def _column(written: Mapping[str, Any], spec: TensorSpec, rows: int) -> Sequence
                 f"`{spec.name}` is {seen.dtype}{list(seen.shape)}, its contract says "
                 f"{spec.datatype}{list(spec.shape)} for each input"
             )
+    if spec.datatype == "BYTES":
+        _check_bytes(column, spec.name)
     return [np.asarray(array, dtype_of(spec.datatype)) for array in column]
+
+
+def _check_bytes(column: Sequence[Any], name: str) -> None:
+    """Arrays of objects may hold anything."""
+    elements = (one for array in column for one in np.asarray(array).ravel())
+    others = {type(one).__name__ for one in elements if not isinstance(one, bytes)}
+    if others:
+        raise BrokenContractError(f"`{name}` holds {', '.join(sorted(others))}, BYTES are Python `bytes`: encode it")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "PPM")
 
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # tags of TIFF
 _MAX_SCANS = 100  # of a progressive JPEG, which has about 10; libtiff takes as many
-_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+_MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")  # that a length follows: 01 and d0 to d7 stand alone
 _START_OF_SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 
 

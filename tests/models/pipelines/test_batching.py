@@ -86,6 +86,27 @@ def test_who_waits_is_never_lost_and_the_wait_is_bounded(items: list[Input], now
         assert found == math.inf if not items else found <= oldest_s + 1.0 - now_s + 1e-9
 
 
+class Leaving(Input):
+    """Its sender leaves between two looks at it: that is told by another thread."""
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "over":
+            self.looks += 1
+            return self.looks > 1
+        return super().__getattribute__(name)
+
+
+def test_who_leaves_while_it_is_looked_at_takes_no_worker_along() -> None:
+    line = waiting(Leaving(), max_size=4)
+    assert line.take(0.0) == math.inf
+    assert (len(line), line.size_bytes) == (0, 0)
+    other = Input(arrived_s=1.0)
+    line = waiting(Leaving(), other, max_size=1)
+    assert taken(line) == [other]
+
+
 def test_priority_goes_first_then_the_deadline_then_who_came_first() -> None:
     late, soon, first, urgent = Input(arrived_s=0.2), Input(due_s=0.5), Input(arrived_s=0.1), Input(priority=1)
     line = waiting(late, soon, first, urgent)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
+import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from models.pipelines.batching import BatchSettings
 from models.pipelines.known_good import KnownGood, KnownGoods
 from models.pipelines.pipeline import Pipeline, PipelinePlan
 from models.pipelines.process import ProcessWork
+from models.pipelines.set_apart import SetApart
 from models.pipelines.stage import StagePlan, Work
 from router.base.clock import MonotonicClock
 from router.base.errors import (
@@ -33,7 +37,7 @@ from router.base.errors import (
     RequestFailed,
     Unavailable,
 )
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until, until_true
 
 BATCHED = BatchSettings(max_size=64)
 
@@ -54,8 +58,10 @@ async def running(*stages: StagePlan, **more: Any) -> AsyncIterator[Pipeline]:
         await pipeline.close()
 
 
-async def ask(pipeline: Pipeline, *values: Any, priority: int = 0, due_s: float = math.inf) -> list[Any]:
-    ticket = await pipeline.run(values, priority=priority, due_s=due_s, cost=len(values))
+async def ask(
+    pipeline: Pipeline, *values: Any, priority: int = 0, due_s: float = math.inf, caller: str = ""
+) -> list[Any]:
+    ticket = await pipeline.run(values, priority=priority, due_s=due_s, cost=len(values), caller=caller)
     assert ticket.began_s <= ticket.ended_s
     return ticket.results
 
@@ -287,6 +293,83 @@ def test_what_is_kept_is_small_and_a_copy() -> None:
     assert seen[1:] == ["small"]
 
 
+def test_what_has_no_size_is_copied_once() -> None:
+    """Not for each batch of texts, whose memory nobody counts."""
+    copies: list[int] = []
+
+    class Told:
+        def __deepcopy__(self, memo: object) -> Told:
+            copies.append(1)
+            return self
+
+    kept = KnownGood()
+    for _ in range(5):
+        kept.passed(Told(), 0)
+    assert len(copies) == 1
+
+
+async def test_what_cannot_be_measured_or_told_fails_alone_and_the_worker_goes_on() -> None:
+    """Where a worker ends, its stage stands still for everybody."""
+
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def work(batch: list[int]) -> list[Any]:
+        if -2 in batch:
+            raise Silent
+        return [None if value == -1 else value for value in batch]
+
+    stages = stage("work", work), stage("next", list, cost=lambda value: value + 0)
+    async with running(*stages, size_of=lambda value: value + 0) as pipeline:
+        assert isinstance(await failed(ask(pipeline, -1)), RequestFailed)
+        assert isinstance(await failed(ask(pipeline, -2)), RequestFailed)
+        with pytest.raises(TypeError):
+            await ask(pipeline, "text")
+        assert await asyncio.wait_for(ask(pipeline, 4), PATIENCE_S) == [4]
+        assert (pipeline.requests, pipeline.items) == (0, 0)
+
+
+async def test_who_leaves_while_a_stage_is_crowded_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stage behind drops what is left of it, and whoever waits for that room has to hear of it."""
+    gate = threading.Event()
+
+    def behind(batch: list[bytes]) -> list[int]:
+        gate.wait(30)
+        return [len(value) for value in batch]
+
+    stages = (
+        stage("enlarge", lambda batch: [1000 * v for v in batch]),
+        stage("behind", behind, batching=BatchSettings(1)),
+    )
+    async with running(*stages, queue_bytes=1500, size_of=bytes_of) as pipeline:
+        mallory = asyncio.create_task(ask(pipeline, b"m", b"m", b"m"))
+        await until(lambda: pipeline.crowded(0))
+        guest = asyncio.create_task(ask(pipeline, b"g"))
+        await until(lambda: pipeline.requests == 2)
+        mallory.cancel()
+        await asyncio.gather(mallory, return_exceptions=True)
+        looks, crowded, freed = itertools.count(), pipeline.crowded, pipeline.freed
+        seen = [next(looks)]
+
+        def look(stage: int) -> bool:
+            found = crowded(stage)
+            seen.append(next(looks))
+            return found
+
+        def free(stage: int) -> None:
+            """The stage before looks at once, as it may."""
+            before = seen[-1]
+            freed(stage)
+            if stage == 1 and pipeline.stages[0].waiting:
+                until_true(lambda: seen[-1] > before)
+
+        monkeypatch.setattr(pipeline, "crowded", look)
+        monkeypatch.setattr(pipeline, "freed", free)
+        gate.set()
+        assert await asyncio.wait_for(guest, PATIENCE_S) == [1000]
+
+
 async def test_one_request_of_many_poisons_breaks_nothing() -> None:
     told: list[str] = []
     async with running(stage("model", poisoned), broke=told.append) as pipeline:
@@ -512,13 +595,101 @@ async def test_an_input_that_never_returns_holds_no_other_up_for_ever() -> None:
         assert isinstance(found[0], RequestFailed)
         assert "did not return within 0.3 s" in found[0].message
 
+        others = itertools.count(5)  # what took too long twice is not computed again
+
         async def answered() -> bool:
+            value = next(others)
             try:
-                return await ask(pipeline, 5) == [10]
+                return await ask(pipeline, value) == [2 * value]
             except RequestFailed:  # a machine may be so slow that even this takes longer
                 return False
 
         await until(answered)
+
+
+class Mortal:
+    """Ends its process on negative numbers; writes down how often it is made."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def __call__(self) -> Work:
+        with self._log.open("a") as file:
+            file.write("made\n")
+        return self.work
+
+    def work(self, batch: list[int]) -> list[int]:
+        if min(batch) < 0:
+            os._exit(9)
+        return doubled(batch)
+
+    @property
+    def made(self) -> int:
+        return len(self._log.read_text().splitlines())
+
+
+@pytest.mark.process
+async def test_an_input_that_ends_its_process_again_and_again_is_set_apart(tmp_path: Path) -> None:
+    mortal = Mortal(tmp_path / "made")
+    async with running(StagePlan("model", mortal, batching=BATCHED, pool="processes")) as pipeline:
+        assert await ask(pipeline, 1) == [2]
+        told = [str(await failed(ask(pipeline, -1))) for _ in range(8)]
+        assert all("ended with code 9" in one for one in told[:2])
+        assert all("has ended on this input 2 times: it is not computed again" in one for one in told[2:])
+        mates = await asyncio.gather(ask(pipeline, -1), ask(pipeline, 2), ask(pipeline, 3), return_exceptions=True)
+        assert mates[1:] == [[4], [6]]
+        assert mortal.made <= 3  # at first, and after each end
+
+
+@pytest.mark.process
+async def test_who_ends_a_process_with_ever_other_inputs_waits_and_nobody_else(tmp_path: Path) -> None:
+    mortal = Mortal(tmp_path / "made")
+    async with running(StagePlan("model", mortal, batching=BATCHED, pool="processes")) as pipeline:
+        told = [await failed(ask(pipeline, -value, caller="mallory")) for value in range(1, 12)]
+        assert all(isinstance(one, RequestFailed) for one in told[:3])
+        assert all(isinstance(one, RefusedAlone) and 0 < one.retry_after_s <= 600 for one in told[3:])
+        assert isinstance(await failed(ask(pipeline, 1, caller="mallory")), RefusedAlone)
+        assert await ask(pipeline, 1, caller="guest") == [2]
+        assert mortal.made <= 4
+
+
+async def failed(asking: Awaitable[object]) -> OverspillError:
+    with pytest.raises(OverspillError) as error:
+        await asking
+    return error.value
+
+
+def test_what_ended_a_process_long_ago_is_computed_again() -> None:
+    now_s = 0.0
+    apart = SetApart("model", lambda: now_s)
+    for value in range(5000):
+        apart.ended("mallory", value)
+        apart.ended(f"caller {value}", "poison")
+    assert apart.refusal("guest", "poison") is not None
+    assert apart.refusal("mallory", "sound") is not None
+    assert apart.refusal("guest", "sound") is None
+    assert apart.refusal("", 4999) is None, "once may have been the machine"
+    now_s = 600.0
+    assert apart.refusal("mallory", "poison") is None
+
+
+@pytest.mark.process
+async def test_what_still_runs_at_the_end_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batch fails, is halved, and would begin another process that nobody ends."""
+    monkeypatch.setattr("models.pipelines.stage._LET_GO_S", 0.1)
+    pipeline = Pipeline(
+        PipelinePlan("test", (StagePlan("left behind", open_hanging, batching=BATCHED, pool="processes"),)),
+        MonotonicClock(),
+    )
+    await pipeline.open()
+    asking = asyncio.create_task(ask(pipeline, -1, 2, 3, 4))
+    await until(lambda: pipeline.stages[0].busy)
+    [worker] = (thread for thread in threading.enumerate() if "left behind" in thread.name)
+    await pipeline.close()
+    with pytest.raises(ReplicaBroken):
+        await asking
+    await until(lambda: not worker.is_alive())
+    assert not [child for child in multiprocessing.active_children() if "left behind" in child.name]
 
 
 @pytest.mark.process

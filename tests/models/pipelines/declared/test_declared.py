@@ -26,7 +26,7 @@ from router.base.clock import MonotonicClock
 from router.base.errors import ArtifactError, ConfigError, InvalidRequest, OverspillError, RequestFailed, Unavailable
 from router.values.task import EmbedCall, TensorCall
 from router.values.tensors import NamedTensor, Signature, Tensors, TensorSpec
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 X = {"name": "x", "datatype": "FP32", "shape": [-1]}
 Y = {"name": "y", "datatype": "FP32", "shape": [-1]}
@@ -115,6 +115,17 @@ async def test_a_stage_that_breaks_its_contract_says_so() -> None:
     async with running(pipeline(own("wrong_type"))) as (opened, rows):
         with pytest.raises(RequestFailed, match=r"`y` is float64\[1\], its contract says FP32\[-1\]"):
             await answer(opened, rows, call([1.0]))
+
+
+async def test_a_stage_whose_bytes_are_none_says_so() -> None:
+    """An array of objects may hold anything: what has no length ended the worker, and the pipeline stood still."""
+    names = {"name": "names", "datatype": "BYTES", "shape": [1]}
+    async with running(pipeline(own("named", outputs=[names]))) as (opened, rows):
+        with pytest.raises(RequestFailed, match="`names` holds NoneType, BYTES are Python `bytes`"):
+            await asyncio.wait_for(answer(opened, rows, call([-1.0])), PATIENCE_S)
+        with pytest.raises(RequestFailed, match="`names` holds str, BYTES are Python `bytes`"):
+            await asyncio.wait_for(answer(opened, rows, call([0.0])), PATIENCE_S)
+        assert (await answer(opened, rows, call([1.0])))["names"][0] == b"one"
 
 
 async def test_open_dimensions_are_grouped_or_padded() -> None:

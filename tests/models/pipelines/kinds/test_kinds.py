@@ -123,6 +123,8 @@ def test_a_jpeg_of_many_scans_is_refused() -> None:
     last = plain[plain.rindex(b"\xff\xda") : -2]
     with pytest.raises(InvalidRequest, match="a JPEG of more than 100 scans"):
         decode(image(plain[:-2] + 100 * last + plain[-2:]))
+    with pytest.raises(InvalidRequest, match="a JPEG of more than 100 scans"):  # a marker that has no length
+        decode(image(plain[:-2] + 100 * (b"\xff\x01" + last) + plain[-2:]))
 
 
 def test_pictures_of_other_depths_and_colours_are_what_they_show() -> None:
