@@ -33,6 +33,9 @@ from router.gateway.check import check_surface
 from router.gateway.listener import bind
 from router.tracing import otlp as traces
 from router.upstream.look import backend_lines
+from router.wire import load as wire_load
+
+_LOOK_S = 2.0  # for an agent on this machine to say that it is one
 
 
 def profile_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
@@ -103,11 +106,12 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     access = "open to this machine only" if keys.open else f"{len(keys)} API key(s)"
     check_surface(config.tls, config.grpc, config.cors, keyless=keys.open)
     host, port = config.gateway.host, config.gateway.port
-    bind(host, port, "gateway").close()
+    beside = _try_address(config)
     yield f"gateway   http{'s' if config.tls.enabled else ''}://{host}:{port}, {access}"
     if config.grpc.enabled:
-        bind(host, config.grpc.beside(port), "grpc").close()
         yield f"grpc      {host}:{config.grpc.beside(port)}, KServe V2"
+    if beside:
+        yield f"warning   {beside}"
     shelf = Shelf.open(config.models)
     settings = effective_settings(config.models, match.profile)
     for model in local_models(config.models, match.profile, shelf):
@@ -139,6 +143,36 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     yield f"decisions {describe(config.decisions)}"
     yield f"traces    {traces.describe(config.telemetry)}"
     yield "ok"
+
+
+def _try_address(config: EdgeConfig) -> str:
+    """Take the addresses and give them back; say so where an agent that runs has them: a check beside it is no fault.
+
+    Raises:
+        ConfigError: another process has one, or it is not of this machine.
+    """
+    host, port = config.gateway.host, config.gateway.port
+    try:
+        bind(host, port, "gateway").close()
+        if config.grpc.enabled:
+            bind(host, config.grpc.beside(port), "grpc").close()
+    except ConfigError as error:
+        if error.param not in {"gateway.port", "grpc.port"} or not _agent_at(config):
+            raise
+        return f"an agent runs at {host}:{port} already: this configuration is in force once that one was restarted"
+    return ""
+
+
+def _agent_at(config: EdgeConfig) -> bool:
+    """Whether an agent answers at the address of a configuration: its page of readiness tells its load."""
+    scheme = "https" if config.tls.enabled else "http"
+    host = config.gateway.host.strip("[]")
+    try:
+        with httpx.Client(verify=False, trust_env=False, timeout=_LOOK_S) as client:  # noqa: S501 - nothing is believed
+            reply = client.get(f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.gateway.port}/health/ready")
+    except httpx.HTTPError:
+        return False
+    return wire_load.HEADER in reply.headers
 
 
 def _pipeline_lines(config: EdgeConfig, profile: Profile, shelf: Shelf) -> Iterator[str]:

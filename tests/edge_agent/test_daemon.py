@@ -420,6 +420,21 @@ async def test_a_taken_port_and_an_unknown_variant_end_the_start(world: TinyWorl
         await EdgeAgent(world.config(models={"variants": ["nothing"], "preload": []})).run()
 
 
+async def test_a_check_beside_the_agent_that_runs_looks_at_everything(world: TinyWorld) -> None:
+    async with served(world.config()) as (agent, _):
+        config = world.config(gateway={"port": agent.port})
+        lines = await asyncio.to_thread(lambda: list(check_lines(config)))
+        assert [line for line in lines if line.startswith("warning")] == [
+            f"warning   an agent runs at 127.0.0.1:{agent.port} already: this configuration is in force once that one "
+            "was restarted"
+        ]
+        assert any(line.startswith("model     tiny-int8") for line in lines)
+        assert lines[-1] == "ok"
+        broken = world.config(gateway={"port": agent.port}, models={"variants": ["nothing"], "preload": []})
+        with pytest.raises(OverspillError, match="nothing"):
+            await asyncio.to_thread(lambda: list(check_lines(broken)))
+
+
 async def test_a_store_without_models_leaves_an_agent_that_says_how_to_fill_it(
     world: TinyWorld, tmp_path: Path
 ) -> None:
