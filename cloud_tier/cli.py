@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cloud_tier.engine_check import EngineReport
     from cloud_tier.engines.settings import CloudBackend
     from cloud_tier.plan import Plan
+    from router.values.replica import ReplicaInfo
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The cloud tier.")
 app.add_typer(keys_app, name="keys")
@@ -57,12 +58,12 @@ HostOption = Annotated[str | None, typer.Option(help="Address to listen on; beyo
 PortOption = Annotated[int | None, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one.")]
 
 
-EngineOption = Annotated[
+StartEnginesOption = Annotated[
     bool,
     typer.Option(
-        "--engine",
-        help="Also start every engine, let it answer, and compare with float32 on the CPU. With --device cuda this "
-        "fails unless every rank computes on a GPU.",
+        "--start-engines",
+        help="Also start every embedded engine, let it answer, and compare with float32 on the CPU. With --device cuda "
+        "this fails unless every rank computes on a GPU.",
     ),
 ]
 
@@ -104,20 +105,21 @@ def check(
     port: PortOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
-    engine: EngineOption = False,
+    engine: ServingEngineOption = None,
+    start_engines: StartEnginesOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check configuration, keys, weights and GPUs. Exit status 2 names what is wrong."""
-    settings = _settings(config, model, (host, port), (tensor_parallel, device, dtype, None))
+    settings = _settings(config, model, (host, port), (tensor_parallel, device, dtype, engine))
     from cloud_tier.plan import make_plan  # noqa: PLC0415 - as above
 
     plan = make_plan(settings)
     if not as_json:
         _describe(plan)
-    reports = asyncio.run(_run_engines(plan, quiet=as_json)) if engine else []
+    reports = asyncio.run(_run_engines(plan, quiet=as_json)) if start_engines else []
     if as_json:
         told = plan_as_json(plan)
-        if engine:
+        if start_engines:
             told["engines"] = [asdict(report) for report in reports]
         print_json(told)
 
@@ -227,6 +229,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "api_keys": len(plan.keys.directory()),
         "policy": plan.config.router.policy,
         "models": models,
+        "pipelines": [msgspec.to_builtins(served.info) for served in plan.encoders],
         "backends": [{"label": label, "text": text} for label, text in backend_lines(_elsewhere(plan))],
         "servers": [
             {
@@ -247,6 +250,15 @@ def _elsewhere(plan: Plan) -> list[CloudBackend]:
     return [entry for entry in plan.config.backends if entry.vllm is None]
 
 
+def _pipeline_line(info: ReplicaInfo) -> str:
+    """A sentence encoder, or a pipeline with what it takes and gives."""
+    which = f"{info.variant} (family {info.family}, rung {info.rung})"
+    if info.signature is None:
+        return f"encoder  {which}: window {info.context_tokens} tokens"
+    takes, gives = (", ".join(map(str, tensors)) for tensors in (info.signature.inputs, info.signature.outputs))
+    return f"pipeline {which}: {takes} → {gives}"
+
+
 def _describe(plan: Plan) -> None:
     listens = plan.config.server
     directory = plan.keys.directory()
@@ -264,6 +276,8 @@ def _describe(plan: Plan) -> None:
             f"{' ' + '+'.join(engine.gpus) if engine.gpus else ''}, "
             f"{engine.dtype}, window {spec.info.context_tokens} tokens, weights {spec.source}"
         )
+    for served in plan.encoders:
+        typer.echo(_pipeline_line(served.info))
     for label, text in backend_lines(_elsewhere(plan)):
         typer.echo(f"{label:<8} {text}")
     for server in plan.servers:

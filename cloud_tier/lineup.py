@@ -218,7 +218,8 @@ def find_variant(name: str, catalogue: Catalogue) -> tuple[Variant, Family]:
     try:
         variant = catalogue.variant(name)
     except ModelNotFound as error:
-        known = sorted([*families, *(v.name for f in families.values() for v in f.variants if v.format == "weights")])
+        weights = [v for f in families.values() for v in f.variants if v.format == "weights"]
+        known = sorted({name for v in weights for name in (v.family, v.name)})
         raise ModelNotFound(
             f"no model `{name}` in the catalogue; an engine can serve: {', '.join(known)}, "
             "or a Hugging Face directory (give its path)",

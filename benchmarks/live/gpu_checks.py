@@ -38,7 +38,7 @@ class Checked:
 def checks(device: str) -> list[Checked]:
     """Run all of them on a device, `cuda` or `cpu`."""
     ranks = min(2, torch.cuda.device_count()) if device == "cuda" else 1
-    engine = [*overspill("cloud", "check", "--engine", "--model", FAMILY, "--device", device)]
+    engine = [*overspill("cloud", "check", "--start-engines", "--model", FAMILY, "--device", device)]
     found = [_ran("the engine computes there what float32 does", engine)]
     if ranks == 2:
         found.append(_ran("two ranks over NCCL do", [*engine, "--tensor-parallel", "2"]))

@@ -38,6 +38,49 @@ def test_check_says_what_would_be_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.real_model
+def test_check_says_which_encoders_and_pipelines_would_be_served(tmp_path: Path, models_root: Path) -> None:
+    config = tmp_path / "cloud.toml"
+    config.write_text(
+        """
+[[models]]
+variant = "all-minilm-l6-v2"
+
+[[pipelines]]
+name = "words"
+[[pipelines.stages]]
+name = "tokenize"
+use = "tokenize"
+options = { tokenizer = "all-minilm-l6-v2" }
+"""
+    )
+    env = {"OVERSPILL_MODELS": str(models_root)}
+    done = _overspill("check", "--config", str(config), env=env)
+    assert done.returncode == 0, done.stderr
+    assert "encoder  all-minilm-l6-v2-fp32 (family all-minilm-l6-v2, rung 0): window 256 tokens" in done.stdout
+    assert "pipeline words (family words, rung 0): text" in done.stdout
+    told = json.loads(_overspill("check", "--config", str(config), "--json", env=env).stdout)
+    assert [one["variant"] for one in told["pipelines"]] == ["all-minilm-l6-v2-fp32", "words"]
+
+
+@pytest.mark.process
+def test_check_takes_every_option_of_serve(tmp_path: Path) -> None:
+    folder = toy_model_directory(tmp_path / "toy")
+    done = _overspill("check", "--model", str(folder), "--device", "cpu", "--engine", "torch")
+    assert done.returncode == 0, done.stderr
+    wrong = _overspill("check", "--model", str(folder), "--engine", "trt")
+    assert wrong.returncode == 2
+    assert "'trt'" in wrong.stderr
+
+
+@pytest.mark.process
+def test_what_no_engine_could_serve_is_not_proposed() -> None:
+    done = _overspill("check", "--model", "nonsense")
+    assert "smollm2-135m" in done.stderr
+    assert "centerface" not in done.stderr
+
+
+@pytest.mark.process
 def test_check_prints_json(tmp_path: Path) -> None:
     folder = toy_model_directory(tmp_path / "toy")
     key = "s3cret-s3cret-s3cret"
