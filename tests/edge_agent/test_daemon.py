@@ -424,10 +424,8 @@ async def test_a_check_beside_the_agent_that_runs_looks_at_everything(world: Tin
     async with served(world.config()) as (agent, _):
         config = world.config(gateway={"port": agent.port})
         lines = await asyncio.to_thread(lambda: list(check_lines(config)))
-        assert [line for line in lines if line.startswith("warning")] == [
-            f"warning   an agent runs at 127.0.0.1:{agent.port} already: this configuration is in force once that one "
-            "was restarted"
-        ]
+        (warning,) = [line for line in lines if line.startswith("warning")]
+        assert f"an agent runs at 127.0.0.1:{agent.port} already" in warning
         assert any(line.startswith("model     tiny-int8") for line in lines)
         assert lines[-1] == "ok"
         broken = world.config(gateway={"port": agent.port}, models={"variants": ["nothing"], "preload": []})
