@@ -18,8 +18,9 @@ from router.values.task import PassedCall
 
 _HOST = r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?|\[[0-9a-f:.]+\]"
 _ALLOWED = re.compile(rf"https?://(?:\*\.)?(?:{_HOST})(?::[0-9]{{1,5}})?")
-_LINK = re.compile(rf"(https?)://({_HOST})\.?(?::([0-9]{{1,5}}))?(?:[/?#][!-\[\]-~]*)?", re.IGNORECASE)
+_LINK = re.compile(rf"(https?)://({_HOST})\.?(?::([0-9]{{1,5}}))?(?:[/?#][!-\[\]-~]*)?", re.IGNORECASE | re.ASCII)
 _INSIDE = ("localhost", "local", "localdomain", "internal", "intranet", "lan", "home", "corp", "private", "arpa")
+_UNICAST = ipaddress.IPv6Network("2000::/3")
 _PORTS = {"http": "80", "https": "443"}
 _SHOWN_CHARS = 120
 
@@ -96,8 +97,15 @@ def _public(host: str) -> bool:
             address = ipaddress.ip_address(host.strip("[]"))
         except ValueError:  # 2130706433, 127.1, 0x7f.0.0.1: an address to some programs
             return False
-        return address.is_global and not address.is_multicast
+        return _routed(address)
     return "." in host and last not in _INSIDE
+
+
+def _routed(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether an address is somebody's on the internet, and no other one in disguise (NAT64, 6to4, IPv4 as IPv6)."""
+    if isinstance(address, ipaddress.IPv6Address) and (address not in _UNICAST or address.sixtofour is not None):
+        return False
+    return address.is_global and not address.is_multicast
 
 
 def _links_of(prompt: Input) -> Iterable[str]:

@@ -36,12 +36,13 @@ class Form:
     """What a form holds.
 
     Attributes:
-        fields: the last one of each name.
+        fields: the last one of each name; values: name and value of all of them.
         files: the size of each file in bytes.
         repeated: names of more than one part.
     """
 
     fields: dict[str, Field]
+    values: tuple[tuple[str, str], ...]
     files: dict[str, int]
     repeated: frozenset[str]
 
@@ -65,7 +66,7 @@ def read_form(body: bytes, content_type: str) -> Form:
         raise InvalidRequest(f"the request body is no valid multipart/form-data: {error}") from None
     if not parts.whole:
         raise InvalidRequest("the request body ends before its form does")
-    return Form(parts.fields, parts.files, frozenset(parts.repeated))
+    return Form(parts.fields, tuple(parts.values), parts.files, frozenset(parts.repeated))
 
 
 class _Parts:
@@ -73,6 +74,7 @@ class _Parts:
 
     def __init__(self) -> None:
         self.fields: dict[str, Field] = {}
+        self.values: list[tuple[str, str]] = []
         self.files: dict[str, int] = {}
         self.repeated: set[str] = set()
         self.whole = False
@@ -135,7 +137,8 @@ class _Parts:
             self.files[self._name] = self._size
             return
         start, end = self._place or (0, 0)
-        self.fields[self._name] = Field(self._data.decode("utf-8", "replace"), start, end)
+        field = self.fields[self._name] = Field(self._data.decode("utf-8", "replace"), start, end)
+        self.values.append((self._name, field.value))
 
     def _end(self) -> None:
         self.whole = True

@@ -20,7 +20,7 @@ MAX_MEDIA = 64
 
 _MAX_URL_CHARS = 8192
 _DATA_URL = re.compile(r"data:image/[a-z0-9.+-]{1,40};base64,", re.IGNORECASE)
-_LINK = re.compile(r"https?://[!-~]+", re.IGNORECASE)
+_LINK = re.compile(r"https?://[!-~]+", re.IGNORECASE | re.ASCII)
 _FORMAT = re.compile(r"[a-z0-9]{1,16}")
 
 

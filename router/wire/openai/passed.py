@@ -7,7 +7,7 @@ server's, which says itself what it does not take.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -38,7 +38,9 @@ ONE_PIECE = SamplingParams(max_tokens=1)
 _Model = Annotated[str, Meta(min_length=1, max_length=256)]
 _Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 _Document = str | dict[str, Any]
-_LINK = re.compile(r"\s*(?!data:)[a-z][a-z0-9+.-]*:[\\/]", re.IGNORECASE)
+_LINK = re.compile(r"[\s\x00-\x20]*(?!data:)[a-z][a-z0-9+.\-\t\r\n]*:[\t\r\n]*[\\/]", re.IGNORECASE | re.ASCII)
+"""An address with all that programs leave out where they read one, as WHATWG's standard says."""
+_LINK_FIELDS = frozenset({"url", "audio_url"})
 
 
 class RerankBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +146,9 @@ def decode_sound(body: bytes, content_type: str, task: Task) -> ApiRequest:
         raise InvalidRequest("`file`: the form has no sound: send it as a part with a file's name", param="file")
     streams = form.fields["stream"].value.lower() in {"true", "1"} if "stream" in form.fields else False
     before, after = body[: model.start], body[model.end :]
-    links = tuple(form.fields[name].value for name in ("url", "audio_url") if name in form.fields)
+    links = tuple(
+        value for name, value in form.values if name != "prompt" and (name in _LINK_FIELDS or _is_link(value))
+    )
     call = PassedCall(task, SOUND_PATHS[task], content_type, before, after, streams=streams, links=links)
     return ApiRequest(model.value, call, ONE_PIECE)
 
@@ -162,24 +166,36 @@ def _around_model(call: PassedCall, body: bytes) -> PassedCall:
     """
     try:
         fields = {name: value for name, value in orjson.loads(body).items() if name not in {"model", "priority"}}
-        links = tuple(_links_in(list(fields.values())))
+        links = tuple(_links_in(fields.values()))
         return replace(call, before=b'{"model":', after=b"," + orjson.dumps(fields)[1:], links=links)
     except (ValueError, TypeError) as error:
         raise InvalidRequest(f"the request body cannot be passed on: {error}") from None
 
 
-def _links_in(values: list[object]) -> Iterator[str]:
-    """Find what servers may take for a link to fetch: an address as an element of an object, but for its text."""
+def _links_in(fields: Iterable[object]) -> Iterator[str]:
+    """Find what servers may take for a link to fetch: an address as an element of an object, but where a text is from.
+
+    That is told beside the text of a document, and nowhere deeper: there a text could stand beside any link.
+    """
+    documents = [one for field in fields for one in (field if isinstance(field, list) else [field])]
+    values: list[object] = []
+    for document in documents:
+        if isinstance(document, dict):
+            own = {"text", "title", "url"} if isinstance(document.get("text"), str) else {"title"}
+            values.append({name: one for name, one in document.items() if name not in own or not isinstance(one, str)})
+        else:
+            values.append(document)
     while values:
         value = values.pop()
         if isinstance(value, list):
             values.extend(one for one in value if isinstance(one, (dict, list)))
         elif isinstance(value, dict):
             values.extend(one for one in value.values() if isinstance(one, (dict, list)))
-            own = {"text", "title", "url"} if "text" in value else {"title"}  # of a text, where it is from
-            yield from (
-                one for name, one in value.items() if name not in own and isinstance(one, str) and _LINK.match(one)
-            )
+            yield from (one for one in value.values() if isinstance(one, str) and _is_link(one))
+
+
+def _is_link(text: str) -> bool:
+    return _LINK.match(text.lstrip()) is not None
 
 
 def _texts(raw: ScoreBody, name: str, other: str) -> list[Any]:

@@ -65,6 +65,8 @@ def test_what_the_operator_names_is_passed_on(url: str) -> None:
         "https:/images.example/",
         "https://",
         "https://im\u00e4ges.example/",
+        "http\u017f://images.example/",
+        "https://image\u017f.example/",
     ],
 )
 def test_what_only_looks_like_it_is_not(url: str) -> None:
@@ -92,6 +94,10 @@ def test_what_only_looks_like_it_is_not(url: str) -> None:
         ("http://nas.local/", False),
         ("http://metadata.google.internal/", False),
         ("http://224.0.0.1/", False),
+        ("http://www.localho\u017ft/", False),  # a long s, which programs take for one
+        ("http://[64:ff9b::7f00:1]/", False),  # 127.0.0.1 behind a translator of addresses
+        ("http://[2002:7f00:1::]/", False),
+        ("http://[::127.0.0.1]/", False),
     ],
 )
 def test_every_public_host_is_no_private_one(url: str, public: bool) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from router.base.errors import InvalidRequest
-from router.values.task import PassedCall
+from router.values.task import PassedCall, Task
 from router.wire.openai import passed
-from router.wire.openai.passed import decode_rerank, decode_score
+from router.wire.openai.passed import decode_rerank, decode_score, decode_sound
 
 RERANK = b'{"model":"m","query":"q","documents":["a"],"more":%b}'
 
@@ -26,3 +29,39 @@ def test_a_text_that_is_compared_with_many_is_measured_once(monkeypatch: pytest.
     assert isinstance(call, PassedCall)
     assert call.inputs == (5, 5, 5)
     assert sorted(map(str, measured)) == ["a", "b", "c", "long"]
+
+
+INSIDE = "http://169.254.169.254/latest"
+
+
+def links_in(**fields: Any) -> tuple[str, ...]:
+    body = msgspec.json.encode({"model": "m", "query": "q", "documents": ["d"], **fields})
+    call = decode_rerank(body).prompt
+    assert isinstance(call, PassedCall)
+    return call.links
+
+
+@pytest.mark.parametrize(
+    "link", [INSIDE, f"\x01{INSIDE}", f"\u00a0{INSIDE}", "ht\ntp://169.254.169.254/", "\thttp:/\t/10.0.0.1"]
+)
+def test_links_are_found_as_programs_read_them(link: str) -> None:
+    """They leave out control characters in front, and line ends and tabs anywhere."""
+    assert links_in(documents=[{"content": [{"type": "image_url", "image_url": {"url": link}}]}]) == (link,)
+
+
+def test_a_text_beside_a_link_hides_it_in_documents_alone() -> None:
+    assert links_in(documents=[{"text": "a page", "url": INSIDE, "title": INSIDE}]) == ()
+    for hidden in ({"url": INSIDE, "text": "a page"}, {"url": INSIDE, "title": "a page"}):
+        assert links_in(documents=[{"content": [{"type": "image_url", "image_url": hidden}]}]) == (INSIDE,)
+        assert links_in(query={"content": [hidden]}) == (INSIDE,)
+    assert links_in(documents=[{"text": 1, "url": INSIDE}]) == (INSIDE,)
+
+
+def test_links_of_a_form_are_found_in_every_field() -> None:
+    parts = (("model", "m"), ("url", INSIDE), ("url", "https://ok.example"), ("source", INSIDE), ("prompt", INSIDE))
+    written = [f'--b\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in parts]
+    file = '--b\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n--b--\r\n'
+    body = ("".join(written) + file).encode()
+    call = decode_sound(body, "multipart/form-data; boundary=b", Task.TRANSCRIBE).prompt
+    assert isinstance(call, PassedCall)
+    assert call.links == (INSIDE, "https://ok.example", INSIDE)
