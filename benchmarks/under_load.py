@@ -4,10 +4,13 @@
     python -m benchmarks under_load -- [--rates R …] [--step-s S] [--tensor-parallel N]
 
 A real edge agent (INT8 and pruned INT8 on ONNX Runtime) and a real cloud tier (float engines on torch) as processes of
-their own, asked over HTTP through the `openai` client. Requests arrive at random times (Poisson, seeded), at one rate
-for `--step-s` seconds; between two rates the tiers run empty. Each asks for 24, 48 or 96 tokens, is made to generate
-all of them, and wants the first within `TTFT_SLO_MS` and the last within `DEADLINE_MS`. The picture is drawn beside the
-JSON where matplotlib is installed (extra `dev`). Both tiers and this load generator share the machine's cores.
+their own, asked over HTTP through the `openai` client. Requests arrive at random times (Poisson, given how many come;
+seeded), at one rate for `--step-s` seconds; between two rates the tiers run empty. Each asks for 24, 48 or 96 tokens,
+is made to generate all of them, and wants the first within `TTFT_SLO_MS` and the last within `DEADLINE_MS`. Before the
+first rate as many callers as there are slots, who want the same and promise themselves nothing, tell how many tokens a
+second both tiers write at most: of a step that asks for more, somebody has to go without, whoever decides. The picture
+is drawn beside the JSON where matplotlib is installed (extra `dev`). Both tiers and this load generator share the
+machine's cores.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ TTFT_SLO_MS = 1_500
 DEADLINE_MS = 8_000
 SEED = 20261121
 REST_S = 1.5
+SLOTS = 12  # 4 of the device, 8 of the cloud: examples/demo/stack.py
+FULL_S = 20.0
 
 # What became of a request, with its colour in the picture.
 FATES = {
@@ -79,15 +84,31 @@ class Timed:
 
 
 def asks_of(rate_per_s: float, step_s: float) -> list[tuple[float, Ask]]:
-    """Return when to send what: seconds from the beginning, ascending."""
+    """Return when to send what: seconds from the beginning, ascending; as many as the rate says."""
     dice = random.Random(f"{SEED} {rate_per_s}")  # noqa: S311
     headers = {"x-overspill-ttft-slo-ms": str(TTFT_SLO_MS), "x-overspill-deadline-ms": str(DEADLINE_MS)}
-    asks, at_s = [], dice.expovariate(rate_per_s)
-    while at_s < step_s:
-        prompt = f"{dice.choice(SHORT)} ({len(asks)})"
-        asks.append((at_s, Ask(prompt, dice.choice(ANSWER_TOKENS), headers, full_length=True)))
-        at_s += dice.expovariate(rate_per_s)
-    return asks
+    arrivals_s = sorted(dice.uniform(0.0, step_s) for _ in range(round(rate_per_s * step_s)))
+    lengths = [ANSWER_TOKENS[number % len(ANSWER_TOKENS)] for number in range(len(arrivals_s))]
+    dice.shuffle(lengths)
+    return [
+        (at_s, Ask(f"{dice.choice(SHORT)} ({number})", tokens, headers, full_length=True))
+        for number, (at_s, tokens) in enumerate(zip(arrivals_s, lengths, strict=True))
+    ]
+
+
+async def full_tokens_per_s(client: openai.AsyncOpenAI) -> float:
+    """Return what both tiers write at most, with every slot taken by requests without any promise."""
+    began_s = time.monotonic()
+
+    async def caller(number: int) -> int:
+        dice, tokens = random.Random(f"{SEED} caller {number}"), 0  # noqa: S311
+        while time.monotonic() < began_s + FULL_S:
+            ask = Ask(f"{dice.choice(SHORT)} ({number} {tokens})", dice.choice(ANSWER_TOKENS), full_length=True)
+            tokens += (await send(client, ask)).completion_tokens
+        return tokens
+
+    written = sum(await asyncio.gather(*map(caller, range(SLOTS))))
+    return round(written / (time.monotonic() - began_s), 1)
 
 
 async def timed(client: openai.AsyncOpenAI, ask: Ask) -> Timed:
@@ -160,6 +181,7 @@ def summary(rate_per_s: float, step_s: float, seen: Sequence[Timed]) -> dict[str
         "shortened": sum(reply.completion_tokens < reply.ask.max_tokens for reply in served),
         "promise_kept_share": round(in_time / max(len(seen), 1), 4),
         "kept_per_s": round(in_time / step_s, 3),
+        "wanted_tokens_per_s": round(sum(reply.ask.max_tokens for reply in replies) / step_s, 1),
         "answer_tokens_per_s": round(sum(reply.completion_tokens for reply in served) / step_s, 1),
         "ttft_ms_p50": percentile(ttfts_ms, 50),
         "ttft_ms_p95": percentile(ttfts_ms, 95),
@@ -181,6 +203,10 @@ async def measure(rates: Sequence[float], step_s: float, tensor_parallel: int) -
                     await send(client, Ask(prompt, max_tokens=16))
                     await send(client, Ask(prompt, max_tokens=16, headers={"x-overspill-locality": "cloud-only"}))
                 other_work = OtherWork([stack.edge.pid, stack.cloud.pid])
+                full = await full_tokens_per_s(client)
+                print(f"with every slot taken, both tiers write {full:.0f} tokens a second", flush=True)
+                await asyncio.sleep(REST_S)
+                print(HEADER)
                 for rate_per_s in rates:
                     row = summary(rate_per_s, step_s, await step(client, rate_per_s, step_s))
                     rows.append(row)
@@ -198,19 +224,25 @@ async def measure(rates: Sequence[float], step_s: float, tensor_parallel: int) -
         "step_s": step_s,
         "seed": SEED,
         "cloud": {"dtype": options.dtype, "tensor_parallel": tensor_parallel},
+        "full_tokens_per_s": full,
         "other_work_share": other_share,
         "rows": rows,
     }
 
 
-HEADER = f"{'offered/s':>9}{'n':>5}" + "".join(f"{fate:>16}" for fate in FATES) + f"{'kept':>8}{'TTFT p95, ms':>14}"
+HEADER = (
+    f"{'offered/s':>9}{'n':>5}"
+    + "".join(f"{fate:>16}" for fate in FATES)
+    + f"{'kept':>8}{'TTFT p95, ms':>14}{'wanted tok/s':>14}"
+)
 
 
 def line(row: dict[str, Any]) -> str:
     """One row on a terminal."""
     shares = "".join(f"{share:>16.0%}" for share in row["shares"].values())
     p95_ms = "-" if row["ttft_ms_p95"] is None else f"{row['ttft_ms_p95']:.0f}"
-    return f"{row['offered_per_s']:>9g}{row['requests']:>5}{shares}{row['promise_kept_share']:>8.0%}{p95_ms:>14}"
+    begin = f"{row['offered_per_s']:>9g}{row['requests']:>5}{shares}"
+    return f"{begin}{row['promise_kept_share']:>8.0%}{p95_ms:>14}{row['wanted_tokens_per_s']:>14.0f}"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -236,6 +268,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         below = [low + height for low, height in zip(below, heights, strict=True)]
     in_time = [100 * row["promise_kept_share"] for row in rows]
     shares.plot(rates, in_time, "ko--", ms=3, lw=1.2, label="first and last token in time")
+    enough = [100 * min(1.0, result["full_tokens_per_s"] / row["wanted_tokens_per_s"]) for row in rows]
+    shares.plot(rates, enough, "k:", lw=1.2, label="tokens that both tiers can write,\nof those asked for")
     shares.set(ylim=(0, 100), ylabel="share of requests, %")
     shares.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
     for key, style, name in (("ttft_ms_p95", "o-", "p95"), ("ttft_ms_p50", "s:", "median")):
@@ -259,7 +293,6 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=15.0)
     parser.add_argument("--tensor-parallel", type=int, default=1)
     arguments = parser.parse_args()
-    print(HEADER)
     result = asyncio.run(measure(sorted(arguments.rates), arguments.step_s, arguments.tensor_parallel))
     if arguments.json is None:
         return
