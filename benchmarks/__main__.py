@@ -5,7 +5,8 @@
     python -m benchmarks --unkept NAME …       # print the figures, and keep no JSON: for a quick or partial run
     python -m benchmarks --list
 
-A result is stamped with the machine, the day and the commit.
+A result is stamped with the machine, the day and the commit. A run whose OPTIONS chose a part keeps what it did not
+measure, with the stamp that this had.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks._kept import merged
 from benchmarks._stamp import commit, machine, today
 
 HERE = Path(__file__).resolve().parent
@@ -45,13 +47,18 @@ def run(name: str, options: list[str], *, keep: bool) -> bool:
     measured, result = commit(), RESULTS / f"{name}.json"
     keep = keep and name not in _KEEP_THEIR_OWN
     kept = ["--json", str(result)] if keep else []
-    if subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *kept, *options], check=False).returncode:
-        return False
-    told = json.loads(result.read_text()) if keep else {"machine": {}}
+    before = result.read_text() if keep and result.exists() else ""
+    passed = not subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *kept, *options], check=False).returncode
+    text = result.read_text() if keep and result.exists() else ""
+    if text == before:
+        return passed
+    told = json.loads(text)
     if "machine" not in told:
-        stamped = {"measured": today(), "machine": machine(), "commit": measured, "result": told}
-        result.write_text(json.dumps(stamped, indent=1) + "\n")
-    return True
+        told = {"measured": today(), "machine": machine(), "commit": measured, "result": told}
+    if options and before:
+        told = merged(name, json.loads(before), told)
+    result.write_text(json.dumps(told, indent=1) + "\n")
+    return passed
 
 
 def main(arguments: list[str]) -> int:

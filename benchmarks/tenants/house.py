@@ -19,7 +19,7 @@ from router.simulation.replica import Host, Reachability, SimReplica
 from router.simulation.world import DeviceSpec, RungSpec
 from router.tenants.settings import TenantSettings
 from router.tenants.tenancy import KeySources, Tenancy
-from router.values.prompt import Input, Prompt, PromptSize, TextPrompt
+from router.values.prompt import Input, Prompt, PromptSize, TextPrompt, TokenizerFacts
 from router.values.replica import ReplicaInfo, SpeedPrior
 from router.values.settings import Fairness, RouterSettings
 
@@ -74,6 +74,9 @@ class Words:
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         return ["x" * token for token in token_ids]
+
+    def facts(self) -> TokenizerFacts:
+        return TokenizerFacts(None, None, adds_bos=False, chat_template=None)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from models.text.tools.format import ToolFormat, in_own_words
 from models.text.tools.prompted import function_of, in_plain_messages
 from models.text.tools.registry import format_of, open_format
 from router.base.errors import ArtifactError, ContextTooLong, InvalidRequest
-from router.values.prompt import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt, texts_of
+from router.values.prompt import ChatPrompt, Message, Prompt, TextPrompt, TokenizerFacts, TokenPrompt, texts_of
 
 TEMPLATE_FILE = "chat_template.jinja"
 _NORMALISED = 2  # Unicode normalisation (NFC) can join up to two characters into a byte's worth of text each
@@ -231,6 +231,16 @@ class PromptEncoder:
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Return each id as the model's files write it; an unknown one is empty."""
         return [self.tokenizer.token_of(token) or "" for token in token_ids]
+
+    def facts(self) -> TokenizerFacts:
+        """Return the special tokens and the chat template, as a client needs them that renders chats by itself."""
+        tokenizer, template = self.tokenizer, self.template
+        return TokenizerFacts(
+            bos_token=tokenizer.token_of(tokenizer.bos_id),
+            eos_token=tokenizer.token_of(tokenizer.eos_id),
+            adds_bos=self.prepend_bos,
+            chat_template=None if template is None else template.source,
+        )
 
     def _template(self) -> ChatTemplate:
         if self.template is None:

@@ -17,7 +17,7 @@ from router.gateway.links import MediaSettings
 from router.tenants.tenancy import Tenancy
 from router.values.answer import Answer
 from router.values.credits import Asker, Grant, Want
-from router.values.prompt import Input, Prompt, PromptSize
+from router.values.prompt import Input, Prompt, PromptSize, TokenizerFacts
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.repository import Repository
 from router.values.request import InferenceRequest, Locality
@@ -48,6 +48,10 @@ class PromptTokenizer(Protocol):
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Return each id as the model's files write it."""
+        ...
+
+    def facts(self) -> TokenizerFacts:
+        """Return its special tokens and the model's chat template."""
         ...
 
 

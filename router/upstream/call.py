@@ -44,7 +44,7 @@ class UpstreamRequest(msgspec.Struct, frozen=True):
     codec: Codec | None = None
     fields: Mapping[str, object] | None = None
 
-    def encode(self, objective: Objective) -> openai_client.Post:
+    def encode(self, objective: Objective) -> openai_client.HttpRequest:
         """Return it as it goes over the wire; `objective` is what is left of the request's own.
 
         Raises:
@@ -52,7 +52,7 @@ class UpstreamRequest(msgspec.Struct, frozen=True):
         """
         if self.codec is not None:
             return self.codec.encode(self.request, self.context_tokens)
-        return openai_client.encode_post(
+        return openai_client.encode_http(
             self.request, objective, self.model, self.context_tokens, self.dialect, fields=self.fields
         )
 

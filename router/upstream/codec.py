@@ -7,7 +7,7 @@ from typing import Protocol
 
 from router.base.errors import OverspillError
 from router.upstream.events import Event
-from router.upstream.openai import Post
+from router.upstream.openai import HttpRequest
 from router.values.request import InferenceRequest
 
 
@@ -26,7 +26,7 @@ class AnswerParser(Protocol):
 class Codec(Protocol):
     """One model of such a server."""
 
-    def encode(self, request: InferenceRequest, context_tokens: int) -> Post:
+    def encode(self, request: InferenceRequest, context_tokens: int) -> HttpRequest:
         """Return what asks for `request`.
 
         Raises:

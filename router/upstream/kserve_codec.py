@@ -26,7 +26,7 @@ from router.base.errors import (
 )
 from router.upstream.events import Event
 from router.upstream.kserve_model import SAMPLING_JSON, TensorSpec, TextModel
-from router.upstream.openai import Post, check_headers, tokens_left
+from router.upstream.openai import HttpRequest, check_headers, tokens_left
 from router.upstream.refusals import retry_after_s
 from router.upstream.stop_cut import StopCut
 from router.values.chunk import FinishReason
@@ -65,7 +65,7 @@ class KServeCodec:
     render: Render | None = None
     triton: bool = True
 
-    def encode(self, request: InferenceRequest, context_tokens: int) -> Post:
+    def encode(self, request: InferenceRequest, context_tokens: int) -> HttpRequest:
         """Return what asks for `request`; see `router.upstream.codec.Codec`."""
         headers = [("content-type", "application/json"), (wire_names.REQUEST_ID, request.request_id)]
         headers += wire_headers.trace_context(request.headers)
@@ -85,7 +85,7 @@ class KServeCodec:
         except TypeError as error:  # JSON takes no lone surrogate
             raise InvalidRequest(f"the request cannot be written as JSON: {type(error).__name__}") from error
         check_headers(headers)
-        return Post(f"/v2/models/{quote(self.model.name, safe='')}/{self.model.endpoint}", headers, data)
+        return HttpRequest(f"/v2/models/{quote(self.model.name, safe='')}/{self.model.endpoint}", headers, data)
 
     def _wanted_outputs(self) -> list[str]:
         telling = [name for name in _TELLING if name in self.model.outputs]

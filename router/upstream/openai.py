@@ -29,15 +29,16 @@ COMPLETIONS_PATH = "/v1/completions"
 _DEFAULT = SamplingParams()
 
 
-class Post(msgspec.Struct, frozen=True):
+class HttpRequest(msgspec.Struct, frozen=True):
     """A request as it goes over the wire; `headers` hold printable ASCII only."""
 
     path: str
     headers: list[tuple[str, str]]
     body: bytes
+    method: str = "POST"
 
 
-def encode_post(
+def encode_http(
     request: InferenceRequest,
     objective: Objective,
     model: str,
@@ -45,7 +46,7 @@ def encode_post(
     dialect: Dialect = OVERSPILL,
     *,
     fields: Mapping[str, object] | None = None,
-) -> Post:
+) -> HttpRequest:
     """Return what asks an upstream for `request` as a stream.
 
     Args:
@@ -58,10 +59,12 @@ def encode_post(
     prompt = request.prompt
     call = prompt if isinstance(prompt, PassedCall) else None
     headers = [
-        ("content-type", "application/json" if call is None else call.media_type),
         ("accept", "text/event-stream" if call is None else "*/*"),
         (wire_names.REQUEST_ID, request.request_id),
     ]
+    method = "POST" if call is None else call.method
+    if method == "POST":
+        headers.append(("content-type", "application/json" if call is None else call.media_type))
     if dialect.orca:
         headers.append((wire_load.FORMAT_HEADER, "JSON"))
     try:
@@ -74,7 +77,7 @@ def encode_post(
     except (ValueError, TypeError, OverflowError) as error:  # JSON takes no lone surrogate, and no NaN
         raise InvalidRequest(f"the request cannot be written as JSON: {type(error).__name__}") from error
     check_headers(headers)
-    return Post(path_of(request, model), headers, body)
+    return HttpRequest(path_of(request, model), headers, body, method)
 
 
 def check_headers(headers: Iterable[tuple[str, str]]) -> None:
@@ -110,7 +113,7 @@ def path_of(request: InferenceRequest, model: str) -> str:
     if isinstance(request.prompt, EmbedCall):
         return embeddings.PATH
     if isinstance(request.prompt, PassedCall):
-        return request.prompt.path
+        return passed.path_of(request.prompt, model)
     if isinstance(request.prompt, TensorCall):
         return pipelines.path_of(model)
     return CHAT_PATH if isinstance(request.prompt, ChatPrompt) else COMPLETIONS_PATH

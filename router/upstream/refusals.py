@@ -66,6 +66,16 @@ class _ErrorBody(msgspec.Struct):
 _OVERFLOW = re.compile(r"maximum context length|longer than the model's context|available context size", re.IGNORECASE)
 
 
+def not_offered(path: str, status: int, who: str) -> InvalidRequest | None:
+    """Return the refusal of a page that only some servers have, where a status says that this one has not.
+
+    Such a server is well, and whether it has the page is its operator's choice.
+    """
+    if status not in {404, 405}:
+        return None
+    return InvalidRequest(f"{who} has no {path} (HTTP {status}); vLLM has it with --enable-tokenizer-info-endpoint")
+
+
 def decode_error(status: int, headers: Mapping[str, str], body: bytes, who: str) -> OverspillError:
     """Turn an upstream's refusal into the error that the router understands."""
     told = _told(body)

@@ -1,4 +1,4 @@
-"""One request to an upstream tier, from the POST to the last event, as token chunks and errors of the tree."""
+"""One request to an upstream tier, from the request to the last event, as token chunks and errors of the tree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from router.base.errors import (
 from router.base.timers import Interrupted, Interruptible
 from router.upstream.call import UpstreamRequest, remaining
 from router.upstream.events import Event, origin_of
-from router.upstream.refusals import decode_error
+from router.upstream.refusals import decode_error, not_offered
 from router.upstream.told import EchoedPrompt
 from router.upstream.tools import calls_in_text
 from router.upstream.transport import (
@@ -38,6 +38,7 @@ from router.upstream.transport import (
 )
 from router.values.chunk import FinishReason, Origin, TokenChunk
 from router.values.logprobs import TokenLogprob
+from router.values.task import PassedCall
 from router.wire import load as wire_load
 from router.wire import names as wire_names
 
@@ -146,14 +147,14 @@ async def send_request(
         InvalidRequest, Refused, ReplicaUnreachable: as `Replica.generate` says.
     """
     objective = remaining(call.request, clock.now_s(), call.rtt_s, call.who, local=call.local)
-    post = call.encode(objective)
+    sent = call.encode(objective)
     if call.instance is not None:
-        post.headers.append((wire_names.INSTANCE, call.instance))
+        sent.headers.append((wire_names.INSTANCE, call.instance))
     trace = ConnectTrace(clock)
     began_s = clock.now_s()
     try:
         with _Bound(lost, None):  # the dispatcher keeps the deadline, and says whose fault a silence is
-            response = await client.post(post.path, post.body, post.headers, trace)
+            response = await client.send(sent.method, sent.path, sent.body, sent.headers, trace)
     except _SilentError as error:
         raise ReplicaUnreachable(f"{call.who}: no answer: {error}") from None
     except PoolExhaustedError:
@@ -169,7 +170,7 @@ async def send_request(
         raise await _refusal(response, call, lost)
     return response, TransferSample(
         transfer_s=max(0.0, elapsed_s - _spent_there_s(response.headers.get("server-timing", ""))),
-        sent_bytes=len(post.body),
+        sent_bytes=len(sent.body),
         load=wire_load.decode_orca(response.headers.get(wire_load.HEADER, "")),
         connect_s=trace.connect_s,
     )
@@ -222,6 +223,11 @@ async def _refusal(response: Response, call: UpstreamRequest, lost: LostNews) ->
         body = b""  # the status says enough
     finally:
         response.close()
+    asked = call.request.prompt
+    if isinstance(asked, PassedCall) and asked.method == "GET":
+        missing = not_offered(asked.path, response.status, call.who)
+        if missing is not None:
+            return missing
     decode = decode_error if call.codec is None else call.codec.decode_error
     return decode(response.status, response.headers, body, call.who)
 

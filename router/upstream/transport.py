@@ -28,7 +28,7 @@ __all__ = [
 
 
 class UnsendableError(Exception):
-    """The request cannot be written as HTTP: what `encode_post` let through. Never leaves this package."""
+    """The request cannot be written as HTTP: what `encode_http` let through. Never leaves this package."""
 
 
 class Response(Protocol):
@@ -103,7 +103,9 @@ class StreamingClient:
     async def close(self) -> None:
         await self._pool.close()
 
-    async def post(self, path: str, body: bytes, headers: Sequence[tuple[str, str]], trace: ConnectTrace) -> Response:
+    async def send(
+        self, method: str, path: str, body: bytes, headers: Sequence[tuple[str, str]], trace: ConnectTrace
+    ) -> Response:
         """Send a request and return when the head of its response is there. Cancelling it closes its connection.
 
         One that fails at once on a connection that was open already met a server that had just closed it: it is sent
@@ -115,7 +117,7 @@ class StreamingClient:
             NotConnectedError: the upstream cannot be reached.
             TransportError: the connection broke.
         """
-        request = self._encode(path, body, headers)
+        request = self._encode(method, path, body, headers)
         began_s = self._clock.now_s()
         try:
             return await _asked(await self._pool.take(trace), request)
@@ -124,9 +126,9 @@ class StreamingClient:
                 raise
         return await _asked(await self._pool.fresh(trace), request)
 
-    def _encode(self, path: str, body: bytes, headers: Sequence[tuple[str, str]]) -> bytes:
+    def _encode(self, method: str, path: str, body: bytes, headers: Sequence[tuple[str, str]]) -> bytes:
         lines = "".join(_line(name, value) for name, value in headers)
-        head = f"POST {self._prefix}{path} HTTP/1.1\r\n{self._fixed}{lines}content-length: {len(body)}\r\n\r\n"
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._fixed}{lines}content-length: {len(body)}\r\n\r\n"
         try:
             return head.encode() + body
         except UnicodeEncodeError as error:

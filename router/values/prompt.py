@@ -72,6 +72,21 @@ class TokenPrompt(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
 
 
+class TokenizerFacts(msgspec.Struct, frozen=True):
+    """What clients that write prompts by themselves have to know of a model's tokenizer.
+
+    Attributes:
+        bos_token, eos_token: as the model's files write them; None where it has none.
+        adds_bos: raw text is preceded by `bos_token`.
+        chat_template: jinja2, None of a model that takes no chats.
+    """
+
+    bos_token: str | None
+    eos_token: str | None
+    adds_bos: bool
+    chat_template: str | None
+
+
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
 Input = Prompt | Call
 

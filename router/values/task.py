@@ -85,6 +85,7 @@ class PassedCall:
         inputs: the text of each input, in bytes of UTF-8; empty where no input is text.
         streams: its reply goes on piece by piece, as it comes.
         links: what its server may fetch.
+        method: of HTTP; one that is asked with GET has no body, and names its model in the query.
     """
 
     task: Task
@@ -95,6 +96,7 @@ class PassedCall:
     inputs: tuple[int, ...] = ()
     streams: bool = False
     links: tuple[str, ...] = ()
+    method: str = "POST"
 
 
 @dataclass(frozen=True, slots=True)

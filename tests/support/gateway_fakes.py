@@ -22,7 +22,7 @@ from router.values.answer import Answer, Route
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.credits import Asker, Want
 from router.values.logprobs import Alternative, TokenLogprob
-from router.values.prompt import ChatPrompt, Prompt, PromptSize, TextPrompt
+from router.values.prompt import ChatPrompt, Prompt, PromptSize, TextPrompt, TokenizerFacts
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import InferenceRequest, Locality
 from router.values.status import RouterStatus, Tally
@@ -88,6 +88,9 @@ class WordTokenizer:
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         return ["x" * token for token in token_ids]
+
+    def facts(self) -> TokenizerFacts:
+        return TokenizerFacts("<s>", "</s>", adds_bos=True, chat_template="{{ messages }}")
 
 
 class NoCredits:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import msgspec
 import orjson
@@ -31,6 +32,7 @@ MAX_DOCUMENTS = 4096
 RERANK_PATH = "/v1/rerank"
 SCORE_PATH = "/v1/score"
 SPEECH_PATH = "/v1/audio/speech"
+TOKENIZER_PATH = "/tokenizer_info"
 SOUND_PATHS = {Task.TRANSCRIBE: "/v1/audio/transcriptions", Task.TRANSLATE: "/v1/audio/translations"}
 
 ONE_PIECE = SamplingParams(max_tokens=1)
@@ -225,8 +227,20 @@ def token_call(path: str, body: bytes) -> PassedCall:
     return _around_model(PassedCall(Task.TOKENIZE, path, JSON, b"", b"", (len(body),)), body)
 
 
+def tokenizer_call() -> PassedCall:
+    """Return the question what the tokenizer of a model is."""
+    return PassedCall(Task.TOKENIZE, TOKENIZER_PATH, JSON, b"", b"", method="GET")
+
+
+def path_of(call: PassedCall, model: str) -> str:
+    """Return where a call is put; without a body, the query says which model is meant."""
+    return call.path if call.method == "POST" else f"{call.path}?model={quote(model, safe='')}"
+
+
 def named(call: PassedCall, model: str) -> bytes:
     """Return the body of a call, with the name that its server knows the model by."""
+    if call.method != "POST":
+        return b""
     name = orjson.dumps(model) if call.media_type == JSON else model.encode()
     return b"".join((call.before, name, call.after))
 

@@ -1,18 +1,19 @@
-"""/tokenize and /detokenize, in vLLM's shapes."""
+"""/tokenize, /detokenize and /tokenizer_info, in vLLM's shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any
+from urllib.parse import parse_qsl
 
 import msgspec
 import orjson
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
-from router.values.prompt import ChatPrompt, Prompt, TextPrompt
+from router.values.prompt import ChatPrompt, Prompt, TextPrompt, TokenizerFacts
 from router.wire.body import decode_json
-from router.wire.names import refuse_fields
+from router.wire.names import MAX_FIELDS, refuse_fields
 from router.wire.openai.messages import RawMessage, message_of
 from router.wire.openai.unserved import Rule, only, refuse_unserved
 from router.wire.sampling import token_ids
@@ -23,9 +24,9 @@ Model = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class TokenizeCall(msgspec.Struct, frozen=True):
-    """The body of /tokenize: `prompt`, or `messages` as in a chat."""
+    """The body of /tokenize: `prompt`, or `messages` as in a chat; without `model` the one that is served alone."""
 
-    model: Model
+    model: Model | None = None
     prompt: str | None = None
     messages: list[RawMessage] | None = None
     add_special_tokens: bool | None = None
@@ -38,10 +39,10 @@ class TokenizeCall(msgspec.Struct, frozen=True):
     tools: Any = None
 
 
-class DetokenizeCall(msgspec.Struct, frozen=True):
-    """The body of /detokenize."""
+class DetokenizeCall(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of /detokenize; without `model` the one that is served alone."""
 
-    model: Model
+    model: Model | None = None
     tokens: list[int]
 
 
@@ -98,6 +99,22 @@ def decode_detokenize(body: bytes) -> DetokenizeCall:
     return call
 
 
+def model_of_query(query: bytes) -> str | None:
+    """Return the `model` that a query names, None where it names none.
+
+    Raises:
+        InvalidRequest: it names more than one, or none that could be a model's.
+    """
+    try:
+        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise InvalidRequest(f"the query has more than {MAX_FIELDS} parameters") from None
+    named = [value for name, value in pairs if name == "model"]
+    if len(named) > 1 or not all(1 <= len(name) <= 256 for name in named):
+        raise InvalidRequest("`model`: name one model in the query, in at most 256 characters", param="model")
+    return named[0] if named else None
+
+
 def encode_tokens(tokens: Sequence[int], max_model_len: int, texts: Sequence[str] | None) -> bytes:
     """Return the reply of /tokenize.
 
@@ -108,6 +125,22 @@ def encode_tokens(tokens: Sequence[int], max_model_len: int, texts: Sequence[str
     return orjson.dumps(
         {"count": len(tokens), "max_model_len": max_model_len, "tokens": list(tokens), "token_strs": texts}
     )
+
+
+def encode_tokenizer(facts: TokenizerFacts, max_model_len: int) -> bytes:
+    """Return the reply of /tokenizer_info: the names are those of Hugging Face's `tokenizer_config.json`.
+
+    Args:
+        max_model_len: the longest window of the model here, in tokens.
+    """
+    told: dict[str, object] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",  # what reads any `tokenizer.json`
+        "bos_token": facts.bos_token,
+        "eos_token": facts.eos_token,
+        "add_bos_token": facts.adds_bos,
+        "model_max_length": max_model_len,
+    }
+    return orjson.dumps(told if facts.chat_template is None else {**told, "chat_template": facts.chat_template})
 
 
 def encode_text(text: str) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.upstream.dialect import DIALECTS, OVERSPILL, Dialect, dialect_of
-from router.upstream.openai import encode_post
+from router.upstream.openai import encode_http
 from router.values.feature import Feature
 from router.values.prompt import TokenPrompt
 from router.values.request import Objective
@@ -52,7 +52,7 @@ EXTRA = {
 
 
 def body(dialect: Dialect, **changes: Any) -> dict[str, Any]:
-    sent: dict[str, Any] = json.loads(encode_post(ask(**changes), Objective(), "m", 2048, dialect).body)
+    sent: dict[str, Any] = json.loads(encode_http(ask(**changes), Objective(), "m", 2048, dialect).body)
     return sent
 
 
@@ -62,12 +62,12 @@ def test_a_server_is_sent_what_it_knows_and_nothing_else(name: str) -> None:
     assert sent.keys() == OPENAI | EXTRA[name] | (set() if name == "ollama" else LOGPROBS)
     if "repeat_penalty" in sent:
         assert sent["repeat_penalty"] == 1.1
-    post = encode_post(ask(), Objective(ttft_s=1.0), "m", 2048, DIALECTS[name])
+    post = encode_http(ask(), Objective(ttft_s=1.0), "m", 2048, DIALECTS[name])
     assert not [header for header, _ in post.headers if header.startswith("x-overspill")]
 
 
 def test_a_tier_of_ours_is_told_the_promise() -> None:
-    post = encode_post(ask(), Objective(ttft_s=1.0), "m", 2048, OVERSPILL)
+    post = encode_http(ask(), Objective(ttft_s=1.0), "m", 2048, OVERSPILL)
     assert dict(post.headers)["x-overspill-ttft-slo-ms"] == "1000.000"
     assert OVERSPILL.lacks == frozenset()
 
@@ -113,5 +113,5 @@ def test_log_probabilities_are_asked_for_as_each_path_has_them() -> None:
 
 
 def test_a_tier_of_ours_reads_every_parameter_as_it_was() -> None:
-    sent = encode_post(ask(sampling=EVERYTHING), Objective(), "m", 2048, OVERSPILL).body
+    sent = encode_http(ask(sampling=EVERYTHING), Objective(), "m", 2048, OVERSPILL).body
     assert decode_chat(sent).sampling == EVERYTHING

@@ -51,7 +51,7 @@ def test_what_one_tier_writes_another_reads(inputs: tuple[str | tuple[int, ...],
     try:
         written = encode_call(EmbedCall(inputs, dimensions), "m")
     except TypeError:
-        return  # half a surrogate pair: JSON takes none, and `encode_post` says so
+        return  # half a surrogate pair: JSON takes none, and `encode_http` says so
     asked = decode_embeddings(written)
     assert asked.request.prompt == EmbedCall(inputs, dimensions)
     assert asked.encoding == "base64"

@@ -24,7 +24,7 @@ from router.base.errors import (
 )
 from router.dispatch.blame import Verdict, verdict
 from router.upstream.events import EventParser, origin_of
-from router.upstream.openai import encode_post
+from router.upstream.openai import encode_http
 from router.upstream.refusals import decode_error
 from router.values.prompt import ChatPrompt, Message, TextPrompt, TokenPrompt
 from router.values.request import InferenceRequest, Objective
@@ -52,7 +52,7 @@ def ask(**changes: object) -> InferenceRequest:
 @pytest.mark.parametrize("value", ["ключ=1", "a=\u00e9", "a\r\nx: y", "a\x00b", "\udcff"])
 def test_a_trace_that_is_not_ascii_is_the_requests_fault(name: str, value: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        encode_post(ask(headers=((name, value),)), Objective(), "tiny", 512)
+        encode_http(ask(headers=((name, value),)), Objective(), "tiny", 512)
     assert caught.value.param == name
     assert verdict(caught.value) is Verdict.REQUEST
 
@@ -81,7 +81,7 @@ def test_whatever_a_request_holds_is_sent_or_its_own_fault(
         headers=tuple(headers), prompt=prompt, sampling=sampling, request_id=request_id, continuation=continuation
     )
     try:
-        post = encode_post(request, Objective(session=session), "tiny", 512)
+        post = encode_http(request, Objective(session=session), "tiny", 512)
     except InvalidRequest:
         return
     orjson.loads(post.body)

@@ -83,7 +83,7 @@ async def begun(writer: asyncio.StreamWriter) -> None:
 
 
 async def post(client: StreamingClient, trace: ConnectTrace | None = None) -> Response:
-    return await client.post("/v1/x", b"{}", [("x-one", "1")], trace or ConnectTrace(CLOCK))
+    return await client.send("POST", "/v1/x", b"{}", [("x-one", "1")], trace or ConnectTrace(CLOCK))
 
 
 async def read_all(response: Response) -> bytes:
@@ -226,7 +226,7 @@ async def test_a_header_that_would_be_another_one_is_not_sent(value: str) -> Non
     peer = Peer(whole)
     async with peer.client() as client:
         with pytest.raises(UnsendableError):
-            await client.post("/v1/x", b"{}", [("x-one", value)], ConnectTrace(CLOCK))
+            await client.send("POST", "/v1/x", b"{}", [("x-one", value)], ConnectTrace(CLOCK))
     assert peer.requests == []
 
 
