@@ -11,7 +11,7 @@ import msgspec
 
 from router.base.errors import ConfigError
 from router.client.tier import TierAddress
-from router.tenants.used import Counts, UsageRow
+from router.tenants.used import Counts, UsageRow, day_of
 
 _COLUMNS = ("day", "tenant", "device", "model")
 
@@ -42,16 +42,24 @@ def read_database(url: str, since: str, until: str) -> list[UsageRow]:
     """Return what stands in the database of a tier, whether that runs or not.
 
     Raises:
-        ConfigError: it cannot be used.
+        ConfigError: it cannot be used, holds no usage, or a day is none.
     """
+    first, last = _day(since, "--since", "0001-01-01"), _day(until, "--until", "9999-12-31")
     from router.tenants.database import UsageDatabase  # noqa: PLC0415 - only who asks for it pays for SQLAlchemy
 
     database = UsageDatabase(url)
-    database.open()
+    database.open(make=False)
     try:
-        return database.rows(since or "0001-01-01", until or "9999-12-31")
+        return database.rows(first, last)
     finally:
         database.close()
+
+
+def _day(given: str, option: str, default: str) -> str:
+    try:
+        return day_of(given or default)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
 
 
 def as_csv(rows: Sequence[UsageRow]) -> str:

@@ -83,6 +83,11 @@ class TierAddress:
             )
         except httpx.HTTPError as error:
             hint = f" {self.hint}" if self.hint else ""
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise ReplicaUnreachable(
+                    f"{self.base} shows a certificate that is not trusted here ({error}): name its authority with "
+                    f"--ca-file{hint}"
+                ) from error
             raise ReplicaUnreachable(
                 f"no tier answers at {self.base} ({error or type(error).__name__}): is it running, and is this its "
                 f"address?{hint}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from urllib.parse import parse_qs
 
 import msgspec
@@ -12,6 +11,7 @@ from router.base.errors import Forbidden, InvalidRequest
 from router.gateway.endpoint import Endpoint, RequestContext, json_reply
 from router.gateway.errors import Reply
 from router.gateway.intake import Intake
+from router.tenants.used import day_of
 
 
 class TenantRoutes:
@@ -50,6 +50,6 @@ def require_monitor(context: RequestContext) -> None:
 def _day(query: dict[str, list[str]], name: str, default: str) -> str:
     given = query.get(name, [default])[-1]
     try:
-        return dt.date.fromisoformat(given).isoformat()
-    except ValueError:
-        raise InvalidRequest(f"`{name}`: `{given[:40]}` is no day such as 2026-11-22", param=name) from None
+        return day_of(given)
+    except ValueError as error:
+        raise InvalidRequest(f"`{name}`: {error}", param=name) from None

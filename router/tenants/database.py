@@ -19,6 +19,7 @@ from sqlalchemy import (
     event,
     func,
     insert,
+    inspect,
     select,
     update,
 )
@@ -54,17 +55,23 @@ class UsageDatabase:
         self._url = url if "://" in url else f"sqlite:///{Path(url).expanduser().absolute()}"
         self._engine: Engine | None = None
 
-    def open(self) -> None:
-        """Connect, and make the table if there is none.
+    def open(self, *, make: bool = True) -> None:
+        """Connect.
+
+        Args:
+            make: the table, and SQLite's file, where there is none; else nothing is made, and that is an error.
 
         Raises:
             ConfigError: the URL is none, its driver is missing, or the database cannot be used.
         """
         try:
             self._engine = create_engine(self._url)
+            if not make:
+                self._expect_usage()
             if self._engine.dialect.name == "sqlite":
                 event.listen(self._engine, "connect", _prepare)
-            _METADATA.create_all(self._engine)
+            if make:
+                _METADATA.create_all(self._engine)
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise ConfigError(f"{PARAM}: {in_words(error)}", param=PARAM) from None
         except SQLAlchemyError as error:
@@ -73,6 +80,19 @@ class UsageDatabase:
             raise ConfigError(
                 f"{PARAM}: cannot use {shown}: {why}; name another file, or make its folder", param=PARAM
             ) from None
+
+    def _expect_usage(self) -> None:
+        """See that the table is there; a mistyped name is no month without usage.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        url = make_url(self._url)
+        remedy = "name the one of the tier's `tenants.database`"
+        if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
+            raise ConfigError(f"{PARAM}: {url.database}: there is none; {remedy}", param=PARAM)
+        if not inspect(self._engine).has_table(_USAGE.name):
+            raise ConfigError(f"{PARAM}: {url.render_as_string()} holds no usage; {remedy}", param=PARAM)
 
     def close(self) -> None:
         if self._engine is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import msgspec
 
 
@@ -33,6 +35,18 @@ class Counts(msgspec.Struct):
         self.prompt_tokens += other.prompt_tokens
         self.cached_tokens += other.cached_tokens
         self.completion_tokens += other.completion_tokens
+
+
+def day_of(text: str) -> str:
+    """Return a day as rows have it.
+
+    Raises:
+        ValueError: the text is none; says what one looks like.
+    """
+    try:
+        return dt.date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise ValueError(f"`{text[:40]}` is no day such as 2026-11-22") from None
 
 
 class UsageRow(msgspec.Struct, frozen=True):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import ssl
+import threading
 from collections.abc import Iterator
 
 import msgspec
 import pytest
+import trustme
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -171,6 +176,23 @@ def test_a_wrong_key_is_said(tier: Server, key: str, said: str) -> None:
 def test_a_tier_that_is_away_is_said() -> None:
     with refused_port() as port, pytest.raises(ReplicaUnreachable, match=r"no tier answers at .* is it running"):
         invoke("--url", f"http://127.0.0.1:{port}")
+
+
+def test_a_certificate_of_a_private_authority_is_no_tier_that_is_away() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=_shake_hands, args=(listening, context))
+        thread.start()
+        with pytest.raises(ReplicaUnreachable, match="not trusted here .* --ca-file"):
+            invoke("--url", f"https://127.0.0.1:{listening.getsockname()[1]}")
+        thread.join()
+
+
+def _shake_hands(listening: socket.socket, context: ssl.SSLContext) -> None:
+    connection, _ = listening.accept()
+    with connection, contextlib.suppress(OSError):
+        context.wrap_socket(connection, server_side=True).close()
 
 
 @pytest.mark.parametrize("body", [b"{}", b"\xff", b"[" * 100_000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -78,4 +79,16 @@ def test_usage_is_a_table_of_the_database_or_of_a_running_tier(tmp_path: Path) -
             run(*ask, "--since", "soon", OVERSPILL_API_KEY=own)
     database.close()
     assert run("usage", "--database", str(tmp_path / "usage.db")) == head + acme + other
+    with pytest.raises(ConfigError, match="--until: `soon` is no day"):
+        run("usage", "--database", str(tmp_path / "usage.db"), "--until", "soon")
     assert json.loads(run("usage", "--database", str(tmp_path / "usage.db"), "--json"))[0]["counts"]["requests"] == 1
+
+
+def test_a_database_that_is_none_of_usage_is_no_empty_table_and_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"usage\.db.*there is none"):
+        run("usage", "--database", str(tmp_path / "usage.db"))
+    assert not (tmp_path / "usage.db").exists()
+    sqlite3.connect(tmp_path / "other.db").close()
+    with pytest.raises(ConfigError, match="no usage"):
+        run("usage", "--database", str(tmp_path / "other.db"))
+    assert (tmp_path / "other.db").read_bytes() == b""
