@@ -184,7 +184,7 @@ def test_a_certificate_of_a_private_authority_is_no_tier_that_is_away() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=_shake_hands, args=(listening, context))
         thread.start()
-        with pytest.raises(ReplicaUnreachable, match="not trusted here .* --ca-file"):
+        with pytest.raises(ReplicaUnreachable, match=r"not trusted here .* --ca-file"):
             invoke("--url", f"https://127.0.0.1:{listening.getsockname()[1]}")
         thread.join()
 
