@@ -1,13 +1,17 @@
 """Answers deferred requests as soon as the tier can: a few at once, callers by turns, of one in their order.
 
 After a refusal one request alone tries again, later and later; once one is answered, the others follow. So a fleet of
-devices whose link comes back asks with one request each.
+devices whose link comes back asks with one request each. Where the tier has no capacity, that is one of all; a key that
+is gone, a limit that is reached and a failure are the caller's own, and nobody else waits for them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import orjson
@@ -34,6 +38,21 @@ _MOST_PAUSE_S = 30.0
 _MAY_PASS = frozenset({401, 408, 409, 425, 429, 500, 502, 503, 504})
 
 
+@dataclass(slots=True)
+class _Pause:
+    """How long those whom a refusal speaks for are not to try again, and how many of them at once then."""
+
+    lasts_s: float = 0.0
+    until_s: float = 0.0
+    at_once: int = _AT_ONCE
+
+    def lengthen(self, now_s: float) -> None:
+        """Something cannot be served now: one tries again, later and later."""
+        self.at_once = 1
+        self.lasts_s = min(max(self.lasts_s * 2, _FIRST_PAUSE_S), _MOST_PAUSE_S)
+        self.until_s = now_s + self.lasts_s
+
+
 class Deferring:
     """Use as `async with`, inside that of the database.
 
@@ -54,9 +73,9 @@ class Deferring:
         self._tells = tells
         self._news = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._at_once = _AT_ONCE
-        self._pause_s = 0.0
-        self._again_at_s = 0.0
+        self._running: Counter[str] = Counter()  # by caller
+        self._everybody = _Pause()
+        self._pauses: dict[str, _Pause] = {}  # of single callers
         self._due_s: dict[str, float] = {}  # of those that were refused
         self.answered = 0
         self.waiting = 0
@@ -90,32 +109,51 @@ class Deferring:
                 log.warning("deferred requests wait", why=error.message)
             except Exception:  # the task's boundary: one bad turn must not end them all
                 log.exception("deferred requests crashed")
-            wait_s = min(_LOOK_S, max(self._again_at_s - self._clock.now_s(), 0.05)) if self._pause_s else _LOOK_S
-            timer = asyncio.get_running_loop().call_later(wait_s, self._news.set)
+            timer = asyncio.get_running_loop().call_later(self._wait_s(), self._news.set)
             await self._news.wait()
             timer.cancel()
+
+    def _wait_s(self) -> float:
+        """Return in how many seconds to look again, if there is no news."""
+        now_s = self._clock.now_s()
+        ends_s = [self._everybody.until_s, *(pause.until_s for pause in self._pauses.values()), *self._due_s.values()]
+        return min(_LOOK_S, max(min((end_s for end_s in ends_s if end_s > now_s), default=math.inf) - now_s, 0.05))
 
     async def _turn(self) -> None:
         for late in await self._database.run(lambda c: deferred.late(c, self._wall())):
             self.forget(late.id)
             await self._end(late, DeferredStatus.EXPIRED, None)
         self.waiting = await self._database.run(deferred.count)
-        room = self._at_once - len(self._tasks)
-        if room <= 0 or self._clock.now_s() < self._again_at_s:
+        room = self._everybody.at_once - len(self._tasks)
+        if room <= 0 or self._clock.now_s() < self._everybody.until_s:
             return
         waiting = await self._database.run(lambda c: deferred.queued(c, _AHEAD))
-        now_s, known = self._clock.now_s(), {request.id for request in waiting}
+        known, owners = {request.id for request in waiting}, {request.owner for request in waiting}
         self._due_s = {name: due_s for name, due_s in self._due_s.items() if name in known}
-        due = [request for request in waiting if self._due_s.get(request.id, 0.0) <= now_s]
-        for request in [request for request in due if request.id not in self._tasks][:room]:
-            self._tasks[request.id] = task = asyncio.create_task(self._answer(request), name=f"answer {request.id}")
-            task.add_done_callback(partial(self._done, request.id))
+        self._pauses = {owner: pause for owner, pause in self._pauses.items() if owner in owners}
+        self._begin(waiting, room)
 
-    def _done(self, deferred_id: str, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(deferred_id, None)
+    def _begin(self, waiting: Sequence[deferred.Waiting], room: int) -> None:
+        """Begin to answer as many as there is room for, of those that are due and whose callers may try."""
+        now_s = self._clock.now_s()
+        for request in waiting:
+            pause = self._pauses.get(request.owner)
+            held = pause is not None and (now_s < pause.until_s or self._running[request.owner] >= pause.at_once)
+            if held or request.id in self._tasks or self._due_s.get(request.id, 0.0) > now_s:
+                continue
+            self._running[request.owner] += 1
+            self._tasks[request.id] = task = asyncio.create_task(self._answer(request), name=f"answer {request.id}")
+            task.add_done_callback(partial(self._done, request))
+            room -= 1
+            if not room:
+                return
+
+    def _done(self, request: deferred.Waiting, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(request.id, None)
+        self._running -= Counter({request.owner: 1})  # keeps nobody who has none
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a deferred request crashed", id=deferred_id, exc_info=error)
-            self._pause()
+            log.error("a deferred request crashed", id=request.id, exc_info=error)
+            self._everybody.lengthen(self._clock.now_s())
         self._news.set()
 
     async def _answer(self, waiting: deferred.Waiting) -> None:
@@ -126,10 +164,12 @@ class Deferring:
         headers = tuple((name, value) for name, value in orjson.loads(request.headers))
         told = await self._ask(Call(request.id, request.owner, request.path, request.body, headers, in_slack=False))
         if told.status in _MAY_PASS and not await self._is_final(request, told):
-            self._pause()
-            self._due_s[request.id] = self._again_at_s + (told.retry_after_s or 0.0)  # another one may try before
+            pause = self._everybody if _no_capacity(told) else self._pauses.setdefault(request.owner, _Pause())
+            pause.lengthen(self._clock.now_s())
+            self._due_s[request.id] = pause.until_s + (told.retry_after_s or 0.0)  # another one may try before
             return
-        self._pause_s, self._again_at_s, self._at_once = 0.0, 0.0, _AT_ONCE
+        self._everybody = _Pause()
+        self._pauses.pop(request.owner, None)
         status = DeferredStatus.COMPLETED if 200 <= told.status < 300 else DeferredStatus.FAILED
         await self._end(request, status, (told.status, told.body))
 
@@ -155,11 +195,10 @@ class Deferring:
 
         self.answered += await self._database.run(work)
 
-    def _pause(self) -> None:
-        """Something cannot be served now: one tries again, later and later."""
-        self._at_once = 1
-        self._pause_s = min(max(self._pause_s * 2, _FIRST_PAUSE_S), _MOST_PAUSE_S)
-        self._again_at_s = self._clock.now_s() + self._pause_s
+
+def _no_capacity(told: Told) -> bool:
+    """Whether a refusal speaks for everybody."""
+    return told.status == 503 and told.retry_after_s is not None
 
 
 def _tried(deferred_id: str, connection: Connection) -> None:

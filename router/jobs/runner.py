@@ -66,7 +66,7 @@ class Runner:
         self._stopping: set[Line] = set()
         self._steps: dict[str, asyncio.Task[None]] = {}
         self._begun_at_s = 0.0
-        self._computed: int | None = None
+        self._held_up = 0
         self._stale = True
         self.held = ""
         self.stopped = self.paused = 0
@@ -238,10 +238,8 @@ class Runner:
 
     def _give_way(self, allowance: Allowance) -> None:
         """Hold lines up or stop them, as many as may not go on beside who is there now."""
-        computed = allowance.computed
-        if computed != self._computed:
-            self._computed = computed
-            self.paused += 0 if computed is None else max(0, self.running - computed)
+        self.paused += max(0, allowance.held_up - min(self._held_up, self.running))
+        self._held_up = allowance.held_up
         self._slack.limit(allowance)
         self._stop_beyond(allowance.keep)
 

@@ -58,6 +58,7 @@ class Allowance:
         keep: of those that run, how many may go on; the others are to be stopped.
         computed: of those that go on, how many each replica that holds lines up computes; None: all of them, while it
             has no other request.
+        held_up: how many of those that go on are not computed now.
         beside: there are online requests, or there will soon be: the next line begins with some spacing.
         why: nothing more may, in a few words; empty while something may.
     """
@@ -67,6 +68,7 @@ class Allowance:
     beside: bool
     why: str = ""
     computed: int | None = None
+    held_up: int = 0
 
 
 class Slack:
@@ -125,8 +127,11 @@ class Slack:
         beside_them = self._beside(room) if beside else 0
         lines = min(free, beside_them if beside else room.alone)
         why = "" if lines else ("online requests come first" if beside else "every slot is taken")
+        if room.holds_up and beside:
+            computed = beside_them // room.devices
+            return Allowance(lines, most, beside, why, computed, max(0, min(running, most) - computed * room.devices))
         if room.holds_up:
-            return Allowance(lines, most, beside, why, beside_them // room.devices if beside else None)
+            return Allowance(lines, most, beside, why)
         # What is known of speeds changes all the time: for that alone nothing is stopped.
         return Allowance(lines, lines if beside else free, beside, why)
 

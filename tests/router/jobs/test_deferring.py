@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection
@@ -59,6 +61,73 @@ async def test_what_cannot_be_served_keeps_nobody_else_s_waiting(tmp_path: Path)
         async with Deferring(opened, MonotonicClock(), lambda: 0.0, ask, tells=False):
             await until(answered)
     assert asked.index("guest") < 8, "before most of those who came before it"
+
+
+class Still(MonotonicClock):
+    """No pause ever ends."""
+
+    def now_s(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(("status", "retry_after_s"), [(401, 60.0), (429, 3600.0), (500, None), (503, None)])
+async def test_what_says_nothing_of_others_pauses_no_other(
+    tmp_path: Path, status: int, retry_after_s: float | None
+) -> None:
+    """Its key is gone, its budget is spent, or it is the one request that everything fails on."""
+    asked: list[str] = []
+
+    async def ask(call: Call) -> Told:
+        asked.append(call.owner)
+        return Told(status, b"{}", retry_after_s) if call.owner == "mallory" else Told(200, b"{}")
+
+    async with database(tmp_path) as opened:
+        for _ in range(20):
+            opened.run_here(lambda c: keep(c, "mallory"))
+            opened.run_here(lambda c: keep(c, "guest"))
+        async with Deferring(opened, Still(), lambda: 0.0, ask, tells=False):
+            await until(lambda: asked.count("guest") == 20)
+        assert asked.count("mallory") <= 4, "those that began at once"
+
+
+async def test_where_there_is_no_capacity_one_request_alone_tries_again(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def ask(call: Call) -> Told:
+        asked.append(call.owner)
+        return Told(503, b"{}", retry_after_s=1.0)
+
+    async with database(tmp_path) as opened:
+        for owner in "abcdefgh":
+            opened.run_here(lambda c, owner=owner: keep(c, owner))
+        async with Deferring(opened, Still(), lambda: 0.0, ask, tells=False) as deferring:
+            await until(lambda: asked)
+            for _ in range(5):
+                deferring.look()
+                await asyncio.sleep(0.02)
+    assert len(asked) <= 4
+
+
+async def test_what_waits_for_an_hour_is_not_looked_for_all_the_time(tmp_path: Path) -> None:
+    clock = Moved()
+
+    async def ask(call: Call) -> Told:
+        return Told(429, b"{}", retry_after_s=3600.0)
+
+    async with database(tmp_path) as opened:
+        opened.run_here(lambda c: keep(c, "mallory"))
+        async with Deferring(opened, clock, lambda: 0.0, ask, tells=False) as deferring:
+            await until(lambda: deferring._due_s)
+            assert deferring._wait_s() == 0.5
+            clock.at_s = 1.0  # the pause is over, and nothing is due
+            assert deferring._wait_s() == 2.0
+
+
+class Moved(MonotonicClock):
+    at_s = 0.0
+
+    def now_s(self) -> float:
+        return self.at_s
 
 
 @given(owners=st.lists(st.sampled_from("abc"), max_size=12), each=st.integers(1, 4))

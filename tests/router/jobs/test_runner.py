@@ -6,15 +6,20 @@ import asyncio
 import contextlib
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import openai
 import pytest
 from sqlalchemy import text
 
+from router.base.clock import MonotonicClock
 from router.base.errors import ConfigError, ReplicaCrashed
 from router.jobs import lifecycle
+from router.jobs.runner import Runner
 from router.jobs.settings import JobsSettings
+from router.jobs.slack import Allowance
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.replica import ReplicaSnapshot
 from tests.support.gateway_fakes import prompt_text, replica_info
@@ -119,6 +124,24 @@ async def test_lines_are_held_up_for_an_online_request_and_go_on_with_all_they_h
             metrics = (await http.get(f"{tier.url}/metrics")).text
         assert "overspill_batch_lines_paused_total 4.0" in metrics
         assert "overspill_batch_lines_stopped_total 0.0" in metrics
+
+
+async def test_a_line_that_is_held_up_is_counted_once_until_it_goes_on() -> None:
+    nothing: Any = SimpleNamespace(limit=lambda allowance: None)
+    runner = Runner(nothing, nothing, nothing, MonotonicClock(), nothing)
+
+    def give_way(running: int, held_up: int) -> int:
+        runner._asking = dict.fromkeys(range(running))  # type: ignore[arg-type]
+        runner._give_way(Allowance(0, running, beside=held_up > 0, held_up=held_up))
+        return runner.paused
+
+    assert give_way(300, 280) == 280  # beside one that came: 10 of them on each of two devices go on
+    assert give_way(300, 282) == 282  # another one comes: two more, and not all of them again
+    assert give_way(300, 280) == 282
+    assert give_way(300, 0) == 282
+    assert give_way(4, 4) == 286
+    assert give_way(2, 2) == 286  # two were cancelled
+    assert give_way(0, 0) == 286
 
 
 async def test_a_batch_whose_lines_are_held_up_can_be_cancelled(tmp_path: Path) -> None:

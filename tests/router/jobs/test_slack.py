@@ -177,11 +177,11 @@ def test_where_a_step_is_not_left_lines_hold_back_and_some_run_beside() -> None:
     slack = world.slack()
     slack.came()
     there = slack.allow(300)
-    assert (there.lines, there.keep, there.computed) == (20, 512, 10)
+    assert (there.lines, there.keep, there.computed, there.held_up) == (20, 512, 10, 280)
     slack.left()
     assert slack.allow(300).computed == 10, "the next one may come at once"
     world.clock.time_s += slack.hold_left_s + 0.001
-    assert slack.allow(300).computed is None
+    assert (slack.allow(300).computed, slack.allow(300).held_up) == (None, 0)
 
 
 def test_lines_are_stopped_where_not_every_replica_holds_them_up() -> None:
