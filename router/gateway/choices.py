@@ -59,7 +59,9 @@ def total(usages: Sequence[Usage], n: int) -> Usage:
     parts = [prompts[at // n].part(usage, first=at % n == 0) for at, usage in enumerate(usages)]
     cached = [part.cached_tokens for part in parts if part.cached_tokens is not None]
     answers = sum(part.completion_tokens for part in parts)
-    return Usage(sum(part.prompt_tokens for part in parts), answers, sum(cached) if cached else None)
+    told = [part.details for part in parts if part.details is not None]
+    details = sum(told[1:], start=told[0]) if told else None
+    return Usage(sum(part.prompt_tokens for part in parts), answers, sum(cached) if cached else None, details)
 
 
 def _choice(call: ApiRequest, prompt: Input, number: int) -> ApiRequest:

@@ -369,7 +369,7 @@ async def collect(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) 
         prompt_logprobs += chunk.prompt_logprobs
         tokens += chunk.tokens
         if chunk.finish_reason is not None:
-            usage = Usage(chunk.prompt_tokens or prompt_tokens, tokens, cached_tokens)
+            usage = Usage(chunk.prompt_tokens or prompt_tokens, tokens, cached_tokens, chunk.details)
             return Whole("".join(pieces), chunk.finish_reason, usage, tuple(logprobs), tuple(prompt_logprobs))
     raise unfinished()
 

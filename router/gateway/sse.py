@@ -99,7 +99,7 @@ class ChoiceEvents:
             return self._text(chunk)
         self.ended = True
         cached_tokens = chunk.cached_tokens if self._cached_tokens is None else self._cached_tokens
-        self.usage = Usage(chunk.prompt_tokens or prompt_tokens, tokens, cached_tokens)
+        self.usage = Usage(chunk.prompt_tokens or prompt_tokens, tokens, cached_tokens, chunk.details)
         return self._text(chunk) + self._encoder.finish(chunk.finish_reason, self._told(self.usage))
 
     def fail(self, error: OverspillError) -> bytes:

@@ -12,12 +12,14 @@ from router.upstream.told import Logprobs
 from router.values.chunk import FinishReason, Origin
 from router.values.logprobs import TokenLogprob
 from router.values.tool_calls import CallDelta
+from router.values.usage import TokenDetails
 from router.wire import headers as wire_headers
 from router.wire import names as wire_names
 
 _MAX_INT32 = 2**31 - 1
 _MAX_EVENT_BYTES = 4 * 1024 * 1024
 _MAX_NAME_CHARS = 128
+_MAX_COUNTS = 32
 _FIELD = b"data:"
 
 
@@ -43,12 +45,13 @@ class _Choice(msgspec.Struct):
     logprobs: Logprobs | None = None
 
 
-class _Usage(msgspec.Struct):
+class ToldUsage(msgspec.Struct):
     """Of what type an upstream's figures are is not believed either: a wrong one is a missing one."""
 
     prompt_tokens: Any = None
     completion_tokens: Any = None
     prompt_tokens_details: Any = None
+    completion_tokens_details: Any = None
 
     def told_tokens(self, most: int) -> int | None:
         """Generated tokens so far; None where the upstream tells nothing that can be true."""
@@ -63,12 +66,27 @@ class _Usage(msgspec.Struct):
         details = self.prompt_tokens_details
         return counted(details.get("cached_tokens"), 0, most) if isinstance(details, dict) else None
 
+    @property
+    def details(self) -> TokenDetails | None:
+        """What else it tells, by whatever names there are by now; None where that is nothing."""
+        prompt, completion = _counts(self.prompt_tokens_details), _counts(self.completion_tokens_details)
+        prompt.pop("cached_tokens", None)
+        return TokenDetails(prompt, completion) if prompt or completion else None
+
+
+def _counts(told: Any) -> dict[str, int]:
+    """Return the counts in an object of them that can be true."""
+    if not isinstance(told, dict):
+        return {}
+    names = [name for name in told if len(name) <= _MAX_NAME_CHARS and name.endswith("_tokens")][:_MAX_COUNTS]
+    return {name: told[name] for name in names if counted(told[name], 0, _MAX_INT32) is not None}
+
 
 class Event(msgspec.Struct):
     """One event of a stream. `done` is set by the end mark; `cut`: nothing after it is wanted."""
 
     choices: list[_Choice] = []
-    usage: _Usage | None = None
+    usage: ToldUsage | None = None
     error: UpstreamError | str | None = None
     done: bool = False
     cut: bool = False
@@ -77,7 +95,7 @@ class Event(msgspec.Struct):
     def of(cls, text: str, tokens: int | None, finish: FinishReason | None = None, *, cut: bool = False) -> Event:
         """Return an event of another protocol than OpenAI's; `tokens` counts those of the answer so far."""
         choice = _Choice(text=text, finish_reason=None if finish is None else finish.value)
-        return cls(choices=[choice], usage=_Usage(completion_tokens=tokens), done=finish is not None, cut=cut)
+        return cls(choices=[choice], usage=ToldUsage(completion_tokens=tokens), done=finish is not None, cut=cut)
 
     @property
     def text(self) -> str:

@@ -23,7 +23,7 @@ from router.base.errors import (
 )
 from router.base.timers import Interrupted, Interruptible
 from router.upstream.call import UpstreamRequest, remaining
-from router.upstream.events import Event, origin_of
+from router.upstream.events import Event, ToldUsage, origin_of
 from router.upstream.refusals import decode_error, not_offered
 from router.upstream.told import EchoedPrompt
 from router.upstream.tools import calls_in_text
@@ -262,6 +262,7 @@ class OpenStream:
         self._prompt_tokens: int | None = None
         self._cached_tokens: int | None = None
         self._cached_told = False
+        self._usage: ToldUsage | None = None
         self._began = False
         self._echo = EchoedPrompt(call.request) if call.request.scores_prompt else None
         lost.listen(self._lose)
@@ -357,6 +358,7 @@ class OpenStream:
                 return
             usage = event.usage
             if usage is not None:  # an impossible count is none, and pieces of text are counted instead
+                self._usage = usage
                 self._told_tokens = usage.told_tokens(self._most_tokens)
                 self._prompt_tokens = usage.told_prompt_tokens(self._call.context_tokens)
                 if self._cached_tokens is None and usage.prompt_tokens_details is not None:
@@ -409,7 +411,8 @@ class OpenStream:
         if self._began and finish is None:
             return TokenChunk(text, tokens)
         origin, self._origin, self._began = self._origin, None, True
-        return TokenChunk(text, tokens, finish, prompt_tokens, origin, self._cached_once())
+        details = None if finish is None or self._usage is None else self._usage.details
+        return TokenChunk(text, tokens, finish, prompt_tokens, origin, self._cached_once(), details=details)
 
     def _cached_once(self) -> int | None:
         """What the upstream has told of its cache: goes with the first chunk, or else with the last one."""

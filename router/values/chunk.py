@@ -8,6 +8,7 @@ import msgspec
 
 from router.values.logprobs import TokenLogprob
 from router.values.task import Output
+from router.values.usage import TokenDetails
 
 
 class FinishReason(enum.Enum):
@@ -48,6 +49,7 @@ class TokenChunk(msgspec.Struct, frozen=True):
         output: what a call came to, on its only chunk; None of generated text.
         own_s: on that chunk, the seconds that the replica itself took for it, where it runs in this process: of a few
             milliseconds, what a busy event loop adds on either side would be the larger part. None elsewhere.
+        details: of the tokens of prompt and answer, on the last chunk, where an upstream tells them.
     """
 
     text: str
@@ -60,3 +62,4 @@ class TokenChunk(msgspec.Struct, frozen=True):
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     output: Output | None = None
     own_s: float | None = None
+    details: TokenDetails | None = None

@@ -13,7 +13,7 @@ from router.base.errors import OverspillError
 from router.values.call_reader import CallReader
 from router.values.chunk import FinishReason
 from router.values.tool_calls import CallDelta
-from router.values.usage import Usage
+from router.values.usage import TokenDetails, Usage
 from router.wire.openai.calls import call_id
 from router.wire.openai.responses import ResponsesCall
 
@@ -65,11 +65,14 @@ class ResponseHead:
 
 
 def _usage(usage: Usage) -> dict[str, object]:
+    """Return it in this API's words, whose clients want the counts that they know even where they are 0."""
+    told = usage.details or TokenDetails({}, {})
+    cached = usage.cached_tokens or 0
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0},
+        "input_tokens_details": {"cache_write_tokens": 0, **told.prompt, "cached_tokens": cached},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": 0, **told.completion},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 
