@@ -41,13 +41,9 @@ class _LazyPart(typer.core.TyperGroup):
 
 
 class _Parts(typer.core.TyperGroup):
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        return list(PARTS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        if cmd_name not in PARTS:
-            return None
-        return _LazyPart(name=cmd_name, help=PARTS[cmd_name][1])
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {name: _LazyPart(name=name, help=told) for name, (_, told) in PARTS.items()}
 
 
 app = typer.Typer(

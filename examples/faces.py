@@ -30,12 +30,17 @@ def ask(url: str, image: bytes, headers: dict[str, str]) -> httpx.Response:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("image", type=Path)
-    parser.add_argument("--url", default="http://127.0.0.1:8600")
-    parser.add_argument("--deadline-ms", type=float)
+    parser.add_argument("image", type=Path, help="a photo: JPEG, PNG or WebP")
+    parser.add_argument("--url", default="http://127.0.0.1:8600", help="of the agent (%(default)s)")
+    parser.add_argument("--deadline-ms", type=float, help="refuse rather than answer later than this")
     given = parser.parse_args()
     headers = {} if given.deadline_ms is None else {"x-overspill-deadline-ms": f"{given.deadline_ms:g}"}
-    reply = ask(given.url, given.image.read_bytes(), headers)
+    try:
+        reply = ask(given.url, given.image.read_bytes(), headers)
+    except OSError as error:
+        raise SystemExit(f"cannot read {given.image}: {error.strerror}") from None
+    except httpx.TransportError as error:
+        raise SystemExit(f"no agent answers at {given.url} ({error}); --url names another") from None
     if reply.status_code != 200:
         raise SystemExit(f"{reply.status_code}: {reply.json()['error']}")
     found = {output["name"]: output for output in reply.json()["outputs"]}

@@ -42,6 +42,13 @@ def test_the_version_is_told() -> None:
 
 
 @pytest.mark.process
+def test_a_mistyped_part_is_told_the_nearest() -> None:
+    done = overspill("edg", TERM="dumb")
+    assert done.returncode == 2
+    assert "Did you mean 'edge'?" in done.stderr
+
+
+@pytest.mark.process
 def test_completion_can_be_installed(tmp_path: Path) -> None:
     done = overspill("--install-completion", "bash", home=tmp_path, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert done.returncode == 0, done.stderr

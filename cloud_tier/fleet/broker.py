@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 import ssl
 import uuid
 from collections.abc import Callable
@@ -209,6 +210,8 @@ class BrokerConnection:
     def _hint(self, error: Exception | None = None) -> str:
         """Say what is most likely wrong when the broker breaks off before its first word."""
         host, port = self.address.host, self.address.port
+        if isinstance(error, (ConnectionRefusedError, socket.gaierror)):
+            return "; is it running, and is this its address? --broker or $OVERSPILL_FLEET_BROKER names another"
         if not self.address.encrypted:
             broke_off = error is None or isinstance(error, ConnectionResetError)
             return f"; if it speaks TLS there, write mqtts://{host}:{port}" if broke_off else ""

@@ -193,6 +193,7 @@ async def test_no_device_no_broker_no_sense(broker: Broker) -> None:
     broker.stop()
     code, output = await fleet(broker, "get", "nobody")
     assert (code, "cannot connect to the broker" in output) == (2, True)
+    assert "is it running, and is this its address? --broker or $OVERSPILL_FLEET_BROKER names another" in output
 
 
 class Slow(FleetOperator):
