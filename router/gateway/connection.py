@@ -146,10 +146,28 @@ class GuardedProtocol(HttpToolsProtocol):
             gone()
         self._disarm()
         self._body_read()
-        for cycle, _ in self.pipeline:  # uvicorn would answer them into the closed connection
-            cycle.disconnected = True
+        waiting = [cycle for cycle, _ in self.pipeline]  # uvicorn would answer them into the closed connection
         self.pipeline.clear()
+        for cycle in filter(None, [self._running, *waiting]):
+            cycle.disconnected = True  # uvicorn tells the latest one alone
+            cycle.message_event.set()
+        for cycle in waiting:
+            _part(cycle)
         super().connection_lost(exc)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Let go of what holds this connection in turn, so that it is freed now, and not by a garbage collection.
+
+        One that waits for that has long lived through the young ones; the next full one may be a minute away.
+        """
+        self._unset_keepalive_if_required()
+        self._lingering.let_go()
+        for cycle in (self.cycle, self._running):
+            if cycle is not None:
+                _part(cycle)
+        self._running = None
+        self.cycle = self.scope = self.headers = None  # type: ignore[assignment]  # as before its first request
 
     def data_received(self, data: bytes) -> None:
         if self._lingering.lingers:
@@ -256,6 +274,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
+        if self._running is not None:
+            _part(self._running)
         super().on_response_complete()
         if self._refusal and not self._answers_run():
             self._end_with(self._refusal)
@@ -329,7 +349,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def _is_cut_off(self) -> bool:
         """Whether the end of the connection would pass for that of an answer which is not whole."""
         running = self._running
-        return running is not None and running.scope[CONNECTION].open_ended  # type: ignore[literal-required]
+        exchange: Exchange | None = None if running is None else running.scope.get(CONNECTION)  # type: ignore[assignment]
+        return exchange is not None and exchange.open_ended
 
     def _answers_run(self) -> bool:
         return self._running is not None and not self._running.response_complete
@@ -357,6 +378,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self._lingering.close_now()
         else:
             self._lingering.linger()
+
+
+def _part(cycle: RequestResponseCycle) -> None:
+    """Take an exchange and uvicorn's cycle apart, which hold each other; who serves the request has the exchange."""
+    cycle.scope.pop(CONNECTION, None)  # type: ignore[misc]
+    vars(cycle).pop("send", None)
 
 
 class _HeadRefused(Exception):

@@ -15,6 +15,10 @@ _UNREAD_S = 30.0  # that a peer may take nothing of what is still to be sent
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
+def _no() -> bool:
+    return False
+
+
 class LingeringTransport:
     """A connection whose `close` first lets the peer finish sending, for a moment, and then read the answer.
 
@@ -27,7 +31,7 @@ class LingeringTransport:
     """
 
     def __init__(
-        self, transport: asyncio.Transport, unread: Callable[[], bool], cut_off: Callable[[], bool] = lambda: False
+        self, transport: asyncio.Transport, unread: Callable[[], bool], cut_off: Callable[[], bool] = _no
     ) -> None:
         self._transport = transport
         self.write = transport.write
@@ -35,6 +39,10 @@ class LingeringTransport:
         self._cut_off = cut_off
         self._left_bytes = _LINGER_BYTES
         self.lingers = False
+
+    def let_go(self) -> None:
+        """The connection is lost: there is nobody left to ask."""
+        self._unread = self._cut_off = _no
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import resource
@@ -18,8 +19,9 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from router.gateway.app import create_app
-from router.gateway.connection import ConnectionLimits
+from router.gateway.connection import ConnectionLimits, GuardedProtocol
 from router.gateway.connection_table import ConnectionTable, address_of
+from router.gateway.lingering import LingeringTransport
 from router.gateway.listener import Listener, allow_open_files, bind
 from tests.support.gateway_fakes import FAMILY, FakeDispatcher, gateway_deps
 from tests.support.waiting import until
@@ -75,6 +77,53 @@ async def test_thousands_of_idle_connections_shut_nobody_out(sent: bytes) -> Non
                 async with httpx.AsyncClient() as fresh:
                     assert (await fresh.get(url, headers=KEY)).status_code == 200
             assert time.perf_counter() - began < 10, "not until somebody's timeout"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n",
+        b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer k\r\ncontent-length: 9\r\n\r\n",
+        b"nonsense\r\n\r\n",
+    ],
+    ids=["idle", "slow head", "answered", "slow body", "refused"],
+)
+async def test_a_connection_that_was_closed_leaves_nothing_for_a_garbage_collection(sent: bytes) -> None:
+    """Who opens connections by the thousand would fill the memory between two, and the next one would stand still."""
+
+    def left() -> int:
+        return sum(isinstance(one, (GuardedProtocol, LingeringTransport)) for one in gc.get_objects())
+
+    limits = ConnectionLimits()
+    async with gateway(limits, api_keys={"k": 0}) as port:
+        gc.collect()
+        before = left()
+        gc.disable()
+        try:
+            with contextlib.ExitStack() as held:
+                await idle(port, 20, held, sent)
+                await until(lambda: left() >= before + 20 or b"nonsense" in sent)
+                await asyncio.sleep(0.05)  # what was sent is read
+            await until(lambda: left() == before, 10)
+        finally:
+            gc.enable()
+
+
+async def test_who_leaves_in_the_first_of_several_pipelined_answers_is_no_error_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    dispatcher = FakeDispatcher()
+    async with gateway(ConnectionLimits(), dispatcher=dispatcher) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(chat("hang") * 3)
+        await until(lambda: dispatcher.requests)
+        writer.close()
+        await until(lambda: dispatcher.cancelled_starts)
+        await asyncio.sleep(0)
+    assert len(dispatcher.requests) == 1
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_connections_and_lost_log_lines_are_told() -> None:
