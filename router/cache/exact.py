@@ -140,7 +140,7 @@ class AnswerCache:
         most_bytes = self._most_bytes * _LONGEST_SHARE
         try:
             async for chunk in source:
-                size += _CHUNK_BYTES + _text_bytes(chunk.text)
+                size += _CHUNK_BYTES + _text_bytes(chunk.text) + _text_bytes(chunk.reasoning)
                 if size <= most_bytes:
                     seen.append(replace(chunk, origin=None) if chunk.origin is not None else chunk)
                     if chunk.finish_reason is not None and answer.seamless() and not answer.route.degraded:

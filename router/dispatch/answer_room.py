@@ -22,10 +22,11 @@ class AnswerRoom:
 
     def fit(self, chunk: TokenChunk) -> tuple[TokenChunk, bool]:
         """Take a chunk; return what of it has room, and whether it went beyond: then that is the end of the answer."""
-        more = chunk.tokens > self._tokens or (self._tokens == 0 and chunk.text and not chunk.finish_reason)
-        if not more and len(chunk.text) <= self._chars:
+        shown = len(chunk.text) + len(chunk.reasoning)
+        more = chunk.tokens > self._tokens or (self._tokens == 0 and shown and not chunk.finish_reason)
+        if not more and shown <= self._chars:
             self._tokens -= chunk.tokens
-            self._chars -= len(chunk.text)
+            self._chars -= shown
             return chunk, False
         kept = min(self._chars, len(chunk.text) * self._tokens // max(chunk.tokens, 1))
         tokens = min(chunk.tokens, self._tokens)

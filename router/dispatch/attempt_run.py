@@ -141,7 +141,7 @@ class AttemptRun:
         return not self.stream.quiet
 
     async def receive(self) -> TokenChunk:
-        """Wait for the next chunk that has text, or the last one, for `hand_on`; every wait is bounded.
+        """Wait for the next chunk that shows something, or the last one, for `hand_on`; every wait is bounded.
 
         Raises:
             OverspillError: the attempt failed.
@@ -160,7 +160,7 @@ class AttemptRun:
             if over:
                 journey.cap_exceeded(attempt)
             self._origin = chunk.origin or self._origin
-            if chunk.text or chunk.output is not None or chunk.finish_reason is not None:
+            if chunk.text or chunk.reasoning or chunk.output is not None or chunk.finish_reason is not None:
                 return chunk
             self._held = _joined(self._held, chunk)
             self._cached_tokens = chunk.cached_tokens if self._cached_tokens is None else self._cached_tokens

@@ -93,7 +93,9 @@ class AttemptStream:
     def ready(self) -> bool:
         """Text, or the end with everything given back, is here already: handing it on waits for nothing."""
         chunks, ended = self._chunks, self._task.done
-        return bool(chunks) and any(ended() if chunk.finish_reason else chunk.text or chunk.output for chunk in chunks)
+        return any(
+            ended() if chunk.finish_reason else chunk.text or chunk.output or chunk.reasoning for chunk in chunks
+        )
 
     @property
     def whole(self) -> bool:

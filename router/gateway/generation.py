@@ -142,6 +142,7 @@ class Generation:
             None if extras.logprobs is None else extras.logprobs.encode(told),
             model=None if variant == first.route.variant else variant,
             calls=_calls_of(self._call),
+            reasoning=whole.reasoning,
         )
 
 

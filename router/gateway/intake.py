@@ -341,13 +341,18 @@ Out = TypeVar("Out", Embeddings, Passed, Tensors)
 
 
 class Whole(msgspec.Struct, frozen=True):
-    """A finished answer."""
+    """A finished answer.
+
+    Attributes:
+        reasoning: what the model thought, where its server tells that apart.
+    """
 
     text: str
     finish_reason: FinishReason
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
 
 
 async def collect(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) -> Whole:
@@ -357,6 +362,7 @@ async def collect(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) 
         ReplicaBroken: it ended without a finish reason.
     """
     pieces: list[str] = []
+    thoughts: list[str] = []
     logprobs: list[TokenLogprob] = []
     prompt_logprobs: list[TokenLogprob] = []
     tokens = 0
@@ -365,12 +371,14 @@ async def collect(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) 
         if not pieces or chunk.finish_reason is not None:
             cached_tokens = chunk.cached_tokens if cached_tokens is None else cached_tokens
         pieces.append(chunk.text)
+        thoughts.append(chunk.reasoning)
         logprobs += chunk.logprobs
         prompt_logprobs += chunk.prompt_logprobs
         tokens += chunk.tokens
         if chunk.finish_reason is not None:
             usage = Usage(chunk.prompt_tokens or prompt_tokens, tokens, cached_tokens, chunk.details)
-            return Whole("".join(pieces), chunk.finish_reason, usage, tuple(logprobs), tuple(prompt_logprobs))
+            told = (tuple(logprobs), tuple(prompt_logprobs))
+            return Whole("".join(pieces), chunk.finish_reason, usage, *told, "".join(thoughts))
     raise unfinished()
 
 

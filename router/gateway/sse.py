@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from router.base.errors import OverspillError
 from router.gateway.echo import Echo
@@ -28,6 +29,8 @@ class Encoder(Protocol):
     def start(self, usage: Usage) -> bytes: ...
 
     def text(self, text: str, usage: Usage, logprobs: Mapping[str, object] | None = None) -> bytes: ...
+
+    def reasoning(self, text: str, usage: Usage) -> bytes: ...
 
     def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes: ...
 
@@ -112,6 +115,9 @@ class ChoiceEvents:
         return self._encoder.close(usage)
 
     def _text(self, chunk: TokenChunk) -> bytes:
+        if chunk.reasoning:
+            thought = self._encoder.reasoning(chunk.reasoning, self._told(self.usage))
+            return thought + self._text(replace(chunk, reasoning=""))
         if not (chunk.text or chunk.logprobs):
             return b""
         line = self._extras.logprobs

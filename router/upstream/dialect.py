@@ -97,7 +97,7 @@ def _same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
-_OPENAI = _same("top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias")
+_OPENAI = _same("top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias", "reasoning_effort")
 _SGLANG = _OPENAI | _same("top_k", "repetition_penalty", "ignore_eos", "min_p", "min_tokens", "stop_token_ids")
 _EXTENDED = MappingProxyType(_SGLANG | _same("allowed_token_ids", "bad_words"))
 

@@ -36,6 +36,8 @@ class _Call(msgspec.Struct):
 class _Delta(msgspec.Struct):
     content: str | None = None
     tool_calls: list[_Call] | None = None
+    reasoning: Any = None
+    reasoning_content: Any = None
 
 
 class _Choice(msgspec.Struct):
@@ -103,6 +105,13 @@ class Event(msgspec.Struct):
             return ""
         choice = self.choices[0]
         return (choice.delta.content if choice.delta is not None else choice.text) or ""
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought: `reasoning` of vLLM, `reasoning_content` of others; what is no text is nothing."""
+        delta = self.choices[0].delta if self.choices else None
+        told = None if delta is None else delta.reasoning or delta.reasoning_content
+        return told if isinstance(told, str) else ""
 
     def logprobs(self, top: int) -> tuple[TokenLogprob, ...]:
         """What it tells of its tokens, with at most `top` alternatives each."""

@@ -67,7 +67,7 @@ async def _ask(replica: Replica, clock: Clock, number: int, words: int, answer_t
         async for chunk in stream:
             tokens += chunk.tokens
             prompt_tokens = chunk.prompt_tokens or prompt_tokens
-            if not ahead and chunk.text:
+            if not ahead and (chunk.text or chunk.reasoning):
                 first_s, ahead = clock.now_s() - began_s, tokens
     last_s = clock.now_s() - began_s
     gap_s = (last_s - first_s) / max(tokens - ahead, 1)

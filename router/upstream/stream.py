@@ -388,6 +388,9 @@ class OpenStream:
     ) -> TokenChunk | None:
         """Return what an event tells of the answer, None for nothing; the prompt is no part of its text."""
         top = self._logprobs
+        thought = event.reasoning
+        if thought:
+            return self._chunk(text, finish, prompt_tokens, thought)
         if top is None and self._echo is None:
             return self._chunk(text, finish, prompt_tokens) if text else None
         told = () if top is None else event.logprobs(top)
@@ -403,16 +406,20 @@ class OpenStream:
         chunk = self._chunk(text, finish, prompt_tokens)
         return replace(chunk, logprobs=told, prompt_logprobs=scored) if told or scored else chunk
 
-    def _chunk(self, text: str, finish: FinishReason | None, prompt_tokens: int | None) -> TokenChunk:
+    def _chunk(
+        self, text: str, finish: FinishReason | None, prompt_tokens: int | None, thought: str = ""
+    ) -> TokenChunk:
         told = self._told_tokens
-        tokens = int(bool(text)) if told is None else max(0, told - self.tokens)
+        tokens = int(bool(text or thought)) if told is None else max(0, told - self.tokens)
         self.tokens += tokens
-        self._emitted = self._emitted or bool(text)
+        self._emitted = self._emitted or bool(text or thought)
         if self._began and finish is None:
-            return TokenChunk(text, tokens)
+            return TokenChunk(text, tokens, reasoning=thought) if thought else TokenChunk(text, tokens)
         origin, self._origin, self._began = self._origin, None, True
         details = None if finish is None or self._usage is None else self._usage.details
-        return TokenChunk(text, tokens, finish, prompt_tokens, origin, self._cached_once(), details=details)
+        return TokenChunk(
+            text, tokens, finish, prompt_tokens, origin, self._cached_once(), details=details, reasoning=thought
+        )
 
     def _cached_once(self) -> int | None:
         """What the upstream has told of its cache: goes with the first chunk, or else with the last one."""

@@ -50,6 +50,7 @@ class TokenChunk(msgspec.Struct, frozen=True):
         own_s: on that chunk, the seconds that the replica itself took for it, where it runs in this process: of a few
             milliseconds, what a busy event loop adds on either side would be the larger part. None elsewhere.
         details: of the tokens of prompt and answer, on the last chunk, where an upstream tells them.
+        reasoning: what the model thought, where a server tells that apart from its answer: no part of `text`.
     """
 
     text: str
@@ -63,3 +64,4 @@ class TokenChunk(msgspec.Struct, frozen=True):
     output: Output | None = None
     own_s: float | None = None
     details: TokenDetails | None = None
+    reasoning: str = ""

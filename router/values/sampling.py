@@ -33,6 +33,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
         prompt_logprobs: the log probabilities of the prompt's tokens are told too.
         constraint: what the whole answer has to match; None leaves it free.
         bad_words: texts that the answer does not hold.
+        reasoning_effort: how long a model that reasons may do so, in its server's words; nothing to any other.
     """
 
     max_tokens: int | None = None
@@ -54,6 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     prompt_logprobs: bool = False
     constraint: Constraint | None = None
     bad_words: tuple[str, ...] = ()
+    reasoning_effort: str | None = None
 
     def needs(self) -> set[Feature]:
         """What a replica has to do beyond drawing by temperature and top-p up to a stop string."""

@@ -17,7 +17,7 @@ from router.wire.names import refuse_fields
 from router.wire.openai.fields import UNSERVED, Fields, request_of
 from router.wire.openai.media import media_in
 from router.wire.openai.messages import RawMessage, message_of
-from router.wire.openai.sampling import TopLogprobs, sampling_of
+from router.wire.openai.sampling import Effort, TopLogprobs, sampling_of
 from router.wire.openai.tools import Function, FunctionChoice, NamedTool, RawTool, functions_of, tools_of
 from router.wire.openai.unserved import Rule, only, refuse_unserved
 
@@ -34,12 +34,15 @@ class _Chat(Fields, frozen=True, kw_only=True):
     tools: list[RawTool] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
     functions: list[Function] | None = None
     function_call: FunctionChoice | None = None
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
     echo: Any = None
+    best_of: Any = None
+    suffix: Any = None
     chat_template: Any = None
     chat_template_kwargs: Any = None
     documents: Any = None
@@ -51,6 +54,8 @@ _UNSERVED: tuple[Rule, ...] = (
     ("modalities", only(["text"]), 'answers are plain text: leave it out or send ["text"]'),
     ("audio", only(), "answers are plain text: leave it out"),
     ("web_search_options", only(), "web search is not offered by this server: leave it out"),
+    ("best_of", only(1), "send `n`, and choose among the answers"),
+    ("suffix", only(""), "messages have no text behind the answer: leave it out"),
     ("echo", only(False), "messages are not echoed: send a prompt to /v1/completions"),
     ("chat_template", only(), "the model's own is used: render the prompt yourself and send it to /v1/completions"),
     ("chat_template_kwargs", only({}), "the model's own template takes none here: leave it out"),
@@ -79,7 +84,8 @@ def decode_chat(body: bytes) -> ApiRequest:
     tools = tools_of(raw.tools, raw.tool_choice, parallel=raw.parallel_tool_calls)
     legacy = functions_of(raw.functions, raw.function_call) if tools is None else None
     prompt = ChatPrompt(tuple(messages), tools or legacy, media_in(messages))
-    request = request_of(raw, prompt, continuation, sampling_of(raw, None, _logprobs(raw)))
+    sampling = replace(sampling_of(raw, None, _logprobs(raw)), reasoning_effort=raw.reasoning_effort)
+    request = request_of(raw, prompt, continuation, sampling)
     _refuse_constraint_beside(prompt.tools, request.sampling.constraint)
     return request if legacy is None else replace(request, legacy_functions=True)
 

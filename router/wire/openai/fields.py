@@ -64,6 +64,27 @@ class Fields(ConstraintFields, frozen=True, kw_only=True):
     logits_processors: Any = None
     typical_p: Any = None
     mirostat: Any = None
+    # Of newer vLLMs.
+    thinking_token_budget: Any = None
+    repetition_detection: Any = None
+    logprob_token_ids: Any = None
+    return_token_offsets: Any = None
+    return_prompt_text: Any = None
+    mm_processor_kwargs: Any = None
+    vllm_xargs: Any = None
+    guided_whitespace_pattern: Any = None
+    # Of SGLang and llama.cpp.
+    custom_logit_processor: Any = None
+    lora_path: Any = None
+    no_stop_trim: Any = None
+    return_hidden_states: Any = None
+    n_predict: Any = None
+    repeat_penalty: Any = None
+    dry_multiplier: Any = None
+    xtc_probability: Any = None
+    dynatemp_range: Any = None
+    top_n_sigma: Any = None
+    samplers: Any = None
 
 
 UNSERVED: tuple[Rule, ...] = (
@@ -80,6 +101,25 @@ UNSERVED: tuple[Rule, ...] = (
     ("logits_processors", only([]), "code is not taken over HTTP: use `logit_bias`"),
     ("typical_p", only(1, 1.0), "not applied by this server: use `top_p` or `min_p`"),
     ("mirostat", only(0), "not applied by this server: use `top_p` or `min_p`"),
+    ("thinking_token_budget", only(), "thoughts are not counted here: bound the whole answer with `max_tokens`"),
+    ("repetition_detection", only(), "not applied by this server: use `repetition_penalty` or `max_tokens`"),
+    ("logprob_token_ids", only([]), "log probabilities are told of the likeliest tokens: use `logprobs`"),
+    ("return_token_offsets", only(False), "offsets are not returned: `logprobs` of /v1/completions tell them"),
+    ("return_prompt_text", only(False), "prompts are not returned: send `echo` to /v1/completions"),
+    ("mm_processor_kwargs", only({}), "images and sounds are read as the model's server does by itself: leave it out"),
+    ("vllm_xargs", only({}), "not passed on by this server: leave it out"),
+    ("guided_whitespace_pattern", only(), "white space is that of JSON: leave it out"),
+    ("custom_logit_processor", only(), "code is not taken over HTTP: use `logit_bias`"),
+    ("lora_path", only(), "name the adapter as the `model`, where it is served"),
+    ("no_stop_trim", only(False), "answers end before a stop string: leave it out"),
+    ("return_hidden_states", only(False), "hidden states are not returned: leave it out"),
+    ("n_predict", only(-1), "send `max_tokens`"),
+    ("repeat_penalty", only(1, 1.0), "send `repetition_penalty`"),
+    ("dry_multiplier", only(0, 0.0), "not applied by this server: use `repetition_penalty`"),
+    ("xtc_probability", only(0, 0.0), "not applied by this server: use `min_p` or `temperature`"),
+    ("dynatemp_range", only(0, 0.0), "not applied by this server: use `temperature`"),
+    ("top_n_sigma", only(-1, -1.0), "not applied by this server: use `min_p`"),
+    ("samplers", only(), "samplers are applied in a fixed order: leave it out"),
 )
 
 

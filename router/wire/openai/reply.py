@@ -50,6 +50,7 @@ class Choice(msgspec.Struct, frozen=True):
         error: what it failed with; its text is what came before.
         model: the variant that answers, where it is another than that of the reply.
         calls: reads the calls in the text, where the answer may have some.
+        reasoning: what the model thought, where its server tells that apart.
     """
 
     text: str
@@ -58,14 +59,17 @@ class Choice(msgspec.Struct, frozen=True):
     error: OverspillError | None = None
     model: str | None = None
     calls: AnswerCalls | None = None
+    reasoning: str = ""
 
     def to_json(self, index: int, *, chat: bool) -> dict[str, object]:
         choice: dict[str, object] = {"index": index}
         told = FAILED if self.finish_reason is None else self.finish_reason.value
         if self.calls is not None and self.finish_reason is not None:
-            choice["message"], told = whole_message(self.text, self.finish_reason, self.calls)
+            message, told = whole_message(self.text, self.finish_reason, self.calls)
+            choice["message"] = message | _thought(self.reasoning)
         elif chat:
-            choice["message"] = {"role": "assistant", "content": self.text, "refusal": None}
+            message = {"role": "assistant", "content": self.text, "refusal": None}
+            choice["message"] = message | _thought(self.reasoning)
         else:
             choice["text"] = self.text
         choice["logprobs"] = self.logprobs
@@ -75,6 +79,11 @@ class Choice(msgspec.Struct, frozen=True):
         if self.model is not None:
             choice["model"] = self.model
         return choice
+
+
+def _thought(reasoning: str) -> dict[str, object]:
+    """Return it by both names that clients look for: vLLM's newer one, and the one of all others."""
+    return {"reasoning": reasoning, "reasoning_content": reasoning} if reasoning else {}
 
 
 def encode_body(head: ReplyHead, choices: Sequence[Choice], usage: Usage) -> bytes:
@@ -124,6 +133,10 @@ class EventEncoder:
         if not deltas and logprobs is not None:
             deltas = [b"{}"]  # the text waits: it may be a call
         return b"".join(self._event(delta, None, usage, None if at else logprobs) for at, delta in enumerate(deltas))
+
+    def reasoning(self, text: str, usage: Usage) -> bytes:
+        """The event of what the model thought; completions have no place for it."""
+        return self._event(orjson.dumps(_thought(text)), None, usage) if self._head.chat else b""
 
     def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:
         """The event with the finish reason."""

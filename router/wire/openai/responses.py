@@ -17,6 +17,7 @@ from router.wire.body import decode_json
 from router.wire.names import refuse_fields
 from router.wire.openai.chat import MAX_MESSAGES
 from router.wire.openai.constraints import JsonSchema, schema_constraint
+from router.wire.openai.sampling import Effort
 from router.wire.openai.tools import Function, FunctionName, NamedTool, RawTool, arguments_of, tools_of
 from router.wire.openai.unserved import Rule, only, refuse_unserved
 from router.wire.sampling import MaxTokens, Temperature, TopP
@@ -62,6 +63,12 @@ class _Format(msgspec.Struct, frozen=True):
     description: str | None = None
 
 
+class _Reasoning(msgspec.Struct, frozen=True):
+    effort: Effort | None = None
+    summary: Any = None
+    generate_summary: Any = None
+
+
 class _Text(msgspec.Struct, frozen=True):
     format: _Format | None = None
     verbosity: str | None = None
@@ -91,10 +98,9 @@ class ResponsesCall(msgspec.Struct, frozen=True, kw_only=True):
     conversation: Any = None
     background: bool | None = None
     truncation: str | None = None
-    reasoning: Any = None
+    reasoning: _Reasoning | None = None
     include: list[str] | None = None
     prompt: Any = None
-    max_tool_calls: Any = None
     top_logprobs: Any = None
 
 
@@ -107,12 +113,11 @@ _UNSERVED: tuple[Rule, ...] = (
     ("truncation", only("disabled"), "a conversation that is too long is refused, not cut: leave it out"),
     (
         "reasoning",
-        only({}, {"effort": None}, {"effort": "none"}, {"effort": None, "summary": None}),
-        "the models here do not reason apart from their answer: leave it out",
+        lambda asked: isinstance(asked, _Reasoning) and asked.summary is None and asked.generate_summary is None,
+        "thoughts are not summed up by this server: leave `summary` out",
     ),
     ("include", only([], ["reasoning.encrypted_content"]), "there is nothing more to include: leave it out"),
     ("prompt", only(), "prompts are not kept here: send `instructions` and `input`"),
-    ("max_tool_calls", only(), "tools are called by the client: leave it out"),
     ("top_logprobs", only(0), "log probabilities are told by /v1/chat/completions: leave it out"),
 )
 _decoder = msgspec.json.Decoder(ResponsesCall)
@@ -133,6 +138,7 @@ def decode_responses(body: bytes) -> tuple[ApiRequest, ResponsesCall]:
         temperature=1.0 if raw.temperature is None else raw.temperature,
         top_p=1.0 if raw.top_p is None else raw.top_p,
         constraint=_constraint(raw.text),
+        reasoning_effort=None if raw.reasoning is None else raw.reasoning.effort,
     )
     prompt = ChatPrompt(tuple(messages), _tools(raw))
     return ApiRequest(raw.model, prompt, sampling, stream=bool(raw.stream)), raw

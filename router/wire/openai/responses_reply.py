@@ -50,7 +50,7 @@ class ResponseHead:
             "output": output,
             "parallel_tool_calls": call.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": None if call.reasoning is None else call.reasoning.effort, "summary": None},
             "store": False,
             "temperature": 1.0 if call.temperature is None else call.temperature,
             "text": {"format": {"type": "text"}} if call.text is None else msgspec.to_builtins(call.text),
@@ -124,6 +124,10 @@ class ResponseEncoder:
         """The events of further text; log probabilities are not told here."""
         pieces = [text] if self._reader is None else self._reader.feed(text)
         return b"".join(map(self._piece, pieces))
+
+    def reasoning(self, text: str, usage: Usage) -> bytes:  # noqa: ARG002
+        """Nothing: what models think is told by /v1/chat/completions; it is counted all the same."""
+        return b""
 
     def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:
         """The events that close what is open, and the whole response."""

@@ -57,6 +57,10 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: list[str] | None = None
 
 
+Effort = Annotated[str, Meta(min_length=1, max_length=32)]
+"""`none`, `minimal`, `low`, …: which of them there are is the model's to say."""
+
+
 def sampling_of(
     raw: SamplingFields, default_max_tokens: int | None, logprobs: int | None = None, *, prompt_logprobs: bool = False
 ) -> SamplingParams:

@@ -123,7 +123,7 @@ def test_a_streamed_call_has_its_own_events(sdk: openai.OpenAI) -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"store": True}, "store"),
         ({"background": True}, "background"),
-        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning"),
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"input": []}, "input"),

@@ -264,6 +264,61 @@ def test_wrong_chat_fields_are_named(fields: dict, param: str) -> None:
     assert raised.value.status == 400
 
 
+OF_OTHER_SERVERS = {
+    "thinking_token_budget": (10, None),
+    "repetition_detection": ({"max_pattern_size": 5}, None),
+    "logprob_token_ids": ([3], []),
+    "return_token_offsets": (True, False),
+    "return_prompt_text": (True, False),
+    "mm_processor_kwargs": ({"num_crops": 4}, {}),
+    "vllm_xargs": ({"a": 1}, {}),
+    "guided_whitespace_pattern": (" ", None),
+    "custom_logit_processor": ("code", None),
+    "lora_path": ("mine", None),
+    "no_stop_trim": (True, False),
+    "return_hidden_states": (True, False),
+    "n_predict": (4, -1),
+    "repeat_penalty": (1.2, 1.0),
+    "dry_multiplier": (0.8, 0),
+    "xtc_probability": (0.5, 0.0),
+    "dynatemp_range": (0.5, 0),
+    "top_n_sigma": (2.0, -1),
+    "samplers": (["top_k"], None),
+}
+
+
+@pytest.mark.parametrize(("name", "changing", "neutral"), [(name, *two) for name, two in OF_OTHER_SERVERS.items()])
+def test_fields_of_other_servers_are_refused_where_they_would_change_the_answer(
+    name: str, changing: object, neutral: object
+) -> None:
+    for decode in (chat, completion):
+        with pytest.raises(InvalidRequest) as raised:
+            decode(**{name: changing})
+        assert raised.value.param == name
+        assert decode(**{name: neutral}) == decode()
+
+
+def test_fields_that_change_no_answer_here_are_passed_over() -> None:
+    harmless = {
+        "service_tier": "auto",
+        "store": True,
+        "metadata": {"a": "b"},
+        "user": "me",
+        "safety_identifier": "me",
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "verbosity": "low",
+        "prediction": {"type": "content", "content": "x"},
+        "modalities": ["text"],
+        "parallel_tool_calls": True,
+        "stream_interval": 4,
+        "cache_prompt": True,
+        "best_of": 1,
+        "suffix": "",
+    }
+    assert chat(**harmless) == chat()
+
+
 WRONG_COMPLETION = [
     ({"prompt": 3}, "prompt"),
     ({"prompt": ""}, "prompt"),
