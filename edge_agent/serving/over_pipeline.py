@@ -128,8 +128,7 @@ class OverPipeline(ABC):
     def facts(self) -> ReplicaFacts:
         """See `router.values.status.TellsFacts`."""
 
-    async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+    def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
         if self.fault and not self.loaded:
             raise ReplicaUnreachable(f"{self.info.replica_id}: {self.fault}")
-        async for chunk in self.pipeline.generate(request):
-            yield chunk
+        return self.pipeline.generate(request)

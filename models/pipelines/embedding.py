@@ -164,10 +164,10 @@ def _checked(shape: EncoderShape, value: Text, ids: list[int]) -> Tokens | Overs
 def encoding(encode: Encode, batch: list[Tokens]) -> list[Vector | OverspillError]:
     """Run an encoder over a batch. A vector that is no number is the fault of its input alone."""
     means = encode([value.ids for value in batch])
-    finite, whole = np.isfinite(means), units(means)
+    finite: list[bool] = np.isfinite(means).all(axis=1).tolist()
     return [
-        _vector(value, mean if value.dimensions else row, bool(numbers.all()))
-        for value, mean, row, numbers in zip(batch, means, whole, finite, strict=True)
+        _vector(value, mean if value.dimensions else row, numbers)
+        for value, mean, row, numbers in zip(batch, means, units(means), finite, strict=True)
     ]
 
 
@@ -219,5 +219,5 @@ class Embedding:
 
     def output(self, results: Sequence[Vector]) -> tuple[Embeddings, int]:
         """Return the answer, and the tokens of all inputs."""
-        rows = np.stack([result.values for result in results]).astype("<f4")
-        return Embeddings(rows.tobytes(), rows.shape[1]), sum(result.tokens for result in results)
+        data = b"".join([np.asarray(result.values, "<f4").tobytes() for result in results])
+        return Embeddings(data, len(results[0].values)), sum([result.tokens for result in results])

@@ -84,6 +84,7 @@ class Pipeline:
         self._tickets: set[Ticket] = set()
         self._items = 0
         self._input_bytes = 0
+        self._cost = 0
         self._answer_bytes = 0  # of requests that are not through: their results so far
         self._processes: list[ProcessWork] = []
         self._closed = False
@@ -106,7 +107,7 @@ class Pipeline:
     @property
     def cost(self) -> int:
         """What their submitters said that they cost, of those that are not through."""
-        return sum(ticket.cost for ticket in self._tickets)
+        return self._cost
 
     async def open(self) -> None:
         """Load what the stages need, and begin to work.
@@ -141,7 +142,7 @@ class Pipeline:
             if not ticket.over:
                 ticket.error = ReplicaBroken(f"{self.plan.name}: {why}")
                 self._end([ticket])
-        self._items = 0
+        self._items = self._cost = 0
 
     def _stop(self) -> None:
         with ThreadPoolExecutor(max_workers=len(self.stages)) as pool:  # side by side: each may compute for a while
@@ -182,6 +183,7 @@ class Pipeline:
             self._tickets.add(ticket)
         self._items += ticket.size
         self._input_bytes += ticket.input_bytes
+        self._cost += cost
         first.put(items)
         try:
             await ticket.done
@@ -198,6 +200,7 @@ class Pipeline:
                 self._tickets.discard(ticket)
                 self._items -= ticket.size
                 self._input_bytes -= ticket.input_bytes
+                self._cost -= ticket.cost
 
     def _refuse_too_large(self, size_bytes: int) -> None:
         """Raises RefusedAlone where inputs find no room in the memory now, InputsTooLarge where they never will.

@@ -79,7 +79,9 @@ class BodyShare:
         self._held_bytes += more
 
     def release(self) -> None:
-        """Give all of it back."""
+        """Give all of it back; most bodies are small, and have taken nothing."""
+        if not self._held_bytes:
+            return
         self._room.held_bytes -= self._held_bytes
         self._room.by_owner -= Counter({self._owner: self._held_bytes})  # keeps nobody who has nothing
         self._held_bytes = 0

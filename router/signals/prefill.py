@@ -37,8 +37,14 @@ class PrefillLine:
         expected_s = self.predict(tokens)
         y = min(max(seconds, expected_s / _OUTLIER), expected_s * _OUTLIER)
         weight = 1.0 / (expected_s * expected_s)
-        new = (weight, weight * tokens, weight * tokens * tokens, weight * y, weight * tokens * y)
-        self._sums = tuple(_FORGET * old + add for old, add in zip(self._sums, new, strict=True))  # type: ignore[assignment]
+        w, wx, wxx, wy, wxy = self._sums
+        self._sums = (
+            _FORGET * w + weight,
+            _FORGET * wx + weight * tokens,
+            _FORGET * wxx + weight * tokens * tokens,
+            _FORGET * wy + weight * y,
+            _FORGET * wxy + weight * tokens * y,
+        )
         self._seen += 1
         self._fit()
 
