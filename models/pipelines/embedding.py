@@ -25,6 +25,7 @@ from router.values.task import EmbedCall, Embeddings
 
 BUCKETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _TOKENIZE_AT_ONCE = 64
+_SHORT_CHARS = 4096  # of a batch: tokenized in its own thread in a few milliseconds
 MOST_CHARS_A_TOKEN = 100
 """Of a text on the average; longer ones are refused unread. Prose has 4, and no word of more becomes a token."""
 
@@ -135,13 +136,20 @@ def _hopeless(shape: EncoderShape, value: Text) -> ContextTooLong | None:
 def _tokenized(shape: EncoderShape, backend: tokenizers.Tokenizer, batch: list[Text]) -> list[Tokens | OverspillError]:
     texts = [value.given for value in batch if isinstance(value.given, str)]
     try:
-        encoded = iter(backend.encode_batch_fast(texts)) if texts else iter(())
+        encoded = iter(_encoded(backend, texts))
     except TypeError:  # half a surrogate pair in one of them
         if len(batch) > 1:
             return [_tokenized(shape, backend, [value])[0] for value in batch]
         return [InvalidRequest("an input holds half a surrogate pair; send valid Unicode", param="input")]
     ids = [next(encoded).ids if isinstance(value.given, str) else list(value.given) for value in batch]
     return [_checked(shape, value, found) for value, found in zip(batch, ids, strict=True)]
+
+
+def _encoded(backend: tokenizers.Tokenizer, texts: list[str]) -> list[tokenizers.Encoding]:
+    """Tokenize short texts one by one: for a batch the library wakes threads of its own, which then look for more."""
+    if sum(map(len, texts)) <= _SHORT_CHARS:
+        return [backend.encode(text) for text in texts]
+    return backend.encode_batch_fast(texts)
 
 
 def _checked(shape: EncoderShape, value: Text, ids: list[int]) -> Tokens | OverspillError:

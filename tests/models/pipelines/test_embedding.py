@@ -58,10 +58,15 @@ class Backend:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
+        self.batches: list[int] = []
+
+    def encode(self, text: str) -> SimpleNamespace:
+        self.seen.append(text)
+        return SimpleNamespace(ids=[7] * len(text.split()))
 
     def encode_batch_fast(self, texts: list[str]) -> list[SimpleNamespace]:
-        self.seen += texts
-        return [SimpleNamespace(ids=[7] * len(text.split())) for text in texts]
+        self.batches.append(len(texts))
+        return [self.encode(text) for text in texts]
 
 
 def test_a_text_that_is_surely_too_long_is_refused_unread(tmp_path: Path) -> None:
@@ -79,3 +84,13 @@ def test_a_text_that_is_surely_too_long_is_refused_unread(tmp_path: Path) -> Non
         "`input`: one has 401 tokens, this model's max",
     ]
     assert _tokenize(shape, backend, [Text("y" * 401, None)])[0].__class__ is ContextTooLong
+
+
+def test_short_texts_wake_no_threads_of_the_library(tmp_path: Path) -> None:
+    backend: Any = Backend()
+    shape = EncoderShape(tmp_path / "tokenizer.json", 256, 100, 8)
+    short, long = [Text("a b", None)] * 20, [Text("a b" * 1000, None)] * 2
+    assert [len(one.ids) for one in _tokenize(shape, backend, short) if isinstance(one, Tokens)] == [2] * 20
+    assert backend.batches == []
+    assert len(_tokenize(shape, backend, [*short, *long])) == 22
+    assert backend.batches == [22]
