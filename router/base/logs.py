@@ -17,8 +17,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+import orjson
 import structlog
 
 _QUEUE_LINES = 10_000
@@ -29,6 +31,8 @@ _MAX_TEXT_CHARS = 16 * 1024
 _MAX_LINE_CHARS = 256 * 1024
 # Without local variables: they hold callers' prompts and keys.
 _TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+_JSON = structlog.processors.JSONRenderer()
+_AS_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -166,9 +170,7 @@ def configure(level: str, log_format: Literal["auto", "console", "json"], fd: in
     terminal = os.isatty(fd)
     as_text = log_format == "console" or (log_format == "auto" and terminal)
     render = structlog.dev.ConsoleRenderer(colors=terminal, exception_formatter=structlog.dev.plain_traceback)
-    steps: Sequence[structlog.typing.Processor] = (
-        [_clip, render] if as_text else [_clip, _TRACEBACKS, structlog.processors.JSONRenderer()]
-    )
+    steps: Sequence[structlog.typing.Processor] = [_clip, render] if as_text else [_clip, _TRACEBACKS, _as_json]
 
     def unformatted(fields: dict[str, str]) -> str:
         return " ".join(f"{name}={value!r}" for name, value in fields.items()) if as_text else json.dumps(fields)
@@ -222,8 +224,14 @@ def _fields_of(line: logging.LogRecord | _Event) -> dict[str, Any]:
         fields = {"event": line.getMessage()}
         if line.exc_info:
             fields["exc_info"] = line.exc_info
-    at = datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    return {**fields, "level": level, "logger": logger, "timestamp": at}
+    second, micros = divmod(round(at_s * 1e6), 1_000_000)
+    return {**fields, "level": level, "logger": logger, "timestamp": f"{_utc(second)}.{micros:06d}Z"}
+
+
+@lru_cache(maxsize=4)
+def _utc(second: int) -> str:
+    """Return a second as a date, for all lines of it."""
+    return datetime.fromtimestamp(second, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _level_of(record: logging.LogRecord) -> str:
@@ -237,6 +245,22 @@ def _as_it_was_said(
 ) -> tuple[tuple[()], structlog.typing.EventDict]:
     """Hand the fields to the logger as they are."""
     return (), event
+
+
+def _as_json(logger: structlog.typing.WrappedLogger, method: str, event: structlog.typing.EventDict) -> str:
+    """Render a line of plain texts and numbers in a hundredth of the time; whatever else is in one, as structlog does.
+
+    That time is taken from the event loop. Other letters are escaped: some would change what a terminal shows.
+    """
+    try:
+        plain = orjson.dumps(event, default=_no_plain_value, option=_AS_JSON)
+    except (TypeError, ValueError):
+        plain = b""
+    return plain.decode() if plain and plain.isascii() and b"\x7f" not in plain else str(_JSON(logger, method, event))
+
+
+def _no_plain_value(value: object) -> object:
+    raise TypeError(type(value).__name__)
 
 
 def _clip(

@@ -8,11 +8,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.processors import JSONRenderer
 
 from router.base import logs
+from router.base.logs import _as_json, _Event, _fields_of
 from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.process
@@ -70,6 +75,36 @@ def test_every_logger_becomes_a_json_line() -> None:
     ]
     assert json.loads(lines[0])["load_s"] == 1.5
     assert "cannot be formatted" in broken
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=8),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20) | st.binary(),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+            max_leaves=8,
+        ),
+        max_size=6,
+    )
+)
+def test_a_line_says_in_fewer_steps_what_structlog_makes_of_it(event: dict[str, Any]) -> None:
+    line = _as_json(None, "info", dict(event))
+    assert json.loads(line) == json.loads(str(JSONRenderer()(None, "info", dict(event))))
+    assert line.isascii()
+    assert all(" " <= char <= "~" for char in line)
+
+
+@pytest.mark.parametrize(
+    ("at_s", "told"),
+    [
+        (0.0, "1970-01-01T00:00:00.000000Z"),
+        (1763856000.9999996, "2025-11-23T00:00:01.000000Z"),
+        (1763856000.25, "2025-11-23T00:00:00.250000Z"),
+    ],
+)
+def test_times_are_told_in_utc_to_the_microsecond(at_s: float, told: str) -> None:
+    assert _fields_of(_Event(at_s, "info", "x", {}))["timestamp"] == told
 
 
 def test_a_traceback_shows_no_local_variable() -> None:
