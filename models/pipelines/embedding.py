@@ -172,7 +172,7 @@ def _checked(shape: EncoderShape, value: Text, ids: list[int]) -> Tokens | Overs
 def encoding(encode: Encode, batch: list[Tokens]) -> list[Vector | OverspillError]:
     """Run an encoder over a batch. A vector that is no number is the fault of its input alone."""
     means = encode([value.ids for value in batch])
-    finite: npt.NDArray[np.bool_] = np.isfinite(means).all(axis=1)
+    finite = np.logical_and.reduce(np.isfinite(means), axis=1)
     return [
         _vector(value, mean if value.dimensions else row, numbers)
         for value, mean, row, numbers in zip(batch, means, units(means), finite.tolist(), strict=True)
