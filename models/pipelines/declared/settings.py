@@ -45,7 +45,7 @@ class StageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_wait_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0
     buckets: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
     queue_inputs: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1024
-    timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 300.0
+    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 300.0
 
     def __post_init__(self) -> None:
         if not _STAGE.fullmatch(self.name):

@@ -24,6 +24,7 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "PPM")
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # tags of TIFF
 _MAX_SCANS = 100  # of a progressive JPEG, which has about 10; libtiff takes as many
 _MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")  # that a length follows: 01 and d0 to d7 stand alone
+_MAX_READS = 100_000  # headers are read in Python, and a megabyte of them may take a second for everybody
 _START_OF_SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 
 
@@ -61,7 +62,7 @@ class DecodeImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415
 
         try:
-            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            with Image.open(_Pieces(data), formats=_FORMATS) as image:
                 self._check(image, data)
                 ImageOps.exif_transpose(image, in_place=True)
                 return _rgb(image)
@@ -83,6 +84,20 @@ class DecodeImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise _fault(f"{width} × {height} pixels, decoded are {self.max_pixels} at most: shrink it")
         if image.format in {"JPEG", "MPO"} and _scans(data) > _MAX_SCANS:
             raise _fault(f"a JPEG of more than {_MAX_SCANS} scans, each of which is computed whole: save it anew")
+
+
+class _Pieces(io.BytesIO):
+    """A file that is read in no more pieces than one of its size may need."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._left = _MAX_READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise _fault(f"a header of more than {_MAX_READS} pieces: save it anew, without what is no picture")
+        return super().read(size)
 
 
 def _fault(what: str) -> InvalidRequest:

@@ -111,6 +111,13 @@ async def test_a_slow_stage_refuses_at_the_door_and_not_between() -> None:
         assert len((await first)["z"]) == 12  # what is inside goes through
 
 
+@pytest.mark.parametrize("seconds", [math.inf, 1e9, -1.0])
+def test_a_time_that_no_process_can_be_waited_for_is_refused(seconds: float) -> None:
+    """Beyond some weeks the system takes none: every batch failed."""
+    with pytest.raises(msgspec.ValidationError, match="timeout_s"):
+        pipeline(own("doubled", pool="processes", timeout_s=seconds))
+
+
 async def test_a_stage_that_breaks_its_contract_says_so() -> None:
     async with running(pipeline(own("wrong_type"))) as (opened, rows):
         with pytest.raises(RequestFailed, match=r"`y` is float64\[1\], its contract says FP32\[-1\]"):

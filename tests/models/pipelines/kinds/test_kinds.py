@@ -127,6 +127,24 @@ def test_a_jpeg_of_many_scans_is_refused() -> None:
         decode(image(plain[:-2] + 100 * (b"\xff\x01" + last) + plain[-2:]))
 
 
+def test_a_header_that_takes_seconds_is_refused() -> None:
+    """It is read in Python, piece by piece: sixteen megabytes took eight seconds of everybody's."""
+    decode, many = DecodeImage().open(), 200_000
+    jpeg, png, gif = (coded(picture(), form) for form in ("JPEG", "PNG", "GIF"))
+    empty = bytes(4) + b"tEXt" + zlib.crc32(b"tEXt").to_bytes(4, "big")
+    for flood in (
+        jpeg[:2] + many * b"\xff\xfe\0\2" + jpeg[2:],
+        jpeg[:2] + many * b"\xff" + jpeg[2:],
+        png[:33] + many * empty + png[33:],
+        gif[:-1].replace(b",", many * b"!\xfe\1a\0" + b",", 1) + b";",
+        b"P6 #" + many * b" " + b"\n8 6 255\n" + bytes(8 * 6 * 3),
+    ):
+        with pytest.raises(InvalidRequest, match=r"a header of more than 100000 pieces"):
+            decode(image(flood))
+    large = np.random.default_rng(0).integers(0, 255, (1500, 1500, 3), np.uint8)
+    assert decode(image(coded(large, "PNG")))["pixels"][0].shape == large.shape
+
+
 def test_pictures_of_other_depths_and_colours_are_what_they_show() -> None:
     decode = DecodeImage().open()
 
