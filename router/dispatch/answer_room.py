@@ -20,6 +20,24 @@ class AnswerRoom:
         self._tokens = tokens
         self._chars = tokens * _MAX_TOKEN_CHARS
 
+    def take(self, chunks: list[TokenChunk]) -> bool:
+        """Take chunks of text, where all of them have room and the answer may go on after them.
+
+        Returns:
+            Whether it did; without, it took none.
+        """
+        tokens = chars = 0
+        for chunk in chunks:
+            if not chunk.is_text:
+                return False
+            tokens += chunk.tokens
+            chars += len(chunk.text) + len(chunk.reasoning)
+        if tokens >= self._tokens or chars > self._chars:
+            return False
+        self._tokens -= tokens
+        self._chars -= chars
+        return True
+
     def fit(self, chunk: TokenChunk) -> tuple[TokenChunk, bool]:
         """Take a chunk; return what of it has room, and whether it went beyond: then that is the end of the answer."""
         shown = len(chunk.text) + len(chunk.reasoning)

@@ -22,6 +22,7 @@ from router.base.timers import Alarms
 from router.dispatch.answer_room import AnswerRoom
 from router.dispatch.attempt_stream import AttemptStream, Elapsed
 from router.signals.in_flight import Attempt
+from router.values.answer import Tap
 from router.values.chunk import FinishReason, Origin, TokenChunk
 from router.values.request import InferenceRequest
 from router.values.settings import RouterSettings
@@ -38,7 +39,13 @@ class Surroundings(Protocol):
 
 
 class Traveller(Protocol):
-    """The journey that an attempt is part of."""
+    """The journey that an attempt is part of.
+
+    Attributes:
+        tap: see `router.values.answer.Tapped`.
+    """
+
+    tap: Tap | None
 
     @property
     def counts_own_text(self) -> bool:
@@ -49,7 +56,7 @@ class Traveller(Protocol):
         """When the answer has to end, on the tier's clock."""
         ...
 
-    def take(self, attempt: Attempt, chunk: TokenChunk, origin: Origin | None) -> None:
+    def take(self, attempt: Attempt, chunk: TokenChunk, origin: Origin | None, now_s: float) -> None:
         """A chunk goes to the caller."""
         ...
 
@@ -152,7 +159,8 @@ class AttemptRun:
         while True:
             read = self._at_hand()
             if read is None:
-                await self.stream.news(min(self._quiet_since_s + self._timeout_s, self._ends_s))
+                tapped = None if journey.tap is None or attempt.first_at_s is None else self._pass_on
+                await self.stream.news(min(self._quiet_since_s + self._timeout_s, self._ends_s), tapped)
                 read = self.stream.pop()
                 if read is None:
                     read = self._nothing_came()
@@ -170,7 +178,7 @@ class AttemptRun:
             elif now_s > self._quiet_since_s + self._timeout_s:
                 raise self._broken("nothing but empty chunks for too long")
 
-    def hand_on(self, chunk: TokenChunk) -> TokenChunk:
+    def hand_on(self, chunk: TokenChunk, now_s: float) -> TokenChunk:
         """Count a chunk as the caller's, with what was held back before it."""
         journey = self._journey
         if chunk.prompt_tokens is not None and journey.counts_own_text:
@@ -182,10 +190,20 @@ class AttemptRun:
         self._finished = chunk.finish_reason or self._finished
         if not self.attempt.held_up:
             self._timeout_s = self._surroundings.settings.stall_timeout_ms / 1e3
-        journey.take(self.attempt, chunk, self._origin)
+        journey.take(self.attempt, chunk, self._origin, now_s)
         if chunk.cached_tokens is not None and journey.counts_own_text:
             return replace(chunk, cached_tokens=None)  # text of the answer may be part of what was found
         return chunk
+
+    def _pass_on(self, chunks: list[TokenChunk]) -> bool:
+        """Hand on what is no more than text, past who waits for it; returns whether it was."""
+        tap, now_s = self._journey.tap, self._clock.now_s()
+        if tap is None or tap.full or now_s >= self._ends_s or not self._room.take(chunks):
+            return False
+        tap.give([self.hand_on(chunk, now_s) for chunk in chunks])
+        self._quiet_since_s = now_s
+        self.stream.wait_until(min(now_s + self._timeout_s, self._ends_s))
+        return True
 
     def _at_hand(self) -> TokenChunk | None:
         """Return the next chunk if nobody has to wait for it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,7 @@ import structlog
 from router.base.clock import Clock
 from router.base.timers import Alarms
 from router.values.chunk import TokenChunk
-from router.values.replica import Replica, ReplicaInfo
+from router.values.replica import Give, Pushes, Replica, ReplicaInfo
 from router.values.request import InferenceRequest
 
 log = structlog.get_logger("router")
@@ -61,6 +61,7 @@ class AttemptStream:
 
     The reader waits on a future, the replica is read by a task. So a replica that ignores being cancelled can not hold
     its reader, a cancelled reader never loses its cancellation to a result, and a chunk costs no task and no timer.
+    Text of a replica that `Pushes` wakes neither of them, where the reader has left word whom to give it.
     """
 
     def __init__(self, attempt: Addressed, request: InferenceRequest, clock: Clock, alarms: Alarms) -> None:
@@ -71,6 +72,8 @@ class AttemptStream:
         self._deadline = alarms.deadline(self._wake_reader)
         self._chunks: deque[TokenChunk] = deque()
         self._error: Exception | None = None
+        self._bug: Exception | None = None
+        self._take: Give | None = None
         self._ended = False
         self._reader: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
@@ -84,6 +87,7 @@ class AttemptStream:
 
     async def __aexit__(self, *_: object) -> None:
         self._deadline.cancel()
+        self._take = None
         if self._ending is not None:
             await asyncio.shield(self._ending)
         elif not self._task.done():
@@ -121,17 +125,29 @@ class AttemptStream:
         """Nothing has come, and it has not ended."""
         return not self._chunks and not self._ended and self._ending is None
 
-    def news(self, due_s: float) -> asyncio.Future[None]:
-        """Return what is done when something is there, or nothing will be, or `due_s` of the tier's clock has come."""
+    def news(self, due_s: float, take: Give | None = None) -> asyncio.Future[None]:
+        """Return what is done when something is there, or nothing will be, or `due_s` of the tier's clock has come.
+
+        Args:
+            take: is given the text that comes until then, and may take it: the wait goes on. What it raises is raised
+                by the reader.
+        """
         self._reader = reader = self._loop.create_future()
         if self.quiet:
+            self._take = take
             self._deadline.move(due_s)
         else:
             reader.set_result(None)
         return reader
 
+    def wait_until(self, due_s: float) -> None:
+        """Let the wait that goes on end at another time."""
+        self._deadline.move(due_s)
+
     def pop(self) -> TokenChunk | None:
         """Return the next chunk if it is here already."""
+        if self._bug is not None:
+            raise self._bug
         if not self._chunks:
             return None
         if self._room is not None:
@@ -166,7 +182,7 @@ class AttemptStream:
     async def _read_replica(self) -> None:
         self._attempt.opens()
         try:
-            async with contextlib.aclosing(self._attempt.replica.generate(self._request)) as chunks:
+            async with contextlib.aclosing(self._generate()) as chunks:
                 async for chunk in chunks:
                     self._chunks.append(chunk)
                     self._wake_reader()
@@ -183,12 +199,31 @@ class AttemptStream:
             self._ended = True
             self._wake_reader()
 
+    def _generate(self) -> AsyncGenerator[TokenChunk, None]:
+        replica = self._attempt.replica
+        return (
+            replica.push(self._request, self._give) if isinstance(replica, Pushes) else replica.generate(self._request)
+        )
+
+    def _give(self, chunks: list[TokenChunk]) -> bool:
+        """Give text to whom the reader named, while that waits; returns whether it was taken."""
+        take, reader = self._take, self._reader
+        if take is None or reader is None or reader.done():
+            return False
+        try:
+            return take(chunks)
+        except Exception as bug:  # noqa: BLE001 - of this side, not of the replica: the reader raises it
+            self._bug = bug
+            self._wake_reader()
+            return True
+
     def _make_room(self) -> None:
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
 
     def _wake_reader(self) -> None:
+        self._take = None
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 

@@ -163,7 +163,7 @@ class Dispatcher:
             raise ReplicaBroken("the replica ended without an answer")
         journey.answer = Answer(
             journey.route,
-            OpenedAnswer(first, chunks),
+            OpenedAnswer(first, chunks, journey.let_tap),
             lambda: journey.ready,
             journey.used,
             seamless=lambda: not journey.counts_own_text,

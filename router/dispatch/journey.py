@@ -25,7 +25,7 @@ from router.dispatch.pending import PendingRequest
 from router.dispatch.record import DecisionRecord
 from router.signals.in_flight import Attempt
 from router.signals.length import LengthWatch
-from router.values.answer import Answer, Route
+from router.values.answer import Answer, Route, Tap
 from router.values.chunk import FinishReason, Origin, TokenChunk
 from router.values.request import InferenceRequest, Outcome
 from router.values.usage import Usage
@@ -71,6 +71,7 @@ class Journey:
         gave_up: the answer gave its slot up before its deadline.
         cut: the answer was ended before the caller's own cap and before the model's end, by a cap or by the deadline.
         last_at_s: when the last token came.
+        tap: who takes its text past its reader.
         failed: replica ids that may not serve it again.
         attempts: replicas that were tried.
         spent: attempts that failed, those told by upstream tiers included: what the budget has lost.
@@ -96,6 +97,7 @@ class Journey:
     gave_up: bool = False
     answer: Answer | None = None
     last_at_s: float | None = None
+    tap: Tap | None = None
     _cap: int | None = None
     _window_left: int = 0
     _prompt_tokens: int | None = None
@@ -112,6 +114,10 @@ class Journey:
     def ready(self) -> bool:
         """The next chunk is here already: reading it waits for nothing."""
         return self._run is not None and self._run.ready
+
+    def let_tap(self, tap: Tap) -> None:
+        """See `router.values.answer.Tapped`."""
+        self.tap = tap
 
     def used(self) -> Usage:
         """Return what the caller has got so far, and for which prompt."""
@@ -139,7 +145,7 @@ class Journey:
                         while True:
                             received = await hedged.receive()
                             run = hedged.run
-                            chunk = run.hand_on(received)
+                            chunk = run.hand_on(received, clock.now_s())
                             if chunk.finish_reason is not None:
                                 last = chunk
                                 break
@@ -165,7 +171,9 @@ class Journey:
             raise
         finally:
             self.dispatcher.ended(self, outcome, error)
-            self._run = self.answer = None  # they hold the journey: nothing of it shall wait for a garbage collection
+            self._run = self.answer = self.tap = (
+                None  # they hold the journey: nothing of it shall wait for a garbage collection
+            )
         yield last
 
     async def _bind(self) -> Attempt:
@@ -287,18 +295,18 @@ class Journey:
         """Give back what an attempt held: exactly once for each."""
         self.feedback.attempt_ended(attempt, self, finished)
 
-    def take(self, attempt: Attempt, chunk: TokenChunk, origin: Origin | None) -> None:
+    def take(self, attempt: Attempt, chunk: TokenChunk, origin: Origin | None, now_s: float) -> None:
         """Count a chunk that goes to the caller."""
-        self.degraded = self.degraded or attempt.choice.degraded or (origin is not None and origin.degraded)
-        if self.route is None:
-            self.route = self._route(attempt, origin)
+        if attempt.first_at_s is None:
+            self.degraded = self.degraded or attempt.choice.degraded or (origin is not None and origin.degraded)
+            if self.route is None:
+                self.route = self._route(attempt, origin)
         if chunk.cached_tokens is not None and self._cached_tokens is None and not self.counts_own_text:
             self._cached_tokens = chunk.cached_tokens
         if chunk.finish_reason is not None:
             self._prompt_tokens = chunk.prompt_tokens
             self._cap = _cap_of(attempt, origin)
             self._window_left = attempt.info.context_tokens - self._accepted.least_prompt_tokens
-        now_s = self.dispatcher.clock.now_s()
         if chunk.tokens and not attempt.overdue:
             self.last_at_s = now_s
         if chunk.text:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
+from router.values.answer import Tap
 from router.values.chunk import TokenChunk
 
 
 class OpenedAnswer(AsyncGenerator[TokenChunk, None]):
-    """An answer whose first chunk is there. Closing it ends the work, also when nobody ever read from it."""
+    """An answer whose first chunk is there. Closing it ends the work, also when nobody ever read from it.
 
-    def __init__(self, first: TokenChunk, rest: AsyncGenerator[TokenChunk, None]) -> None:
+    Args:
+        tap: called with whom the text goes to; see `router.values.answer.Tapped`.
+    """
+
+    def __init__(self, first: TokenChunk, rest: AsyncGenerator[TokenChunk, None], tap: Callable[[Tap], None]) -> None:
         self._first: TokenChunk | None = first
         self._rest = rest
+        self.tap = tap
 
     def __anext__(self) -> Coroutine[Any, Any, TokenChunk]:
         return self._rest.asend(None) if self._first is None else self._begin()

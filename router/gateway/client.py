@@ -27,6 +27,10 @@ class Connection(Protocol):
         """Whether what was sent waits for the client to read it."""
         ...
 
+    def write(self, piece: bytes) -> None:
+        """Write a piece of the body of a reply that has begun, and is not full; the body goes on."""
+        ...
+
     def take_body(self) -> bytes | None:
         """Return the body of the request, if all of it is there and nobody has taken it."""
         ...
@@ -46,11 +50,12 @@ class Client:
     Use as `async with`, which raises `Interrupted` then.
 
     Attributes:
+        sink: takes pieces of the body at once, None where the server has nothing that does.
         why: it was ended, in a few words.
     """
 
     def __init__(self, connection: Connection | None, receive: Receive, send: Send, stall_s: float) -> None:
-        self._connection = connection
+        self._connection = self.sink = connection
         self._watch: asyncio.Task[None] | None = None
         self._receive = receive
         self._send = send

@@ -49,6 +49,19 @@ class Pieces(Protocol):
         ...
 
 
+class Sink(Protocol):
+    """Where pieces of a body that has begun may be written by themselves."""
+
+    @property
+    def full(self) -> bool:
+        """The client has to read first."""
+        ...
+
+    def write(self, piece: bytes) -> None:
+        """Write a piece that is not the last one; it waits for nothing."""
+        ...
+
+
 class BrokenOff(Exception):
     """The connection has to end, so that the reader of a body sees that something is missing."""
 
@@ -59,12 +72,14 @@ class StreamReply:
 
     Attributes:
         first: the first piece, which exists before the head is sent.
+        pour: called with where pieces may go by themselves, once the first one is sent.
     """
 
     headers: list[tuple[str, str]]
     first: bytes
     pieces: Pieces
     media_type: str = "text/event-stream; charset=utf-8"
+    pour: Callable[[Sink], None] | None = None
 
 
 @dataclass(slots=True)
@@ -249,7 +264,7 @@ class Endpoint:
             self._metrics.disconnects.inc()
             log.info("client left", request_id=context.request_id, route=self._name, why=client.why)
 
-    async def _serve(self, context: RequestContext, send: Send) -> None:
+    async def _serve(self, context: RequestContext, send: Client) -> None:
         try:
             reply = await self._handle(context)
             if isinstance(reply, Reply):
@@ -291,13 +306,16 @@ class Endpoint:
         await send(_head(reply.status, reply.media_type, lines, context.request_id))
         await send({"type": "http.response.body", "body": b"" if context.method == "HEAD" else body})
 
-    async def _send_stream(self, reply: StreamReply, context: RequestContext, send: Send) -> None:
+    async def _send_stream(self, reply: StreamReply, context: RequestContext, send: Client) -> None:
         self._metrics.responses.labels(self._name, 200).inc()
         lines = [*reply.headers, *context.told_lines(), ("cache-control", "no-cache"), ("x-accel-buffering", "no")]
         await send(_head(200, reply.media_type, lines, context.request_id))
-        pieces, piece = reply.pieces, reply.first
+        pieces, piece, pour = reply.pieces, reply.first, reply.pour
         while not pieces.ended:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
+            if pour is not None and send.sink is not None:
+                pour(send.sink)
+                pour = None
             piece = await pieces.next()
         await send({"type": "http.response.body", "body": piece})
 

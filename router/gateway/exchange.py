@@ -70,6 +70,16 @@ class Exchange:
         cycle.body.clear()
         return body
 
+    def write(self, piece: bytes) -> None:
+        """Write a piece of the body of a reply that has begun, and is not full; the body goes on."""
+        cycle = self._cycle
+        if not piece or cycle.disconnected or cycle.response_complete:
+            return
+        if self._chunked and not self._head:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        else:
+            self._add(piece, more=True)
+
     async def send(self, message: Any) -> None:
         """Send, as ASGI has it.
 

@@ -67,7 +67,7 @@ class Generation:
             extras=self._extras(self._call.prompt),
         )
         first = await stream.first()
-        return StreamReply(self._intake.reply_headers(self._context, answer), first, stream)
+        return StreamReply(self._intake.reply_headers(self._context, answer), first, stream, pour=stream.pour)
 
     async def _answer_all(self) -> Reply:
         found = await answer_all(self._intake, self._context, self._parts)

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from router.base.errors import OverspillError
 from router.gateway.echo import Echo
-from router.gateway.endpoint import internal_error
+from router.gateway.endpoint import Sink, internal_error
 from router.gateway.intake import unfinished
 from router.gateway.metrics import GatewayMetrics
-from router.values.answer import Answer
+from router.values.answer import Answer, Tapped
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.usage import Usage
 from router.wire.openai.errors import encode_error_event
@@ -149,7 +149,25 @@ class EventStream:
         self._request_id = request_id
         self._metrics = metrics
         self._choice = ChoiceEvents(encoder, prompt_tokens, extras)
+        self._sink: Sink | None = None
         self.ended = False
+
+    def pour(self, sink: Sink) -> None:
+        """Write events to `sink` as they come, while the next ones are waited for; call it once what came is sent."""
+        chunks = self._answer.chunks
+        if isinstance(chunks, Tapped):
+            self._sink = sink
+            chunks.tap(self)
+
+    @property
+    def full(self) -> bool:
+        """See `router.values.answer.Tap`."""
+        return self._sink is None or self._sink.full
+
+    def give(self, chunks: list[TokenChunk]) -> None:
+        """See `router.values.answer.Tap`."""
+        if self._sink is not None:
+            self._sink.write(b"".join([self._choice.add(chunk) for chunk in chunks]))
 
     async def first(self) -> bytes:
         """Return the first events. They are pulled before the head is sent, so that they may still be an error.

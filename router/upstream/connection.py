@@ -93,6 +93,8 @@ class Connection(asyncio.Protocol):
             exchange.surplus = True
         if exchange.arrived:
             self._finish(exchange)
+        else:
+            exchange.was_read()
 
     def connection_lost(self, exc: Exception | None) -> None:
         exchange, self._exchange = self._exchange, None
@@ -150,6 +152,7 @@ class Exchange:
         "_connection",
         "_error",
         "_head_bytes",
+        "_heard",
         "_pieces",
         "_size",
         "_waiter",
@@ -170,6 +173,7 @@ class Exchange:
         self._connection = connection
         self._error: Exception | None = None
         self._head_bytes = 0
+        self._heard: Callable[[], bool] | None = None
         self._pieces: list[bytes] = []
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -215,8 +219,13 @@ class Exchange:
         """Whether a read would wait."""
         return not self._pieces and self._error is None and not self._whole
 
-    def news(self) -> asyncio.Future[None]:
-        """Return what is done once its connection has told it anything."""
+    def news(self, heard: Callable[[], bool] | None = None) -> asyncio.Future[None]:
+        """Return what is done once its connection has told it anything.
+
+        Args:
+            heard: called when all of a read is here that is not the last one; where it returns True, the wait goes on.
+        """
+        self._heard = heard
         self._waiter = waiter = self._connection.loop.create_future()
         return waiter
 
@@ -299,7 +308,20 @@ class Exchange:
         if self._size > _READ_AHEAD_BYTES and not self.paused:
             self.paused = True
             self._connection.pause()
-        self._wake()
+        if self._heard is None:
+            self._wake()
+
+    def was_read(self) -> None:
+        """All that came with one read has been told."""
+        if self._heard is None or not self._pieces:
+            return
+        try:
+            goes_on = self._heard()
+        except Exception as bug:  # noqa: BLE001 - its reader's own: raised there, where somebody knows what it means
+            self.broke(bug)
+            return
+        if not goes_on:
+            self._wake()
 
     def on_message_complete(self) -> None:
         if self.status:
@@ -307,6 +329,7 @@ class Exchange:
             self._wake()
 
     def _wake(self) -> None:
+        self._heard = None
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

@@ -23,31 +23,31 @@ _MAX_COUNTS = 32
 _FIELD = b"data:"
 
 
-class _Function(msgspec.Struct):
+class _Function(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: str | None = None
 
 
-class _Call(msgspec.Struct):
+class _Call(msgspec.Struct, gc=False):
     index: int = 0
     function: _Function | None = None
 
 
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, gc=False):
     content: str | None = None
     tool_calls: list[_Call] | None = None
     reasoning: Any = None
     reasoning_content: Any = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     delta: _Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
     logprobs: Logprobs | None = None
 
 
-class ToldUsage(msgspec.Struct):
+class ToldUsage(msgspec.Struct, gc=False):
     """Of what type an upstream's figures are is not believed either: a wrong one is a missing one."""
 
     prompt_tokens: Any = None
@@ -84,7 +84,7 @@ def _counts(told: Any) -> dict[str, int]:
     return {name: told[name] for name in names if counted(told[name], 0, _MAX_INT32) is not None}
 
 
-class Event(msgspec.Struct):
+class Event(msgspec.Struct, gc=False):
     """One event of a stream. `done` is set by the end mark; `cut`: nothing after it is wanted."""
 
     choices: list[_Choice] = []
@@ -129,9 +129,14 @@ class Event(msgspec.Struct):
     @property
     def finish_reason(self) -> FinishReason | None:
         """The reason; one that this project has no word for (`content_filter`) ends an answer like `stop`."""
-        if not self.choices or self.choices[0].finish_reason is None:
+        if not self.ends:
             return None
         return FinishReason.LENGTH if self.choices[0].finish_reason == "length" else FinishReason.STOP
+
+    @property
+    def ends(self) -> bool:
+        """Whether it tells a finish reason."""
+        return len(self.choices) > 0 and self.choices[0].finish_reason is not None
 
     @property
     def error_message(self) -> str | None:

@@ -8,7 +8,8 @@ from router.base.clock import Clock
 from router.base.errors import ReplicaBroken, ReplicaFailed
 from router.upstream.call import UpstreamRequest
 from router.upstream.events import origin_of
-from router.upstream.stream import LostNews, TransferSample, WholeAnswer, send_request
+from router.upstream.silence import LostNews
+from router.upstream.stream import TransferSample, WholeAnswer, send_request
 from router.upstream.transport import Response, StreamingClient, TransportError
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.task import Passed, PassedCall

@@ -17,11 +17,12 @@ from router.upstream import embeddings, passed, pipelines
 from router.upstream import openai as openai_client
 from router.upstream.call import UpstreamRequest
 from router.upstream.running import Running, RunningWork
-from router.upstream.stream import LostNews, TransferSample, fetch_answer, fetch_whole, open_stream
+from router.upstream.silence import LostNews
+from router.upstream.stream import TransferSample, fetch_answer, fetch_whole, open_stream
 from router.upstream.transport import StreamingClient
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.link import LinkSnapshot
-from router.values.replica import ReplicaInfo, ReplicaSnapshot
+from router.values.replica import Give, ReplicaInfo, ReplicaSnapshot
 from router.values.request import InferenceRequest
 from router.values.status import ReplicaFacts
 from router.values.task import Call, PassedCall, TensorCall
@@ -175,7 +176,7 @@ class UpstreamReplica:
         """See `router.values.status.TellsFacts`."""
         return self._tier.facts
 
-    async def generate(
+    def generate(
         self, request: InferenceRequest, fields: Mapping[str, object] | None = None
     ) -> AsyncGenerator[TokenChunk, None]:
         """Stream the answer; see `router.values.replica.Replica.generate`.
@@ -183,6 +184,15 @@ class UpstreamReplica:
         Args:
             fields: see `UpstreamRequest.fields`.
         """
+        return self._stream(request, fields, None)
+
+    def push(self, request: InferenceRequest, give: Give) -> AsyncGenerator[TokenChunk, None]:
+        """Stream the answer; see `router.values.replica.Pushes`."""
+        return self._stream(request, None, give)
+
+    async def _stream(
+        self, request: InferenceRequest, fields: Mapping[str, object] | None, give: Give | None
+    ) -> AsyncGenerator[TokenChunk, None]:
         prompt = request.prompt
         if isinstance(prompt, PassedCall) and prompt.streams:
             async with contextlib.aclosing(self._passed(request)) as pieces:
@@ -198,13 +208,14 @@ class UpstreamReplica:
             return
         tier = self._tier
         with self._counted(request, left or _UNBOUNDED_ANSWER_TOKENS) as running:
-            stream = await open_stream(tier.client, self._call(request, fields), tier.clock, tier.lost)
+            stream, transfer = await open_stream(tier.client, self._call(request, fields), tier.clock, tier.lost)
             try:
-                tier.learn(stream.transfer)
+                tier.learn(transfer)
                 began_s, finished = tier.clock.now_s(), False
+                counted = None if give is None else self._counting(give, running)
                 while not finished:
                     if stream.waits:
-                        await stream.news()  # a token wakes no more coroutines than it has to
+                        await stream.news(counted)  # a token wakes no more coroutines than it has to
                     for chunk in stream.take() or await stream.read():
                         self.chunks_received += 1
                         self._running.came(running, chunk.tokens)
@@ -214,6 +225,17 @@ class UpstreamReplica:
                         yield chunk
             finally:
                 stream.close()
+
+    def _counting(self, give: Give, running: Running) -> Give:
+        def counted(chunks: list[TokenChunk]) -> bool:
+            if not give(chunks):
+                return False
+            self.chunks_received += len(chunks)
+            for chunk in chunks:
+                self._running.came(running, chunk.tokens)
+            return True
+
+        return counted
 
     async def _called(self, request: InferenceRequest) -> TokenChunk:
         """Put a call to the server; its answer comes in one piece."""

@@ -26,8 +26,9 @@ from router.upstream.call import UpstreamRequest
 from router.upstream.handshake import HandshakeTrace
 from router.upstream.polling import PollSchedule
 from router.upstream.replica import Condition, UpstreamReplica
+from router.upstream.silence import LostNews
 from router.upstream.source import SourceHooks
-from router.upstream.stream import LostNews, TransferSample
+from router.upstream.stream import TransferSample
 from router.upstream.transport import PoolOptions, StreamingClient
 from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest

@@ -7,7 +7,7 @@ an answer that it only passes on; probes and discovery use httpx.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -57,8 +57,12 @@ class Response(Protocol):
         """Whether `read` would wait."""
         ...
 
-    def news(self) -> asyncio.Future[None]:
-        """Return what is done once something has arrived, or nothing will any more; asked for where it `waits`."""
+    def news(self, heard: Callable[[], bool] | None = None) -> asyncio.Future[None]:
+        """Return what is done once something has arrived, or nothing will any more; asked for where it `waits`.
+
+        Args:
+            heard: called when all of a read is here that is not the last one; where it returns True, the wait goes on.
+        """
         ...
 
     def take(self) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -31,6 +32,32 @@ class Route(msgspec.Struct, frozen=True):
     degraded: bool
     predicted_ttft_s: float | None
     max_tokens: int | None = None
+
+
+class Tap(Protocol):
+    """Whom the text of an answer is given as it comes."""
+
+    @property
+    def full(self) -> bool:
+        """It takes nothing now; the reader of the answer gets it instead."""
+        ...
+
+    def give(self, chunks: list[TokenChunk]) -> None:
+        """Take the chunks that came at once."""
+        ...
+
+
+@runtime_checkable
+class Tapped(Protocol):
+    """Chunks of an answer that can go past their reader: a token then wakes no task."""
+
+    def tap(self, tap: Tap) -> None:
+        """Give what is no more than text to `tap` while the next chunk is waited for, and let the wait go on.
+
+        The first and the last chunk, an error, and what comes while the reader is away or the tap is full are the
+        reader's, so that order and back-pressure stay what they are.
+        """
+        ...
 
 
 def _never() -> bool:

@@ -65,3 +65,9 @@ class TokenChunk(msgspec.Struct, frozen=True):
     own_s: float | None = None
     details: TokenDetails | None = None
     reasoning: str = ""
+
+    @property
+    def is_text(self) -> bool:
+        """It shows text or thoughts, and says nothing of where they come from or how the answer ends."""
+        shown = self.text or self.reasoning
+        return bool(shown) and self.finish_reason is None and self.output is None and self.origin is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -173,6 +173,24 @@ class Replica(Protocol):
             Refused: no room; carries the replica's own estimate of when to come back.
             ReplicaUnreachable: nothing was generated.
             ReplicaBroken: the stream ended early.
+        """
+        ...
+
+
+Give = Callable[[list[TokenChunk]], bool]
+"""Takes chunks of text, all of them or, where it returns False, none."""
+
+
+@runtime_checkable
+class Pushes(Protocol):
+    """A replica that hears of its text by a callback, and hands it on from there: no task wakes for each token."""
+
+    def push(self, request: InferenceRequest, give: Give) -> AsyncGenerator[TokenChunk, None]:
+        """Stream the answer as `Replica.generate` does, past its reader while that waits for the next chunk.
+
+        Args:
+            give: is given the text that comes then, all that is there at once; what it does not take is yielded, and
+                so is whatever is more than text.
         """
         ...
 

@@ -14,6 +14,8 @@ from router.base.clock import MonotonicClock
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, create_app
+from router.gateway.connection import ConnectionLimits
+from router.gateway.listener import Listener
 from router.signals.link import Link
 from router.tracing.sink import TraceSink
 from router.upstream.server import ServerOptions
@@ -106,10 +108,7 @@ class Tier:
             models=lambda: [replica.info for replica in self.dispatcher.replicas],
             **{"prompts": WordCounter(), **deps},
         )
-        config = uvicorn.Config(
-            create_app(self.deps), log_level="critical", lifespan="off", timeout_graceful_shutdown=1
-        )
-        self.server = Quiet(config)
+        self.server = Listener(create_app(self.deps), ConnectionLimits())
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
 

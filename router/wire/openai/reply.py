@@ -120,6 +120,8 @@ class EventEncoder:
         common = orjson.dumps(head.fields("chat.completion.chunk" if head.chat else "text_completion"))[:-1]
         opened = b',"choices":[{"index":%d,' % index
         self._open = b"data: " + common + opened + (b'"delta":' if head.chat else b'"text":')
+        self._text_open = self._open + (b'{"content":' if head.chat else b"")
+        self._text_close = (b"}" if head.chat else b"") + b',"logprobs":null,"finish_reason":null}]'
         self._usage_open = b"data: " + common + b',"choices":[],"usage":'
 
     def start(self, usage: Usage) -> bytes:
@@ -128,6 +130,8 @@ class EventEncoder:
 
     def text(self, text: str, usage: Usage, logprobs: Mapping[str, object] | None = None) -> bytes:
         if self._calls is None:
+            if logprobs is None:
+                return self._text_open + orjson.dumps(text) + self._text_close + self._tail(usage)
             return self._event(self._piece(text), None, usage, logprobs)
         deltas = [orjson.dumps(delta) for delta in self._calls.deltas(text)]
         if not deltas and logprobs is not None:
@@ -174,8 +178,9 @@ class EventEncoder:
         told = b"null" if logprobs is None else orjson.dumps(logprobs)
         ends = b"null" if reason is None else b'"' + reason.encode() + b'"'
         event = self._open + piece + b',"logprobs":' + told + b',"finish_reason":' + ends + more + b"}]"
+        return event + self._tail(usage)
+
+    def _tail(self, usage: Usage) -> bytes:
         if self._running_usage:
-            event += b',"usage":' + orjson.dumps(usage.to_json())
-        elif self._include_usage:
-            event += b',"usage":null'
-        return event + b"}\n\n"
+            return b',"usage":' + orjson.dumps(usage.to_json()) + b"}\n\n"
+        return b',"usage":null}\n\n' if self._include_usage else b"}\n\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import Counter
 from collections.abc import AsyncGenerator
 
 import httpx
@@ -10,10 +12,12 @@ import openai
 import pytest
 
 from router.base.errors import ReplicaBroken
-from router.values.chunk import TokenChunk
+from router.gateway.sse import EventStream
+from router.values.chunk import FinishReason, TokenChunk
 from router.values.request import InferenceRequest
 from tests.support.gateway_fakes import FAMILY, replica_info
-from tests.support.tiers import WORDS, Reciter, Tier, chain
+from tests.support.tiers import WORDS, Reciter, Tier, chain, linked
+from tests.support.waiting import until
 
 
 def sdk(tier: Tier) -> openai.AsyncOpenAI:
@@ -106,6 +110,68 @@ async def test_a_whole_reply_that_its_deadline_cut_says_so_in_its_head(model: st
         chunks = [chunk.choices[0] async for chunk in stream if chunk.choices]
         assert "".join(choice.delta.content or "" for choice in chunks) == "one two three"
         assert chunks[-1].finish_reason == "length"
+
+
+async def test_a_token_of_the_cloud_goes_to_the_client_past_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is written where it was read: no task of the edge wakes for it, and none of its events are late."""
+    reads: Counter[EventStream] = Counter()
+    read = EventStream.next
+
+    async def counted(stream: EventStream) -> bytes:
+        reads[stream] += 1
+        return await read(stream)
+
+    monkeypatch.setattr(EventStream, "next", counted)
+    async with chain() as (edge, _, small, best), sdk(edge) as client:
+        small.available = False
+        received = asyncio.Semaphore(0)
+
+        async def in_step(_: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+            for word in WORDS:
+                yield TokenChunk(f"{word} ")
+                await received.acquire()
+            yield TokenChunk("", 0, finish_reason=FinishReason.STOP)
+
+        best.generate = in_step
+        texts, usage = [], None
+        async for chunk in await client.chat.completions.create(
+            **ASK, stream=True, stream_options={"include_usage": True}
+        ):
+            usage = chunk.usage or usage
+            if chunk.choices and chunk.choices[0].delta.content:
+                texts.append(chunk.choices[0].delta.content)
+                received.release()
+    assert texts == [f"{word} " for word in WORDS]
+    assert usage.completion_tokens == 10
+    assert min(reads.values()) <= 2 < max(reads.values()), "the edge's, and the cloud's, whose replica is its own"
+
+
+async def test_a_client_that_never_reads_holds_the_cloud_up_and_no_memory() -> None:
+    made, most = 0, 20_000
+
+    async def floods(_: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+        nonlocal made
+        for _word in range(most):
+            await asyncio.sleep(0)
+            made += 1
+            yield TokenChunk("x" * 2048, 8)
+
+    best = Reciter(replica_info("tiny-fp32", 0, tier="cloud", context_tokens=1_000_000))
+    best.generate = floods
+    body = json.dumps({**ASK, "stream": True, "max_tokens": 500_000}).encode()
+    async with Tier("cloud", [best]) as cloud, Tier("edge", []) as edge, linked(edge, cloud, []):
+        address = httpx.URL(edge.url)
+        reader, writer = await asyncio.open_connection(address.host, address.port, limit=1024)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
+        writer.write(b"content-length: %d\r\n\r\n%b" % (len(body), body))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        await until(lambda: any(connection.flow.write_paused for connection in edge.server.server_state.connections))
+        seen = -1
+        while seen < made:  # until nothing is made any more
+            seen = made
+            await asyncio.sleep(0.5)
+        assert made < most
+        writer.transport.abort()
 
 
 async def test_a_mistyped_promise_is_refused_by_name() -> None:

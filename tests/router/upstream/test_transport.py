@@ -24,6 +24,7 @@ from router.upstream.transport import (
     TransportError,
     UnsendableError,
 )
+from tests.support.waiting import until
 
 CLOCK = MonotonicClock()
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
@@ -211,6 +212,56 @@ async def test_a_server_is_told_to_wait_while_nobody_reads() -> None:
         await asyncio.sleep(0.5)
         assert sent < 20_000_000, "kernels hold some megabytes, this process no more than it reads ahead"
         assert len(await read_all(response)) == 400 * 65_536
+
+
+async def test_what_one_read_brings_is_heard_at_once_and_the_end_is_news() -> None:
+    """Whoever listens is called once for each read, while the wait goes on; the last read ends it."""
+    goes_on, ends = asyncio.Event(), asyncio.Event()
+
+    async def paced(writer: asyncio.StreamWriter) -> None:
+        await begun(writer)
+        await goes_on.wait()
+        writer.write(b"1\r\n,\r\n5\r\nworld\r\n")
+        await ends.wait()
+        writer.write(b"1\r\n!\r\n0\r\n\r\n")
+
+    async with Peer(paced).client() as client:
+        response = await post(client)
+        assert await response.read() == b"hello"
+        heard: list[bytes] = []
+        news = response.news(lambda: heard.append(response.take()) or True)
+        goes_on.set()
+        await until(lambda: heard)
+        assert not news.done()
+        ends.set()
+        await news
+        assert heard == [b",world"]
+        assert await read_all(response) == b"!"
+        assert response.complete
+        response.close()
+
+
+@pytest.mark.parametrize("crashes", [True, False], ids=["it crashes", "it takes nothing"])
+async def test_whoever_listens_may_leave_it_to_the_reader(*, crashes: bool) -> None:
+    goes_on = asyncio.Event()
+
+    async def paced(writer: asyncio.StreamWriter) -> None:
+        await begun(writer)
+        await goes_on.wait()
+        writer.write(b"1\r\n!\r\n")
+        await asyncio.sleep(60)
+
+    async with Peer(paced).client() as client:
+        response = await post(client)
+        assert await response.read() == b"hello"
+        news = response.news(lambda: bool(1 // 0) if crashes else False)
+        goes_on.set()
+        await news
+        assert await response.read() == b"!"
+        if crashes:
+            with pytest.raises(ZeroDivisionError):
+                await response.read()
+        response.close()
 
 
 async def test_a_waiting_request_gets_the_connection_that_comes_free_first() -> None:
