@@ -100,7 +100,7 @@ class LocalModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         store: the model store; empty is OVERSPILL_MODELS, else ~/.cache/overspill/models.
         variants: catalogue variants to serve from this device, any order; none makes the agent a pure router.
-        preload: variants to load at start; the others load with their first request.
+        preload: variants to load at start; the others load with their first request. None: the first of `variants`.
         allow_provider_fallback: serve on the CPU where the profile's accelerator is missing, and say so; else refuse.
         unload_idle_s: free the memory of a model that had no request for so long; 0 never does.
         keep_kv: each model keeps the KV caches of ended answers while nobody needs their slots, so that the next turn
@@ -110,7 +110,7 @@ class LocalModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     store: str = ""
     variants: tuple[str, ...] = ("smollm2-135m-int8", "smollm2-135m-pruned-int8")
-    preload: tuple[str, ...] = ("smollm2-135m-int8",)
+    preload: tuple[str, ...] | None = None
     catalogue: str = ""
     kv_slots: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
     context_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -123,13 +123,18 @@ class LocalModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batching: ModelBatching = ModelBatching()
 
     def __post_init__(self) -> None:
-        for name, listed in (("variants", self.variants), ("preload", self.preload)):
+        for name, listed in (("variants", self.variants), ("preload", self.at_start)):
             twice = sorted({variant for variant in listed if listed.count(variant) > 1})
             if twice:
                 raise ValueError(f"{name} lists {', '.join(twice)} twice")
-        unknown = sorted(set(self.preload) - set(self.variants))
+        unknown = sorted(set(self.at_start) - set(self.variants))
         if unknown:
             raise ValueError(f"preload names {', '.join(unknown)}, which models.variants does not list")
+
+    @property
+    def at_start(self) -> tuple[str, ...]:
+        """Variants to load at start."""
+        return self.variants[:1] if self.preload is None else self.preload
 
 
 class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

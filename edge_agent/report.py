@@ -123,7 +123,7 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
         manifest: Artifact = read_encoder_manifest(directory) if stateless else read_manifest(directory)
         verify_files(directory, manifest)
         size = sum(file.bytes for file in manifest.files.values())
-        when = "loaded at start" if info.variant in settings.preload else "loaded with its first request"
+        when = "loaded at start" if info.variant in settings.at_start else "loaded with its first request"
         yield (
             f"model     {info.variant}: rung {info.rung}, quality {info.quality:g}, {size / 2**20:.0f} MiB, digests "
             f"verified, {when}"

@@ -236,7 +236,7 @@ class Lineup:
                         log.error("model broken", variant=model.info.variant, why=model.fault)
                 wanted.append(entry)
             for entry in wanted:
-                if entry.replica.info.variant in settings.preload and not entry.replica.fault:
+                if entry.replica.info.variant in settings.at_start and not entry.replica.fault:
                     await _loaded(entry.replica)
         except BaseException:
             for entry in fresh:  # whoever broke it off need not wait for a load to end

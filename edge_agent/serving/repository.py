@@ -108,5 +108,5 @@ class LocalRepository:
 def _laid(settings: LocalModels, added: frozenset[str], removed: frozenset[str]) -> LocalModels:
     names = dict.fromkeys([*settings.variants, *sorted(added)])
     variants = tuple(name for name in names if name not in removed)
-    preload = tuple(name for name in variants if name in settings.preload or name in added)
+    preload = tuple(name for name in variants if name in settings.at_start or name in added)
     return msgspec.structs.replace(settings, variants=variants, preload=preload)

@@ -81,9 +81,6 @@ def test_environment_lies_over_the_file_and_flags_over_both(tmp_path: Path) -> N
     path = write(tmp_path, "[gateway]\nport = 1\n")
     environ = {"OVERSPILL_EDGE__GATEWAY__PORT": "2", "OVERSPILL_EDGE__MODELS__VARIANTS": "[]"}
     assert load_config(path, environ={}).gateway.port == 1
-    with pytest.raises(ConfigError, match="preload"):
-        load_config(path, environ=environ)
-    environ["OVERSPILL_EDGE__MODELS__PRELOAD"] = "[]"
     assert load_config(path, environ=environ).gateway.port == 2
     assert load_config(path, environ=environ, flags={"gateway.port": Flag("--port", 3)}).gateway.port == 3
     assert load_config(None, environ={}, flags={"gateway.port": Flag("--port", None)}) == EdgeConfig()
@@ -134,6 +131,21 @@ def test_a_url_with_a_password_is_refused_unread(tmp_path: Path, url: str) -> No
 )
 def test_loopback_is_recognised(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "at_start"),
+    [
+        ("", ("smollm2-135m-int8",)),
+        ("[models]\nvariants = []", ()),
+        ("[models]\nvariants = ['own-int8', 'own-pruned-int8']", ("own-int8",)),
+        ("[models]\nvariants = ['own-int8']\npreload = []", ()),
+    ],
+)
+def test_the_first_variant_is_loaded_at_start_unless_said_otherwise(
+    tmp_path: Path, text: str, at_start: tuple[str, ...]
+) -> None:
+    assert load_config(write(tmp_path, text), environ={}).models.at_start == at_start
 
 
 @pytest.mark.parametrize("name", ["variants", "preload"])
