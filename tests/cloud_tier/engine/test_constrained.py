@@ -23,7 +23,7 @@ from cloud_tier.engine.protocol import EngineRequest
 from cloud_tier.engine.sampler import SamplerState, sample
 from cloud_tier.engine.speculation import Speculation
 from cloud_tier.engine.torch_engine import TorchEngine
-from models.text import grammar, guide
+from models.text import grammar
 from models.text.grammar import Grammars, Matcher
 from models.text.guide import Guide, Lookahead
 from models.text.tokenizer import Tokenizer
@@ -33,6 +33,7 @@ from router.values.constraint import Constraint, ConstraintKind
 from router.values.sampling import SamplingParams
 from tests.support import engine_models
 from tests.support.engine_models import Bench, small
+from tests.support.masks import count_masks
 
 WORDS = Constraint(ConstraintKind.REGEX, r"(the cat |sat on |the mat ){4,30}end", param="structured_outputs.regex")
 LIST = Constraint(
@@ -110,19 +111,6 @@ def test_greedy_answers_are_what_they_are_with_a_mask_for_every_token(
     monkeypatch.setattr(SamplerState, "proposes", False)
     monkeypatch.setattr(Guide, "allows", lambda *_: False)
     assert asking == said()
-
-
-def count_masks(monkeypatch: pytest.MonkeyPatch) -> list[Matcher]:
-    masks, mask = [], Matcher.mask
-
-    def counted(matcher: Matcher, vocab_size: int) -> npt.NDArray[np.uint8]:
-        masks.append(matcher)
-        return mask(matcher, vocab_size)
-
-    monkeypatch.setattr(Matcher, "mask", counted)
-    for bound in ("_DEAR_S", "_SLOW_S", "_MOST_S"):  # nothing takes long, however slow this machine is
-        monkeypatch.setattr(guide, bound, 60.0)
-    return masks
 
 
 def test_a_willing_model_needs_a_mask_at_the_beginning_and_where_it_is_refused(

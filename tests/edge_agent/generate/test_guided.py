@@ -14,7 +14,6 @@ from edge_agent.generate import batcher
 from edge_agent.generate.request import Generation
 from edge_agent.generate.sampling import Sampler
 from edge_agent.runtime.protocol import StepInput
-from models.text import guide
 from models.text.grammar import Grammars, Matcher
 from models.text.guide import Guide
 from models.text.tokenizer import TextStream, Tokenizer
@@ -25,6 +24,7 @@ from router.values.sampling import SamplingParams
 from tests.edge_agent.generate.test_loop import collect, request, running
 from tests.support import tiny_tokenizer
 from tests.support.fake_runtime import FakeRuntime, answer, texts
+from tests.support.masks import count_masks
 from tests.support.waiting import until
 
 TOKENIZER = Tokenizer(tiny_tokenizer.backend(), eos_ids=[2], bos_id=None, adds_bos=False)
@@ -94,15 +94,7 @@ class Willing(FakeRuntime):
 async def test_a_willing_model_needs_a_mask_at_the_beginning_and_where_it_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    masks, mask = [], Matcher.mask
-
-    def counted(matcher: Matcher, vocab_size: int) -> npt.NDArray[np.uint8]:
-        masks.append(matcher)
-        return mask(matcher, vocab_size)
-
-    monkeypatch.setattr(Matcher, "mask", counted)
-    for bound in ("_DEAR_S", "_SLOW_S", "_MOST_S"):  # nothing takes long, however slow this machine is
-        monkeypatch.setattr(guide, bound, 60.0)
+    masks = count_masks(monkeypatch)
     async with running(Willing()) as loop:
         led = [constrained(seed)[0] for seed in range(2)]
         for generation in led:

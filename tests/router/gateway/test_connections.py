@@ -481,22 +481,32 @@ async def test_who_reads_nothing_holds_no_connection_and_no_memory_for_ever(
             await until(lambda: not len(listener.server_state.connections))
 
 
-async def test_who_reads_slowly_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.gateway.lingering._UNREAD_S", 0.5)
-    size = 8 * 1024 * 1024
+class Unsent:
+    """A transport whose peer reads so: what is left to be sent, look by look."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        head = [(b"content-length", b"%d" % size), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": 200, "headers": head})
-        await send({"type": "http.response.body", "body": bytes(size)})
+    def __init__(self, *left_bytes: int) -> None:
+        self._left_bytes = list(left_bytes)
+        self.aborted = False
 
-    with bind("127.0.0.1", 0, "gateway") as bound:
-        async with Listener(app, ConnectionLimits()).running(bound):
-            reader, writer = await asyncio.open_connection(*bound.getsockname(), limit=4096)
-            writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            received = len(await reader.readuntil(b"\r\n\r\n")) * 0
-            while piece := await reader.read(256 * 1024):
-                received += len(piece)
-                await asyncio.sleep(0.002)
-            writer.close()
-    assert received == size
+    def write(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return self._left_bytes.pop(0)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.mark.parametrize(
+    ("left_bytes", "cut"), [((9, 8, 3, 1, 0), False), ((0,), False), ((9, 8, 8), True), ((9, 9), True)]
+)
+async def test_who_reads_slowly_gets_all_of_it(
+    monkeypatch: pytest.MonkeyPatch, left_bytes: tuple[int, ...], *, cut: bool
+) -> None:
+    monkeypatch.setattr("router.gateway.lingering._UNREAD_S", 0.0)
+    peer = Unsent(*left_bytes)
+    LingeringTransport(peer, lambda: False).close()  # type: ignore[arg-type]
+    await until(lambda: not peer._left_bytes)
+    assert peer.aborted is cut
