@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -50,9 +50,20 @@ class _Tool(msgspec.Struct, frozen=True):
     strict: bool | None = None
 
 
-class _ToolChoice(msgspec.Struct, frozen=True):
+class _ToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[_ToolChoice] | None = None
+
+    def named(self) -> NamedTool:
+        """Return it as chats have it, where the names lie one level deeper."""
+        allowed = (
+            None
+            if self.tools is None
+            else NamedTool.Allowed(self.mode or "auto", [tool.named() for tool in self.tools])
+        )
+        return NamedTool(self.type, NamedTool.Named(self.name or ""), allowed)
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -209,8 +220,8 @@ def _tools(raw: ResponsesCall) -> Tools | None:
         for tool in raw.tools or []
     ]
     choice = raw.tool_choice
-    named = NamedTool(choice.type, NamedTool.Named(choice.name or "")) if isinstance(choice, _ToolChoice) else choice
-    return tools_of(tools, named, parallel=raw.parallel_tool_calls)
+    chosen = choice.named() if isinstance(choice, _ToolChoice) else choice
+    return tools_of(tools, chosen, parallel=raw.parallel_tool_calls)
 
 
 def _constraint(text: _Text | None) -> Constraint | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -27,11 +27,18 @@ class RawTool(msgspec.Struct, frozen=True):
 
 
 class NamedTool(msgspec.Struct, frozen=True):
+    """The object that `tool_choice` may be: one tool, or those of which calls are allowed."""
+
     class Named(msgspec.Struct, frozen=True):
         name: str
 
+    class Allowed(msgspec.Struct, frozen=True):
+        mode: Literal["auto", "required"]
+        tools: list[NamedTool]
+
     type: str = "function"
     function: Named | None = None
+    allowed_tools: Allowed | None = None
 
 
 class RawCall(msgspec.Struct, frozen=True):
@@ -57,6 +64,8 @@ def tools_of(
             raise InvalidRequest("`tool_choice`: there are no `tools` to choose from", param="tool_choice")
         return None
     offered = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools))
+    if isinstance(choice, NamedTool) and choice.type == "allowed_tools":
+        offered, choice = _allowed(offered, choice.allowed_tools)
     return _chosen(offered, choice, "tool_choice", parallel=parallel is not False)
 
 
@@ -115,6 +124,21 @@ def _tool(raw: RawTool, at: str) -> Tool:
     return tool_of(raw.function)
 
 
+def _allowed(offered: tuple[Tool, ...], allowed: NamedTool.Allowed | None) -> tuple[tuple[Tool, ...], str]:
+    """Return the tools that may be called, and how: the model is shown no others, so that any server keeps to them.
+
+    Raises:
+        InvalidRequest: none is allowed, or one that is not offered.
+    """
+    if allowed is None or not allowed.tools:
+        raise InvalidRequest("`tool_choice.allowed_tools` names no tools", param="tool_choice.allowed_tools")
+    names = {tool.function.name if tool.function is not None else "" for tool in allowed.tools}
+    unknown = names - {tool.name for tool in offered}
+    if unknown:
+        raise InvalidRequest(f"`tool_choice`: `{min(unknown)[:64]}` is none of the `tools`", param="tool_choice")
+    return tuple(tool for tool in offered if tool.name in names), allowed.mode
+
+
 def _chosen(offered: tuple[Tool, ...], choice: str | NamedTool | None, at: str, *, parallel: bool) -> Tools:
     if len(offered) > MAX_TOOLS:
         raise InvalidRequest(f"`tools`: {len(offered)}, at most {MAX_TOOLS} are served", param="tools")
@@ -122,6 +146,10 @@ def _chosen(offered: tuple[Tool, ...], choice: str | NamedTool | None, at: str, 
     if len(set(names)) < len(names):
         raise InvalidRequest("`tools`: two have one name", param="tools")
     if isinstance(choice, NamedTool):
+        if choice.type != "function":
+            raise InvalidRequest(
+                f"`{at}`: `{choice.type[:40]}` is not served: name a `function`, or `allowed_tools`", param=at
+            )
         name = choice.function.name if choice.function is not None else ""
         if name not in names:
             raise InvalidRequest(f"`{at}`: `{name[:64]}` is none of the `tools`", param=at)

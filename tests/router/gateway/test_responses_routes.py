@@ -117,6 +117,20 @@ def test_a_streamed_call_has_its_own_events(sdk: openai.OpenAI) -> None:
     assert json.loads(final.output[1].arguments) == {"city": "Paris"}
 
 
+def test_some_of_the_tools_may_be_allowed(server: Server) -> None:
+    tools = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("a", "b")]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "b"}]}
+    asked = {"model": FAMILY, "input": "say x", "tools": tools, "tool_choice": choice}
+    reply = httpx.post(f"{server.url}/v1/responses", json=asked)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["tool_choice"] == choice
+    offered = server.dispatcher.requests[-1].prompt.tools
+    assert [tool.name for tool in offered.offered] == ["b"]
+    choice["tools"] = [{"type": "function", "name": "c"}]
+    reply = httpx.post(f"{server.url}/v1/responses", json=asked)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tool_choice")
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

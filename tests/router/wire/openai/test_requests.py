@@ -298,6 +298,30 @@ def test_fields_of_other_servers_are_refused_where_they_would_change_the_answer(
         assert decode(**{name: neutral}) == decode()
 
 
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("a", "b", "c")]
+
+
+def allowed(mode: str, *names: str) -> dict:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
+
+
+def named(name: str) -> dict:
+    return {"type": "function", "function": {"name": name}}
+
+
+def test_some_of_the_tools_may_be_allowed() -> None:
+    asked = chat(tools=TOOLS, tool_choice=allowed("required", "c", "a"))
+    assert asked == chat(tools=[TOOLS[0], TOOLS[2]], tool_choice="required")
+    assert chat(tools=TOOLS, tool_choice=allowed("auto", "b")) == chat(tools=[TOOLS[1]])
+    for wrong in (allowed("auto"), allowed("auto", "d"), {"type": "allowed_tools"}, {"type": "custom"}):
+        with pytest.raises(InvalidRequest) as raised:
+            chat(tools=TOOLS, tool_choice=wrong)
+        assert raised.value.param.startswith("tool_choice")
+        assert "``" not in raised.value.message
+    with pytest.raises(InvalidRequest, match="mode"):
+        chat(tools=TOOLS, tool_choice=allowed("none", "a"))
+
+
 def test_fields_that_change_no_answer_here_are_passed_over() -> None:
     harmless = {
         "service_tier": "auto",
