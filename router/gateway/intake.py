@@ -223,7 +223,7 @@ class Intake:
         request = InferenceRequest(
             request_id=context.request_id or "",
             caller=context.caller.digest,
-            cache_salt=wire_headers.cache_salt(context.headers),
+            cache_salt=wire_headers.cache_salt(context.headers) or api_request.cache_salt,
             model=api_request.model,
             prompt=api_request.prompt,
             sampling=api_request.sampling,

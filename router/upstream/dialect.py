@@ -32,6 +32,7 @@ class Dialect:
         least_top_logprobs: how many alternatives it has to be asked for to tell any.
         constraints: how it takes what an answer has to match.
         tools: takes tools; `strictly`: arguments match their schema only where that is asked for.
+        salts: takes `cache_salt`: requests of others find nothing of this one in its KV cache.
         offers: of what only some servers do, what it does; images and sounds are a matter of its model.
         neutral: what is said where the request says nothing, because the server's own default is another than OpenAI's:
             a model's `generation_config.json`, or a sampler of its own.
@@ -50,6 +51,7 @@ class Dialect:
     neutral: Mapping[str, object] | None = None
     constraints: constrained.Spellings = field(default_factory=lambda: constrained.OPENAI)
     tools: Literal["no", "yes", "strictly"] = "yes"
+    salts: bool = False
     offers: frozenset[Feature] = NOTHING
 
     @property
@@ -131,6 +133,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
                 neutral=_ALL_TOKENS,
                 constraints=constrained.VLLM,
                 tools="strictly",
+                salts=True,
                 offers=frozenset({Feature.BAD_WORDS, Feature.TOKENIZE}),
             ),
             Dialect(

@@ -143,6 +143,7 @@ def encode_request(
         "stream_options": usage,
         **_sampling(request, dialect),
         **_logprobs(request, dialect),
+        **_salt(request, dialect),
     }
     left = tokens_left(request)
     if isinstance(prompt, ChatPrompt):
@@ -193,6 +194,11 @@ def _sampling(request: InferenceRequest, dialect: Dialect) -> dict[str, object]:
         found["stop"] = list(sampling.stop)
     constraint = sampling.constraint
     return found if constraint is None else found | dialect.constraints[constraint.kind](constraint)
+
+
+def _salt(request: InferenceRequest, dialect: Dialect) -> dict[str, object]:
+    """Say with whom its KV cache may be shared, where the server can tell that apart."""
+    return {"cache_salt": wire_headers.salt_of(request.cache_owner)} if dialect.salts and request.cache_owner else {}
 
 
 def _logprobs(request: InferenceRequest, dialect: Dialect) -> dict[str, object]:

@@ -112,6 +112,7 @@ class ApiRequest(msgspec.Struct, frozen=True):
         priority, deadline_s: the header of the same meaning beats them.
         continuation: text of the answer that another replica already emitted.
         legacy_functions: calls are told in OpenAI's older way.
+        cache_salt: of whom the caller speaks for; the header of the same meaning beats it.
     """
 
     model: str
@@ -128,6 +129,7 @@ class ApiRequest(msgspec.Struct, frozen=True):
     running_usage: bool = False
     priority: int | None = None
     deadline_s: float | None = None
+    cache_salt: str = ""
 
 
 class InferenceRequest(msgspec.Struct, frozen=True):

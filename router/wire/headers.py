@@ -176,7 +176,12 @@ def cache_use_headers(wish: CacheUse) -> list[tuple[str, str]]:
 
 def cache_salt_headers(owner: str) -> list[tuple[str, str]]:
     """Return what tells the next tier whom its caches are shared with: a digest, which tells nothing else."""
-    return [(CACHE_SALT, hashlib.blake2b(owner.encode(), digest_size=16).hexdigest())] if owner else []
+    return [(CACHE_SALT, salt_of(owner))] if owner else []
+
+
+def salt_of(owner: str) -> str:
+    """Return the digest of whom caches are shared with."""
+    return hashlib.blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def attempts_left(headers: Mapping[str, str]) -> int | None:

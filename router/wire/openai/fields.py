@@ -7,9 +7,9 @@ field's path (`messages[1].content[0].text`). A known field that would change th
 to every base URL.
 
 Extensions: vLLM's `top_k`, `min_p`, `min_tokens`, `stop_token_ids`, `allowed_token_ids`, `repetition_penalty`,
-`ignore_eos`, `continue_final_message`, `add_generation_prompt` and `stream_options.continuous_usage_stats`; `priority`
-(higher is better, as in `x-overspill-priority`); and `overspill_continuation`, text of a completion that was already
-emitted and is to be continued.
+`ignore_eos`, `continue_final_message`, `add_generation_prompt`, `cache_salt`, `stream_options.continuous_usage_stats`;
+`priority` (higher is better, as in `x-overspill-priority`); and `overspill_continuation`, text of a completion that was
+already emitted and is to be continued.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Fields(ConstraintFields, frozen=True, kw_only=True):
     priority: _Int32 | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     # Known, and served only at the value that changes nothing.
     use_beam_search: Any = None
@@ -71,7 +72,6 @@ class Fields(ConstraintFields, frozen=True, kw_only=True):
     return_token_offsets: Any = None
     return_prompt_text: Any = None
     mm_processor_kwargs: Any = None
-    vllm_xargs: Any = None
     guided_whitespace_pattern: Any = None
     # Of SGLang and llama.cpp.
     custom_logit_processor: Any = None
@@ -107,7 +107,6 @@ UNSERVED: tuple[Rule, ...] = (
     ("return_token_offsets", only(False), "offsets are not returned: `logprobs` of /v1/completions tell them"),
     ("return_prompt_text", only(False), "prompts are not returned: send `echo` to /v1/completions"),
     ("mm_processor_kwargs", only({}), "images and sounds are read as the model's server does by itself: leave it out"),
-    ("vllm_xargs", only({}), "not passed on by this server: leave it out"),
     ("guided_whitespace_pattern", only(), "white space is that of JSON: leave it out"),
     ("custom_logit_processor", only(), "code is not taken over HTTP: use `logit_bias`"),
     ("lora_path", only(), "name the adapter as the `model`, where it is served"),
@@ -143,4 +142,5 @@ def request_of(raw: Fields, prompt: Prompt, continuation: str, sampling: Samplin
         priority=raw.priority,
         continuation=continuation,
         n=raw.n or 1,
+        cache_salt=raw.cache_salt or "",
     )

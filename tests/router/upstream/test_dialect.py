@@ -51,6 +51,9 @@ EXTRA = {
 }
 
 
+CALLERS = [("", ""), ("key-1", ""), ("key-2", ""), ("key-1", "user-1"), ("key-1", "user-2"), ("", "user-1")]
+
+
 def body(dialect: Dialect, **changes: Any) -> dict[str, Any]:
     sent: dict[str, Any] = json.loads(encode_http(ask(**changes), Objective(), "m", 2048, dialect).body)
     return sent
@@ -64,6 +67,17 @@ def test_a_server_is_sent_what_it_knows_and_nothing_else(name: str) -> None:
         assert sent["repeat_penalty"] == 1.1
     post = encode_http(ask(), Objective(ttft_s=1.0), "m", 2048, DIALECTS[name])
     assert not [header for header, _ in post.headers if header.startswith("x-overspill")]
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+def test_a_cache_that_can_tell_callers_apart_is_told_them(name: str) -> None:
+    salts = [body(DIALECTS[name], caller=caller, cache_salt=salt).get("cache_salt") for caller, salt in CALLERS]
+    if name != "vllm":
+        assert salts == [None] * len(CALLERS)
+        return
+    assert salts[0] is None
+    assert len({*salts}) == len(CALLERS)
+    assert all("key" not in salt and "user" not in salt for salt in salts[1:]), "digests, which tell nothing else"
 
 
 def test_a_tier_of_ours_is_told_the_promise() -> None:

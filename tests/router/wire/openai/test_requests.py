@@ -271,7 +271,6 @@ OF_OTHER_SERVERS = {
     "return_token_offsets": (True, False),
     "return_prompt_text": (True, False),
     "mm_processor_kwargs": ({"num_crops": 4}, {}),
-    "vllm_xargs": ({"a": 1}, {}),
     "guided_whitespace_pattern": (" ", None),
     "custom_logit_processor": ("code", None),
     "lora_path": ("mine", None),
@@ -307,6 +306,18 @@ def allowed(mode: str, *names: str) -> dict:
 
 def named(name: str) -> dict:
     return {"type": "function", "function": {"name": name}}
+
+
+def test_a_salt_may_stand_in_the_body() -> None:
+    assert (chat(cache_salt="me").cache_salt, completion(cache_salt="me").cache_salt, chat().cache_salt) == (
+        "me",
+        "me",
+        "",
+    )
+    for wrong in ("", 3, "x" * 1025):
+        with pytest.raises(InvalidRequest) as raised:
+            chat(cache_salt=wrong)
+        assert raised.value.param == "cache_salt"
 
 
 def test_some_of_the_tools_may_be_allowed() -> None:
