@@ -9,6 +9,8 @@ and said once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import threading
 import time
 from collections import deque
@@ -18,6 +20,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
+from router.base.errors import ConfigError
 from router.decisions.line import Decision
 from router.decisions.line_file import LineFile
 from router.decisions.settings import DecisionFileSettings
@@ -30,6 +33,7 @@ _GATHER_S = 0.25
 _NAP_S = 0.0005
 _HURRY = QUEUE_RECORDS // 4  # with so many waiting, it does not nap
 _LAST_LINES_S = 2.0
+_FAILING_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 class Lost(NamedTuple):
@@ -98,6 +102,7 @@ class DecisionFile:
         self._wall_s = wall_s
         self._ended: deque[tuple[Callable[[], Decision], float]] = deque()
         self._closing = threading.Event()
+        self._lines: LineFile | None = None
         self._full = False
         self._failing = False
         self._dropped = 0
@@ -119,12 +124,18 @@ class DecisionFile:
         return Lost(self._dropped, self._unwritten, self._untold)
 
     def open(self) -> None:
-        """Begin to write.
+        """Begin to write; on a disk that is full or fails, once it can.
 
         Raises:
             ConfigError: the file or its key cannot be opened, or another process writes it.
         """
-        self._lines = LineFile(self._settings)
+        try:
+            self._lines = LineFile(self._settings)
+        except ConfigError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno not in _FAILING_DISK:
+                raise
+            self._fail(cause.strerror)
         self._thread = threading.Thread(target=self._run, name="decision-file", daemon=True)
         self._thread.start()
 
@@ -133,9 +144,10 @@ class DecisionFile:
         self._closing.set()
         self._thread.join(_LAST_LINES_S)
         if self._thread.is_alive():  # stuck in a write: the process ends without it
-            log.warning("decision file not written to its end", path=str(self._lines.path), waiting=len(self._ended))
+            log.warning("decision file not written to its end", path=self._settings.path, waiting=len(self._ended))
             return
-        self._lines.close()
+        if self._lines is not None:
+            self._lines.close()
 
     def append(self, tell: Callable[[], Decision]) -> None:
         """Note a request that has just ended; `tell` is called by the writing thread."""
@@ -152,33 +164,48 @@ class DecisionFile:
         while not closing:
             closing = self._closing.wait(_GATHER_S)
             while self._ended:
+                file = self._lines or self._opened()
                 lines: list[bytes] = []
                 while self._ended and len(lines) < _MOST_AT_ONCE:
-                    self._add_line(*self._ended.popleft(), lines)
+                    tell, ended_unix_s = self._ended.popleft()
+                    if file is None:
+                        self._unwritten += 1
+                        continue
+                    self._add_line(file, tell, ended_unix_s, lines)
                     if not closing and len(self._ended) < _HURRY:
                         time.sleep(_NAP_S)
-                self._write(lines)
+                if file is not None:
+                    self._write(file, lines)
 
-    def _add_line(self, tell: Callable[[], Decision], ended_unix_s: float, lines: list[bytes]) -> None:
+    def _opened(self) -> LineFile | None:
+        """Open the file that could not be opened at the start; None where it still cannot."""
+        with contextlib.suppress(ConfigError):
+            self._lines = LineFile(self._settings)
+        return self._lines
+
+    def _add_line(self, file: LineFile, tell: Callable[[], Decision], ended_unix_s: float, lines: list[bytes]) -> None:
         try:
-            lines.append(self._lines.line(tell(), ended_unix_s))
+            lines.append(file.line(tell(), ended_unix_s))
         except Exception:  # a bug of one record must not end the writer
             self._untold += 1
             if self._untold == 1:
                 log.exception("a decision could not be written")
 
-    def _write(self, lines: list[bytes]) -> None:
+    def _write(self, file: LineFile, lines: list[bytes]) -> None:
         if not lines:
             return
         try:
-            self._lines.append(b"".join(lines))
+            file.append(b"".join(lines))
         except OSError as error:
             self._unwritten += len(lines)
-            if not self._failing:
-                self._failing = True
-                log.warning("decisions cannot be written", path=self._settings.path, error=error.strerror)
+            self._fail(error.strerror)
             return
         self.written += len(lines)
         if self._failing or (self._full and not self._ended):
             self._failing = self._full = False
             log.info("decisions are written again", path=self._settings.path, **self.lost._asdict())
+
+    def _fail(self, why: str | None) -> None:
+        if not self._failing:
+            self._failing = True
+            log.warning("decisions cannot be written", path=self._settings.path, error=why)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,8 @@ T = TypeVar("T")
 _RETRY_S = 10.0
 _BUSY_S = 10.0
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FAILING_DISK = {*_NO_ROOM, errno.EROFS, errno.EIO}
+_FAILING = re.compile("full|disk I/O error", re.IGNORECASE)  # as SQLite words it
 _OURS = (DataError, IntegrityError, NotSupportedError, ProgrammingError)  # mistakes of ours: the log has to show them
 
 
@@ -46,27 +49,32 @@ class Database:
 
     Args:
         url: an SQLAlchemy URL.
-        place: what tells this tier's folder of files from others'; a database belongs to one of them.
+        place: makes ready what lies beside the database, and tells this tier's folder of files from others'; a database
+            belongs to one of them.
     """
 
-    def __init__(self, url: str, place: str) -> None:
+    def __init__(self, url: str, place: Callable[[], str]) -> None:
         self._url = url
         self._place = place
+        self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs-database")
         self._engine: Engine | None = None
         self._lock = threading.Lock()  # `run_here` may come from another thread
 
-    def open(self) -> None:
+    def open(self) -> Engine:
         """Connect, and make the tables that are missing.
 
         Raises:
             ConfigError: the URL is none, its driver is missing, or the database is another tier's, damaged or newer.
+            StorageFailed: the disk is full or fails; each `run` opens it again.
         """
         try:
-            self._engine = _engine(self._url)
-            with _told(), self._engine.begin() as connection:
-                METADATA.create_all(connection)
-                self._claim(connection)
+            with _told():
+                place = self._place()
+                engine = _engine(self._url)
+                with engine.begin() as connection:
+                    METADATA.create_all(connection)
+                    _claim(connection, place)
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise ConfigError(
                 f"jobs.database: {in_words(error)}; give a URL of SQLAlchemy, and install its driver, such as "
@@ -74,15 +82,20 @@ class Database:
                 param="jobs.database",
             ) from None
         except (SQLAlchemyError, StorageFailed) as error:
+            if isinstance(error, StorageFailed) and _is_failing_disk(error):
+                raise
             why = str(error.orig) if isinstance(error, DBAPIError) else str(error)
             raise ConfigError(
                 f"jobs.database: cannot use {make_url(self._url).render_as_string()}: {why}; if the file is damaged, "
                 "move it away: batches and files are then forgotten",
                 param="jobs.database",
             ) from None
+        self._engine = engine
+        return engine
 
     def close(self) -> None:
         """Finish what was begun."""
+        self._closed = True
         self._thread.shutdown(wait=True)
         if self._engine is not None:
             self._engine.dispose()
@@ -97,30 +110,47 @@ class Database:
 
     def run_here(self, work: Callable[[Connection], T]) -> T:
         """The same on the thread that calls."""
-        if self._engine is None:
-            raise StorageFailed("the database of jobs is closed", retry_after_s=_RETRY_S)
-        with self._lock, _told(), self._engine.begin() as connection:
+        with self._lock, _told(), self._opened().begin() as connection:
             return work(connection)
 
-    def _claim(self, connection: Connection) -> None:
-        facts = dict(tuple(row) for row in connection.execute(select(FACTS.c.name, FACTS.c.value)))
-        if not facts:
-            connection.execute(
-                insert(FACTS), [{"name": "schema", "value": str(SCHEMA)}, {"name": "place", "value": self._place}]
-            )
-            return
-        if int(facts["schema"]) > SCHEMA:
-            raise ConfigError(
-                f"jobs.database: its tables are of version {facts['schema']}, this release knows {SCHEMA}: "
-                "run a newer release, or name another database",
-                param="jobs.database",
-            )
-        if facts["place"] != self._place:
-            raise ConfigError(
-                "jobs.database: it belongs to another tier, or to another folder of files than jobs.dir: "
-                "name a database of its own for each tier",
-                param="jobs.database",
-            )
+    def _opened(self) -> Engine:
+        if self._closed:
+            raise StorageFailed("the database of jobs is closed", retry_after_s=_RETRY_S)
+        if self._engine is None:
+            try:
+                opened = self.open()
+            except ConfigError as error:
+                raise StorageFailed(error.message, retry_after_s=_RETRY_S) from error
+            log.info("the database of jobs was opened")
+            return opened
+        return self._engine
+
+
+def _claim(connection: Connection, place: str) -> None:
+    facts = dict(tuple(row) for row in connection.execute(select(FACTS.c.name, FACTS.c.value)))
+    if not facts:
+        connection.execute(insert(FACTS), [{"name": "schema", "value": str(SCHEMA)}, {"name": "place", "value": place}])
+        return
+    if int(facts["schema"]) > SCHEMA:
+        raise ConfigError(
+            f"jobs.database: its tables are of version {facts['schema']}, this release knows {SCHEMA}: "
+            "run a newer release, or name another database",
+            param="jobs.database",
+        )
+    if facts["place"] != place:
+        raise ConfigError(
+            "jobs.database: it belongs to another tier, or to another folder of files than jobs.dir: "
+            "name a database of its own for each tier",
+            param="jobs.database",
+        )
+
+
+def _is_failing_disk(error: StorageFailed) -> bool:
+    """Whether waiting may help, and nothing that an operator has configured is at fault."""
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return cause.errno in _FAILING_DISK
+    return _FAILING.search(error.message) is not None
 
 
 def _engine(url: str) -> Engine:

@@ -77,6 +77,7 @@ class Deferring:
         self._everybody = _Pause()
         self._pauses: dict[str, _Pause] = {}  # of single callers
         self._due_s: dict[str, float] = {}  # of those that were refused
+        self._fault = ""
         self.answered = 0
         self.waiting = 0
 
@@ -105,8 +106,11 @@ class Deferring:
             self._news.clear()
             try:
                 await self._turn()
+                self._fault = ""
             except StorageFailed as error:
-                log.warning("deferred requests wait", why=error.message)
+                if not self._fault:  # once, and not every two seconds
+                    log.warning("deferred requests wait", why=error.message)
+                self._fault = error.message
             except Exception:  # the task's boundary: one bad turn must not end them all
                 log.exception("deferred requests crashed")
             timer = asyncio.get_running_loop().call_later(self._wait_s(), self._news.set)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import uuid
@@ -10,17 +12,22 @@ from typing import IO
 
 from router.base.errors import ConfigError
 
+_FAILING_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+
 
 def locked(folder: Path) -> IO[str]:
     """Take a folder for this process alone; closing the file gives it back.
 
     Raises:
         ConfigError: it cannot be made or written, or another process has it.
+        OSError: its disk is full, read-only or failing.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (folder / "lock").open("w", encoding="ascii")
     except OSError as error:
+        if error.errno in _FAILING_DISK:
+            raise
         raise ConfigError(
             f"jobs.dir: cannot write {folder}: {error.strerror}; name a folder that this user may write",
             param="jobs.dir",
@@ -32,8 +39,8 @@ def locked(folder: Path) -> IO[str]:
         raise ConfigError(
             f"jobs.dir: another process uses {folder}: give each tier a folder of its own", param="jobs.dir"
         ) from None
-    lock.write(str(os.getpid()))
-    lock.flush()
+    with contextlib.suppress(OSError):  # on a full disk it is a lock all the same
+        os.write(lock.fileno(), str(os.getpid()).encode())
     return lock
 
 

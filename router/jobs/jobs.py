@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import orjson
 import structlog
@@ -84,6 +84,7 @@ class Jobs:
         self._folder = Path(settings.dir).expanduser()
         self._url = database
         self._webhook_secret = webhook_secret
+        self._lock: IO[str] | None = None
         self._files = Files(self._folder, settings)
         self._max_line_bytes = max_line_bytes
         self._runner: Runner | None = None
@@ -99,13 +100,14 @@ class Jobs:
         """
         self._stack = contextlib.AsyncExitStack()
         async with contextlib.AsyncExitStack() as opening:
-            opening.enter_context(contextlib.closing(locked(self._folder)))
-            self._files.prepare()
+            opening.callback(self._unlock)
             url = self._url or f"sqlite:///{self._folder / 'jobs.sqlite'}"
-            self._database = Database(url, place_of(self._folder))
-            await asyncio.to_thread(self._database.open)
+            self._database = Database(url, self._place)
             opening.callback(self._database.close)
-            await self._database.run(self._files.sweep)
+            try:
+                await asyncio.to_thread(self._database.open)
+            except StorageFailed as error:  # others are served all the same: a full disk is no reason to stay away
+                log.warning("files, batches and deferred requests wait for their disk", why=error.message)
             self._lifecycle = Lifecycle(self._database, self._files, self.settings, self._wall, self._max_line_bytes)
             cleaning = asyncio.create_task(self._clean_up(), name="jobs clean-up")
             opening.push_async_callback(end, cleaning)
@@ -114,6 +116,17 @@ class Jobs:
 
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
+
+    def _place(self) -> str:
+        """Take the folder, once, and make it ready."""
+        if self._lock is None:
+            self._lock = locked(self._folder)
+        self._files.prepare()
+        return place_of(self._folder)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     async def serve(self, ask: Ask) -> None:
         """Begin to run lines, until the end."""

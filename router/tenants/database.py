@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ from router.tenants.used import Counts, UsageKey, UsageRow
 
 PARAM = "tenants.database"
 _BUSY_MS = 5_000
+_FAILING = re.compile("full|disk I/O error", re.IGNORECASE)  # as SQLite words it
 
 _METADATA = MetaData()
 _USAGE = Table(
@@ -54,9 +56,10 @@ class UsageDatabase:
     def __init__(self, url: str) -> None:
         self._url = url if "://" in url else f"sqlite:///{Path(url).expanduser().absolute()}"
         self._engine: Engine | None = None
+        self._made = False
 
     def open(self, *, make: bool = True) -> None:
-        """Connect.
+        """Connect. On a disk that is full or fails the table is made later, with the first exchange that can.
 
         Args:
             make: the table, and SQLite's file, where there is none; else nothing is made, and that is an error.
@@ -72,11 +75,14 @@ class UsageDatabase:
                 event.listen(self._engine, "connect", _prepare)
             if make:
                 _METADATA.create_all(self._engine)
+            self._made = True
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise ConfigError(f"{PARAM}: {in_words(error)}", param=PARAM) from None
         except SQLAlchemyError as error:
             shown = make_url(self._url).render_as_string()
             why = getattr(error, "orig", None) or error
+            if make and _FAILING.search(str(why)):
+                return
             raise ConfigError(
                 f"{PARAM}: cannot use {shown}: {why}; name another file, or make its folder", param=PARAM
             ) from None
@@ -122,6 +128,9 @@ class UsageDatabase:
     def _begin(self) -> Any:
         if self._engine is None:
             raise ConfigError(f"{PARAM}: the database is closed", param=PARAM)
+        if not self._made:
+            _METADATA.create_all(self._engine)
+            self._made = True
         return self._engine.begin()
 
 

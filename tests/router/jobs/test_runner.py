@@ -13,13 +13,18 @@ import httpx
 import openai
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
 from router.base.clock import MonotonicClock
 from router.base.errors import ConfigError, ReplicaCrashed
+from router.decisions.line import AskedFor, Decision
+from router.decisions.settings import DecisionFileSettings
+from router.decisions.writer import DecisionFile
 from router.jobs import lifecycle
 from router.jobs.runner import Runner
 from router.jobs.settings import JobsSettings
 from router.jobs.slack import Allowance
+from router.tenants.database import UsageDatabase
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.replica import ReplicaSnapshot
 from tests.support.gateway_fakes import prompt_text, replica_info
@@ -316,6 +321,46 @@ async def test_a_full_disk_is_told_and_survived(tmp_path: Path, monkeypatch: pyt
             assert done.request_counts.completed == 30
             answers = lines_of((await client.files.content(done.output_file_id)).text)
             assert [answer["custom_id"] for answer in answers] == [f"id-{n}" for n in range(30)]
+    finally:
+        await _done("umount", "-l", str(disk))
+
+
+def _decision(request_id: str) -> Decision:
+    return Decision(
+        request_id=request_id, model="tiny", prompt_tokens=1, policy="x", objective=AskedFor(), outcome="completed"
+    )
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.geteuid() != 0, reason="a disk of its own is mounted by root alone")
+async def test_a_tier_that_starts_on_a_full_disk_serves_and_keeps_jobs_when_there_is_room(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if not await _done("mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)):
+        pytest.skip("this container may not mount")
+    try:
+        others = disk / "others"
+        with contextlib.suppress(OSError):
+            others.write_bytes(b"x" * 3_000_000)
+        usage = UsageDatabase(str(disk / "usage.db"))
+        usage.open()
+        with pytest.raises(OperationalError):
+            usage.exchange({}, "2026-11")
+        decisions = DecisionFile(DecisionFileSettings(path=str(disk / "decisions.jsonl")))
+        async with decisions, job_tier(disk / "jobs", Echo()) as (_, client):
+            decisions.append(lambda: _decision("a" * 32))
+            await until(lambda: decisions.lost.unwritten == 1)
+            assert await _ask(client, "online") == "online"
+            with pytest.raises(openai.InternalServerError) as told:
+                await submit(client, LINES)
+            assert (told.value.status_code, told.value.code) == (503, "storage_full")
+            others.unlink()
+            done = await ended(client, (await submit(client, LINES)).id)
+            assert done.request_counts.completed == 24
+            decisions.append(lambda: _decision("b" * 32))
+            await until(lambda: decisions.written == 1)
+        assert usage.exchange({}, "2026-11") == {}
+        usage.close()
     finally:
         await _done("umount", "-l", str(disk))
 

@@ -123,7 +123,7 @@ def _deferred(number: int, owner: str) -> Deferred:
 
 
 def test_what_one_caller_defers_leaves_room_for_others(tmp_path: Path) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'jobs.sqlite'}", "here")
+    database = Database(f"sqlite:///{tmp_path / 'jobs.sqlite'}", lambda: "here")
     database.open()
     try:
         for number in range(9):
@@ -141,7 +141,7 @@ def test_what_one_caller_defers_leaves_room_for_others(tmp_path: Path) -> None:
 
 def test_what_a_database_refuses_is_not_written_to_the_log(tmp_path: Path) -> None:
     """Mistakes of ours are logged with their trace, which must not hold what a caller has sent."""
-    database = Database(f"sqlite:///{tmp_path / 'jobs.sqlite'}", "here")
+    database = Database(f"sqlite:///{tmp_path / 'jobs.sqlite'}", lambda: "here")
     database.open()
     try:
         kept = replace(_deferred(1, "a"), headers='[["x-overspill-cache-salt","my secret"]]')
