@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from router.base.errors import ConfigError
-from router.base.shapes import Key, Misfit, dotted, misfit
+from router.base.shapes import Key, Misfit, dotted, keys_of, misfit
 from router.base.toml_lines import line_of
 
 if sys.version_info >= (3, 11):
@@ -44,11 +44,13 @@ class Overlaid(dict[str, Any]):
 
     Attributes:
         origins: key → (name of the variable or flag, its text as given; None for a flag that was no text).
+        beside: variables that have the prefix and yet name no key, by what stands behind the prefix.
     """
 
     def __init__(self, tree: Mapping[str, Any]) -> None:
         super().__init__(tree)
         self.origins: dict[Key, tuple[str, str | None]] = {}
+        self.beside: dict[str, str] = {}
 
 
 def load(
@@ -102,6 +104,8 @@ def overlay(
             if name.startswith(marker):
                 keys = name[len(marker) :].lower().split("__")
                 _put(merged, keys, _toml_value(environ[name]), (name, environ[name]))
+            elif name.startswith(f"{env_prefix}_"):
+                merged.beside[name] = name[len(env_prefix) + 1 :]
     for at, flag in (flags or {}).items():
         if flag.value is not None:
             _put(merged, at.split("."), flag.value, (flag.name, None))
@@ -121,6 +125,8 @@ def decode(tree: Mapping[str, Any], shape: type[T], *, source: str, text: str | 
         ConfigError: it does not fit.
     """
     _check_finite(tree, source, text)
+    if isinstance(tree, Overlaid):
+        _check_beside(tree, shape)
     try:
         return msgspec.convert(tree, shape, strict=True)
     except msgspec.ValidationError as error:
@@ -165,6 +171,25 @@ def _explain(found: Misfit, tree: Any, source: str, text: str | None) -> ConfigE
         return ConfigError(f"{place}: {what}", param=dotted(key))
     shown = f"`{dotted(key)}`{_shown(tree, key)}" if key else "`(top level)`"
     return ConfigError(f"{place}: {shown}: {what}", param=dotted(key) or None)
+
+
+def _check_beside(tree: Overlaid, shape: type) -> None:
+    """Refuse a variable that all but names a key: passed over in silence, a lost `local-only` sends out what must stay.
+
+    One that the configuration itself reads (`env:NAME`) has whatever name its owner gave it.
+    """
+    if not tree.beside:
+        return
+    named = {"_".join(key): key for key in keys_of(shape) if len(key) > 1}
+    read = {value.removeprefix("env:") for _, value in _leaves(tree, ()) if isinstance(value, str)}
+    for name, rest in tree.beside.items():
+        key = named.get(re.sub("_+", "_", rest.lower()))
+        if key is not None and name not in read:
+            meant = "__".join((name[: -len(rest) - 1], *(step.upper() for step in key)))
+            raise ConfigError(
+                f"{name}: unknown variable; two underscores stand for each dot: did you mean {meant}?",
+                param=dotted(key),
+            )
 
 
 def _check_finite(tree: Mapping[str, Any], source: str, text: str | None) -> None:

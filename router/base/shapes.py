@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -51,6 +51,16 @@ def misfit(value: Any, shape: Any, key: Key = ()) -> Misfit | None:
         if found is not None:
             return found
     return _own_misfit(value, shape, key, error)
+
+
+def keys_of(shape: Any) -> Iterator[tuple[str, ...]]:
+    """Yield the keys of a Struct and of those inside it; elements of lists have none."""
+    for kind in _alternatives(shape):
+        if _is_struct(kind):
+            for field in msgspec.structs.fields(kind):
+                yield (field.encode_name,)
+                for inner in keys_of(field.type):
+                    yield (field.encode_name, *inner)
 
 
 def dotted(key: Key) -> str:

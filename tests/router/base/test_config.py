@@ -232,3 +232,18 @@ def test_any_tree_is_decoded_or_refused_as_a_config_error(tree):
     except ConfigError as error:
         said = error.message
     assert said.startswith("somewhere")
+
+
+@pytest.mark.parametrize("name", ["P_PART_COUNT", "P_PART__COUNT", "P_MAYBE_API_KEY"])
+def test_a_variable_that_all_but_names_a_key_is_not_passed_over(read, name: str) -> None:
+    meant = {"P_MAYBE_API_KEY": "P__MAYBE__API_KEY"}.get(name, "P__PART__COUNT")
+    with pytest.raises(ConfigError, match=f"{name}: .*did you mean {meant}") as failed:
+        read("", {name: "3"})
+    assert failed.value.param in {"part.count", "maybe.api_key"}
+
+
+def test_variables_of_others_are_left_alone(read) -> None:
+    kubernetes = {"P_PART_SERVICE_HOST": "10.0.0.1", "P_PORT": "tcp://10.0.0.1:80", "P_TEXT": "x"}
+    assert read("", kubernetes) == Whole()
+    own = read("[part]\napi_key = 'env:P_PART_API_KEY'", {"P_PART_API_KEY": "k"})
+    assert own.part.api_key == "env:P_PART_API_KEY"
