@@ -137,11 +137,12 @@ class Pipeline:
         """End the workers after the batches that they compute; requests still inside end with an error."""
         self._closed = True
         await asyncio.to_thread(self._stop)
-        lost, self._tickets = self._tickets, set()
-        for ticket in lost:
-            if not ticket.over:
+        with self._lock:
+            lost, self._tickets = [ticket for ticket in self._tickets if not ticket.over], set()
+            for ticket in lost:
                 ticket.error = ReplicaBroken(f"{self.plan.name}: {why}")
-                self._end([ticket])
+                self._over(ticket)
+        self._end(lost)
         self._items = self._cost = 0
 
     def _stop(self) -> None:

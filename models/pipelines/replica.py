@@ -1,12 +1,14 @@
 """A pipeline as the router sees it: a description, a load snapshot, an answer of one piece.
 
-It is loaded with its first request, or before, and unloaded when nobody came for a while. One that cannot be loaded, or
-that fails on what it has computed before, says why, rests, and is tried again.
+It is loaded with its first request, or before, and unloaded when nobody came for a while. One that fails on what it has
+computed before is loaded anew; where that does not help, or it cannot be loaded, it says why, rests, and is tried once
+more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,7 +29,8 @@ from router.values.task import Output
 
 log = structlog.get_logger("models.pipelines")
 
-_REST_S = (5.0, 300.0)  # after a load that failed, or a pipeline that broke: at first, and at most
+_REST_S = (5.0, 300.0)  # after a load that failed, or did not help: at first, and at most
+_HELPED_S = 60.0  # a pipeline that was loaded anew, and breaks within so long, was not helped by it
 
 
 class Calls(Protocol):
@@ -81,6 +84,8 @@ class PipelineReplica:
         self._closing: set[asyncio.Task[None]] = set()
         self._again_at_s = 0.0
         self._rest_s = _REST_S[0]
+        self._broke_down = False
+        self._loaded_anew_at_s = -math.inf
         self._used_at_s = clock.now_s()
         self._slots = served.slots
         self._known_good = KnownGoods()
@@ -149,7 +154,11 @@ class PipelineReplica:
         finally:
             self._loading = None
         self._pipeline = pipeline
-        self.problem, self._rest_s = "", _REST_S[0]
+        self.problem = ""
+        if self._broke_down:
+            self._broke_down, self._loaded_anew_at_s = False, self._clock.now_s()
+        else:
+            self._rest_s = _REST_S[0]
         self.loads += 1
         self.load_s = self._clock.now_s() - began_s
         self._used_at_s = self._clock.now_s()
@@ -164,6 +173,11 @@ class PipelineReplica:
     def _broke(self, why: str) -> None:
         """Load it anew: what fails on what it has computed before is not the fault of its requests."""
         log.warning("pipeline reload", model=self.info.variant, why=why)
+        if self._clock.now_s() - self._loaded_anew_at_s < _HELPED_S:
+            self._rest(why)
+        else:
+            self._rest_s = _REST_S[0]
+        self._broke_down = True
         self._unload(why)
 
     def _unload(self, why: str) -> None:

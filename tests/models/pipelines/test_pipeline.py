@@ -504,6 +504,24 @@ async def test_a_function_that_never_returns_holds_up_no_end(monkeypatch: pytest
         free.set()
 
 
+async def test_what_a_worker_brings_after_the_end_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.pipelines.stage._LET_GO_S", 0.1)
+    free = threading.Event()
+
+    def stuck(batch: list[bytes]) -> list[bytes]:
+        free.wait(30)
+        return [1000 * value for value in batch]
+
+    async with running(stage("left behind", stuck), queue_bytes=10, size_of=bytes_of) as pipeline:
+        asking = asyncio.create_task(ask(pipeline, b"a"))
+        await until(lambda: pipeline.stages[0].busy)
+        [worker] = (thread for thread in threading.enumerate() if "left behind" in thread.name)
+        await pipeline.close()
+        free.set()
+        assert isinstance(await failed(asking), ReplicaBroken)
+        await until(lambda: not worker.is_alive())
+
+
 async def test_closing_ends_who_is_inside() -> None:
     gate = threading.Event()
     async with running(
