@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
 from router.signals.token_clock import Mark
 from router.values.choice import Choice
@@ -102,6 +103,93 @@ class Attempt:
         return None if away_s > _AWAY_SHARE * lasted_s else lasted_s / (self.tokens - 1)
 
 
+class _Left(Sequence[int]):
+    """Tokens that each of some attempts may still generate, ascending: found and sorted once somebody asks for any.
+
+    Only who has to wait asks. An answer that outran what was expected of it may go on for a quarter of its length.
+    """
+
+    def __init__(self, attempts: Collection[Attempt]) -> None:
+        self._attempts = tuple(attempts)
+        self._found: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        return self._tokens()[index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._tokens())
+
+    def _tokens(self) -> list[int]:
+        found = self._found
+        if found is None:
+            found = self._found = sorted([_left_of(attempt) for attempt in self._attempts])
+        return found
+
+
+def _left_of(attempt: Attempt) -> int:
+    left, more = attempt.expected_tokens - attempt.tokens, attempt.tokens // 4 or 1
+    return left if left > more else more  # noqa: FURB136 - for each attempt
+
+
+class _Sent:
+    """What was sent to one replica and has not ended.
+
+    Attributes:
+        attempts: in the order in which they began; textless: those without any text yet; unopened: those that the
+            replica does not have yet.
+        load: their sums, None until somebody asks.
+    """
+
+    __slots__ = ("attempts", "load", "textless", "unopened")
+
+    def __init__(self) -> None:
+        self.attempts: dict[Attempt, None] = {}
+        self.textless: dict[Attempt, None] = {}
+        self.unopened: dict[Attempt, None] = {}
+        self.load: InFlightLoad | None = None
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter(self.attempts)
+
+    def begin(self, attempt: Attempt) -> None:
+        self.attempts[attempt] = self.textless[attempt] = self.unopened[attempt] = None
+        self.changed(attempt)
+
+    def end(self, attempt: Attempt) -> None:
+        del self.attempts[attempt]
+        self.textless.pop(attempt, None)
+        self.unopened.pop(attempt, None)
+        self.load = None
+
+    def changed(self, attempt: Attempt) -> None:
+        """One of them has opened, or got a piece of its answer."""
+        self.load = None
+        if self.textless and attempt.first_at_s is not None:
+            self.textless.pop(attempt, None)
+        if self.unopened and attempt.opened:
+            self.unopened.pop(attempt, None)
+
+    def summed_up(self) -> InFlightLoad:
+        """Look at those that have only begun, however many run."""
+        return InFlightLoad(
+            len(self.attempts),
+            sum([attempt.prompt_tokens for attempt in self.textless]),
+            _Left(self.attempts),
+            len(self.unopened),
+            sum([attempt.prompt_tokens for attempt in self.unopened]),
+            sum([attempt.expected_tokens for attempt in self.unopened]),
+        )
+
+
 class InFlight:
     """The attempts that run, in the order in which they began; every `begin` has exactly one `end`.
 
@@ -109,73 +197,53 @@ class InFlight:
     """
 
     def __init__(self) -> None:
-        self._by_replica: dict[str, dict[Attempt, None]] = {}
-        self._loads: dict[str, InFlightLoad] = {}
+        self._by_replica: dict[str, _Sent] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_replica.values()))
+        return sum([len(sent.attempts) for sent in self._by_replica.values()])
 
     def __iter__(self) -> Iterator[Attempt]:
-        return iter([attempt for attempts in self._by_replica.values() for attempt in attempts])
+        return iter([attempt for sent in self._by_replica.values() for attempt in sent.attempts])
 
     def begin(self, attempt: Attempt) -> None:
         if attempt.held_up:
             return
-        attempt.counted = self._changed
-        self._changed(attempt)
-        self._by_replica.setdefault(attempt.info.replica_id, {})[attempt] = None
+        name = attempt.info.replica_id
+        sent = self._by_replica.get(name)
+        if sent is None:
+            sent = self._by_replica[name] = _Sent()
+        attempt.counted = sent.changed
+        sent.begin(attempt)
 
     def end(self, attempt: Attempt) -> None:
         if attempt.held_up:
             return
-        in_flight = self._by_replica[attempt.info.replica_id]
-        del in_flight[attempt]
-        self._changed(attempt)
-        if not in_flight:
+        sent = self._by_replica[attempt.info.replica_id]
+        sent.end(attempt)
+        if not sent.attempts:
             del self._by_replica[attempt.info.replica_id]
 
     def count(self, replica_id: str) -> int:
         """Count the requests on a replica."""
-        return len(self._by_replica.get(replica_id, ()))
+        sent = self._by_replica.get(replica_id)
+        return 0 if sent is None else len(sent.attempts)
 
     def without_text(self, replica_id: str) -> int:
         """Count the requests on a replica of which no text has come yet."""
-        return sum(attempt.first_at_s is None for attempt in self._by_replica.get(replica_id, ()))
+        sent = self._by_replica.get(replica_id)
+        return 0 if sent is None else len(sent.textless)
 
     def unopened_at(self, endpoint: str) -> int:
         """Count the requests bound to an endpoint of which it knows nothing yet."""
-        attempts = (attempt for in_flight in self._by_replica.values() for attempt in in_flight)
-        return sum(attempt.info.endpoint == endpoint and not attempt.opened for attempt in attempts)
-
-    def _changed(self, attempt: Attempt) -> None:
-        self._loads.pop(attempt.info.replica_id, None)
+        attempts = [attempt for sent in self._by_replica.values() for attempt in sent.unopened]
+        return sum([attempt.info.endpoint == endpoint for attempt in attempts])
 
     def at(self, replica_id: str) -> InFlightLoad:
         """Return what was sent to a replica and has not ended; the same object until that changes."""
-        load = self._loads.get(replica_id)
-        if load is not None:
-            return load
-        in_flight = self._by_replica.get(replica_id)
-        if in_flight is None:
+        sent = self._by_replica.get(replica_id)
+        if sent is None:
             return NOTHING_IN_FLIGHT
-        load = self._loads[replica_id] = _load_of(in_flight)
+        load = sent.load
+        if load is None:
+            load = sent.load = sent.summed_up()
         return load
-
-
-def _load_of(in_flight: Collection[Attempt]) -> InFlightLoad:
-    """Sum them up. An answer that outran what was expected of it may go on for a quarter of its length."""
-    prefill_tokens = unopened = unopened_prefill_tokens = unopened_decode_tokens = 0
-    left_tokens: list[int] = []
-    for attempt in in_flight:
-        left, more = attempt.expected_tokens - attempt.tokens, attempt.tokens // 4 or 1
-        left_tokens.append(left if left > more else more)  # noqa: FURB136 - for each attempt, at each change of any
-        if attempt.first_at_s is None:
-            prefill_tokens += attempt.prompt_tokens
-        if not attempt.opened:
-            unopened += 1
-            unopened_prefill_tokens += attempt.prompt_tokens
-            unopened_decode_tokens += attempt.expected_tokens
-    left_tokens.sort()
-    return InFlightLoad(
-        len(in_flight), prefill_tokens, left_tokens, unopened, unopened_prefill_tokens, unopened_decode_tokens
-    )

@@ -30,7 +30,7 @@ class InFlightLoad(FrozenStruct, frozen=True):
     """What this tier itself has sent to a replica and not seen the end of: known at once, without a report.
 
     Attributes:
-        left_tokens: tokens each request is still expected to generate, ascending.
+        left_tokens: tokens each request is still expected to generate, ascending; found when they are asked for.
         unopened, unopened_prefill_tokens, unopened_decode_tokens: the part that no snapshot can show yet.
     """
 
