@@ -31,6 +31,7 @@ if sys.version_info < (3, 11):
 BUILDS = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
 
 MODULES = {
+    "router/base": "alarms",
     "router/values": "choice length link offer prediction situation",
     "router/signals": (
         "affinity breaker canary credit_account credit_line credits exploration fairness health in_flight ladder "
@@ -43,9 +44,9 @@ MODULES = {
     ),
     "router/dispatch": (
         "admission answer_room attempt_run attempt_stream binding blame candidates decision_value dispatcher feedback "
-        "give_up hedge imagining lost peers pending pool queue record refusals rejections served telemetry view"
+        "give_up hedge imagining journey lost peers pending pool queue record refusals rejections served telemetry view"
     ),
-    "router/simulation": "device loop network prefix_cache run values",
+    "router/simulation": "call device loop network prefix_cache run values",
 }
 """What decides, leads each attempt, and simulates. `async` generators, structs that are decoded, and what waits for
 the network stay interpreted."""

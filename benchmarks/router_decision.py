@@ -21,9 +21,9 @@ import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+from router.base.alarms import Alarms
 from router.base.build import build_of
 from router.base.clock import MonotonicClock
-from router.base.timers import Alarms
 from router.dispatch.binding import Binder
 from router.dispatch.candidates import assess
 from router.dispatch.pending import PendingRequest

@@ -9,6 +9,7 @@ from typing import Protocol
 import structlog
 from msgspec.structs import replace
 
+from router.base.alarms import Alarms
 from router.base.clock import Clock
 from router.base.errors import (
     OverspillError,
@@ -18,7 +19,6 @@ from router.base.errors import (
     ReplicaFailed,
     ReplicaUnreachable,
 )
-from router.base.timers import Alarms
 from router.dispatch.answer_room import AnswerRoom
 from router.dispatch.attempt_stream import AttemptStream, Elapsed
 from router.signals.in_flight import Attempt

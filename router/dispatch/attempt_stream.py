@@ -11,8 +11,8 @@ from typing import Protocol
 
 import structlog
 
+from router.base.alarms import Alarms
 from router.base.clock import Clock
-from router.base.timers import Alarms
 from router.values.chunk import TokenChunk
 from router.values.replica import Give, Pushes, Replica, ReplicaInfo
 from router.values.request import InferenceRequest

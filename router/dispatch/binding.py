@@ -18,9 +18,9 @@ from functools import partial
 import msgspec
 import structlog
 
+from router.base.alarms import Alarm, Alarms
 from router.base.clock import Clock
 from router.base.errors import DeadlineLost, Evicted, OverspillError, PromiseLost, Shed, Unavailable
-from router.base.timers import Alarm, Alarms
 from router.dispatch.candidates import assess, demand_on
 from router.dispatch.give_up import give_up_lost
 from router.dispatch.hedge import HedgeBudget, device_seconds

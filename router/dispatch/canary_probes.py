@@ -13,9 +13,10 @@ from itertools import count
 
 import structlog
 
+from router.base.alarms import Alarm, Alarms
 from router.base.clock import Clock
 from router.base.errors import OverspillError
-from router.base.timers import Alarm, Alarms, end
+from router.base.timers import end
 from router.dispatch.attempt_stream import AttemptStream, Elapsed, Unaccounted
 from router.signals.canary import Canaries, Canary, Side
 from router.values.prompt import ChatPrompt, Message

@@ -17,12 +17,13 @@ from typing import final
 
 import structlog
 
+from router.base.alarms import Alarms
 from router.base.clock import Clock, MonotonicClock
 from router.base.errors import ReplicaBroken, Unavailable
-from router.base.timers import Alarms
 from router.decisions.line import Decision
 from router.decisions.writer import DecisionSink
 from router.dispatch.admission import Admission
+from router.dispatch.answer_chunks import chunks_of
 from router.dispatch.binding import Binder
 from router.dispatch.blame import Verdict, source_of
 from router.dispatch.canary_probes import CanaryProbes
@@ -156,7 +157,7 @@ class Dispatcher:
         self._came(request)
         length = self._signals.lengths.watch(request, self._binder.pool.family(request.model))
         journey = Journey(self, self._feedback, request, record, length)
-        chunks = journey.chunks()
+        chunks = chunks_of(journey)
         first = await anext(chunks)
         if journey.route is None:
             await chunks.aclose()

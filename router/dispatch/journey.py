@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,7 +59,7 @@ class Dispatching(Surroundings, Protocol):
 
 @dataclass(eq=False, slots=True)
 class Journey:
-    """Use `chunks()` once; closing it ends the work wherever it is.
+    """What is known of the request on its way; `router.dispatch.answer_chunks` leads it.
 
     Attributes:
         length: what is believed of the whole answer's length, told how it goes on.
@@ -124,59 +123,24 @@ class Journey:
         counted = self._prompt_tokens
         return Usage(self._accepted.prompt_tokens if counted is None else counted, self.tokens, self._cached_tokens)
 
-    async def chunks(self) -> AsyncGenerator[TokenChunk, None]:
-        """Stream the answer; every exit leaves exactly one outcome in the record.
+    def take_leave(self, outcome: Outcome, error: str | None) -> None:
+        """The request leaves the tier, with this outcome: called once."""
+        self.dispatcher.ended(self, outcome, error)
+        # They hold the journey: nothing of it shall wait for a garbage collection.
+        self._run = self.answer = self.tap = None
 
-        The last chunk is handed on after everything is given back: its reader need not come again.
+    def refused(self, error: OverspillError) -> Outcome:
+        """Note what the caller is told of a request that nobody finished."""
+        self.record.failed_with(error)
+        error.attempts = self.spent or error.attempts
+        return outcome_of(error)
+
+    async def bind(self) -> Attempt:
+        """Wait for the next replica.
 
         Raises:
-            OverspillError: refused before the first chunk, or no replica could finish.
+            OverspillError: there is none, now or ever.
         """
-        outcome, error = Outcome.CANCELLED, None
-        last: TokenChunk | None = None
-        clock = self.dispatcher.clock
-        try:
-            while last is None:
-                attempt = await self._bind()
-                self.attempts += 1
-                hedged = self._run = self._hedged(attempt)
-                try:
-                    async with hedged:
-                        while True:
-                            received = await hedged.receive()
-                            run = hedged.run
-                            chunk = run.hand_on(received, clock.now_s())
-                            if chunk.finish_reason is not None:
-                                last = chunk
-                                break
-                            attempt = run.attempt
-                            attempt.handed_at_s = handed_s = clock.now_s()
-                            yield chunk
-                            attempt.handed_at_s = None
-                            attempt.away_s += clock.now_s() - handed_s
-                except OverspillError as failure:
-                    self._give_up_on(hedged.run.attempt, failure)
-                    if self._is_complete():
-                        # It broke after the last token and before saying so: nothing is missing but the reason.
-                        last = TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
-            self._note_end(last)
-            outcome = Outcome.DEGRADED if self.degraded else Outcome.COMPLETED
-        except OverspillError as refusal:
-            outcome, error = outcome_of(refusal), refusal.message
-            self.record.failed_with(refusal)
-            refusal.attempts = self.spent or refusal.attempts
-            raise
-        except Exception as bug:
-            outcome, error = Outcome.FAILED, f"internal error: {type(bug).__name__}"
-            raise
-        finally:
-            self.dispatcher.ended(self, outcome, error)
-            self._run = self.answer = self.tap = (
-                None  # they hold the journey: nothing of it shall wait for a garbage collection
-            )
-        yield last
-
-    async def _bind(self) -> Attempt:
         try:
             return await self.dispatcher.bind(self)
         except OverspillError as error:
@@ -187,9 +151,13 @@ class Journey:
     def pending(self, wait_until_s: float) -> PendingRequest:
         return PendingRequest(self.request, frozenset(self.failed), wait_until_s, self.length)
 
-    def _hedged(self, attempt: Attempt) -> HedgedRun:
+    def begin(self, attempt: Attempt) -> HedgedRun:
+        """Return the attempt as it is led from now on: a second one may be made beside it."""
+        self.attempts += 1
         request = self._for_upstream(attempt, self._capped(attempt))
-        return HedgedRun(self, self._running(attempt, request), self.dispatcher.hedge_due_s(self, attempt))
+        due_s = self.dispatcher.hedge_due_s(self, attempt)
+        self._run = HedgedRun(self, self._running(attempt, request), due_s)
+        return self._run
 
     def _running(self, attempt: Attempt, request: InferenceRequest) -> AttemptRun:
         trace = self.record.trace
@@ -337,7 +305,7 @@ class Journey:
             max_tokens=_cap_of(attempt, origin),
         )
 
-    def _note_end(self, last: TokenChunk) -> None:
+    def note_end(self, last: TokenChunk) -> None:
         """Say of an answer that was cut that it is degraded, wherever that can still be said.
 
         A head that was sent with the first text can not change, so an upstream that keeps the deadline too does not
@@ -365,11 +333,12 @@ class Journey:
             return self.request
         return replace(self.request, sampling=replace(sampling, max_tokens=cap))
 
-    def _is_complete(self) -> bool:
+    def is_complete(self) -> bool:
+        """Whether the caller has got all that it asked for."""
         cap = self.request.sampling.max_tokens
         return bool(self._text) and cap is not None and self.request.continuation_tokens >= cap
 
-    def _give_up_on(self, attempt: Attempt, error: OverspillError) -> None:
+    def give_up_on(self, attempt: Attempt, error: OverspillError) -> None:
         """Note the failure, and fold what was emitted into the request; raises if no other replica may try."""
         if self._is_out_of_time(attempt, error):
             raise error

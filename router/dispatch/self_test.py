@@ -14,9 +14,10 @@ from itertools import count
 
 import structlog
 
+from router.base.alarms import Alarms
 from router.base.clock import Clock
 from router.base.errors import InvalidRequest, OverspillError, Refused
-from router.base.timers import Alarms, end
+from router.base.timers import end
 from router.dispatch.attempt_stream import AttemptStream, Elapsed, Unaccounted
 from router.dispatch.telemetry import Telemetry
 from router.signals.breaker import Breaker

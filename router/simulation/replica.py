@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from router.base.errors import ReplicaBroken, ReplicaUnreachable
+from router.base.errors import ReplicaUnreachable
+from router.simulation.call import Call
 from router.simulation.device import Device, Work
 from router.simulation.network import NetworkPath
 from router.simulation.prefix_cache import PrefixCache
@@ -88,7 +88,7 @@ class SimReplica:
         self._path = host.path
         room_tokens = host.device.spec.kv_tokens
         self._cache = PrefixCache(room_tokens) if room_tokens is not None else None
-        self._calls: dict[_Call, None] = {}
+        self._calls: dict[Call, None] = {}
         self._queued_prefill_tokens = 0
         self._pending_decode_tokens = 0
 
@@ -141,7 +141,7 @@ class SimReplica:
         room = request.most_answer_tokens(self.info.context_tokens)
         rest = max(truth.answer_tokens - request.continuation_tokens, 1)
         reason = FinishReason.LENGTH if request.sampling.ignore_eos or rest >= room else FinishReason.STOP
-        call = _Call(min(room, _UNBOUNDED_ANSWER_TOKENS), asyncio.get_running_loop())
+        call = Call(min(room, _UNBOUNDED_ANSWER_TOKENS), asyncio.get_running_loop())
         cached = self._find(request)
         prefill_s = spec.prefill_s(request.prompt_tokens - (cached or 0)) * truth.prefill_noise
         tokens = room if request.sampling.ignore_eos else min(rest, room)
@@ -203,7 +203,7 @@ class SimReplica:
             await asyncio.sleep(2 * self._path.one_way_s(1.0))
         raise ReplicaUnreachable(f"{self.info.replica_id}: {self._known.why or 'connection refused'}")
 
-    def _send(self, work: Work, call: _Call, sent_bytes: int, truth: Truth) -> None:
+    def _send(self, work: Work, call: Call, sent_bytes: int, truth: Truth) -> None:
         path = self._path
         if path is None:
             self._device.enter(work)
@@ -223,47 +223,6 @@ class SimReplica:
         else:
             loop = asyncio.get_running_loop()
             loop.call_later(self._path.one_way_s(truth.rtt_noise), self._device.leave, work)
-
-
-class _Call:
-    """The router's end of one request: counts of new tokens, one a chunk, as they arrive."""
-
-    __slots__ = ("_fault", "_new", "_reader", "loop", "most_tokens", "out")
-
-    def __init__(self, most_tokens: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.most_tokens = most_tokens
-        self.loop = loop
-        self.out = 0
-        self._new: deque[int] = deque()
-        self._reader: asyncio.Future[None] | None = None
-        self._fault: str | None = None
-
-    def take(self, new: int) -> None:
-        self._new.append(new)
-        self._wake()
-
-    def fail(self, why: str) -> None:
-        """End it after what has arrived."""
-        self._fault = why
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    async def next(self) -> int:
-        """Return the count of tokens of the next chunk.
-
-        Raises:
-            ReplicaUnreachable, ReplicaBroken: there is none any more.
-        """
-        if not self._new and self._fault is None:
-            self._reader = self.loop.create_future()
-            await self._reader
-        if self._new:
-            return self._new.popleft()
-        kind = ReplicaBroken if self.out else ReplicaUnreachable
-        raise kind(self._fault or "")
 
 
 @lru_cache(4096)

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import pytest
 import structlog
 
-from router.base.timers import Alarms
+from router.base.alarms import Alarms
 from router.dispatch.attempt_stream import AttemptStream, Elapsed
 from router.signals.in_flight import Attempt
 from router.values.choice import Choice
