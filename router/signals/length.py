@@ -241,19 +241,20 @@ class LengthModel:
         known, position = self._family(family), position_of(tokens)
         if tokens >= watch.told_tokens * RATIO:  # else it came no further than a bin
             _cross(watch, tokens)
+        k = min(int(position), BINS - 2)
         for source in watch.sources:
             whole = by_itself or (at_cap and source.kind == "cap")
-            self._judge(known, source.kind, source.said, tokens, whole=whole)
+            self._judge(known.merits, source, k, whole=whole)
             if whole:
                 source.table.ended(source.bin_at(position))
 
-    def _judge(self, known: _Family, kind: str, survival: Curve, tokens: int, *, whole: bool) -> None:
-        """Add to a kind's log-likelihood what its curve, before it learnt, said of this answer."""
-        k = min(int(position_of(tokens)), BINS - 2)
+    @staticmethod
+    def _judge(merits: dict[str, float], source: _Source, k: int, *, whole: bool) -> None:
+        """Add to a kind's log-likelihood what its curve, before it learnt, said of an answer that came to bin `k`."""
+        survival, kind = source.said, source.kind
         likelihood = survival.item(k)
         if whole:
             likelihood -= survival.item(k + 1)
-        merits = known.merits
         merits[kind] = _JUDGED * merits.get(kind, 0.0) + math.log(max(likelihood, _LEAST_SURVIVAL))
         best = max(merits.values())
         merits[kind] = max(merits[kind], best - _MAX_REGRET)
@@ -304,8 +305,9 @@ def _cross(watch: LengthWatch, tokens: int) -> None:
     """Note the bins that an answer has crossed since it was told of last."""
     watch.told_tokens, watch.next_tokens = tokens, max(tokens * RATIO, tokens + _TOLD_EACH)
     position = position_of(tokens)
+    own = min(int(position), BINS - 1)
     for source in watch.sources:
-        bin_, seen = source.bin_at(position), source.seen
+        bin_, seen = own if source.shift == 0.0 else source.bin_at(position), source.seen
         if bin_ > seen:
             source.table.crossed(seen, bin_)
             source.seen = bin_
