@@ -131,13 +131,12 @@ class _Left(Sequence[int]):
     def _tokens(self) -> list[int]:
         found = self._found
         if found is None:
-            found = self._found = sorted([_left_of(attempt) for attempt in self._attempts])
+            found = self._found = []
+            for attempt in self._attempts:
+                left, more = attempt.expected_tokens - attempt.tokens, attempt.tokens // 4 or 1
+                found.append(left if left > more else more)  # noqa: FURB136 - for each attempt
+            found.sort()
         return found
-
-
-def _left_of(attempt: Attempt) -> int:
-    left, more = attempt.expected_tokens - attempt.tokens, attempt.tokens // 4 or 1
-    return left if left > more else more  # noqa: FURB136 - for each attempt
 
 
 class _Sent:
