@@ -11,7 +11,7 @@ from typing import Protocol
 class Timer(Protocol):
     """A call that is due."""
 
-    def cancel(self) -> None:
+    def cancel(self) -> object:  # futures and tasks are timers too
         """Do not call; nothing once it was called."""
         ...
 
