@@ -59,18 +59,28 @@ class Wanted:
 
 def change_one(reach: Reach, device: str, wanted: Wanted) -> None:
     """Change one device, say what became of it and exit; a device that is not there is waited for."""
+    begun: list[Proposal] = []
 
-    async def change(operator: FleetOperator) -> tuple[Proposal, Outcome | None]:
+    async def change(operator: FleetOperator) -> Outcome | None:
         proposal = await operator.propose(device, wanted.edits, replace=wanted.replace, issued_by=_whoami())
-        if wanted.wait_s <= 0:
-            return proposal, None
-        return proposal, await operator.outcome(device, proposal.desired, wanted.wait_s)
+        begun.append(proposal)
+        return await operator.outcome(device, proposal.desired, wanted.wait_s) if wanted.wait_s > 0 else None
 
-    proposal, outcome = asyncio.run(with_operator(reach, change))
+    outcome, interrupted = None, False
+    try:
+        outcome = asyncio.run(with_operator(reach, change))
+    except KeyboardInterrupt:
+        interrupted = True
+    proposal = begun[0] if begun else None
     if wanted.as_json:
         typer.echo(json.dumps(change_as_json(device, proposal, outcome), ensure_ascii=False))
+    elif proposal is None:
+        typer.echo(f"{device}: interrupted before anything was published")
     else:
-        typer.echo(change_as_text(device, proposal, outcome))
+        until = f"; interrupted before its word: `overspill fleet get {device}` tells it" if interrupted else ""
+        typer.echo(f"{change_as_text(device, proposal, outcome)}{until}")
+    if interrupted:
+        raise typer.Exit(_INTERRUPTED)
     raise typer.Exit(EXIT[outcome.kind] if outcome is not None else 0)
 
 

@@ -223,6 +223,19 @@ async def test_an_interrupted_change_says_how_far_it_came(broker: Broker) -> Non
 
 
 @pytest.mark.broker
+async def test_an_interrupted_change_of_one_device_says_that_it_was_published(broker: Broker) -> None:
+    with ScriptedDevices(broker, "mute-1") as mute:
+        process = await started(
+            *("set", "mute-1", "router.max_queue=3", "--wait", "60"), broker=f"127.0.0.1:{broker.port}"
+        )
+        await until(lambda: mute.received)
+        process.send_signal(signal.SIGINT)
+        output, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 130
+    assert b"mute-1: version 1 published; interrupted before its word: `overspill fleet get mute-1`" in output
+
+
+@pytest.mark.broker
 async def test_a_lost_broker_leaves_no_device_without_an_outcome(broker: Broker) -> None:
     names = ["mute-1", "mute-2", "mute-3"]
     with ScriptedDevices(broker, *names) as mute:
