@@ -272,7 +272,7 @@ class FleetSession:
             try:
                 self._commands.put_nowait(message)
             except asyncio.QueueFull:
-                log.warning("too many commands at once; one was dropped")
+                self._responder.dropped("too many came at once")
         elif message.topic == self.address.topic("status"):
             self._check_status(message.payload)
 

@@ -87,7 +87,7 @@ def _counts(told: Any) -> dict[str, int]:
 class Event(msgspec.Struct, gc=False):
     """One event of a stream. `done` is set by the end mark; `cut`: nothing after it is wanted."""
 
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = []  # null beside the usage, where servers are written in Go
     usage: ToldUsage | None = None
     error: UpstreamError | str | None = None
     done: bool = False
@@ -129,14 +129,15 @@ class Event(msgspec.Struct, gc=False):
     @property
     def finish_reason(self) -> FinishReason | None:
         """The reason; one that this project has no word for (`content_filter`) ends an answer like `stop`."""
-        if not self.ends:
+        if not self.choices or self.choices[0].finish_reason is None:
             return None
         return FinishReason.LENGTH if self.choices[0].finish_reason == "length" else FinishReason.STOP
 
     @property
     def ends(self) -> bool:
         """Whether it tells a finish reason."""
-        return len(self.choices) > 0 and self.choices[0].finish_reason is not None
+        choices = self.choices or ()
+        return len(choices) > 0 and choices[0].finish_reason is not None
 
     @property
     def error_message(self) -> str | None:

@@ -22,7 +22,7 @@ class _Entry(msgspec.Struct):
     token: str = ""
     logprob: float | None = None
     bytes: list[int] | None = None
-    top_logprobs: list[_Entry] = []
+    top_logprobs: list[_Entry] | None = None
 
 
 class Logprobs(msgspec.Struct):
@@ -72,7 +72,7 @@ class EchoedPrompt:
 
 
 def _of_entry(entry: _Entry, top: int) -> TokenLogprob:
-    others = sorted(entry.top_logprobs, key=lambda other: -_finite(other.logprob))[:top]
+    others = sorted(entry.top_logprobs or (), key=lambda other: -_finite(other.logprob))[:top]
     return TokenLogprob(
         entry.token,
         _finite(entry.logprob),

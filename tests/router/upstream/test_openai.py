@@ -155,6 +155,19 @@ def test_a_usage_that_cannot_be_true_is_a_missing_one(told: object) -> None:
     assert event.usage.told_prompt_tokens(512) is None
 
 
+def test_null_is_no_choice_and_no_alternative() -> None:
+    entry = b'{"token":"a","logprob":-1,"top_logprobs":null}'
+    lines = (
+        b'data: {"choices":null,"usage":{"completion_tokens":3}}\n'
+        b'data: {"choices":[{"delta":{"content":"a"},"logprobs":{"content":[%s]}}]}\n' % entry
+    )
+    usage, token = EventParser().feed(lines)
+    assert (usage.error_message, usage.text, usage.finish_reason) == (None, "", None)
+    assert usage.usage is not None
+    assert usage.usage.told_tokens(9) == 3
+    assert [entry.top for entry in token.logprobs(2)] == [()]
+
+
 def test_a_usage_within_the_window_is_believed() -> None:
     (event,) = EventParser().feed(b'data: {"usage":{"prompt_tokens":512,"completion_tokens":0,"x":1}}\n')
     assert event.usage is not None
