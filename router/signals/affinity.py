@@ -21,6 +21,7 @@ from typing import TypeVar
 from router.base.clock import Clock, MonotonicClock
 from router.values.prompt import EncodedPrompt
 from router.values.request import InferenceRequest
+from router.values.task import Task
 
 BLOCK_TOKENS = 32
 _MOST_BLOCKS = 512  # of one prompt: what is behind them is not counted
@@ -156,10 +157,14 @@ class Affinity:
     def began(self, request: InferenceRequest, replica_id: str, cached_tokens: int | None, sent_at_s: float) -> None:
         """The first token came: learn from what the replica found, and note that it holds the prompt now.
 
+        Calls leave nothing in a cache.
+
         Args:
             cached_tokens: as it told, None if it has not told yet.
             sent_at_s: what was noted since then could not be found.
         """
+        if request.task is not Task.GENERATE:
+            return
         held = self._held.setdefault(replica_id, _Holdings())
         tokens, at_s = _noted(request, self._chain(request), held)
         if at_s <= sent_at_s:

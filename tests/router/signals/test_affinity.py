@@ -14,6 +14,7 @@ from router.signals.affinity import BLOCK_TOKENS, Affinity
 from router.values.prompt import EncodedPrompt, TextPrompt
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
+from router.values.task import EmbedCall
 from tests.support.clocks import VirtualClock
 
 EDGE, CLOUD = "local/tiny", "cloud/tiny"
@@ -64,6 +65,13 @@ def test_the_next_turn_is_expected_to_find_prompt_and_answer_where_they_were() -
     assert world.expected(ask(chat[:230])) == 200
     assert world.expected(ask(chat[:230]), CLOUD) == 0
     assert world.expected(ask(chat[:150])) == 149, "the last token is always computed"
+
+
+def test_a_call_leaves_nothing_in_a_cache() -> None:
+    world = World()
+    world.serve(ask(None, 90, session="of both", prompt=EmbedCall(("a text",))), 10)
+    assert world.expected(ask(None, 120, session="of both")) == 0
+    assert not world.affinity.telling
 
 
 def test_another_prompt_shares_whole_blocks_of_the_beginning() -> None:
