@@ -46,14 +46,3 @@ class KnownGood:
         else:
             broken = len(results) != 1 or isinstance(results[0], BaseException)
         return "and fails on an input that it has computed before" if broken else ""
-
-
-class KnownGoods:
-    """Those of the stages of one pipeline, however often it is loaded."""
-
-    def __init__(self) -> None:
-        self._stages: dict[str, KnownGood] = {}
-
-    def of(self, stage: str) -> KnownGood:
-        """Return that of a stage."""
-        return self._stages.setdefault(stage, KnownGood())

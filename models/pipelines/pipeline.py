@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from models.pipelines.known_good import KnownGoods
+from models.pipelines.lessons import Lessons
 from models.pipelines.process import ProcessWork
 from models.pipelines.stage import Stage, StagePlan, Work
 from models.pipelines.ticket import Item, Outcomes, Ticket
@@ -61,7 +61,7 @@ class Pipeline:
 
     Args:
         broke: called on the event loop when a stage failed again and again, also on what it has computed before.
-        known_good: what is known of its stages from before they were loaded.
+        lessons: what is known of its stages from before they were loaded.
     """
 
     def __init__(
@@ -69,13 +69,11 @@ class Pipeline:
         plan: PipelinePlan,
         clock: Clock,
         broke: Callable[[str], None] = lambda _: None,
-        known_good: KnownGoods | None = None,
+        lessons: Lessons | None = None,
     ) -> None:
         self.plan = plan
-        known = known_good or KnownGoods()
-        self.stages = [
-            Stage(stage, index, self, clock.now_s, known.of(stage.name)) for index, stage in enumerate(plan.stages)
-        ]
+        known = lessons or Lessons()
+        self.stages = [Stage(stage, index, self, clock.now_s, known) for index, stage in enumerate(plan.stages)]
         self._clock = clock
         self._broke = broke
         self._told_broken = False

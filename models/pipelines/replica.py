@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from models.pipelines.known_good import KnownGoods
+from models.pipelines.lessons import Lessons
 from models.pipelines.pipeline import Pipeline, PipelinePlan
 from models.pipelines.stage import Stage
 from router.base.clock import Clock
@@ -88,7 +88,7 @@ class PipelineReplica:
         self._loaded_anew_at_s = -math.inf
         self._used_at_s = clock.now_s()
         self._slots = served.slots
-        self._known_good = KnownGoods()
+        self._lessons = Lessons()
         self._closed = False
         self.problem = ""
         self.loads = 0
@@ -143,7 +143,7 @@ class PipelineReplica:
         began_s = self._clock.now_s()
         try:
             plan = await asyncio.to_thread(self._served.plan)
-            pipeline = Pipeline(plan, self._clock, self._broke, self._known_good)
+            pipeline = Pipeline(plan, self._clock, self._broke, self._lessons)
             await pipeline.open()
         except Exception as error:
             known = isinstance(error, OverspillError)

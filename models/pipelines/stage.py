@@ -20,8 +20,8 @@ from typing import Any, Literal, Protocol
 import structlog
 
 from models.pipelines.batching import Batch, BatchSettings, Waiting
-from models.pipelines.known_good import KnownGood
-from models.pipelines.set_apart import ProcessEnded, SetApart
+from models.pipelines.lessons import Lessons
+from models.pipelines.set_apart import ProcessEnded
 from models.pipelines.ticket import Item, Outcomes, Ticket
 from router.base.errors import DeadlineLost, OverspillError, RequestFailed, in_words
 
@@ -142,12 +142,10 @@ class Stage:
     Args:
         index: which of its pipeline's stages it is.
         now_s: the time, on the pipeline's clock.
-        known_good: what tells bad inputs from a broken stage.
+        lessons: what is known of it from before it was loaded.
     """
 
-    def __init__(
-        self, plan: StagePlan, index: int, owner: Owner, now_s: Callable[[], float], known_good: KnownGood
-    ) -> None:
+    def __init__(self, plan: StagePlan, index: int, owner: Owner, now_s: Callable[[], float], lessons: Lessons) -> None:
         self.plan = plan
         self.counters = StageCounters()
         self.busy = 0
@@ -155,8 +153,8 @@ class Stage:
         self._index = index
         self._owner = owner
         self._now_s = now_s
-        self._known_good = known_good
-        self._set_apart = SetApart(plan.name, now_s)
+        self._known_good = lessons.known_good(plan.name)
+        self._set_apart = lessons.set_apart(plan.name, now_s)
         self._waiting: Waiting[Item] = Waiting(plan.batching)
         self._news = threading.Condition()
         self._ending = False

@@ -21,6 +21,13 @@ def poisoned(batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any
     return {"y": 2 * batch["x"]}
 
 
+def deadly(batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    """End the process where one input is negative; tell its number otherwise."""
+    if (batch["x"] < 0).any():
+        os._exit(9)
+    return {"y": np.full_like(batch["x"], os.getpid())}
+
+
 def slow(batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
     time.sleep(0.02 * len(batch["x"]))
     return {"y": batch["x"]}

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 from PIL import Image
 
 from edge_agent.config import AgentSettings, EdgeConfig, GatewaySettings, LocalModels
@@ -75,6 +76,21 @@ async def test_a_stage_that_is_sick_is_loaded_anew_all_the_same(tmp_path: Path) 
             statuses.append((await ask(client, GUEST, 5)).status_code)
         assert statuses[-1] == 200, statuses
         assert replica.facts().cold_starts == 2
+
+
+@pytest.mark.process
+async def test_who_ends_a_stage_s_process_again_and_again_is_told_to_wait_and_nobody_else(tmp_path: Path) -> None:
+    deadly = {**SICKENS, "use": "tests.support.stages:deadly", "pool": "processes"}
+    async with agent(tmp_path, stages=[deadly]) as (_, client):
+        for number in range(1, 4):
+            assert "ended with code 9" in (await ask(client, MALLORY, -number)).json()["error"]
+        process = (await ask(client, GUEST, 1)).json()["outputs"][0]["data"]
+        for number in (-4, -5, 6):
+            late = await ask(client, MALLORY, number)
+            assert late.status_code == 503
+            assert "its process has ended on 3 inputs of yours" in late.json()["error"]
+            assert int(late.headers["retry-after"]) > 0
+        assert (await ask(client, GUEST, 1)).json()["outputs"][0]["data"] == process, "it was begun anew"
 
 
 async def test_images_that_one_caller_sends_take_no_more_of_the_memory_than_the_bound(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 from models.pipelines.batching import BatchSettings
-from models.pipelines.known_good import KnownGood, KnownGoods
+from models.pipelines.known_good import KnownGood
+from models.pipelines.lessons import Lessons
 from models.pipelines.pipeline import Pipeline, PipelinePlan
 from models.pipelines.process import ProcessWork
 from models.pipelines.set_apart import SetApart
@@ -49,8 +50,8 @@ def stage(name: str, work: Work, **more: Any) -> StagePlan:
 @asynccontextmanager
 async def running(*stages: StagePlan, **more: Any) -> AsyncIterator[Pipeline]:
     broke: Callable[[str], None] = more.pop("broke", lambda _: None)
-    known_good: KnownGoods | None = more.pop("known_good", None)
-    pipeline = Pipeline(PipelinePlan("test", stages, **more), MonotonicClock(), broke, known_good)
+    lessons: Lessons | None = more.pop("lessons", None)
+    pipeline = Pipeline(PipelinePlan("test", stages, **more), MonotonicClock(), broke, lessons)
     await pipeline.open()
     try:
         yield pipeline
@@ -262,9 +263,9 @@ async def test_inputs_that_fail_however_many_break_no_stage_that_computes_others
 async def test_who_comes_first_to_a_stage_has_it_loaded_anew_once_and_no_more() -> None:
     """Nothing is known of it yet; where a load did not help, another one will not."""
     told: list[str] = []
-    known = KnownGoods()
+    known = Lessons()
     for loads in range(3):
-        async with running(stage("model", poisoned), broke=told.append, known_good=known) as pipeline:
+        async with running(stage("model", poisoned), broke=told.append, lessons=known) as pipeline:
             for _ in range(6):
                 with pytest.raises(RequestFailed):
                     await ask(pipeline, -1)
