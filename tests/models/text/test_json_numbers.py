@@ -127,6 +127,13 @@ def test_of_what_fits_nothing_with_ten_decimals_is_lost(data: st.DataObject) -> 
     assert lets_through(schema, text), (schema, text)
 
 
+def test_a_schema_that_nests_without_end_costs_no_stack() -> None:
+    deep: Any = BELOW
+    for _ in range(20_000):
+        deep = {"type": "object", "properties": {"a": deep}}
+    assert as_doubles(deep) is deep
+
+
 def test_a_schema_without_such_bounds_stays_the_very_same() -> None:
     for schema in (
         {"type": "object", "properties": {"exclusiveMaximum": {"type": "number"}}, "required": ["exclusiveMaximum"]},
