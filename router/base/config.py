@@ -28,7 +28,7 @@ else:
 
 T = TypeVar("T")
 
-_SECRET = re.compile(r"key|secret|token$|password", re.IGNORECASE)
+_SECRET = re.compile(r"key|secret|(?<!kilo)token$|password", re.IGNORECASE)
 _MAX_SHOWN_CHARS = 60
 
 

@@ -29,7 +29,7 @@ def explain(
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option("--url", metavar="URL", help="Ask the tier that runs here.", show_default=EDGE_URL),
+        typer.Option("--url", metavar="URL", help="Base URL of the tier to ask.", show_default=EDGE_URL),
     ] = None,
     ca_file: Annotated[Path | None, typer.Option("--ca-file", help="PEM of a private authority, for https.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole decision as JSON.")] = False,

@@ -67,6 +67,7 @@ def write(tmp_path: Path, text: str) -> Path:
         ("[upstream]\nurl = 'http://cloud:8700/v1/'", "ends in /v1: give the base URL"),
         ("[agent]\nlog_level = 'loud'", "expected one of 'debug', 'error', 'info', 'warning'"),
         ("[router]\npolicy = 'best'", "best"),
+        ("[router.prices]\ncloud_kilotoken = 'dear'", "cloud_kilotoken` = 'dear'"),  # no secret, for all its name
         ("[gateway]\nhost = '0.0.0.0'", "gateway.api_keys"),
         ("[gateway]\nhost = '192.168.1.5'", "reached from other machines"),
         ("gateway = 3", "gateway"),
