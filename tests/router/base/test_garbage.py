@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from router.base.garbage import collect_while_few_wait, spare_what_was_imported
+from router.base.host import libc
 
 
 @contextlib.contextmanager
@@ -54,6 +57,23 @@ def test_collections_leave_out_what_was_there_before_the_server() -> None:
     finally:
         gc.unfreeze()
         gc.set_threshold(*pace)
+
+
+@pytest.mark.skipif(libc() is None, reason="another C library keeps its heap in another way")
+async def test_memory_that_a_crowd_has_left_is_given_back() -> None:
+    """Freed in holes, the C library keeps it: `malloc` finds room in them for what is small alone."""
+    heap = ctypes.CDLL("libc.so.6")
+    heap.malloc.restype, heap.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    blocks = [heap.malloc(60_000) for _ in range(2000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 60_000)
+    for block in blocks[:-1]:  # the last one holds the end of the heap in its place
+        heap.free(block)
+    resident = psutil.Process().memory_info().rss
+    await for_a_while(waiting=0, at_latest_s=60.0)
+    given_back = resident - psutil.Process().memory_info().rss
+    heap.free(blocks[-1])
+    assert given_back > 60_000_000
 
 
 def test_what_a_request_needs_while_it_runs_is_no_reason_to_look(young: list[None]) -> None:
