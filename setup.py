@@ -40,7 +40,7 @@ MODULES = {
     ),
     "router/policy": (
         "cloud_first earliest_deadline least_load local_first local_only lowest_latency min_completion peak_ewma "
-        "promise quality_in_objective queueing random_choice slo_utility smallest_rung threshold worth"
+        "promise quality_in_objective queueing random_choice slo_utility smallest_rung threshold urgency worth"
     ),
     "router/dispatch": (
         "admission answer_room attempt_run attempt_stream binding blame candidates decision_value dispatcher feedback "

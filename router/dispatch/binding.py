@@ -338,6 +338,8 @@ class Binder:
     def _judge(self, entry: QueueEntry, pool: Pool) -> Choice | None:
         pending, record = entry.pending, entry.record
         self._telemetry.decisions.inc()
+        if entry.moment >= 0 and not entry.continuing:
+            self._signals.lengths.renew(pending.length, entry.request, pool.family(entry.request.model))
         situation, rejections = assess(pending, pool)
         record.looked(situation, rejections, pool.loads_of(situation, rejections))
         record.canary = pool.canary_of(entry.request)

@@ -5,8 +5,9 @@
 2. Among the replicas that can start now it takes the one of highest value; of near equals the device goes before the
    cloud, the one that knows the session before others, the quicker before the slower; among replicas of one variant,
    the one where the answer and those beside it are delayed least.
-3. While none can start, it waits, and its rank, value a device-second, says who goes first when one can. What lacks
-   room in a KV cache leaves the slot to those that need less.
+3. While none can start, it waits, and its rank says who goes first when one can: value a device-second, of those who
+   can wait for all others less (`router.policy.urgency`). What lacks room in a KV cache leaves the slot to those that
+   need less.
 4. It leaves the queue once its promise is all but lost everywhere, with a time to come back; on a device that has
    nothing to do it is served late instead, unless a deadline would end it. A refusal is for good: while only the
    prompts that stand before it are in its way, it waits for those, and leaves what is free to others.
@@ -22,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from router.policy.promise import backlog_s, choose, look_again_s, reason_for, to_keep
+from router.policy.urgency import PATIENT, urgency_of
 from router.policy.worth import FLOOR, Worth, ask_of, latest_start_s, without_backlog, worths_of
 from router.values.choice import Choice, Hopeless
 from router.values.offer import Ask
@@ -33,6 +35,7 @@ _LIKELY: Final = 0.4  # below this probability nobody joins others on a device: 
 _LATER_SHARE: Final = 0.5  # a free replica is taken if it is worth so much of what a busy one is after its wait
 _TAKEN_SOON_S: Final = 1.0  # for one that found a free slot, and waits behind others for it
 _STEEP: Final = 32  # how steeply a caller is put back beyond its share
+_GROWS_AT_LEAST_S: Final = 0.5  # so long it keeps its urgency
 _LOOK_AGAIN_S: Final = 0.05  # at the earliest, for one that may be lost
 
 
@@ -55,18 +58,20 @@ class SloUtility:
             return choose(unknown[0].candidate, situation, "explore", rank=fair_rank(unknown[0], situation))
         calm = situation.calm
         best = self._best(free or promised, situation, calm=calm)
+        urgency = PATIENT if free and situation.waiting <= 1 else urgency_of(promised, situation)
         good_for_s = _TAKEN_SOON_S
         if not free:
             shortest = situation.length.quantile(FLOOR)
             good_for_s = latest_start_s([w.candidate for w in promised], situation, shortest)
+            good_for_s = min(good_for_s, max(urgency.grows_in_s, _GROWS_AT_LEAST_S))
         if best.candidate.kv_short:
             good_for_s = min(good_for_s, look_again_s(situation))
         return choose(
             best.candidate,
             situation,
             reason_for(best.candidate, situation),
-            rank=fair_rank(best, situation),
-            waits_for=self._waits_for(promised, best, situation, calm=calm),
+            rank=fair_rank(best, situation) * urgency.factor,
+            waits_for=self._waits_for(promised, best, situation, put_back(situation) / urgency.factor, calm=calm),
             good_for_s=max(good_for_s, _LOOK_AGAIN_S),
             kept=best.kept,
             not_now=not free and (best.candidate.prediction.free or best.candidate.kv_short),
@@ -110,13 +115,13 @@ class SloUtility:
         return _least_delay(first, judged, least_kept)
 
     def _waits_for(
-        self, promised: Sequence[Worth], best: Worth, situation: Situation, *, calm: bool
+        self, promised: Sequence[Worth], best: Worth, situation: Situation, back: float, *, calm: bool
     ) -> Mapping[str, float]:
-        """Return the best rung of each device, and the chosen one, with the rank that the request has there."""
+        """Return the best rung of each device, and the chosen one, with the rank there, put `back` by that factor."""
         by_device: defaultdict[str, list[Worth]] = defaultdict(list)
         for worth in promised:
             by_device[worth.candidate.info.device_key].append(worth)
-        back, waits_for = put_back(situation), {}
+        waits_for = {}
         for of_one in by_device.values():
             worth = of_one[0] if len(of_one) == 1 else self._best(of_one, situation, calm=calm)
             waits_for[worth.candidate.info.replica_id] = worth.rank / back

@@ -34,6 +34,9 @@ _ROOT_WEIGHT: Final = 6.0
 _CHILD_WEIGHT: Final = 4.0
 _PRIOR_SIGMA: Final = 1.0
 _FORGET: Final = 0.999  # of a table, at each answer that ends: lengths drift over days, not minutes
+# Of those who wait, what is believed is mixed anew after so many more answers: their share, and at least their number.
+_STANDS_TO: Final = 1.25
+_STANDS_FOR: Final = 4.0
 _JUDGED: Final = 0.98  # of the sums of log-likelihoods, at each answer
 _MAX_REGRET: Final = 12.0  # log-likelihood by which a table may fall behind: it comes back within a hundred answers
 _TABLES_KEPT: Final = 512  # of one kind
@@ -175,16 +178,20 @@ class LengthWatch:
     Attributes:
         told_tokens: how many it had when the tables were told of it last; next_tokens: when they are told of it again.
         longest: 0.9 quantile of its length.
+        stands_to: of how many answers of the model this is believed.
     """
 
-    __slots__ = ("cap", "curve", "longest", "next_tokens", "sources", "told_tokens")
+    __slots__ = ("cap", "curve", "longest", "next_tokens", "sources", "stands_to", "told_tokens")
 
-    def __init__(self, sources: list[_Source], curve: LengthCurve, cap: int | None) -> None:
-        self.sources = sources
-        self.curve = curve
+    def __init__(self, sources: list[_Source], curve: LengthCurve, cap: int | None, stands_to: float) -> None:
         self.cap = cap
         self.told_tokens = 0
         self.next_tokens = 1.0
+        self.believe(sources, curve, stands_to)
+
+    def believe(self, sources: list[_Source], curve: LengthCurve, stands_to: float) -> None:
+        """Take what is believed from now on; nothing was told of the answer yet."""
+        self.sources, self.curve, self.stands_to = sources, curve, stands_to
         self.longest = max(1, round(curve.quantile(0.9)))
 
 
@@ -193,6 +200,7 @@ class _Family:
     root: _Table
     tables: dict[str, OrderedDict[object, _Table]] = field(default_factory=dict)
     merits: dict[str, float] = field(default_factory=dict)
+    ended: int = 0
 
 
 class LengthModel:
@@ -211,10 +219,23 @@ class LengthModel:
         """Return what is believed of the length of `request`'s whole answer, to be told how it goes on."""
         cap = request.sampling.max_tokens
         if cap == 1:  # calls whose answer is one value; it tells nothing of the lengths of others
-            return LengthWatch([], _ONE_TOKEN, cap)
+            return LengthWatch([], _ONE_TOKEN, cap, math.inf)
         if cap is not None and request.sampling.ignore_eos:
-            return LengthWatch([], LengthCurve.exactly(cap), cap)
-        known = self._family(family)
+            return LengthWatch([], LengthCurve.exactly(cap), cap, math.inf)
+        sources, curve = self._believed(request, family)
+        return LengthWatch(sources, curve, cap, self._stands_to(family))
+
+    def renew(self, watch: LengthWatch, request: InferenceRequest, family: str) -> None:
+        """Let one who still waits know what was learnt since: of a new model, or after a change, that is much."""
+        if self._family(family).ended > watch.stands_to:
+            sources, curve = self._believed(request, family)
+            watch.believe(sources, curve, self._stands_to(family))
+
+    def _stands_to(self, family: str) -> float:
+        return _STANDS_TO * self._family(family).ended + _STANDS_FOR
+
+    def _believed(self, request: InferenceRequest, family: str) -> tuple[list[_Source], LengthCurve]:
+        known, cap = self._family(family), request.sampling.max_tokens
         sources = self._sources(known, request)
         merits = [known.merits.get(source.kind, 0.0) for source in sources]
         best, whole = max(merits), 0.0
@@ -223,7 +244,7 @@ class LengthModel:
             whole += weight
         mixed = np.array(weights).dot(np.array([source.said for source in sources]))
         np.divide(mixed, whole, mixed)
-        return LengthWatch(sources, _curve(mixed, math.inf if cap is None else float(cap), self._scratch), cap)
+        return sources, _curve(mixed, math.inf if cap is None else float(cap), self._scratch)
 
     def grew(self, watch: LengthWatch, tokens: int) -> None:
         """An answer has `tokens` tokens and goes on. Cheap before `watch.next_tokens`."""
@@ -239,6 +260,7 @@ class LengthModel:
         tokens = max(tokens, 1)
         at_cap = watch.cap is not None and tokens >= watch.cap
         known, position = self._family(family), position_of(tokens)
+        known.ended += 1
         if tokens >= watch.told_tokens * RATIO:  # else it came no further than a bin
             _cross(watch, tokens)
         k = min(int(position), BINS - 2)

@@ -184,6 +184,34 @@ def test_lengths_that_change_are_forgotten() -> None:
     assert mean(model) < 120
 
 
+def test_who_waits_learns_what_is_learnt_meanwhile_and_not_at_every_answer() -> None:
+    model = LengthModel(150.0)
+    waiting = ask()
+    watch = model.watch(waiting, FAMILY)
+    first, renewed = watch.curve, 0
+    for _ in range(400):
+        told(model, 20)
+        before = watch.curve
+        model.renew(watch, waiting, FAMILY)
+        renewed += watch.curve is not before
+    assert first.expected() > 100
+    assert watch.curve.expected() == pytest.approx(mean(model), rel=0.1)
+    assert watch.curve.expected() < 40
+    assert 5 <= renewed <= 25, "the more answers are known, the less a few more tell"
+    assert watch.longest < 60
+
+
+def test_a_length_that_was_promised_is_not_renewed() -> None:
+    model = LengthModel(150.0)
+    capped = ask(max_tokens=1)
+    watch = model.watch(capped, FAMILY)
+    curve = watch.curve
+    for _ in range(50):
+        told(model, 20)
+    model.renew(watch, capped, FAMILY)
+    assert watch.curve is curve
+
+
 def test_memory_is_bounded() -> None:
     model = LengthModel(128.0)
     for index in range(2000):
