@@ -131,13 +131,20 @@ def _claim(connection: Connection, place: str) -> None:
     if not facts:
         connection.execute(insert(FACTS), [{"name": "schema", "value": str(SCHEMA)}, {"name": "place", "value": place}])
         return
-    if int(facts["schema"]) > SCHEMA:
+    version = facts.get("schema", "")
+    if not version.isdecimal():
         raise ConfigError(
-            f"jobs.database: its tables are of version {facts['schema']}, this release knows {SCHEMA}: "
+            f"jobs.database: its table `facts` tells `{version[:40]}` for a version: it is damaged, or another "
+            "program's; name another database",
+            param="jobs.database",
+        )
+    if int(version) > SCHEMA:
+        raise ConfigError(
+            f"jobs.database: its tables are of version {version}, this release knows {SCHEMA}: "
             "run a newer release, or name another database",
             param="jobs.database",
         )
-    if facts["place"] != place:
+    if facts.get("place") != place:
         raise ConfigError(
             "jobs.database: it belongs to another tier, or to another folder of files than jobs.dir: "
             "name a database of its own for each tier",

@@ -15,6 +15,7 @@ import openai
 import pytest
 from sqlalchemy.exc import IntegrityError
 
+from router.base.errors import ConfigError
 from router.jobs import deferred
 from router.jobs.database import Database
 from router.jobs.errors import QuotaReached
@@ -205,3 +206,18 @@ async def test_an_upload_of_unknown_length_leaves_the_room_that_is_for_others(
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_full")
         assert max(seen) < 6_000_000
         assert list((tmp_path / "incoming").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "change", ["UPDATE facts SET value = 'x' WHERE name = 'schema'", "DELETE FROM facts WHERE name = 'place'"]
+)
+def test_facts_that_are_none_are_told_with_a_remedy(tmp_path: Path, change: str) -> None:
+    url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
+    database = Database(url, lambda: "here")
+    database.open()
+    database.run_here(lambda c: c.exec_driver_sql(change))
+    database.close()
+    again = Database(url, lambda: "here")
+    with pytest.raises(ConfigError, match="name a"):
+        again.open()
+    again.close()
