@@ -51,11 +51,13 @@ class Database:
         url: an SQLAlchemy URL.
         place: makes ready what lies beside the database, and tells this tier's folder of files from others'; a database
             belongs to one of them.
+        begun: called when the database turns out to be a new one, which knows nothing of what lies there.
     """
 
-    def __init__(self, url: str, place: Callable[[], str]) -> None:
+    def __init__(self, url: str, place: Callable[[], str], begun: Callable[[], None]) -> None:
         self._url = url
         self._place = place
+        self._begun = begun
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs-database")
         self._engine: Engine | None = None
@@ -74,7 +76,8 @@ class Database:
                 engine = _engine(self._url)
                 with engine.begin() as connection:
                     METADATA.create_all(connection)
-                    _claim(connection, place)
+                    if _claim(connection, place):
+                        self._begun()
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise ConfigError(
                 f"jobs.database: {in_words(error)}; give a URL of SQLAlchemy, and install its driver, such as "
@@ -87,7 +90,7 @@ class Database:
             why = str(error.orig) if isinstance(error, DBAPIError) else str(error)
             raise ConfigError(
                 f"jobs.database: cannot use {make_url(self._url).render_as_string()}: {why}; if the file is damaged, "
-                "move it away: batches and files are then forgotten",
+                "move it away: batches and files are then forgotten, and the files set aside",
                 param="jobs.database",
             ) from None
         self._engine = engine
@@ -126,11 +129,12 @@ class Database:
         return self._engine
 
 
-def _claim(connection: Connection, place: str) -> None:
+def _claim(connection: Connection, place: str) -> bool:
+    """Check whose it is, or make it this tier's; returns whether it was new."""
     facts = dict(tuple(row) for row in connection.execute(select(FACTS.c.name, FACTS.c.value)))
     if not facts:
         connection.execute(insert(FACTS), [{"name": "schema", "value": str(SCHEMA)}, {"name": "place", "value": place}])
-        return
+        return True
     version = facts.get("schema", "")
     if not version.isdecimal():
         raise ConfigError(
@@ -150,6 +154,7 @@ def _claim(connection: Connection, place: str) -> None:
             "name a database of its own for each tier",
             param="jobs.database",
         )
+    return False
 
 
 def _is_failing_disk(error: StorageFailed) -> bool:

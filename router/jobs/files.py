@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -92,6 +93,19 @@ class Files:
         shutil.rmtree(self._incoming, ignore_errors=True)
         for folder in (self._kept, self._incoming):
             folder.mkdir(parents=True, exist_ok=True)
+
+    def set_aside(self) -> None:
+        """Keep what lies here where nothing deletes it: its database was lost, moved away or emptied.
+
+        Raises:
+            OSError: it cannot be moved.
+        """
+        if not any(self._kept.iterdir()):
+            return
+        aside = self._kept.with_name(f"files.of-a-lost-database-{uuid.uuid4().hex[:8]}")
+        self._kept.rename(aside)
+        self._kept.mkdir()
+        log.warning("the database of jobs is new: files that it does not know were set aside", folder=str(aside))
 
     def sweep(self, connection: Connection) -> None:
         """Delete what no row names."""

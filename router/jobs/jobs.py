@@ -102,7 +102,7 @@ class Jobs:
         async with contextlib.AsyncExitStack() as opening:
             opening.callback(self._unlock)
             url = self._url or f"sqlite:///{self._folder / 'jobs.sqlite'}"
-            self._database = Database(url, self._place)
+            self._database = Database(url, self._place, self._files.set_aside)
             opening.callback(self._database.close)
             try:
                 await asyncio.to_thread(self._database.open)

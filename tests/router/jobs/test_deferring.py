@@ -27,7 +27,7 @@ NUMBERS = itertools.count()
 
 @contextlib.asynccontextmanager
 async def database(folder: Path) -> AsyncIterator[Database]:
-    opened = Database(f"sqlite:///{folder / 'jobs.sqlite'}", lambda: "here")
+    opened = Database(f"sqlite:///{folder / 'jobs.sqlite'}", lambda: "here", lambda: None)
     opened.open()
     try:
         yield opened
@@ -132,7 +132,7 @@ class Moved(MonotonicClock):
 
 @given(owners=st.lists(st.sampled_from("abc"), max_size=12), each=st.integers(1, 4))
 def test_callers_take_turns(tmp_path_factory, owners: list[str], each: int) -> None:
-    opened = Database(f"sqlite:///{tmp_path_factory.mktemp('jobs') / 'jobs.sqlite'}", lambda: "here")
+    opened = Database(f"sqlite:///{tmp_path_factory.mktemp('jobs') / 'jobs.sqlite'}", lambda: "here", lambda: None)
     opened.open()
     names = [opened.run_here(lambda c, owner=owner: keep(c, owner)) for owner in owners]
     found = opened.run_here(lambda c: deferred.queued(c, each))

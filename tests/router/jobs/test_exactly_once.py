@@ -32,7 +32,7 @@ class Bookkeeping(RuleBasedStateMachine):
         self.database.run_here(lambda c: batches.add(c, batch))
 
     def open(self) -> None:
-        self.database = Database(self.url, lambda: "here")
+        self.database = Database(self.url, lambda: "here", lambda: None)
         self.database.open()
 
     def teardown(self) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sqlite3
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -63,6 +65,19 @@ async def test_a_damaged_database_is_told(tmp_path: Path) -> None:
             await client.batches.list()
         assert (told.value.status_code, told.value.code) == (503, "storage_failed")
         assert "not a database" in told.value.message
+
+
+@pytest.mark.parametrize("lost", [Path.unlink, partial(os.truncate, length=0)])
+async def test_files_whose_database_was_lost_are_set_aside(tmp_path: Path, lost: Callable[[Path], None]) -> None:
+    async with job_tier(tmp_path) as (_, client):
+        kept = await client.files.create(file=("a.jsonl", b"acknowledged"), purpose="batch")
+    lost(tmp_path / "jobs.sqlite")
+    async with job_tier(tmp_path) as (tier, client):
+        with pytest.raises(openai.NotFoundError):
+            await client.files.retrieve(kept.id)
+        await tier.jobs._database.run(tier.jobs._files.sweep)
+    (aside,) = [path for path in os.listdir(tmp_path) if path.startswith("files.of-a-lost-database-")]
+    assert (tmp_path / aside / kept.id).read_bytes() == b"acknowledged"
 
 
 async def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
@@ -124,7 +139,7 @@ def _deferred(number: int, owner: str) -> Deferred:
 
 
 def test_what_one_caller_defers_leaves_room_for_others(tmp_path: Path) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'jobs.sqlite'}", lambda: "here")
+    database = Database(f"sqlite:///{tmp_path / 'jobs.sqlite'}", lambda: "here", lambda: None)
     database.open()
     try:
         for number in range(9):
@@ -142,7 +157,7 @@ def test_what_one_caller_defers_leaves_room_for_others(tmp_path: Path) -> None:
 
 def test_what_a_database_refuses_is_not_written_to_the_log(tmp_path: Path) -> None:
     """Mistakes of ours are logged with their trace, which must not hold what a caller has sent."""
-    database = Database(f"sqlite:///{tmp_path / 'jobs.sqlite'}", lambda: "here")
+    database = Database(f"sqlite:///{tmp_path / 'jobs.sqlite'}", lambda: "here", lambda: None)
     database.open()
     try:
         kept = replace(_deferred(1, "a"), headers='[["x-overspill-cache-salt","my secret"]]')
@@ -213,11 +228,11 @@ async def test_an_upload_of_unknown_length_leaves_the_room_that_is_for_others(
 )
 def test_facts_that_are_none_are_told_with_a_remedy(tmp_path: Path, change: str) -> None:
     url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
-    database = Database(url, lambda: "here")
+    database = Database(url, lambda: "here", lambda: None)
     database.open()
     database.run_here(lambda c: c.exec_driver_sql(change))
     database.close()
-    again = Database(url, lambda: "here")
+    again = Database(url, lambda: "here", lambda: None)
     with pytest.raises(ConfigError, match="name a"):
         again.open()
     again.close()
