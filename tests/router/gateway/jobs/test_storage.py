@@ -76,8 +76,12 @@ async def test_files_whose_database_was_lost_are_set_aside(tmp_path: Path, lost:
         with pytest.raises(openai.NotFoundError):
             await client.files.retrieve(kept.id)
         await tier.jobs._database.run(tier.jobs._files.sweep)
-    (aside,) = [path for path in os.listdir(tmp_path) if path.startswith("files.of-a-lost-database-")]
-    assert (tmp_path / aside / kept.id).read_bytes() == b"acknowledged"
+    assert _set_aside(tmp_path, kept.id) == b"acknowledged"
+
+
+def _set_aside(folder: Path, name: str) -> bytes:
+    (aside,) = folder.glob("files.of-a-lost-database-*")
+    return (aside / name).read_bytes()
 
 
 async def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
