@@ -32,7 +32,7 @@ _MAX_LINE_CHARS = 256 * 1024
 # Without local variables: they hold callers' prompts and keys.
 _TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
 _JSON = structlog.processors.JSONRenderer()
-_AS_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -248,19 +248,17 @@ def _as_it_was_said(
 
 
 def _as_json(logger: structlog.typing.WrappedLogger, method: str, event: structlog.typing.EventDict) -> str:
-    """Render a line of plain texts and numbers in a hundredth of the time; whatever else is in one, as structlog does.
+    """Render a line of plain texts and numbers in a few microseconds; whatever else is in one, as structlog does.
 
-    That time is taken from the event loop. Other letters are escaped: some would change what a terminal shows.
+    That time is taken from the event loop. A line looks as structlog's does, blank for blank: people search in them.
+    Other letters are escaped: some would change what a terminal shows.
     """
-    try:
-        plain = orjson.dumps(event, default=_no_plain_value, option=_AS_JSON)
-    except (TypeError, ValueError):
-        plain = b""
-    return plain.decode() if plain and plain.isascii() and b"\x7f" not in plain else str(_JSON(logger, method, event))
-
-
-def _no_plain_value(value: object) -> object:
-    raise TypeError(type(value).__name__)
+    if _PLAIN.issuperset(map(type, event.values())):
+        with contextlib.suppress(TypeError, ValueError):
+            line = b", ".join([b"%b: %b" % (orjson.dumps(name), orjson.dumps(value)) for name, value in event.items()])
+            if line.isascii() and b"\x7f" not in line:
+                return f"{{{line.decode()}}}"
+    return str(_JSON(logger, method, event))
 
 
 def _clip(

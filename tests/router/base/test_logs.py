@@ -95,6 +95,12 @@ def test_a_line_says_in_fewer_steps_what_structlog_makes_of_it(event: dict[str, 
     assert all(" " <= char <= "~" for char in line)
 
 
+def test_a_line_looks_as_structlog_writes_it() -> None:
+    event = {"host": "127.0.0.1", "port": 8700, "share": 0.5, "models": ["a", "b"], "why": 'it "said" so', "of": None}
+    for fields in (event, {name: value for name, value in event.items() if name != "models"}):
+        assert _as_json(None, "info", dict(fields)) == str(JSONRenderer()(None, "info", dict(fields)))
+
+
 @pytest.mark.parametrize(
     ("at_s", "told"),
     [
