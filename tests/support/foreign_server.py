@@ -88,7 +88,7 @@ class ForeignServer:
         self.asked.append(request.path)
         if self.key and request.headers.get("authorization") != f"Bearer {self.key}" and request.path != "/health":
             return web.json_response({"error": "no"}, status=401)
-        page = self.pages.get(request.path, self._answer if request.path.endswith("completions") else 404)
+        page = self.pages.get(request.path, self.answer if request.path.endswith("completions") else 404)
         if callable(page):
             return await page(request)
         if isinstance(page, int):
@@ -97,7 +97,8 @@ class ForeignServer:
             return web.Response(body=page)
         return web.json_response(page)
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Answer a completion as this kind of server does."""
         body = json.loads(await request.read())
         self.bodies.append(body)
         chat = "messages" in body

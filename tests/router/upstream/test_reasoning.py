@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from router.upstream.settings import BackendModel, BackendSettings
-from tests.support.foreign_server import ForeignServer
+from tests.support.foreign_server import ForeignServer, Page
 from tests.support.passed_chain import passing
 from tests.support.tiers import Tier
 
@@ -108,21 +108,31 @@ async def test_how_long_it_may_think_is_passed_on(owner: str) -> None:
 
 
 async def test_a_server_that_breaks_while_it_thinks_is_followed_by_another() -> None:
-    async def breaks(request: web.Request) -> web.StreamResponse:
-        reply = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await reply.prepare(request)
-        event = {"choices": [{"index": 0, "delta": {"reasoning": "Hm"}}]}
-        await reply.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-        assert request.transport is not None
-        request.transport.abort()
-        return reply
+    broken: list[ForeignServer] = []
 
-    async with ForeignServer("vllm") as bad, ForeignServer("vllm") as good:
-        bad.pages["/v1/chat/completions"] = breaks
-        one = BackendSettings(name="a", urls=(bad.url,), poll_interval_s=0.05, warm_up=False, models=(MODEL,))
-        two = BackendSettings(name="b", urls=(good.url,), poll_interval_s=0.05, warm_up=False, models=(MODEL,))
-        async with passing(one, two) as (_, cloud), httpx.AsyncClient(base_url=cloud.url) as http:
-            for _ in range(4):
-                reply = (await http.post("/v1/chat/completions", json=ASK)).json()
-                assert reply["choices"][0]["message"]["content"] == "one two three four", reply
-    assert "/v1/chat/completions" in bad.asked
+    def first_breaks(server: ForeignServer) -> Page:
+        async def page(request: web.Request) -> web.StreamResponse:
+            if broken:
+                return await server.answer(request)
+            broken.append(server)
+            reply = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await reply.prepare(request)
+            event = {"choices": [{"index": 0, "delta": {"reasoning": "Hm"}}]}
+            await reply.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+            assert request.transport is not None
+            request.transport.abort()
+            return reply
+
+        return page
+
+    async with ForeignServer("vllm") as one, ForeignServer("vllm") as two:
+        for server in (one, two):
+            server.pages["/v1/chat/completions"] = first_breaks(server)
+        backends = [
+            BackendSettings(name=name, urls=(server.url,), poll_interval_s=0.05, warm_up=False, models=(MODEL,))
+            for name, server in (("a", one), ("b", two))
+        ]
+        async with passing(*backends) as (_, cloud), httpx.AsyncClient(base_url=cloud.url) as http:
+            reply = (await http.post("/v1/chat/completions", json=ASK)).json()
+            assert reply["choices"][0]["message"]["content"] == "one two three four", reply
+    assert len(broken) == 1
