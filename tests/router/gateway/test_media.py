@@ -121,7 +121,7 @@ async def test_what_one_caller_s_image_makes_a_server_say_keeps_no_other_s_away(
         if "odd" in content[0]["text"]:
             said = f"cannot open the image of `{content[0]['text']}`"
             return web.json_response({"error": {"message": said, "code": 400}}, status=400)
-        return await server._answer(request)
+        return await server.answer(request)
 
     server.pages[CHAT] = picky
     async with world(server) as (_, cloud), httpx.AsyncClient(base_url=cloud.url) as http:
