@@ -1,6 +1,7 @@
 """How fast two live tiers are, as a world of the simulator: measured alone, in batches and beside each other.
 
-    first token = fixed + prompt / prefill speed            least squares over prompts of different lengths, alone
+    first token = fixed + prompt / prefill speed            least squares over prompts of different lengths, alone, each
+                                                            after a moment in which nothing was computed
     step(b)     = step · (1 + slope · (b − 1))              least squares over batches, while all of them decode
     shares      of their speed, that a prompt and two answers keep while the one is computed beside the others
     beside      of its speed, that a tier's decode keeps while the other tier, on the same machine, decodes too
@@ -28,7 +29,9 @@ from router.simulation.world import DeviceSpec, LinkSpec, NoiseSpec, RungSpec, W
 from router.values.request import Objective
 
 PROMPTS_TOKENS = (50, 150, 300, 450)
-REPEATS = 2
+REPEATS = 3
+IDLE_S = 0.5
+"""Before a prompt that is alone: on a processor that has just computed another one it takes a fifth less time."""
 BATCH_ANSWER_TOKENS = 24
 INTERRUPTING_TOKENS = 400
 BESIDE_S = 3.0
@@ -117,6 +120,7 @@ async def measure_rung(one: One, variant: str, batches: Sequence[int]) -> RungFi
     alone = []
     for _ in range(REPEATS):
         for prompt_tokens in PROMPTS_TOKENS:
+            await asyncio.sleep(IDLE_S)
             seen = await one(variant, prompt_tokens, 2)
             alone.append((seen.prompt_tokens, seen.first_s or 0.0))
     steps_s = {}
@@ -147,11 +151,13 @@ def _tokens_between(seen: Seen, from_s: float, to_s: float) -> float:
 
 async def measure_shares(one: One, fit: RungFit) -> TierFit:
     """Measure what a long prompt and two answers take from each other on one rung."""
-    alone_s, step_alone_s = fit.prefill_s(INTERRUPTING_TOKENS), fit.fitted_step_s(2)
+    step_alone_s = fit.fitted_step_s(2)
     before_s = 4.0 * fit.prefill_s(PROMPTS_TOKENS[0]) + 0.2
-    answer_tokens = math.ceil((before_s + 3.0 * alone_s) / step_alone_s)
+    answer_tokens = math.ceil((before_s + 3.0 * fit.prefill_s(INTERRUPTING_TOKENS)) / step_alone_s)
     kept, left = [], []
     for _ in range(REPEATS):
+        await asyncio.sleep(IDLE_S)
+        alone_s = (await one(fit.variant, INTERRUPTING_TOKENS, 2)).first_s or math.inf
         answers = [asyncio.ensure_future(one(fit.variant, PROMPTS_TOKENS[0], answer_tokens)) for _ in range(2)]
         try:
             await asyncio.sleep(before_s)

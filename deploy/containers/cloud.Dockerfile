@@ -1,19 +1,22 @@
 # The cloud tier. From the root of a checkout:
 #   docker build -f deploy/containers/cloud.Dockerfile -t registry.example/overspill-cloud:0.1.0 .
 # torch's default wheels bring CUDA; for a smaller image without, let pip find CPU builds: --build-arg PIP_ARGS="--index-url …".
+# Its router is compiled (docs/install.md), which takes some minutes: --build-arg COMPILE=0 leaves it interpreted.
 ARG PYTHON=python:3.11-slim
 FROM ${PYTHON} AS build
 ARG PIP_ARGS=""
 ARG EXTRA=cloud
+ARG COMPILE=1
+RUN if [ "${COMPILE}" = 1 ]; then apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev; fi
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE overspill.py ./
+COPY pyproject.toml setup.py README.md LICENSE overspill.py ./
 COPY router router
 COPY models models
 COPY hardware_profiles hardware_profiles
 COPY edge_agent edge_agent
 COPY cloud_tier cloud_tier
 RUN python -m venv /opt/overspill \
- && /opt/overspill/bin/pip install --no-cache-dir ${PIP_ARGS} ".[${EXTRA}]"
+ && OVERSPILL_COMPILE=${COMPILE} /opt/overspill/bin/pip install --no-cache-dir ${PIP_ARGS} ".[${EXTRA}]"
 
 FROM ${PYTHON}
 COPY --from=build /opt/overspill /opt/overspill

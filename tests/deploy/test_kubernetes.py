@@ -265,6 +265,7 @@ def test_container_files_copy_what_is_there(tier: str) -> None:
     (extra,) = re.findall(r"^ARG EXTRA=(\S+)$", text, re.MULTILINE)
     assert f"\n{extra} = [" in extras
     assert "USER 10001" in text
+    assert ("OVERSPILL_COMPILE" in text) == ("setup.py" in copied), "without setup.py the wish is passed over"
 
 
 @pytest.mark.process
