@@ -63,7 +63,7 @@ def perplexity(source: Path, dtype: str, chunks: Sequence[list[int]]) -> float:
     model = Model(open_weights(source), config, Group(), longest)
     loss, tokens = 0.0, 0
     for number, chunk in enumerate(chunks):
-        segment = Segment(0, chunk, [(0, blocks)], draws=True, handle=number, drafted=len(chunk) - 1)
+        segment = Segment(0, chunk, [(0, blocks)], draws=True, handle=number, earlier=len(chunk) - 1)
         logits = model.forward([segment], released=[number - 1]).logits
         assert logits is not None
         targets = torch.tensor(chunk[1:])
