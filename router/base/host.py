@@ -54,3 +54,11 @@ def trim_heap() -> None:
     trim = getattr(libc(), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def on_read_only_disk(path: Path) -> bool:
+    """Tell whether nothing can be written beside a path because of its file system, whatever this user may."""
+    try:
+        return bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 
 from router.base.errors import ConfigError
+from router.base.host import on_read_only_disk
 
 
 class DecisionFileSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -26,7 +27,7 @@ class DecisionFileSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
 
 def describe(settings: DecisionFileSettings) -> str:
-    """Say where decisions would be kept; writes nothing.
+    """Say where decisions would be kept, or that their disk is read-only now; writes nothing.
 
     Raises:
         ConfigError: the folder is missing, or this user may not write there.
@@ -35,6 +36,8 @@ def describe(settings: DecisionFileSettings) -> str:
         return "not kept on disk"
     path = Path(settings.path).expanduser()
     target = path if path.exists() else path.parent
+    if not path.is_dir() and on_read_only_disk(path):
+        return f"{path}: its disk is read-only now, and nothing is written until it is not"
     if path.is_dir() or not path.parent.is_dir() or not os.access(target, os.W_OK):
         raise ConfigError(
             f"decisions.path: cannot write {path}: it is a folder, its folder is missing, or this user may not write "

@@ -33,7 +33,7 @@ _GATHER_S = 0.25
 _NAP_S = 0.0005
 _HURRY = QUEUE_RECORDS // 4  # with so many waiting, it does not nap
 _LAST_LINES_S = 2.0
-_FAILING_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+_FAILING_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 
 class Lost(NamedTuple):
@@ -124,7 +124,7 @@ class DecisionFile:
         return Lost(self._dropped, self._unwritten, self._untold)
 
     def open(self) -> None:
-        """Begin to write; on a disk that is full or fails, once it can.
+        """Begin to write; on a disk that is full, read-only or failing, once it can.
 
         Raises:
             ConfigError: the file or its key cannot be opened, or another process writes it.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sqlite3
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,8 +28,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 from router.base.errors import ConfigError, in_words
+from router.base.host import on_read_only_disk
 from router.tenants.used import Counts, UsageKey, UsageRow
 
 PARAM = "tenants.database"
@@ -59,7 +63,7 @@ class UsageDatabase:
         self._made = False
 
     def open(self, *, make: bool = True) -> None:
-        """Connect. On a disk that is full or fails the table is made later, with the first exchange that can.
+        """Connect. On a disk that is full, read-only or failing the table is made by the first exchange that can.
 
         Args:
             make: the table, and SQLite's file, where there is none; else nothing is made, and that is an error.
@@ -81,7 +85,7 @@ class UsageDatabase:
         except SQLAlchemyError as error:
             shown = make_url(self._url).render_as_string()
             why = getattr(error, "orig", None) or error
-            if make and _FAILING.search(str(why)):
+            if make and (_FAILING.search(str(why)) or self._is_read_only()):
                 return
             raise ConfigError(
                 f"{PARAM}: cannot use {shown}: {why}; name another file, or make its folder", param=PARAM
@@ -107,14 +111,38 @@ class UsageDatabase:
 
     def exchange(self, new: Mapping[UsageKey, Counts], month: str) -> Counter[str]:
         """Add what is new, in one transaction; return the tokens of each tenant in a month, such as `2026-11`."""
-        with self._begin() as connection:
-            for key, counts in new.items():
-                _add(connection, key, counts)
-            tokens = func.sum(_USAGE.c.prompt_tokens + _USAGE.c.completion_tokens)
-            found = connection.execute(
-                select(_USAGE.c.tenant, tokens).where(_USAGE.c.day.startswith(month)).group_by(_USAGE.c.tenant)
-            )
-            return Counter({tenant: int(total) for tenant, total in found})
+        try:
+            with self._begin() as connection:
+                for key, counts in new.items():
+                    _add(connection, key, counts)
+                return _spent(connection, month)
+        except SQLAlchemyError:
+            if self._engine is not None:  # what was opened on a read-only disk stays read-only
+                self._engine.dispose()
+            raise
+
+    def spent(self, month: str) -> Counter[str] | None:
+        """Return the tokens of each tenant in a month without writing anything; None where that cannot be read.
+
+        SQLite shares its log of changes by a file, for which a full disk has no room: it is read alone. On a disk that
+        is read-only nothing can be locked.
+        """
+        file = self._file()
+        if file is None:
+            return None
+        for mode, pragma in (("mode=rw", "PRAGMA locking_mode=EXCLUSIVE"), ("immutable=1", "PRAGMA query_only=1")):
+
+            def connect(mode: str = mode, pragma: str = pragma) -> sqlite3.Connection:
+                opened = sqlite3.connect(f"{file.as_uri()}?{mode}", uri=True)
+                opened.execute(pragma)
+                return opened
+
+            with (
+                contextlib.suppress(SQLAlchemyError),
+                create_engine("sqlite://", creator=connect, poolclass=NullPool).connect() as connection,
+            ):
+                return _spent(connection, month)
+        return None
 
     def rows(self, since: str, until: str) -> list[UsageRow]:
         """Return what was used from one day to another, both included."""
@@ -125,6 +153,15 @@ class UsageDatabase:
                 for day, tenant, device, model, *counts in connection.execute(wanted)
             ]
 
+    def _file(self) -> Path | None:
+        """Return where SQLite keeps it; None for other databases."""
+        url = make_url(self._url)
+        return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+    def _is_read_only(self) -> bool:
+        file = self._file()
+        return file is not None and on_read_only_disk(file)
+
     def _begin(self) -> Any:
         if self._engine is None:
             raise ConfigError(f"{PARAM}: the database is closed", param=PARAM)
@@ -132,6 +169,14 @@ class UsageDatabase:
             _METADATA.create_all(self._engine)
             self._made = True
         return self._engine.begin()
+
+
+def _spent(connection: Connection, month: str) -> Counter[str]:
+    tokens = func.sum(_USAGE.c.prompt_tokens + _USAGE.c.completion_tokens)
+    found = connection.execute(
+        select(_USAGE.c.tenant, tokens).where(_USAGE.c.day.startswith(month)).group_by(_USAGE.c.tenant)
+    )
+    return Counter({tenant: int(total) for tenant, total in found})
 
 
 def _add(connection: Connection, key: UsageKey, counts: Counts) -> None:

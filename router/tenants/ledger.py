@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from router.values.usage import Usage
 log = structlog.get_logger("router.tenants")
 
 _WRITE_EVERY_S = 1.0
+_DAY_S = 86_400
 T = TypeVar("T")
 
 _MAX_UNWRITTEN = 100_000  # rows kept while a database cannot be written
@@ -39,6 +41,10 @@ class UsageStore(Protocol):
 
     def exchange(self, new: Mapping[UsageKey, Counts], month: str) -> Counter[str]:
         """Add what is new; return the tokens of each tenant in a month, such as `2026-11`."""
+        ...
+
+    def spent(self, month: str) -> Counter[str] | None:
+        """Return the tokens of each tenant in a month, where nothing can be written; None if they cannot be read."""
         ...
 
     def rows(self, since: str, until: str) -> list[UsageRow]:
@@ -66,8 +72,9 @@ class Ledger:
         self._wall = wall
         self._new: dict[UsageKey, Counts] = {}
         self._month = ""
+        self._read_month = ""  # of which the database told what was spent
         self._spent: Counter[str] = Counter()
-        self._day, self._day_ends_s = "", 0.0
+        self._day, self._day_begins_s = "", math.inf
         self.totals: dict[tuple[str, str], Counts] = {}
         self.fault = ""
 
@@ -102,7 +109,7 @@ class Ledger:
         """Seconds until the next month begins."""
         today = self._today()
         following = (today.replace(day=1) + dt.timedelta(days=32)).replace(day=1)
-        return (following - today).days * 86_400 - self._wall() % 86_400
+        return (following - today).days * _DAY_S - self._wall() % _DAY_S
 
     async def __aenter__(self) -> Ledger:
         if self._database is not None:
@@ -140,20 +147,26 @@ class Ledger:
         new, self._new, month = self._new, {}, self._month
         try:
             spent = await self._in_turn(lambda: database.exchange(new, month))
-        except Exception as error:  # a database may be away for a while: what is new is kept for it
+        except Exception as error:  # noqa: BLE001 - a database may be away for a while: what is new is kept for it
             for key, counts in new.items():
                 self._new.setdefault(key, Counts()).add(counts)
+            why = in_words(error).splitlines()[0]  # SQLAlchemy goes on with the statement
             if not self.fault:
-                log.exception("usage not written; it is kept and written later", rows=len(self._new))
-            self.fault = in_words(error)
+                log.warning("usage not written; it is kept and written later", rows=len(self._new), why=why)
+            self.fault = why
+            if self._read_month != month:
+                self._read(await self._in_turn(lambda: database.spent(month)), month)
             return
         if self.fault:
             log.info("usage is written again")
         self.fault = ""
-        if month == self._month:
-            for key, counts in self._new.items():  # what came meanwhile
-                spent[key.tenant] += counts.prompt_tokens + counts.completion_tokens
-            self._spent = spent
+        self._read(spent, month)
+
+    def _read(self, spent: Counter[str] | None, month: str) -> None:
+        """Take what the database holds of a month for what was spent, with what it does not hold yet."""
+        if spent is not None and month == self._month:
+            self._read_month = month
+            self._spent = spent + _spent_in(month, self._new)
 
     async def report(self, since: str, until: str) -> list[UsageRow]:
         """Return what was used from one day to another, both included; without a database, since the start."""
@@ -173,15 +186,24 @@ class Ledger:
         return dt.datetime.fromtimestamp(self._wall(), dt.timezone.utc).date()
 
     def _turn(self) -> None:
-        """Begin a new day, and perhaps a new month."""
+        """Begin another day, and perhaps another month; an earlier one where the clock was wrong and is put right."""
         now_s = self._wall()
-        if now_s < self._day_ends_s:
+        if 0 <= now_s - self._day_begins_s < _DAY_S:
             return
         self._day = self._today().isoformat()
-        self._day_ends_s = now_s - now_s % 86_400 + 86_400
+        self._day_begins_s = now_s - now_s % _DAY_S
         if self._day[:7] != self._month:
             self._month = self._day[:7]
-            self._spent = Counter()
+            self._spent = _spent_in(self._month, self._new)
+
+
+def _spent_in(month: str, used: Mapping[UsageKey, Counts]) -> Counter[str]:
+    """Return the tokens of each tenant in a month."""
+    spent: Counter[str] = Counter()
+    for key, counts in used.items():
+        if key.day.startswith(month):
+            spent[key.tenant] += counts.prompt_tokens + counts.completion_tokens
+    return spent
 
 
 def _order(item: tuple[UsageKey, Counts]) -> tuple[str, str, str, str]:

@@ -25,6 +25,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.values.prompt import TextPrompt
 from router.values.sampling import SamplingParams
 from router.values.settings import RouterSettings
+from tests.support.disks import small_disk
 from tests.support.router_fakes import FakeReplica, info, request, world
 from tests.support.waiting import until
 
@@ -370,3 +371,17 @@ def test_the_file_is_not_for_everybody(tmp_path: Path) -> None:
     finally:
         os.umask(previous)
     assert (tmp_path / "log").stat().st_mode & 0o007 == 0
+
+
+@pytest.mark.process
+async def test_on_a_disk_that_is_read_only_decisions_wait_until_it_is_not(tmp_path: Path) -> None:
+    """As ext4 makes it when a card fails: a device that starts then answers all the same."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        disk.remount("ro")
+        async with DecisionFile(DecisionFileSettings(path=str(disk.folder / "log"))) as file:
+            file.append(lambda: decision("a" * 32))
+            await until(lambda: file.lost.unwritten == 1)
+            disk.remount("rw")
+            file.append(lambda: decision("b" * 32))
+            await until(lambda: file.written == 1)
+        assert [line.request_id for line in DecisionReader(disk.folder / "log")] == ["b" * 32]
