@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, or_, select, update
 
 from router.jobs.records import Event, new_id
 from router.jobs.schema import EVENTS
@@ -20,9 +20,14 @@ def add(connection: Connection, kind: str, data: dict[str, Any], now_s: float) -
     connection.execute(insert(EVENTS).values(**asdict(event)))
 
 
-def due(connection: Connection, now_s: float, limit: int) -> list[Event]:
-    """Return those to be sent now, the oldest first."""
-    query = select(EVENTS).where(EVENTS.c.due_s <= now_s).order_by(EVENTS.c.id).limit(limit)
+def due(connection: Connection, now_s: float, most_wait_s: float, limit: int) -> list[Event]:
+    """Return those to be sent now, the oldest first.
+
+    Args:
+        most_wait_s: what is due later than that was put off while the clock was wrong, and is due.
+    """
+    is_due = or_(EVENTS.c.due_s <= now_s, EVENTS.c.due_s > now_s + most_wait_s + 1)
+    query = select(EVENTS).where(is_due).order_by(EVENTS.c.id).limit(limit)
     return [Event(**row) for row in connection.execute(query).mappings()]
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar
@@ -18,6 +17,7 @@ from router.base.clock import Clock
 from router.base.errors import InvalidRequest
 from router.base.timers import end
 from router.jobs import batches, deferred, events
+from router.jobs.calendar import Calendar
 from router.jobs.call import Ask
 from router.jobs.database import Database
 from router.jobs.deferring import Deferring
@@ -59,7 +59,7 @@ class Jobs:
         replicas: what computes lines.
         database: the URL in force; empty is SQLite in `settings.dir`.
         webhook_secret: the secret in force.
-        wall: Unix time, in seconds.
+        calendar: tells what is late.
         max_line_bytes: of one request of a batch.
 
     Attributes:
@@ -74,13 +74,14 @@ class Jobs:
         *,
         database: str = "",
         webhook_secret: str = "",
-        wall: Callable[[], float] = time.time,
+        calendar: Calendar | None = None,
         max_line_bytes: int = 16 * 1024 * 1024,
     ) -> None:
         self.settings = settings
         self.slack = Slack(replicas, clock, settings.concurrency, settings.beside_slowdown)
         self._clock = clock
-        self._wall = wall
+        self._calendar = calendar or Calendar()
+        self._wall = self._calendar.now_s
         self._folder = Path(settings.dir).expanduser()
         self._url = database
         self._webhook_secret = webhook_secret
@@ -109,8 +110,9 @@ class Jobs:
             except StorageFailed as error:  # others are served all the same: a full disk is no reason to stay away
                 log.warning("files, batches and deferred requests wait for their disk", why=error.message)
             self._lifecycle = Lifecycle(self._database, self._files, self.settings, self._wall, self._max_line_bytes)
-            cleaning = asyncio.create_task(self._clean_up(), name="jobs clean-up")
-            opening.push_async_callback(end, cleaning)
+            following = self._calendar.follow(self._database, self._clock, self._look)
+            for name, work in (("clean-up", self._clean_up()), ("calendar", following)):
+                opening.push_async_callback(end, asyncio.create_task(work, name=f"jobs {name}"))
             self._stack = opening.pop_all()
         return self
 
@@ -359,8 +361,7 @@ class Jobs:
     async def _clean_up(self) -> None:
         while True:
             try:
-                now_s = self._wall()
-                for file_id in await self._database.run(lambda c, now_s=now_s: self._expire(c, now_s)):  # type: ignore[misc]
+                for file_id in await self._database.run(lambda c: self._expire(c, self._wall())):
                     self._files.unlink(file_id)
                 await self._database.run(self._files.sweep)
                 self._held_bytes = await self._database.run(self._measure)

@@ -183,13 +183,16 @@ class Runner:
                 await self._settle(there)
 
     async def _settle(self, there: BatchAgenda) -> None:
-        batch_id, late = there.batch.id, self._lifecycle.is_late(there.batch)
+        batch_id = there.batch.id
         mine = [task for line, task in self._tasks.items() if line.batch_id == batch_id]
+        if mine and not self._lifecycle.is_late(there.batch):
+            return
+        now = await self._database.run(lambda connection: batches.get(connection, None, batch_id))
+        late = self._lifecycle.is_late(now)  # the clock may have leapt, and its window with it
         if late:
             await end(*mine)
         elif mine:
             return
-        now = await self._database.run(lambda connection: batches.get(connection, None, batch_id))
         if now.status is BatchStatus.IN_PROGRESS and now.answered < now.total and not late:
             there.begin_again()  # a line was lost on its way: it stands in the database
             return

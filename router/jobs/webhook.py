@@ -69,7 +69,7 @@ class Webhook:
     async def _run(self) -> None:
         while True:
             try:
-                due = await self._database.run(lambda c: events.due(c, self._wall(), _AT_ONCE))
+                due = await self._database.run(lambda c: events.due(c, self._wall(), _MOST_RETRY_S, _AT_ONCE))
                 for event in due:
                     await self._tell(event)
             except StorageFailed as error:

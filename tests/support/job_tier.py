@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
 from router.gateway.app import create_app
 from router.gateway.jobs.calls import Calls
+from router.jobs.calendar import Calendar
 from router.jobs.jobs import Jobs
 from router.jobs.settings import JobsSettings
 from router.values.chunk import FinishReason, TokenChunk
@@ -81,19 +82,18 @@ class JobTier:
         folder: Path,
         replica: Echo,
         settings: JobsSettings = SETTINGS,
-        wall: Callable[[], float] | None = None,
+        calendar: Calendar | None = None,
         **deps,
     ) -> None:
         self.telemetry = Telemetry()
         self.replica = replica
         self.dispatcher = Dispatcher([replica], RouterSettings(), clock=CLOCK, telemetry=self.telemetry)
-        more = {} if wall is None else {"wall": wall}
         self.jobs = Jobs(
             msgspec.structs.replace(settings, dir=str(folder)),
             CLOCK,
             self.dispatcher,
             webhook_secret=settings.webhook_secret,
-            **more,
+            calendar=calendar,
         )
         self.deps = gateway_deps(
             self.dispatcher,

@@ -21,6 +21,7 @@ from router.decisions.line import AskedFor, Decision
 from router.decisions.settings import DecisionFileSettings
 from router.decisions.writer import DecisionFile
 from router.jobs import lifecycle
+from router.jobs.calendar import Calendar
 from router.jobs.runner import Runner
 from router.jobs.settings import JobsSettings
 from router.jobs.slack import Allowance
@@ -422,7 +423,7 @@ async def test_two_callers_share_by_turns(tmp_path: Path) -> None:
 async def test_files_and_batches_go_when_their_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.jobs.jobs._CLEAN_UP_S", 0.02)
     now_s = [1_000_000.0]
-    async with job_tier(tmp_path, wall=lambda: now_s[0]) as (_, client):
+    async with job_tier(tmp_path, calendar=Calendar(lambda: now_s[0], lambda: now_s[0])) as (_, client):
         short = await client.files.create(
             file=b"{}", purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
         )

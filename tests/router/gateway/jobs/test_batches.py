@@ -7,6 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from router.jobs.calendar import Calendar
 from tests.support.gateway_fakes import client_of, gateway_deps
 from tests.support.job_tier import Echo, as_file, ended, job_tier, line, lines_of, submit
 from tests.support.waiting import until
@@ -208,7 +209,7 @@ async def test_a_cancelled_batch_stops_its_lines_and_says_which_were_not_run(tmp
 async def test_a_batch_whose_window_ends_expires_with_what_is_there(tmp_path: Path) -> None:
     now_s = [1_000_000.0]
     replica = Echo(slots=1, holds_at="hold")
-    async with job_tier(tmp_path, replica, wall=lambda: now_s[0]) as (_, client):
+    async with job_tier(tmp_path, replica, calendar=Calendar(lambda: now_s[0], lambda: now_s[0])) as (_, client):
         batch = await submit(client, [line(f"id-{n}", "hold" if n == 3 else f"word {n}") for n in range(6)], "90s")
         await until(lambda: replica.asked[-1:] == ["hold"])
         now_s[0] += 91

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from router.base.errors import ConfigError
+from router.jobs.calendar import Calendar
 from router.jobs.settings import JobsSettings
 from router.jobs.webhook import key_of
 from tests.support.job_tier import SETTINGS, Echo, JobTier, ended, job_tier, line, submit
@@ -204,7 +205,7 @@ async def test_what_waits_too_long_is_given_up_and_later_forgotten(
     monkeypatch.setattr("router.jobs.jobs._CLEAN_UP_S", 0.05)
     monkeypatch.setattr("router.jobs.deferring._LOOK_S", 0.05)
     now_s, replica = [1_000_000.0], Echo()
-    async with job_tier(tmp_path, replica, wall=lambda: now_s[0]) as (tier, _):
+    async with job_tier(tmp_path, replica, calendar=Calendar(lambda: now_s[0], lambda: now_s[0])) as (tier, _):
         _off(replica, tier)
         path = (await _ask(tier, "hello")).headers["location"]
         now_s[0] += 24 * 3600 + 1
