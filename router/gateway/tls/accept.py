@@ -17,9 +17,11 @@ import structlog
 from router.base.timers import end
 from router.gateway.connection_table import ConnectionTable, Peer
 from router.gateway.tls.certificates import ServerCertificates
+from router.gateway.tls.plain import is_plain, refuse
 
 log = structlog.get_logger("router.gateway")
 
+_LEAST_S = 0.001
 _AGAIN_S = 1.0  # after the system has refused another socket
 
 MakeProtocol = Callable[[str], asyncio.Protocol]
@@ -80,11 +82,19 @@ class TlsAcceptor:
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            ends_s = loop.time() + self._handshake_s
+            patience = loop.call_at(ends_s, handshake.make_room)
+            try:
+                if await is_plain(loop, accepted):
+                    await refuse(loop, accepted)
+                    return
+            finally:
+                patience.cancel()
             await loop.connect_accepted_socket(
                 lambda: _Secured(self._protocol, lambda: self._secured(handshake)),
                 accepted,
                 ssl=self._certificates.context,
-                ssl_handshake_timeout=self._handshake_s,
+                ssl_handshake_timeout=max(ends_s - loop.time(), _LEAST_S),
             )
 
     def _secured(self, handshake: _Handshake) -> None:

@@ -102,6 +102,8 @@ def test_it_serves_on_the_loop_that_tiers_run_on(files: Files) -> None:
         loop.run_until_complete(test_requests_and_streams_go_over_tls(files))
         loop.run_until_complete(test_a_request_that_comes_with_the_handshake_is_not_lost(files))
         loop.run_until_complete(test_a_renewed_certificate_is_served_without_a_restart(files))
+        loop.run_until_complete(test_plain_http_is_told_to_use_tls(files))
+        loop.run_until_complete(test_plain_http_that_never_ends_is_cut(files))
     finally:
         loop.close()
 
@@ -162,11 +164,33 @@ async def test_a_listener_that_accepts_nothing_any_more_ends(files: Files, monke
             await asyncio.wait_for(serves(), 20)
 
 
-async def test_plain_requests_and_old_protocols_are_refused(files: Files) -> None:
-    async with secured(files.settings()) as (port, _):
+async def test_plain_http_is_told_to_use_tls(files: Files) -> None:
+    async with secured(files.settings()) as (port, listener):
         async with httpx.AsyncClient() as http:
-            with pytest.raises(httpx.HTTPError):
-                await http.get(f"http://127.0.0.1:{port}/health")
+            for told in (
+                await http.get(f"http://127.0.0.1:{port}/health"),
+                await http.post(f"http://127.0.0.1:{port}/v1/chat/completions", content=b"x" * 3_000_000),
+            ):
+                assert told.status_code == 400
+                assert told.json()["error"]["code"] == "tls_required"
+                assert "https://" in told.json()["error"]["message"]
+                assert told.headers["x-request-id"]
+        await until(lambda: len(listener._settings.table) == 0)
+        async with httpx.AsyncClient(verify=files.client()) as http:
+            assert (await http.get(f"https://localhost:{port}/health")).status_code == 200, "others are served on"
+
+
+async def test_plain_http_that_never_ends_is_cut(files: Files) -> None:
+    async with secured(files.settings(), header_timeout_s=0.3) as (port, listener):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\n")
+        assert b" 400 " in await asyncio.wait_for(reader.readline(), 10)
+        await until(lambda: len(listener._settings.table) == 0)
+        writer.close()
+
+
+async def test_strangers_and_old_protocols_are_refused(files: Files) -> None:
+    async with secured(files.settings()) as (port, _):
         stranger = ssl.create_default_context()
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             async with httpx.AsyncClient(verify=stranger) as http:
