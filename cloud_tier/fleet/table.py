@@ -1,4 +1,4 @@
-"""A table for terminals of any width: names fold, figures keep their room, and what is long stands below its row."""
+"""A table for terminals of any width: figures keep their room, and long names and notes have lines of their own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,12 @@ class FoldingTable:
         table = self._part(name)
         table.add_row(*(Text(title, style="bold") for title in (self.first, *(title for title, _ in self.columns))))
         for row in rows:
-            table.add_row(*map(as_text, row.cells))
+            cells = [as_text(cell) for cell in row.cells]
+            if len(cells[0]) > name:  # whole, to be read and copied
+                yield table
+                yield cells[0]
+                table, cells[0] = self._part(name), Text()
+            table.add_row(*cells)
             if row.note:
                 yield table
                 yield Padding(as_text(row.note), (0, 0, 0, _INDENT))
@@ -68,7 +73,8 @@ class FoldingTable:
         lines = console.size.height - _AROUND
         fitting = []
         for row in rows:
-            lines -= -(-len(row.cells[0]) // name)
+            length = len(row.cells[0])
+            lines -= 1 if length <= name else 1 + -(-length // width)
             if row.note:
                 lines -= len(as_text(row.note).wrap(console, width - _INDENT))
             if lines < 0:

@@ -149,6 +149,8 @@ def test_80_columns_cut_nothing() -> None:
         "70.0/80.0", "700", "71", "helddown:powercap", "0:1H100MIG1g.10gb", "alltold1024running,999queued,4.2sago",
     ):  # fmt: skip
         assert cell in whole, cell
+    for name in (ENGINE.replica, ABOVE.replica, "0 NVIDIA H100 80GB HBM3"):
+        assert any(name in line for line in lines), "a name is whole, to be read and copied"
     assert "…" not in whole
     assert not any(line.rstrip().endswith("...") for line in lines)
 
