@@ -24,7 +24,7 @@ from typing import Final
 
 from router.policy.promise import backlog_s, choose, look_again_s, reason_for, to_keep
 from router.policy.urgency import PATIENT, urgency_of
-from router.policy.worth import FLOOR, Worth, ask_of, latest_start_s, without_backlog, worths_of
+from router.policy.worth import FLOOR, Worth, ask_of, without_backlog, worths_of
 from router.values.choice import Choice, Hopeless
 from router.values.offer import Ask
 from router.values.request import Locality
@@ -61,9 +61,7 @@ class SloUtility:
         urgency = PATIENT if free and situation.waiting <= 1 else urgency_of(promised, situation)
         good_for_s = _TAKEN_SOON_S
         if not free:
-            shortest = situation.length.quantile(FLOOR)
-            good_for_s = latest_start_s([w.candidate for w in promised], situation, shortest)
-            good_for_s = min(good_for_s, max(urgency.grows_in_s, _GROWS_AT_LEAST_S))
+            good_for_s = min(urgency.lost_in_s, max(urgency.grows_in_s, _GROWS_AT_LEAST_S))
         if best.candidate.kv_short:
             good_for_s = min(good_for_s, look_again_s(situation))
         return choose(

@@ -14,6 +14,7 @@ kept that can be (Dertouzos, 1974), but under overload little (Baruah and others
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -32,10 +33,12 @@ class Urgency(FrozenStruct, frozen=True):
         factor: on its rank, in (0, 1].
         grows_in_s: after which time it is to be judged again, since its value begins to be lost; infinity where it is
             lost already.
+        lost_in_s: after which time its promise is all but lost on all replicas, were they free; infinity: never.
     """
 
     factor: float
     grows_in_s: float
+    lost_in_s: float
 
 
 def urgency_of(promised: Sequence[Worth], situation: Situation) -> Urgency:
@@ -43,13 +46,14 @@ def urgency_of(promised: Sequence[Worth], situation: Situation) -> Urgency:
     others = max(situation.waiting - 1, 0)
     candidates = [worth.candidate for worth in promised]
     turn_s, length, most_s = others * _each_s(promised), situation.length, situation.wait_left_s
-    last_s = min(latest_start_s(candidates, situation, length.quantile(FLOOR)), most_s)
+    lost_in_s = latest_start_s(candidates, situation, length.quantile(FLOOR))
+    last_s = min(lost_in_s, most_s)
     if turn_s >= last_s:
-        return _URGENT
+        return Urgency(1.0, math.inf, lost_in_s)
     sure_s = min(latest_start_s(candidates, situation, length.quantile(_SURELY)), most_s)
     lost = max((turn_s - sure_s) / (last_s - sure_s), 0.0) if last_s > sure_s else 0.0
     half_s = (sure_s + last_s) / 2 - turn_s
-    return Urgency(_PATIENCE + (1.0 - _PATIENCE) * lost, half_s if half_s > 0.0 else last_s - turn_s)
+    return Urgency(_PATIENCE + (1.0 - _PATIENCE) * lost, half_s if half_s > 0.0 else last_s - turn_s, lost_in_s)
 
 
 def _each_s(promised: Sequence[Worth]) -> float:
@@ -63,6 +67,5 @@ def _each_s(promised: Sequence[Worth]) -> float:
     return 1.0 / sum([1.0 / cost_s for cost_s in least_s.values()])
 
 
-_URGENT: Final = Urgency(1.0, float("inf"))
-PATIENT: Final = Urgency(_PATIENCE, float("inf"))
+PATIENT: Final = Urgency(_PATIENCE, math.inf, math.inf)
 """Of one that waits for nobody."""
