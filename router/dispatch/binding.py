@@ -49,8 +49,9 @@ log = structlog.get_logger("router")
 _RECHECK_S = 0.5
 # Decisions in one turn of the event loop, each with what it wakes.
 _DECISIONS_A_TURN = 8
-# And what they may take: on a slow device others wait for the event loop no longer than on a fast one.
-_TURN_S = 0.002
+# And what they may take: on a slow device others wait for the event loop no longer than on a fast one. A timer that is
+# due within a turn may find the next one before it, so that it is two turns late; and each may be a decision longer.
+_TURN_S = 0.001
 # Requests whose time to be decided again has come, taken up in one turn.
 _DUE_A_TURN = 64
 # Requests decided again for one free slot before the best of them takes it.
@@ -236,7 +237,7 @@ class Binder:
         self.pool.begin_moment()
         self._looks, ends_s = _DECISIONS_A_TURN, self._clock.now_s() + _TURN_S
         while self._looks > 0 and self._freed and self._clock.now_s() < ends_s:
-            self._fill_a_slot()
+            self._fill_a_slot(ends_s)
         self._looks = max(self._looks, _DECISIONS_A_TURN // 2)
         ends_s = max(ends_s, self._clock.now_s() + _TURN_S / 2)
         while self._looks > 0 and self._again and self._clock.now_s() < ends_s:
@@ -248,9 +249,15 @@ class Binder:
         self._update_ladder()
         self._turn_away(None)
 
-    def _fill_a_slot(self) -> None:
-        """Give one free slot to who stands first for it, or find that nobody takes any."""
-        for _ in range(_LOOKS_A_SLOT):
+    def _fill_a_slot(self, ends_s: float) -> None:
+        """Give one free slot to who stands first for it, or find that nobody takes any.
+
+        Args:
+            ends_s: when nobody is decided any more: the best of those who were takes it.
+        """
+        for look in range(_LOOKS_A_SLOT):
+            if look and self._clock.now_s() >= ends_s:
+                break
             entry = self._first_for_a_slot()
             if entry is None:
                 self._freed.clear()
