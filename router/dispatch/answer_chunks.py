@@ -16,7 +16,8 @@ from router.values.request import Outcome
 async def chunks_of(journey: Journey) -> AsyncGenerator[TokenChunk, None]:
     """Stream the answer, once; every exit leaves exactly one outcome in the record, and closing it ends the work.
 
-    The last chunk is handed on after everything is given back: its reader need not come again.
+    The last chunk is handed on as soon as everything is given back. The request is taken leave of when its reader comes
+    again or closes the stream, which is when the caller has that chunk: nobody waits for what is counted and told.
 
     Raises:
         OverspillError: refused before the first chunk, or no replica could finish.
@@ -46,8 +47,9 @@ async def chunks_of(journey: Journey) -> AsyncGenerator[TokenChunk, None]:
                 if journey.is_complete():
                     # It broke after the last token and before saying so: nothing is missing but the reason.
                     last = TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
-        journey.note_end(last)
+        journey.note_end(last, now_s())
         outcome = Outcome.DEGRADED if journey.degraded else Outcome.COMPLETED
+        yield last
     except OverspillError as refusal:
         outcome, error = journey.refused(refusal), refusal.message
         raise
@@ -56,4 +58,3 @@ async def chunks_of(journey: Journey) -> AsyncGenerator[TokenChunk, None]:
         raise
     finally:
         journey.take_leave(outcome, error)
-    yield last

@@ -351,7 +351,7 @@ class Dispatcher:
 
     def ended(self, journey: Journey, outcome: Outcome, error: str | None) -> None:
         """A request left the tier: exactly once for each `start`."""
-        now_s = self.clock.now_s()
+        now_s = self.clock.now_s() if journey.ended_at_s is None else journey.ended_at_s
         record, route = journey.record, journey.route
         record.outcome, record.error, record.tokens = outcome, error, journey.tokens
         record.finish_s = now_s - journey.request.accepted_at_s

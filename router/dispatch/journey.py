@@ -70,6 +70,7 @@ class Journey:
         gave_up: the answer gave its slot up before its deadline.
         cut: the answer was ended before the caller's own cap and before the model's end, by a cap or by the deadline.
         last_at_s: when the last token came.
+        ended_at_s: when the answer was whole, None where it never was.
         tap: who takes its text past its reader.
         failed: replica ids that may not serve it again.
         attempts: replicas that were tried.
@@ -96,6 +97,7 @@ class Journey:
     gave_up: bool = False
     answer: Answer | None = None
     last_at_s: float | None = None
+    ended_at_s: float | None = None
     tap: Tap | None = None
     _cap: int | None = None
     _window_left: int = 0
@@ -305,12 +307,13 @@ class Journey:
             max_tokens=_cap_of(attempt, origin),
         )
 
-    def note_end(self, last: TokenChunk) -> None:
-        """Say of an answer that was cut that it is degraded, wherever that can still be said.
+    def note_end(self, last: TokenChunk, now_s: float) -> None:
+        """The answer is whole. Say of one that was cut that it is degraded, wherever that can still be said.
 
         A head that was sent with the first text can not change, so an upstream that keeps the deadline too does not
         tell: an answer under a deadline that ends by length, short of the caller's cap and of the window, was cut.
         """
+        self.ended_at_s = now_s
         accepted, route = self._accepted, self.route
         if last.finish_reason is not FinishReason.LENGTH or route is None:
             return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from urllib.parse import parse_qsl
 
@@ -200,22 +201,25 @@ _CARRIERS = frozenset({"extra_body", "extra_headers", "headers"})
 _MAX_DEPTH = 4
 
 
-def refuse_fields(body: bytes, known: Iterable[str]) -> None:
+def refuse_fields(body: bytes, known: frozenset[str]) -> AbstractSet[str]:
     """Refuse a JSON object, decoded before, whose fields nobody reads name a promise; so do `extra_body` and the like.
 
     Args:
         known: fields that are read.
 
+    Returns:
+        The names of its fields; where they cannot be told, all that it may have.
+
     Raises:
         InvalidRequest: naming the field and the header to send.
     """
-    known = frozenset(known)
     try:
         names = _names_decoder.decode(body).keys()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return
+        return known
     if not (names <= known and names.isdisjoint(_CARRIERS)):  # hardly ever: then each is looked at, repeated ones too
         _refuse_fields_at("", body, known)
+    return names
 
 
 def _refuse_fields_at(at: str, body: bytes, known: frozenset[str]) -> None:

@@ -39,7 +39,7 @@ def decode_generate(body: bytes) -> InferCall:
         InvalidRequest: naming the field at fault.
     """
     raw = decode_json(_decoder, body)
-    refuse_fields(body, (*_Generate.__struct_fields__, *INPUTS, SAMPLING_INPUT))
+    refuse_fields(body, frozenset({*_Generate.__struct_fields__, *INPUTS, SAMPLING_INPUT}))
     refuse_names(raw.parameters, "parameters")
     if not raw.text_input:
         raise InvalidRequest(f"`{TEXT_INPUT}` is empty", param=TEXT_INPUT)

@@ -106,7 +106,7 @@ def read_parts(body: bytes, header_length: str | None) -> InferParts:
     """Decode the JSON part of a body of …/infer; as `read_infer`."""
     head, binary = _split(body, header_length)
     raw = decode_json(_decoder, head)
-    refuse_fields(head, _Infer.__struct_fields__)
+    refuse_fields(head, frozenset(_Infer.__struct_fields__))
     for kind, listed in (
         ("inputs", [t.parameters for t in raw.inputs]),
         ("outputs", [t.parameters for t in raw.outputs]),

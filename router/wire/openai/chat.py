@@ -19,7 +19,7 @@ from router.wire.openai.media import media_in
 from router.wire.openai.messages import RawMessage, message_of
 from router.wire.openai.sampling import Effort, TopLogprobs, sampling_of
 from router.wire.openai.tools import Function, FunctionChoice, NamedTool, RawTool, functions_of, tools_of
-from router.wire.openai.unserved import Rule, only, refuse_unserved
+from router.wire.openai.unserved import Unserved, only
 
 MAX_MESSAGES = 16_384
 """More turns than windows have tokens; a body full of empty ones would keep the event loop busy for seconds."""
@@ -49,7 +49,7 @@ class _Chat(Fields, frozen=True, kw_only=True):
     add_special_tokens: Any = None
 
 
-_UNSERVED: tuple[Rule, ...] = (
+_UNSERVED = Unserved(
     *UNSERVED,
     ("modalities", only(["text"]), 'answers are plain text: leave it out or send ["text"]'),
     ("audio", only(), "answers are plain text: leave it out"),
@@ -63,6 +63,7 @@ _UNSERVED: tuple[Rule, ...] = (
     ("add_special_tokens", only(False), "the model's template sets them: leave it out"),
 )
 _decoder = msgspec.json.Decoder(_Chat)
+_FIELDS = frozenset(_Chat.__struct_fields__)
 CHAT_BODY = _Chat  # what the description of the API shows
 
 
@@ -73,8 +74,7 @@ def decode_chat(body: bytes) -> ApiRequest:
         InvalidRequest: naming the field at fault.
     """
     raw = decode_json(_decoder, body)
-    refuse_fields(body, _Chat.__struct_fields__)
-    refuse_unserved(raw, _UNSERVED)
+    _UNSERVED.refuse(raw, refuse_fields(body, _FIELDS))
     if len(raw.messages) > MAX_MESSAGES:
         raise InvalidRequest(f"`messages`: {len(raw.messages)}, at most {MAX_MESSAGES} are read", param="messages")
     messages = [message_of(message, index) for index, message in enumerate(raw.messages)]
@@ -84,7 +84,9 @@ def decode_chat(body: bytes) -> ApiRequest:
     tools = tools_of(raw.tools, raw.tool_choice, parallel=raw.parallel_tool_calls)
     legacy = functions_of(raw.functions, raw.function_call) if tools is None else None
     prompt = ChatPrompt(tuple(messages), tools or legacy, media_in(messages))
-    sampling = replace(sampling_of(raw, None, _logprobs(raw)), reasoning_effort=raw.reasoning_effort)
+    sampling = sampling_of(raw, None, _logprobs(raw))
+    if raw.reasoning_effort is not None:
+        sampling = replace(sampling, reasoning_effort=raw.reasoning_effort)
     request = request_of(raw, prompt, continuation, sampling)
     _refuse_constraint_beside(prompt.tools, request.sampling.constraint)
     return request if legacy is None else replace(request, legacy_functions=True)

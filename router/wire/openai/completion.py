@@ -16,7 +16,7 @@ from router.wire.body import decode_json
 from router.wire.names import refuse_fields
 from router.wire.openai.fields import MAX_CHOICES, UNSERVED, Fields, request_of
 from router.wire.openai.sampling import TopLogprobs, sampling_of
-from router.wire.openai.unserved import Rule, only, refuse_unserved
+from router.wire.openai.unserved import Unserved, only
 from router.wire.sampling import COMPLETION_MAX_TOKENS, MAX_TOKEN_ID
 
 
@@ -32,7 +32,7 @@ class _Completion(Fields, frozen=True, kw_only=True):
     prompt_embeds: Any = None
 
 
-_UNSERVED: tuple[Rule, ...] = (
+_UNSERVED = Unserved(
     *UNSERVED,
     ("best_of", only(1), "answers are not ranked: ask for `n` choices"),
     ("add_special_tokens", only(True), "send the prompt as token ids to leave them out"),
@@ -41,6 +41,7 @@ _UNSERVED: tuple[Rule, ...] = (
 )
 
 _decoder = msgspec.json.Decoder(_Completion)
+_FIELDS = frozenset(_Completion.__struct_fields__)
 COMPLETION_BODY = _Completion  # what the description of the API shows
 
 
@@ -51,8 +52,7 @@ def decode_completion(body: bytes) -> ApiRequest:
         InvalidRequest: naming the field at fault.
     """
     raw = decode_json(_decoder, body)
-    refuse_fields(body, _Completion.__struct_fields__)
-    refuse_unserved(raw, _UNSERVED)
+    _UNSERVED.refuse(raw, refuse_fields(body, _FIELDS))
     prompts = _prompts(raw.prompt)
     if len(prompts) * (raw.n or 1) > MAX_CHOICES:
         raise InvalidRequest(

@@ -23,7 +23,7 @@ from router.values.sampling import SamplingParams
 from router.values.task import MAX_INPUTS, EmbedCall, Embeddings
 from router.wire.body import decode_json
 from router.wire.names import refuse_fields
-from router.wire.openai.unserved import Rule, only, refuse_unserved
+from router.wire.openai.unserved import Unserved, only
 
 _ONE_PIECE = SamplingParams(max_tokens=1)
 """A call's answer counts as one token."""
@@ -54,7 +54,7 @@ class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True):
     input_type: Any = None
 
 
-_UNSERVED: tuple[Rule, ...] = (
+_UNSERVED = Unserved(
     ("truncate_prompt_tokens", only(), "inputs are not cut: a vector of half a text is none of it; send pieces"),
     ("add_special_tokens", only(True), "texts get their special tokens: send token ids to choose them"),
     ("normalize", only(True), "vectors have unit length: leave it out"),
@@ -63,6 +63,7 @@ _UNSERVED: tuple[Rule, ...] = (
     ("input_type", only("document"), "queries and documents are embedded alike: leave it out"),
 )
 _decoder = msgspec.json.Decoder(EmbeddingBody)
+_FIELDS = frozenset(EmbeddingBody.__struct_fields__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,7 @@ def decode_embeddings(body: bytes) -> EmbeddingRequest:
         InvalidRequest: naming the field at fault.
     """
     raw = decode_json(_decoder, body)
-    refuse_fields(body, EmbeddingBody.__struct_fields__)
-    refuse_unserved(raw, _UNSERVED)
+    _UNSERVED.refuse(raw, refuse_fields(body, _FIELDS))
     call = EmbedCall(_inputs(raw.input), raw.dimensions)
     return EmbeddingRequest(
         ApiRequest(raw.model, call, _ONE_PIECE, priority=raw.priority), raw.encoding_format or "float"

@@ -156,7 +156,7 @@ def decode_sound(body: bytes, content_type: str, task: Task) -> ApiRequest:
 
 
 def _request(raw: RerankBody | ScoreBody | SpeechBody, body: bytes, call: PassedCall) -> ApiRequest:
-    refuse_fields(body, type(raw).__struct_fields__)
+    refuse_fields(body, frozenset(type(raw).__struct_fields__))
     return ApiRequest(raw.model, _around_model(call, body), ONE_PIECE, priority=raw.priority)
 
 

@@ -19,7 +19,7 @@ from router.wire.openai.chat import MAX_MESSAGES
 from router.wire.openai.constraints import JsonSchema, schema_constraint
 from router.wire.openai.sampling import Effort
 from router.wire.openai.tools import Function, FunctionName, NamedTool, RawTool, arguments_of, tools_of
-from router.wire.openai.unserved import Rule, only, refuse_unserved
+from router.wire.openai.unserved import Unserved, only
 from router.wire.sampling import MaxTokens, Temperature, TopP
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -116,7 +116,7 @@ class ResponsesCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _STATELESS = "nothing is kept between calls here: leave it out, and send the whole conversation as `input`"
-_UNSERVED: tuple[Rule, ...] = (
+_UNSERVED = Unserved(
     ("store", only(False), "answers are not kept here: leave it out or send false"),
     ("previous_response_id", only(), _STATELESS),
     ("conversation", only(), _STATELESS),
@@ -132,6 +132,7 @@ _UNSERVED: tuple[Rule, ...] = (
     ("top_logprobs", only(0), "log probabilities are told by /v1/chat/completions: leave it out"),
 )
 _decoder = msgspec.json.Decoder(ResponsesCall)
+_FIELDS = frozenset(ResponsesCall.__struct_fields__)
 
 
 def decode_responses(body: bytes) -> tuple[ApiRequest, ResponsesCall]:
@@ -141,8 +142,7 @@ def decode_responses(body: bytes) -> tuple[ApiRequest, ResponsesCall]:
         InvalidRequest: naming the field at fault.
     """
     raw = decode_json(_decoder, body)
-    refuse_fields(body, ResponsesCall.__struct_fields__)
-    refuse_unserved(raw, _UNSERVED)
+    _UNSERVED.refuse(raw, refuse_fields(body, _FIELDS))
     messages = _messages(raw)
     sampling = SamplingParams(
         max_tokens=raw.max_output_tokens,

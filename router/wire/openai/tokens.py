@@ -15,7 +15,7 @@ from router.values.prompt import ChatPrompt, Prompt, TextPrompt, TokenizerFacts
 from router.wire.body import decode_json
 from router.wire.names import MAX_FIELDS, refuse_fields
 from router.wire.openai.messages import RawMessage, message_of
-from router.wire.openai.unserved import Rule, only, refuse_unserved
+from router.wire.openai.unserved import Unserved, only
 from router.wire.sampling import token_ids
 
 MAX_DETOKENIZED = 1_048_576
@@ -46,13 +46,14 @@ class DetokenizeCall(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int]
 
 
-_UNSERVED: tuple[Rule, ...] = (
+_UNSERVED = Unserved(
     ("chat_template", only(), "the model's own is used: leave it out"),
     ("chat_template_kwargs", only({}), "the model's own template takes none here: leave it out"),
     ("mm_processor_kwargs", only({}), "prompts are text: leave it out"),
     ("tools", only([]), "tools are not rendered here: leave it out"),
 )
 _tokenize_decoder = msgspec.json.Decoder(TokenizeCall)
+_FIELDS = frozenset(TokenizeCall.__struct_fields__)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeCall)
 
 
@@ -63,8 +64,7 @@ def decode_tokenize(body: bytes) -> tuple[TokenizeCall, Prompt, str]:
         InvalidRequest: naming the field at fault.
     """
     call = decode_json(_tokenize_decoder, body)
-    refuse_fields(body, TokenizeCall.__struct_fields__)
-    refuse_unserved(call, _UNSERVED)
+    _UNSERVED.refuse(call, refuse_fields(body, _FIELDS))
     if (call.prompt is None) == (call.messages is None):
         raise InvalidRequest("send either `prompt` or `messages`", param="prompt")
     if call.messages is None:
@@ -94,7 +94,7 @@ def decode_detokenize(body: bytes) -> DetokenizeCall:
         InvalidRequest: naming the field at fault.
     """
     call = decode_json(_detokenize_decoder, body)
-    refuse_fields(body, DetokenizeCall.__struct_fields__)
+    refuse_fields(body, frozenset(DetokenizeCall.__struct_fields__))
     token_ids(call.tokens, "tokens", MAX_DETOKENIZED)
     return call
 
