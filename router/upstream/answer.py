@@ -21,6 +21,8 @@ from router.values.replica import Give
 
 _END_S = 0.25
 _USAGE_S = 1.0  # between the finish reason and what may follow it
+_MUCH_BYTES = 2048  # some events: to parse fewer takes no longer than to turn to others in between
+_FIRST_BYTES = 512
 
 
 class OpenStream:
@@ -77,6 +79,11 @@ class OpenStream:
         """Whether more text may come."""
         return self._last is None and self._failure is None and not self._done
 
+    @property
+    def left_bytes(self) -> int:
+        """What has arrived and was not taken."""
+        return self._response.left_bytes
+
     def news(self, give: Give | None = None) -> asyncio.Future[None]:
         """Return what is done once something has arrived.
 
@@ -86,15 +93,22 @@ class OpenStream:
         self._give = give
         return self._response.news(None if give is None else self._given)
 
-    def take(self) -> list[TokenChunk]:
-        """Return the chunks of the text that has arrived; none where there is none, and `read` has to tell why."""
+    def take(self, *, begin: bool = False) -> list[TokenChunk]:
+        """Return the chunks of the text that has arrived; none where there is none, and `read` has to tell why.
+
+        Args:
+            begin: return no more than the beginning of what has arrived, where that is much.
+        """
         chunks, self._held = self._held, []
-        if self._is_open:
+        if begin and self._response.left_bytes > _MUCH_BYTES:
+            while self._is_open and not chunks and self._response.left_bytes:
+                self._take_arrived(chunks, _FIRST_BYTES)
+        elif self._is_open:
             self._take_arrived(chunks)
         return chunks
 
-    def _take_arrived(self, chunks: list[TokenChunk]) -> None:
-        data = self._response.take()
+    def _take_arrived(self, chunks: list[TokenChunk], enough_bytes: int | None = None) -> None:
+        data = self._response.take(enough_bytes)
         if data:
             self.received_bytes += len(data)
             self._take(self._parser.feed(data), chunks)

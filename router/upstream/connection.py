@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import cast
 
@@ -145,6 +146,7 @@ class Exchange:
         begun: something of it has arrived.
         keep_alive: its connection may serve further requests.
         surplus: the server went on after its end.
+        left_bytes: of the body, arrived and not taken.
         paused: the server was told to wait, since nobody read.
     """
 
@@ -154,13 +156,13 @@ class Exchange:
         "_head_bytes",
         "_heard",
         "_pieces",
-        "_size",
         "_waiter",
         "_whole",
         "begun",
         "ends_with_connection",
         "headers",
         "keep_alive",
+        "left_bytes",
         "parser",
         "paused",
         "status",
@@ -174,14 +176,14 @@ class Exchange:
         self._error: Exception | None = None
         self._head_bytes = 0
         self._heard: Callable[[], bool] | None = None
-        self._pieces: list[bytes] = []
-        self._size = 0
+        self._pieces: deque[bytes] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._whole = False
         self.begun = False
         self.ends_with_connection = False
         self.headers: dict[str, str] = {}
         self.keep_alive = False
+        self.left_bytes = 0
         self.paused = False
         self.status = 0
         self.surplus = False
@@ -229,15 +231,20 @@ class Exchange:
         self._waiter = waiter = self._connection.loop.create_future()
         return waiter
 
-    def take(self) -> bytes:
-        """Return all that has arrived; empty where nothing has."""
+    def take(self, enough_bytes: int | None = None) -> bytes:
+        """Return all that has arrived, or the first pieces of it that are enough; empty where nothing has."""
         pieces = self._pieces
         if not pieces:
             return b""
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        self._size = 0
-        if self.paused:
+        if enough_bytes is not None and self.left_bytes > enough_bytes:
+            data = b""
+            while len(data) < enough_bytes:
+                data += pieces.popleft()
+        else:
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+        self.left_bytes -= len(data)
+        if self.paused and not pieces:
             self.paused = False
             self._connection.resume()
         return data
@@ -304,8 +311,8 @@ class Exchange:
         if self._whole:
             return
         self._pieces.append(data)
-        self._size += len(data)
-        if self._size > _READ_AHEAD_BYTES and not self.paused:
+        self.left_bytes += len(data)
+        if self.left_bytes > _READ_AHEAD_BYTES and not self.paused:
             self.paused = True
             self._connection.pause()
         if self._heard is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +37,9 @@ _UNBOUNDED_ANSWER_TOKENS = 512
 """What an answer without `max_tokens` is taken for in the estimate of pending work."""
 _UNREPORTED_SLOTS = 64
 """Requests at once for an upstream that reports no load: its own queue and its refusals say when that is too many."""
+_FEW = 4
+"""Answers at once, up to which a first text goes out before much that came with it is parsed. More of them have more of
+fewer turns of the event loop."""
 
 
 @dataclass(slots=True)
@@ -209,20 +213,24 @@ class UpstreamReplica:
         tier = self._tier
         with self._counted(request, left or _UNBOUNDED_ANSWER_TOKENS) as running:
             stream, transfer = await open_stream(tier.client, self._call(request, fields), tier.clock, tier.lost)
+            soon = asyncio.get_running_loop().call_soon
             try:
-                tier.learn(transfer)
-                began_s, finished = tier.clock.now_s(), False
+                soon(soon, tier.learn, transfer)  # two turns on: text that came with the head goes out before
+                began_s, finished, begin = tier.clock.now_s(), False, len(self._running) <= _FEW
                 counted = None if give is None else self._counting(give, running)
                 while not finished:
                     if stream.waits:
                         await stream.news(counted)  # a token wakes no more coroutines than it has to
-                    for chunk in stream.take() or await stream.read():
+                    for chunk in stream.take(begin=begin) or await stream.read():
                         self.chunks_received += 1
                         self._running.came(running, chunk.tokens)
                         finished = chunk.finish_reason is not None
                         if finished:
                             tier.link.observe_answer(stream.received_bytes, stream.tokens, tier.clock.now_s() - began_s)
                         yield chunk
+                    if begin and stream.left_bytes:
+                        await asyncio.sleep(0)  # the beginning goes out before the rest is parsed
+                    begin = False
             finally:
                 stream.close()
 

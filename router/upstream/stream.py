@@ -47,13 +47,15 @@ class TransferSample(msgspec.Struct, frozen=True):
     Attributes:
         transfer_s: request sent → response head, without the time to connect and without what the upstream says it
             spent itself: one round trip and the transfer of the body.
-        load: the upstream's report on its own answer, if it sent one.
+        at_s: when the head was there, on the tier's clock.
+        report: on the upstream's load, as it sent it with its answer; empty where it sent none.
         connect_s: what its new connection took, 0 where one was open.
     """
 
     transfer_s: float
     sent_bytes: int
-    load: wire_load.LoadReport | None
+    at_s: float
+    report: str
     connect_s: float = 0.0
 
 
@@ -141,13 +143,15 @@ async def send_request(
         raise ReplicaUnreachable(f"{call.who}: {error}") from error
     except TransportError as error:
         raise ReplicaFailed(f"{call.who}: {error}") from error
-    elapsed_s = clock.now_s() - began_s - trace.connect_s
+    came_s = clock.now_s()
+    elapsed_s = came_s - began_s - trace.connect_s
     if response.status != 200:
         raise await _refusal(response, call, lost)
     return response, TransferSample(
         transfer_s=max(0.0, elapsed_s - _spent_there_s(response.headers.get("server-timing", ""))),
         sent_bytes=len(sent.body),
-        load=wire_load.decode_orca(response.headers.get(wire_load.HEADER, "")),
+        at_s=came_s,
+        report=response.headers.get(wire_load.HEADER, ""),
         connect_s=trace.connect_s,
     )
 

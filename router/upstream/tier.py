@@ -52,8 +52,9 @@ class UpstreamTier(PolledServer):
         """Learn about link and load: it sends its head at once, and tells how long it took to."""
         super().learn(transfer)
         self.link.observe_transfer(transfer.sent_bytes, transfer.transfer_s - self.link.snapshot().rtt_s)
-        if transfer.load is not None:
-            self._report(transfer.load, self.clock.now_s())
+        report = wire_load.decode_orca(transfer.report)
+        if report is not None:
+            self._report(report, transfer.at_s)
 
     @property
     def local(self) -> bool:

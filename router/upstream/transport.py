@@ -65,8 +65,13 @@ class Response(Protocol):
         """
         ...
 
-    def take(self) -> bytes:
-        """Return all that has arrived; empty where nothing has."""
+    @property
+    def left_bytes(self) -> int:
+        """What has arrived and was not taken."""
+        ...
+
+    def take(self, enough_bytes: int | None = None) -> bytes:
+        """Return all that has arrived, or the beginning of it that is enough; empty where nothing has."""
         ...
 
     @property

@@ -518,6 +518,33 @@ async def test_silent_probes_end_streams_that_would_wait_for_long() -> None:
         assert not tier.replicas[0].snapshot().available
 
 
+@pytest.mark.parametrize(("words", "alone"), [(40, True), (3, False)], ids=["much", "little"])
+async def test_of_much_that_came_at_once_the_beginning_goes_on_before_the_rest_is_parsed(
+    *, words: int, alone: bool
+) -> None:
+    async def burst(reader, writer) -> None:
+        events = [*(event(f"w{index} ") for index in range(words)), FINISH]
+        head = STREAM_HEAD.replace(b"connection: close", b"transfer-encoding: chunked")
+        writer.write(head + b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in events) + b"0\r\n\r\n")
+
+    turns = 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+
+    async with raw_server(scripted(burst)) as url, upstream(url) as tier:
+        chunks = (await best(tier)).generate(ask())
+        got = [await anext(chunks)]
+        asyncio.get_running_loop().call_soon(turn)
+        while got[-1].finish_reason is None:
+            got.append(await anext(chunks))
+        assert turns == alone
+        await chunks.aclose()
+    assert [chunk.text for chunk in got] == [*(f"w{index} " for index in range(words)), ""]
+    assert got[-1].finish_reason is FinishReason.STOP
+
+
 async def test_events_of_other_servers_are_understood() -> None:
     """No usage while it runs, CRLF, comments, empty deltas, text in the last chunk, usage at the end."""
 

@@ -241,6 +241,25 @@ async def test_what_one_read_brings_is_heard_at_once_and_the_end_is_news() -> No
         response.close()
 
 
+async def test_the_beginning_of_what_came_may_be_taken_alone() -> None:
+    pieces = [letter * 300 for letter in (b"a", b"b", b"c")]
+
+    async def at_once(writer: asyncio.StreamWriter) -> None:
+        chunked = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+        writer.write(HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked + b"0\r\n\r\n")
+
+    async with Peer(at_once).client() as client:
+        response = await post(client)
+        await until(lambda: response.left_bytes == 900)
+        assert response.take(512) == b"".join(pieces[:2])
+        assert response.left_bytes == 300
+        assert not response.complete
+        assert response.take(512) == pieces[2]
+        assert response.take(512) == b""
+        assert response.complete
+        response.close()
+
+
 @pytest.mark.parametrize("crashes", [True, False], ids=["it crashes", "it takes nothing"])
 async def test_whoever_listens_may_leave_it_to_the_reader(*, crashes: bool) -> None:
     goes_on = asyncio.Event()
