@@ -383,7 +383,8 @@ def in_bursts(
         for begin, end in itertools.pairwise(changes)
     ]
     gap_s = rows[-1].arrival_s / (len(rows) - 1)
-    requests, piece, passed = [], 0, 0.0
+    requests: list[SimRequest] = []
+    piece, passed = 0, 0.0
     for number in itertools.count():
         lap, index = divmod(number, len(rows))
         row = rows[index]

@@ -302,7 +302,8 @@ async def _computed(http: aiohttp.ClientSession, asked: str) -> int | None:
     if not asked:
         return None
     async with http.get(asked) as reply:
-        return sum(count for text, count in (await reply.json()).items() if text.startswith("kept"))
+        counts: dict[str, int] = await reply.json()
+        return sum(count for text, count in counts.items() if text.startswith("kept"))
 
 
 def _belongs(tier: Tier, answer: dict[str, Any]) -> bool:

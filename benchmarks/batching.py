@@ -261,7 +261,7 @@ async def staged(variant: str, *, apart: bool) -> AsyncIterator[Pipeline]:
         def whole(batch: list[Any]) -> list[Any]:
             parts = [batch[at : at + 4] for at in range(0, len(batch), 4)]
             done = list(busy(list(works[0](batch))))
-            _side_by_side([lambda part=part: slow(part) for part in parts])  # type: ignore[misc]
+            _side_by_side([lambda part=part: slow(part) for part in parts])
             return done
 
         plan = PipelinePlan("one", (StagePlan("whole", lambda: whole, batching=BatchSettings(16)),))

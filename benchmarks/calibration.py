@@ -119,7 +119,8 @@ def requests_at(world: World, load: float, mix: str, seed: int, count: int) -> S
 
 def coverage(seeds: int, count: int) -> list[dict[str, object]]:
     """Return one row for each mix, load and tier."""
-    world, settings, rows = two_tiers(), RouterSettings(policy=POLICY), []
+    world, settings = two_tiers(), RouterSettings(policy=POLICY)
+    rows: list[dict[str, object]] = []
     for mix in MIXES:
         for load in LOADS:
             cells: dict[str, Cell] = defaultdict(Cell)

@@ -18,8 +18,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 KEPT = REPOSITORY / ".overspill/compiled"
@@ -102,7 +103,7 @@ def main() -> int:
     told = {build: simulated(tree, "--tell")["router"] for build, tree in copies.items()}
     assert told == {build: build for build in BUILDS}, told
     decided: dict[str, list[list[dict[str, float]]]] = {build: [] for build in BUILDS}
-    simulations: dict[str, list[dict[str, object]]] = {build: [] for build in BUILDS}
+    simulations: dict[str, list[dict[str, Any]]] = {build: [] for build in BUILDS}
     for _ in range(arguments.rounds):
         for build, tree in copies.items():
             decided[build].append(_decisions(tree))
@@ -111,7 +112,7 @@ def main() -> int:
         {
             "build": build,
             **_medians(decided[build]),
-            "simulated_requests_per_s": _median(simulations[build], lambda run: run["requests_per_s"]),
+            "simulated_requests_per_s": _median(run["requests_per_s"] for run in simulations[build]),
             "sha256_of_rows": simulations[build][0]["sha256"],
         }
         for build in BUILDS
@@ -131,12 +132,12 @@ def _medians(rounds: list[list[dict[str, float]]]) -> dict[str, float]:
     for index, row in enumerate(rounds[0]):
         for figure in ("median_us", "p99_us"):
             name = f"{figure.removesuffix('_us')}_us_{row['candidates']}_candidates"
-            found[name] = _median(rounds, lambda rows, at=index, figure=figure: rows[at][figure])
+            found[name] = _median(rows[index][figure] for rows in rounds)
     return found
 
 
-def _median(rounds: list, figure: Callable) -> float:
-    return round(statistics.median([figure(one) for one in rounds]), 1)
+def _median(figures: Iterable[float]) -> float:
+    return round(statistics.median(figures), 1)
 
 
 if __name__ == "__main__":

@@ -235,9 +235,9 @@ async def measure_commands(port: int, count: int, apply_s: float, codes: dict[st
         await devices[-1].announce()
         for turn, (name, code) in enumerate(codes.items()):
             change = f"router.max_queue={turn + 40}"
-            for command in (("list",), ("set", "--all", change, "--wait", str(3 * apply_s + 60))):
-                took_s = [await command_s(port, code, *command)]
-                rows.append(command_row(name, f"{command[0]}, {count} devices", took_s))
+            for of_all in (("list",), ("set", "--all", change, "--wait", str(3 * apply_s + 60))):
+                took_s = [await command_s(port, code, *of_all)]
+                rows.append(command_row(name, f"{of_all[0]}, {count} devices", took_s))
     return rows
 
 

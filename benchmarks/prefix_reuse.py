@@ -27,9 +27,8 @@ from rich.table import Table
 from edge_agent.config import LocalModels
 from edge_agent.runtime.onnx.runtime import open_onnx
 from edge_agent.runtime.protocol import RuntimeRequest, StepInput
-from edge_agent.serving.lineup import Lineup
+from edge_agent.serving.lineup import Lineup, ServedHere
 from edge_agent.serving.local_models import Shelf, effective_settings, local_models
-from edge_agent.serving.replica import LocalReplica
 from hardware_profiles.loader import Profile, RuntimeOptions, load_profiles
 from models.store.store import ModelStore
 from router.base.host import usable_cores
@@ -81,7 +80,7 @@ class Asked:
     cached_tokens: int
 
 
-async def ask(replica: LocalReplica, messages: list[Message], caller: str, sampling: SamplingParams) -> Asked:
+async def ask(replica: ServedHere, messages: list[Message], caller: str, sampling: SamplingParams) -> Asked:
     prompt = ChatPrompt(tuple(messages))
     number = f"bench-{next(_numbers)}"
     request = InferenceRequest(number, VARIANT, prompt, sampling, Objective(), 0, 0.0, caller=caller)
@@ -94,7 +93,7 @@ async def ask(replica: LocalReplica, messages: list[Message], caller: str, sampl
     return Asked(text, ttft_s, chunks[-1].prompt_tokens or 0, chunks[0].cached_tokens or 0)
 
 
-async def chat(replica: LocalReplica, mode: str, turns: int, answer_tokens: int) -> list[tuple[Asked, Asked]]:
+async def chat(replica: ServedHere, mode: str, turns: int, answer_tokens: int) -> list[tuple[Asked, Asked]]:
     """Have one chat; each turn as (of the chat's caller, of a stranger)."""
     drawn = MODES[mode]
     sampling = SamplingParams(answer_tokens, drawn.temperature, ignore_eos=True)

@@ -115,7 +115,7 @@ def _fairness(seen: Seen, scenario: Scenario) -> dict[str, float]:
     served = np.bincount([device for _, device in after], minlength=scenario.devices)
     most = max(1.0, len(after) / scenario.devices)
     counted = np.minimum(served, np.ceil(most))
-    first = {}
+    first: dict[int, float] = {}
     for at_s, device in after:
         first.setdefault(device, at_s - scenario.back_s)
     return {

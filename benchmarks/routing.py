@@ -30,6 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -183,7 +184,8 @@ def experiment(job: Job) -> Experiment:
 def run_job(job: Job) -> Outcome:
     began_s = time.process_time()
     asked = experiment(job)
-    world, requests = asked.world, requests_for(asked, job.cell.load, job.cell.seed)
+    world = asked.world
+    requests: Sequence[SimRequest] = requests_for(asked, job.cell.load, job.cell.seed)
     by_length = sorted(range(len(requests)), key=lambda j: requests[j].answer_tokens, reverse=True)
     long = by_length[: max(1, len(requests) // 4)]
     small = by_length[: max(1, len(requests) // 2) : 5]
@@ -203,7 +205,7 @@ def run_job(job: Job) -> Outcome:
         result = simulate(world, sent, settings, seed=job.cell.seed)
         value, kept = result.value, {row.index for row in result.rows if row.kept}
     shares = [sum(j in kept for j in part) / len(part) for part in (range(len(requests)), long, small)]
-    return Outcome(value, bound, *shares, took_s=time.process_time() - began_s)
+    return Outcome(value, bound, shares[0], shares[1], shares[2], took_s=time.process_time() - began_s)
 
 
 def _told(request: SimRequest) -> SimRequest:
@@ -277,7 +279,7 @@ def _digest(inputs: Iterable[str] = ()) -> str:
 
 # ── tables ──
 
-Row = dict[str, object]
+Row = dict[str, Any]
 
 
 def _rows(outcomes: Mapping[Job, Outcome]) -> list[Row]:
@@ -345,11 +347,11 @@ def _print_tenants(rows: Sequence[Row]) -> None:
 
 
 def _print_tables(rows: Iterable[Row]) -> None:
-    tables: dict[tuple[object, object], dict[object, dict[object, Row]]] = defaultdict(lambda: defaultdict(dict))
+    tables: dict[tuple[str, str], dict[str, dict[str, Row]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         tables[row["trace"], row["mix"]][row["policy"]][row["load"]] = row
     for (trace, mix), policies in tables.items():
-        loads = sorted({load for of in policies.values() for load in of}, key=float)  # type: ignore[arg-type]
+        loads = sorted({load for of in policies.values() for load in of}, key=float)
         print(f"\n{trace} · {mix}: share of the bound ± spread over the seeds, by load")
         print(f"{'':<34}" + "".join(f"{load:>13}" for load in loads))
         ranked = sorted(policies.items(), key=lambda item: -sum(row["share"] for row in item[1].values()))
@@ -377,7 +379,7 @@ def _behind(rows: Sequence[Row]) -> list[str]:
     lines = []
     for cell, of in cells.items():
         own = next((row for row in of if row["policy"] == DEFAULT), None)
-        first = max(of, key=lambda row: row["share"])  # type: ignore[arg-type,return-value]
+        first = max(of, key=lambda row: row["share"])
         if own is not None and first["share"] - own["share"] > max(first["spread"], own["spread"]):
             where = " · ".join(str(part) for part in cell)
             lines.append(f"{where}: {DEFAULT} {own['share']:.3f}, behind {first['policy']} {first['share']:.3f}")

@@ -98,7 +98,7 @@ def from_zero(start_s: float, seed: int) -> list[dict[str, object]]:
         unit="replica", min_replicas=0, max_replicas=MOST, cold_start_s=GUESSED_S, hold_s=120.0, idle_s=300.0
     )
     seen = _live(requests, Law(settings, sync_s=5.0), seed, start_s, begin_with=0)
-    told = []
+    told: list[dict[str, object]] = []
     for number, (begin_s, span_s, _) in enumerate(minutes, 1):
         rows = sorted(
             (row for row in seen.rows if begin_s <= row.arrival_s < begin_s + span_s), key=lambda row: row.arrival_s

@@ -17,7 +17,7 @@ import json
 import statistics
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -105,12 +105,12 @@ def mean_of(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the mean of each figure over the seeds."""
     variants = sorted({name for one in figures for name in one["served_by"]})
     flat = [key for key in figures[0] if key != "served_by"]
-    served = {name: _mean(figures, lambda one, name=name: one["served_by"].get(name, 0.0)) for name in variants}
-    return {**{key: _mean(figures, lambda one, key=key: one[key]) for key in flat}, "served_by": served}
+    served = {name: _mean(one["served_by"].get(name, 0.0) for one in figures) for name in variants}
+    return {**{key: _mean(one[key] for one in figures) for key in flat}, "served_by": served}
 
 
-def _mean(figures: Sequence[Mapping[str, Any]], get: Callable[[Mapping[str, Any]], float | None]) -> float | None:
-    values = [value for value in map(get, figures) if value is not None]
+def _mean(figures: Iterable[float | None]) -> float | None:
+    values = [value for value in figures if value is not None]
     return round(statistics.fmean(values), 4) if values else None
 
 

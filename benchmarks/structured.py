@@ -196,14 +196,15 @@ def processor_s() -> float:
     """Return the processor time of this process and of those that it started."""
     own = psutil.Process()
     spent = [process.cpu_times() for process in (own, *own.children(recursive=True))]
-    return sum(times.user + times.system for times in spent)
+    return float(sum(times.user + times.system for times in spent))
 
 
 async def cost(replica: Replica, constraint: Constraint) -> dict[str, float]:
     """Compare in turns, and say what the median turn lost."""
     for each in (constraint, None):
         await decode(replica, each, 99)
-    free, held = [], []
+    free: list[tuple[float, float]] = []
+    held: list[tuple[float, float]] = []
     for turn in range(COST_ROUNDS):
         order: list[tuple[list[tuple[float, float]], Constraint | None]] = [(free, None), (held, constraint)]
         for found, asked in order if turn % 2 else order[::-1]:

@@ -26,7 +26,7 @@ async def test_an_unmarked_test_is_refused_a_process_of_asyncio() -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_an_unmarked_test_is_refused_a_process_of_multiprocessing(method: str) -> None:
     with REFUSED:
-        multiprocessing.get_context(method).Process(target=os.getpid).start()
+        multiprocessing.get_context(method).Process(target=os.getpid).start()  # type: ignore[attr-defined]
 
 
 @pytest.mark.process

@@ -138,7 +138,7 @@ def summarise(rows: list[dict[str, Any]], against: str | None) -> dict[str, floa
     names = {row["server"] for row in rows}
     told: dict[str, float] = {}
     for mode in MODES:
-        if against in names:
+        if against is not None and against in names:
             told[f"{mode}_times_{against}_at_{most}"] = round(rate("overspill", mode) / rate(against, mode), 2)
         rates = [rate("overspill", mode, callers) for callers in CONCURRENCY]
         told[f"{mode}_least_rise"] = round(min(after / before for before, after in pairwise(rates)), 2)

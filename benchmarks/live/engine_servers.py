@@ -55,7 +55,7 @@ class Server:
         """Return the CPU time that it and its children have taken so far."""
         first = psutil.Process(self.child.pid)
         times = [process.cpu_times() for process in (first, *first.children(recursive=True))]
-        return sum(time.user + time.system for time in times)
+        return float(sum(time.user + time.system for time in times))
 
 
 @dataclass(frozen=True)

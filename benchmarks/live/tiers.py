@@ -94,7 +94,7 @@ class Tiers:
 
     async def identify(self, seen: Sequence[Seen]) -> None:
         """Fill in who answered where the reply did not say, from the tiers' own decision records."""
-        asked = (
+        asked: tuple[tuple[str, dict[str, str]], ...] = (
             (f"{self.stack.edge_url}/v1/decisions", {}),
             (f"{self.stack.cloud_url}/v1/decisions", _CLOUD_AUTH),
         )
@@ -109,7 +109,10 @@ class Tiers:
 
     async def settle(self, timeout_s: float = 20.0) -> None:
         """Wait until neither tier runs anything."""
-        urls = ((f"{self.stack.edge_url}/metrics", {}), (f"{self.stack.cloud_url}/metrics", _CLOUD_AUTH))
+        urls: tuple[tuple[str, dict[str, str]], ...] = (
+            (f"{self.stack.edge_url}/metrics", {}),
+            (f"{self.stack.cloud_url}/metrics", _CLOUD_AUTH),
+        )
         async with aiohttp.ClientSession() as session:
             for _ in range(round(timeout_s / 0.25)):
                 texts = [await _text(session, url, headers) for url, headers in urls]

@@ -142,8 +142,8 @@ class Drawing:
         what = draw.randrange(4)
         if what == 0 or not self.known:
             line = {"custom_id": mark, "method": "POST", "url": "/v1/chat/completions"}
-            body = {"model": draw.choice(["tiny", EMBEDS, "none"]), "messages": [{"role": "user", "content": mark}]}
-            text = json.dumps({**line, "body": body} if draw.random() < 0.9 else line)
+            chat = {"model": draw.choice(["tiny", EMBEDS, "none"]), "messages": [{"role": "user", "content": mark}]}
+            text = json.dumps({**line, "body": chat} if draw.random() < 0.9 else line)
             form = '--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\ncontent-disposition: '
             form += f'form-data; name="file"; filename="{mark}.jsonl"\r\n\r\n{text}\r\n--b--\r\n'
             headers.append(("content-type", "multipart/form-data; boundary=b"))

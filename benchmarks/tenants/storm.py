@@ -62,7 +62,11 @@ async def _live_through(clients: int, setting: Setting, seed: int, loop: Virtual
     async with opened(replace(setting, callers=0.0), loop) as house:
         http = httpx.AsyncClient(transport=GivesUp(house.transport))
         sdk = openai.AsyncOpenAI(
-            api_key=KEYS["a"], base_url="http://tier/v1", http_client=http, max_retries=RETRIES, timeout=TIMEOUT_S
+            api_key=KEYS["a"],
+            base_url="http://tier/v1",
+            http_client=http,  # type: ignore[arg-type,unused-ignore]  # some releases name a copy of httpx for its type
+            max_retries=RETRIES,
+            timeout=TIMEOUT_S,
         )
         sdk._platform = "Linux"  # noqa: SLF001 - it would ask for it in a thread, and there are none here
         tasks = [

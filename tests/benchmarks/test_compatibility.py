@@ -52,9 +52,8 @@ checks.run()
 
 
 def server(folder: Path) -> Server:
-    return Server(
-        "toy", "http://127.0.0.1:1", "key", "m", "http://127.0.0.1:1", *[""] * 5, "m", "m", folder, 2048, 0, folder
-    )
+    nowhere = "http://127.0.0.1:1"
+    return Server("toy", nowhere, "key", "m", nowhere, "", "", "", "", "", "m", "m", folder, 2048, 0, folder)
 
 
 def toy(folder: Path, ending: str) -> Command:

@@ -17,7 +17,7 @@ def test_random_requests_crash_nothing_and_tell_nobody_of_another() -> None:
 
 def test_a_leak_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Caller, "may_use", lambda *_: True)
-    assert any("told of the model" in str(fault) for fault in fuzz.run(400, seed=7)["faults"])
+    assert any("told of the model" in str(fault) for fault in fuzz.run(400, seed=7)["faults"])  # type: ignore[attr-defined]
 
 
 def test_a_neighbour_keeps_its_part_beside_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from cloud_tier.config import (
     CloudConfig,
     ModelConfig,
     ServerConfig,
-    is_loopback,
     key_sources,
     load,
     replace_models,
@@ -29,6 +28,7 @@ from models.formats.weights import open_weights
 from models.store.store import ModelStore
 from router.base.config import Flag
 from router.base.errors import ArtifactError, ConfigError, ModelNotFound
+from router.base.loopback import is_loopback
 from router.tenants.tenancy import KeySources
 from router.upstream.settings import BackendModel
 from tests.support.fake_engine import toy_model_directory

@@ -9,10 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_agent.config import EdgeConfig, GatewaySettings, is_loopback, key_sources, load_config
+from edge_agent.config import EdgeConfig, GatewaySettings, key_sources, load_config
 from router.base.config import Flag, decode
 from router.base.credentials import secret
 from router.base.errors import ConfigError
+from router.base.loopback import is_loopback
 from tests.support.paths import REPOSITORY
 
 EXAMPLE = REPOSITORY / "examples" / "edge.toml"

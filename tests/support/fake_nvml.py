@@ -33,7 +33,7 @@ class Nvml:
     NVMLError = NVMLError
     NVMLError_LibraryNotFound = NVMLError_LibraryNotFound
 
-    def __init__(self, *cards: Card, fails: NVMLError | None = None) -> None:
+    def __init__(self, *cards: Card, fails: Exception | None = None) -> None:
         self.cards = cards
         self.fails = fails
         self.open = 0

@@ -27,6 +27,7 @@ from router.jobs import lifecycle
 from router.jobs.call import Call, Told
 from router.jobs.database import Database
 from router.jobs.jobs import Jobs
+from router.jobs.lines import check
 from router.jobs.pages import Page
 from router.jobs.records import ENDED
 from router.jobs.settings import JobsSettings
@@ -114,7 +115,7 @@ def _watch(points: Points) -> None:
     os.fsync = points.around(os.fsync)
     Path.replace = points.around(Path.replace)  # type: ignore[method-assign]
     Path.unlink = points.around(Path.unlink)  # type: ignore[method-assign]
-    lifecycle.check = points.around(lifecycle.check)
+    vars(lifecycle)["check"] = points.around(check)
     opened = Database.open
 
     def opening(self: Database) -> None:

@@ -16,7 +16,7 @@ from cloud_tier.engine.inbox import Inbox
 from cloud_tier.engine.messages import Abort, Add, Channel, Compute, Quit, ToRank0
 from cloud_tier.engine.model import Computed, Deserted
 from cloud_tier.engine.protocol import EngineRequest
-from router.values.request import SamplingParams
+from router.values.sampling import SamplingParams
 from tests.support import engine_models
 from tests.support.engine_models import Bench, prompt, small
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_tier.engine import core as engine_core
 from cloud_tier.engine import drawing
 from cloud_tier.engine.attention import KvCache
 from cloud_tier.engine.core import EngineBroken
 from cloud_tier.engine.messages import Compute
 from cloud_tier.engine.rows import RowAttention
+from cloud_tier.engine.sampler import SamplerState, sample
 from router.values.sampling import SamplingParams
 from tests.support import engine_models
 from tests.support.engine_models import Bench, prompt, small
@@ -159,16 +159,16 @@ def test_a_request_whose_sampling_raises_fails_alone_and_shifts_no_other_seed(
     for seed in range(3):
         bench.add(seed, prompt(20, seed), 8, **sampled)
     bench.step()
-    culprit, real = bench.core._sequences[2].sampler, drawing.sample
+    culprit = bench.core._sequences[2].sampler
 
-    def sample(logits: torch.Tensor, states: Any) -> Any:
+    def faulty(logits: torch.Tensor, states: Any) -> Any:
         if culprit not in states:
-            return real(logits, states)
+            return sample(logits, states)
         for state in states:
             state.uniform()
         raise RuntimeError("probability tensor contains either inf or nan")
 
-    monkeypatch.setattr(drawing, "sample", sample)
+    monkeypatch.setattr(drawing, "sample", faulty)
     answers = bench.run()
     assert set(bench.failures) == {2}
     assert [answers[n] for n in (0, 1)] == [_alone(llama, prompt(20, n), 8, **sampled) for n in (0, 1)]
@@ -228,7 +228,7 @@ def test_a_request_that_cannot_be_taken_in_is_told_at_the_next_step(
     def create(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(engine_core.SamplerState, "create", create)
+    monkeypatch.setattr(SamplerState, "create", create)
     bench.add(1, prompt(20))
     monkeypatch.undo()
     assert bench.run()[0] == _alone(llama, prompt(20))

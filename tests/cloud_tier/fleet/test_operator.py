@@ -212,7 +212,8 @@ class Slow(FleetOperator):
 @pytest.mark.broker
 async def test_two_operators_at_once_learn_who_was_first(broker: Broker, device: ScriptedDevices) -> None:
     address = BrokerAddress(port=broker.port)
-    async with Slow(address) as one, Slow(address) as two:
+    one, two = Slow(address), Slow(address)
+    async with one, two:
         one.other, two.other = two, one
         first, second = await asyncio.gather(
             one.propose("cam-1", {"router": {"max_queue": 1}}), two.propose("cam-1", {"router": {"max_queue": 2}})

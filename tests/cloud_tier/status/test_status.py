@@ -7,6 +7,7 @@ import json
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -19,6 +20,7 @@ from cloud_tier import cli
 from cloud_tier.status import watch as watching
 from cloud_tier.status.show import lasted, tier_as_table
 from router.base.errors import ConfigError, OverspillError, ReplicaUnreachable, Unauthenticated
+from router.client.tier import TierAddress
 from router.values.status import (
     GpuReadings,
     GpuStatus,
@@ -230,8 +232,8 @@ def test_watching_goes_on_while_the_tier_is_away(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(watching, "ask", ask)
-    monkeypatch.setattr(watching.time, "sleep", sleep)
-    invoke_with = watching.TierAddress("http://127.0.0.1:1")
+    monkeypatch.setattr(time, "sleep", sleep)
+    invoke_with = TierAddress("http://127.0.0.1:1")
     watching.watch(invoke_with, 0.5, as_json=True)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line.get("away", "there") for line in lines] == ["there", "no tier answers", "there"]

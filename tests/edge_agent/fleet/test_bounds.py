@@ -134,7 +134,9 @@ def test_every_number_that_the_fleet_may_set_is_bounded() -> None:
 
 
 def _numbers(shape: type, above: str) -> Iterator[str]:
-    for field in msgspec.inspect.type_info(shape).fields:
+    described = msgspec.inspect.type_info(shape)
+    assert isinstance(described, msgspec.inspect.StructType)
+    for field in described.fields:
         key = f"{above}.{field.name}"
         if isinstance(field.type, msgspec.inspect.StructType):
             yield from _numbers(field.type.cls, key)

@@ -199,7 +199,7 @@ def test_no_engine_is_ever_built_in_the_agents_process(
     monkeypatch.setattr(ort, "get_available_providers", lambda: every)
     monkeypatch.setattr(ort, "InferenceSession", opened)
     module = types.ModuleType("tensorrt")
-    module.__version__ = "10.3"
+    vars(module)["__version__"] = "10.3"
     monkeypatch.setitem(sys.modules, "tensorrt", module if there else None)
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
     options = RuntimeOptions(providers=("tensorrt", "cuda", "cpu"), intra_op_threads=1)
@@ -213,7 +213,7 @@ def test_a_rung_that_must_run_on_tensorrt_says_which_build_it_needs(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = types.ModuleType("tensorrt")
-    module.__version__ = "10.3"
+    vars(module)["__version__"] = "10.3"
     monkeypatch.setitem(sys.modules, "tensorrt", module)
     request = RuntimeRequest(artifact, RuntimeOptions(name="tensorrt"), 2, context_tokens=64, chunk_tokens=16)
     with pytest.raises(ArtifactError, match="overspill models build tiny-int8 --runtime tensorrt --batch 2 --chunk 16"):

@@ -16,7 +16,8 @@ import edge_agent.serving.local_models as local_models_module
 from edge_agent.fleet.steering import Steering
 from edge_agent.report import check_lines
 from router.base.errors import ArtifactError, OverspillError
-from tests.edge_agent.test_daemon import CHAT, desired, served
+from tests.edge_agent.test_daemon import CHAT, desired
+from tests.support.agents import served
 from tests.support.tiny_store import TinyWorld, build_world
 from tests.support.waiting import until
 

@@ -16,6 +16,7 @@ from PIL import Image
 
 from edge_agent.config import AgentSettings, EdgeConfig, GatewaySettings, LocalModels
 from edge_agent.daemon import EdgeAgent
+from edge_agent.serving.over_pipeline import OverPipeline
 from models.pipelines.declared.settings import PipelineSettings
 from tests.support.agents import served
 
@@ -54,6 +55,7 @@ async def ask(client: httpx.AsyncClient, key: str, *numbers: float) -> httpx.Res
 async def test_who_sends_what_fails_again_and_again_has_nothing_loaded_anew(tmp_path: Path) -> None:
     async with agent(tmp_path, stages=[SICKENS]) as (running, client):
         [replica] = running.lineup.replicas
+        assert isinstance(replica, OverPipeline)
         assert (await ask(client, GUEST, 4)).json()["outputs"][0]["data"] == [8]
         for _ in range(10):
             bad = await ask(client, MALLORY, 13)
@@ -68,6 +70,7 @@ async def test_who_sends_what_fails_again_and_again_has_nothing_loaded_anew(tmp_
 async def test_a_stage_that_is_sick_is_loaded_anew_all_the_same(tmp_path: Path) -> None:
     async with agent(tmp_path, stages=[SICKENS]) as (running, client):
         [replica] = running.lineup.replicas
+        assert isinstance(replica, OverPipeline)
         assert (await ask(client, GUEST, 4)).status_code == 200
         assert (await ask(client, MALLORY, -1)).status_code == 503  # from now on it fails on everything
         statuses = [(await ask(client, GUEST, 5)).status_code for _ in range(4)]
@@ -100,6 +103,7 @@ async def test_images_that_one_caller_sends_take_no_more_of_the_memory_than_the_
     own = {"name": "own", "use": "tests.support.stages:sizes", "inputs": [PIXELS], "outputs": [SIDES]}
     async with agent(tmp_path, stages=[decode, own], queue_mib=4) as (running, client):
         [replica] = running.lineup.replicas
+        assert isinstance(replica, OverPipeline)
         mallory = asyncio.create_task(show(client, MALLORY, [file.getvalue()] * 60))
         most, seen = 0, 0
         while not mallory.done():

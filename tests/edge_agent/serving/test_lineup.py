@@ -13,7 +13,7 @@ import pytest
 from edge_agent.config import LocalModels
 from edge_agent.serving.lineup import Lineup
 from edge_agent.serving.local_models import Shelf, local_models
-from edge_agent.serving.replica import LocalModel
+from edge_agent.serving.replica import LocalModel, LocalReplica
 from hardware_profiles.loader import load_profiles
 from router.base.errors import ConfigError, ReplicaUnreachable
 from router.values.prompt import TextPrompt
@@ -182,6 +182,7 @@ async def test_a_cold_model_is_predicted_by_its_size_and_then_by_its_last_load(w
         models.gate.set()
         await replica.load()
         assert replica.snapshot().queued_prefill_tokens == 0
+        assert isinstance(replica, LocalReplica)
         assert 0 < (replica.loop.load_s or 0) < 30
     shelf = Shelf.open(settings)
     described = local_models(settings, load_profiles()["generic-x86-cpu"], shelf)

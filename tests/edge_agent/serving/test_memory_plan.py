@@ -52,7 +52,7 @@ def test_an_engine_counts_with_its_workspace(world: TinyWorld, monkeypatch: pyte
     plan = tmp_path / "tiny.plan"
     plan.write_bytes(bytes(5000))
     module = types.ModuleType("tensorrt")
-    module.__version__ = "10.3"
+    vars(module)["__version__"] = "10.3"
     monkeypatch.setitem(sys.modules, "tensorrt", module)
     monkeypatch.setattr("edge_agent.runtime.tensorrt.runtime.find_plan", lambda *_: plan)
     request = asked(world, name="tensorrt", tensorrt=TensorRtOptions(workspace_bytes=300 * MIB))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from typing import Any
 import pytest
 
 from models.catalogue.families import Catalogue, Family, Source, Variant
-from models.store import disk, fetch, wheel
+from models.store import fetch
 from models.store.manifest import read_regular
 from models.store.store import ModelStore, default_root
 from router.base.errors import ArtifactError, ModelNotFound
@@ -275,7 +277,7 @@ def test_too_little_space_is_said_before_and_while_writing(
     server.put("/m.gguf", BODY)
     models = store(tmp_path, Source(uri=f"{server.url}/m.gguf", sha256=SHA))
     with monkeypatch.context() as patch:
-        patch.setattr(disk.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=1000))
+        patch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=1000))
         with pytest.raises(ArtifactError, match="1,024,000 bytes are needed, 1,000 are free"):
             models.pull("toy")
 
@@ -399,7 +401,7 @@ def test_a_wheel_without_the_member_says_so(tmp_path: Path, monkeypatch: pytest.
 
 def test_without_pip_nothing_else_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Crack 32: where there was no pip, the wheel was asked of an index whose host stood in the code."""
-    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     reached: list[str] = []
     monkeypatch.setattr(fetch, "download", lambda request, *_: reached.append(request.url))
@@ -417,7 +419,7 @@ def test_a_pip_on_the_path_serves_where_the_interpreter_has_none(
     pip.parent.mkdir()
     pip.write_text(f'#!/bin/sh\nwhile [ "$1" != --dest ]; do shift; done\ncp {archive} "$2"\n')
     pip.chmod(0o755)
-    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", f"{pip.parent}:{os.environ['PATH']}")
     path = store(tmp_path / "s", Source(uri="pypi:toy-model==1.0/toy/m.gguf", sha256=SHA)).pull("toy")
     assert path.read_bytes() == BODY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,6 @@ import onnx
 import pytest
 
 from models.store.store import ModelStore
-from models.tensorrt import build as build_module
 from models.tensorrt.build import BuildOptions, build, device_compute_capability
 from router.base.errors import ArtifactError, InvalidRequest
 from tests.support.model_store import tiny_store
@@ -60,7 +60,7 @@ def test_a_missing_module_names_its_installation(store: ModelStore, monkeypatch:
     def absent(name: str) -> None:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(build_module.importlib, "import_module", absent)
+    monkeypatch.setattr(importlib, "import_module", absent)
     with pytest.raises(ArtifactError, match=r"pip install .*\[tensorrt\]"):
         build("tiny-int8", store, runtime="tensorrt", target="sm87")
 
@@ -70,8 +70,8 @@ def test_what_is_installed_builds(store: ModelStore, monkeypatch: pytest.MonkeyP
     def absent(name: str) -> None:
         raise ImportError(f"{name} is broken")
 
-    monkeypatch.setattr(build_module.importlib.util, "find_spec", lambda name: name if name in there else None)
-    monkeypatch.setattr(build_module.importlib, "import_module", absent)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in there else None)
+    monkeypatch.setattr(importlib, "import_module", absent)
     with pytest.raises(ArtifactError) as raised:
         build("tiny-int8", store, target="sm86")
     if there:

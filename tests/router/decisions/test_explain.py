@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from overspill import app
-from router.decisions.command import KEY_VARIABLE
+from router.client.tier import KEY_VARIABLE
 from router.decisions.explain import five_lines
 from router.decisions.line import AskedFor, CandidateRow, ChosenRow, Decision, encode
 from router.decisions.pseudonyms import Pseudonyms

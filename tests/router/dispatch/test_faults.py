@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 from router.base.errors import OverspillError, Shed, Unavailable
 from router.dispatch import binding
 from router.dispatch import dispatcher as dispatch
+from router.dispatch.candidates import assess
 from router.policy.registry import POLICIES
 from router.values.prediction import Demand, InFlightLoad
 from router.values.settings import BreakerSettings
@@ -94,12 +95,11 @@ async def test_a_request_that_cannot_be_decided_gets_an_error_and_starves_nobody
         asks = [asyncio.ensure_future(w.ask(model="tiny-int8", session=name)) for name in sessions]
         await w.clock.settle()
         assert w.dispatcher.waiting == 6
-        real = binding.assess
 
-        def assess(asked, look):
-            return broken() if asked.request.objective.session == "bad" else real(asked, look)
+        def faulty(asked, look):
+            return broken() if asked.request.objective.session == "bad" else assess(asked, look)
 
-        monkeypatch.setattr(binding, "assess", assess)
+        monkeypatch.setattr(binding, "assess", faulty)
         ended = await everyone(w, asks)
         failed = ended.pop(5)
         assert isinstance(failed, OverspillError)
@@ -168,7 +168,6 @@ async def test_the_log_tells_the_prompt_that_the_caller_sent(monkeypatch: pytest
 async def test_an_ended_attempt_decides_no_more_requests_than_it_makes_room_for(monkeypatch, policy):
     """Throughput fell with the number of callers: every answer that ended decided everyone who waited again."""
     decided = []
-    assess = binding.assess
 
     def counted(pending, pool):
         decided.append(pending.request.request_id)

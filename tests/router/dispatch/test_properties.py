@@ -122,7 +122,10 @@ async def play(plan: Plan) -> list[Any]:
         if plan.hedges:
             w.dispatcher.reconfigure(msgspec.structs.replace(w.dispatcher.settings, hedge=HedgeSettings(budget=1.0)))
             w.dispatcher._hedges.earn(60.0, 1.0)
-        plan.heard = [Heard(dict(ask), *rest, f"q{index}") for index, (ask, *rest) in enumerate(plan.asks)]
+        plan.heard = [
+            Heard(dict(ask), after_s, leaves_after, f"q{index}")
+            for index, (ask, after_s, leaves_after) in enumerate(plan.asks)
+        ]
         giving_up = asyncio.ensure_future(give_up(w, plan.give_up_every_s))
         await w.clock.run(asyncio.gather(*(listen(w, heard) for heard in plan.heard)), limit_s=600.0)
         giving_up.cancel()

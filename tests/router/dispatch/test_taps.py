@@ -65,7 +65,7 @@ class Notes:
                 self.text += chunk.text
                 self.finish = chunk.finish_reason
                 if tapped:
-                    running.chunks.tap(self)
+                    running.chunks.tap(self)  # type: ignore[attr-defined]
                 if self.read in away:
                     await w.clock.sleep(0.1)
         finally:

@@ -57,8 +57,8 @@ def body(text: str = "say a b", **fields) -> dict:
 def test_models_are_listed_with_what_they_are(sdk: openai.OpenAI) -> None:
     models = {model.id: model for model in sdk.models.list()}
     assert list(models) == ["tiny", "tiny-fp32", "tiny-int8"]
-    assert models["tiny"].overspill["variants"] == ["tiny-fp32", "tiny-int8"]
-    rung = sdk.models.retrieve("tiny-int8").overspill
+    assert models["tiny"].overspill["variants"] == ["tiny-fp32", "tiny-int8"]  # type: ignore[attr-defined]
+    rung = sdk.models.retrieve("tiny-int8").overspill  # type: ignore[attr-defined]
     assert (rung["rung"], rung["quality"], rung["context_tokens"], rung["tier"]) == (1, 0.9, 2048, "cloud")
     assert rung["prior"]["decode_tokens_per_s"] == 60.0
     with pytest.raises(openai.NotFoundError, match="tiny-int8"):

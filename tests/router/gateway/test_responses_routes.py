@@ -43,7 +43,7 @@ def test_a_whole_response_repeats_what_was_asked(server: Server, sdk: openai.Ope
     assert (found.instructions, found.max_output_tokens, found.metadata) == ("Be brief.", 9, {"a": "b"})
     assert found.usage is not None
     assert found.usage.total_tokens == found.usage.input_tokens + found.usage.output_tokens
-    assert found.store is False
+    assert found.store is False  # type: ignore[attr-defined]
     asked = server.dispatcher.requests[-1]
     assert [message.role for message in asked.prompt.messages] == ["system", "user"]
     assert asked.sampling.max_tokens == 9

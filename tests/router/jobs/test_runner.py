@@ -20,7 +20,7 @@ from router.base.errors import ConfigError, ReplicaCrashed
 from router.decisions.line import AskedFor, Decision
 from router.decisions.settings import DecisionFileSettings
 from router.decisions.writer import DecisionFile
-from router.jobs import lifecycle
+from router.jobs import batches, lifecycle
 from router.jobs.calendar import Calendar
 from router.jobs.runner import Runner
 from router.jobs.settings import JobsSettings
@@ -242,7 +242,7 @@ async def test_a_crash_while_finalizing_changes_nothing(
         crashes.append(at)
         raise RuntimeError("the machine is lost here")
 
-    target = (lifecycle.Lifecycle, "_write") if at == "write" else (lifecycle.batches, "end")
+    target = (lifecycle.Lifecycle, "_write") if at == "write" else (batches, "end")
     with monkeypatch.context() as broken:
         broken.setattr(*target, crash)
         async with job_tier(tmp_path) as (_, client):

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.policy.registry import load_policy
 from router.policy.slo_utility import fair_rank
 from router.policy.worth import worth_of
 from router.values.choice import Choice
 from router.values.request import Objective
 from router.values.settings import Fairness, RouterSettings
 from router.values.situation import Candidate, Situation
-from tests.router.policy.test_policies import candidate, load_policy, situation
+from tests.router.policy.test_policies import candidate, situation
 from tests.router.policy.test_worth import CURVE
 
 MORE = st.sampled_from([1.0, 1.01, 1.2, 3.0])

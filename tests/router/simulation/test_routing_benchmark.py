@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import routing
-from benchmarks.routing import CLAIRVOYANT, FAIRNESS, PEERS, Cell, Job, Outcome, _behind, _fairness, _rows
+from benchmarks.routing import FAIRNESS, PEERS, Cell, Job, Outcome, _behind, _fairness, _rows
 from router.policy.registry import POLICIES
+from router.simulation.experiment import CLAIRVOYANT
 from router.simulation.run import Result, simulate
 from router.simulation.values import SimRequest, SimRow
 from router.simulation.world import DeviceSpec, NoiseSpec, RungSpec, World
@@ -64,11 +65,10 @@ def test_fairness_is_compared_with_none_and_two_tenants_share_a_world(
 ) -> None:
     monkeypatch.setattr(routing, "STORE", tmp_path)
     asked: list[tuple[str, Fairness, set[str]]] = []
-    really = routing.simulate
 
     def seen(world: World, requests: list[SimRequest], settings: RouterSettings, *, seed: int) -> Result:
         asked.append((settings.policy, settings.fairness, {request.caller for request in requests}))
-        return really(world, requests, settings, seed=seed)
+        return simulate(world, requests, settings, seed=seed)
 
     monkeypatch.setattr(routing, "simulate", seen)
     policies = ["slo-utility", "slo-utility+fair"]

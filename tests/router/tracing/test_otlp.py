@@ -175,7 +175,7 @@ async def test_a_collector_that_is_away_costs_spans_and_is_counted() -> None:
         traces.ended(traces.begin(()), 1.0, some)
         await until(lambda: traces.counts.failed == 4)
         exporter.crashes, exporter.takes = False, True
-        traces.ended(traces.begin(()), 1.0, lambda: 1 // 0)  # type: ignore[return-value] - a bug
+        traces.ended(traces.begin(()), 1.0, lambda: 1 // 0)  # type: ignore[return-value]  # a bug
         traces.ended(traces.begin(()), 1.0, some)
         await until(lambda: traces.counts.exported == 2)
         assert traces.counts == (2, 5, 0)

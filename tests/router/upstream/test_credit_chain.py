@@ -25,8 +25,9 @@ from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
 from router.values.settings import CreditSettings, RouterSettings
 from router.wire.load import HEADER, decode_orca
-from tests.router.upstream.test_chain import ASK, WORDS, Reciter, Tier
+from tests.router.upstream.test_chain import ASK
 from tests.support.gateway_fakes import replica_info, tenancy_of
+from tests.support.tiers import WORDS, Reciter, Tier
 from tests.support.waiting import until
 
 CLOCK = MonotonicClock()

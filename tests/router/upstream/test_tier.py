@@ -18,6 +18,7 @@ from router.base.errors import (
     InvalidRequest,
     ModelNotFound,
     OverspillError,
+    Refused,
     ReplicaBroken,
     ReplicaFailed,
     ReplicaUnreachable,
@@ -296,6 +297,7 @@ async def test_errors_keep_their_meaning(server: Server, text: str, error: type,
         assert not replica._running
     assert type(raised) is error
     if after_s is not None:
+        assert isinstance(raised, Refused)
         assert raised.retry_after_s == after_s
     assert bool(got) == (error is ReplicaBroken)
 

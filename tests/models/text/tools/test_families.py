@@ -84,7 +84,7 @@ def test_what_a_family_writes_is_read_however_it_is_split(
     content, found = gathered(read(CANONICAL, in_bytes(canonical)))
     assert (content.strip("\n"), found) == (said.strip("\n"), calls)
     message, reason = whole_message(canonical, FinishReason.STOP, AnswerCalls())
-    functions = [call["function"] for call in message["tool_calls"]]  # type: ignore[union-attr]
+    functions = [call["function"] for call in message["tool_calls"]]  # type: ignore[attr-defined]
     assert [(each["name"], json.loads(each["arguments"])) for each in functions] == calls
     assert reason == "tool_calls"
 

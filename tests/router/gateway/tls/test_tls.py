@@ -328,7 +328,7 @@ async def test_an_idle_client_that_does_not_agree_to_the_end_is_closed_all_the_s
     """One that has to give way would otherwise hold its file for half a minute, in no table."""
     async with secured(files.settings(), max_connections=2) as (port, listener):
         silent = await asyncio.open_connection("localhost", port, ssl=files.client())
-        silent[1].transport.pause_reading()  # it never answers `close_notify`
+        silent[1].transport.pause_reading()  # type: ignore[attr-defined]  # it never answers `close_notify`
         own = silent[1].get_extra_info("sockname")[1]
         async with httpx.AsyncClient(verify=files.client()) as http:
             assert (await http.get(f"https://localhost:{port}/health")).status_code == 200
