@@ -14,7 +14,7 @@ import structlog
 from router.base.alarms import Alarms
 from router.base.clock import Clock
 from router.values.chunk import TokenChunk
-from router.values.replica import Give, Pushes, Replica, ReplicaInfo
+from router.values.replica import Give, Replica, ReplicaInfo, pushes
 from router.values.request import InferenceRequest
 
 log = structlog.get_logger("router")
@@ -200,10 +200,9 @@ class AttemptStream:
             self._wake_reader()
 
     def _generate(self) -> AsyncGenerator[TokenChunk, None]:
-        replica = self._attempt.replica
-        return (
-            replica.push(self._request, self._give) if isinstance(replica, Pushes) else replica.generate(self._request)
-        )
+        replica, request = self._attempt.replica, self._request
+        pushing = pushes(replica)
+        return replica.generate(request) if pushing is None else pushing.push(request, self._give)
 
     def _give(self, chunks: list[TokenChunk]) -> bool:
         """Give text to whom the reader named, while that waits; returns whether it was taken."""

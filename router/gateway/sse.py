@@ -14,7 +14,7 @@ from router.gateway.echo import Echo
 from router.gateway.endpoint import Sink, internal_error
 from router.gateway.intake import unfinished
 from router.gateway.metrics import GatewayMetrics
-from router.values.answer import Answer, Tapped
+from router.values.answer import Answer, tapped
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.usage import Usage
 from router.wire.openai.errors import encode_error_event
@@ -154,8 +154,8 @@ class EventStream:
 
     def pour(self, sink: Sink) -> None:
         """Write events to `sink` as they come, while the next ones are waited for; call it once what came is sent."""
-        chunks = self._answer.chunks
-        if isinstance(chunks, Tapped):
+        chunks = tapped(self._answer.chunks)
+        if chunks is not None:
             self._sink = sink
             chunks.tap(self)
 

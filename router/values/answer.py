@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
 
 import msgspec
 
@@ -47,7 +47,6 @@ class Tap(Protocol):
         ...
 
 
-@runtime_checkable
 class Tapped(Protocol):
     """Chunks of an answer that can go past their reader: a token then wakes no task."""
 
@@ -58,6 +57,11 @@ class Tapped(Protocol):
         reader's, so that order and back-pressure stay what they are.
         """
         ...
+
+
+def tapped(chunks: AsyncGenerator[TokenChunk, None]) -> Tapped | None:
+    """Return chunks that are `Tapped` as that. For each stream: `isinstance` of a protocol takes 10 µs."""
+    return cast("Tapped", chunks) if hasattr(chunks, "tap") else None
 
 
 def _never() -> bool:

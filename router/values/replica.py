@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import msgspec
 
@@ -181,7 +181,6 @@ Give = Callable[[list[TokenChunk]], bool]
 """Takes chunks of text, all of them or, where it returns False, none."""
 
 
-@runtime_checkable
 class Pushes(Protocol):
     """A replica that hears of its text by a callback, and hands it on from there: no task wakes for each token."""
 
@@ -193,6 +192,11 @@ class Pushes(Protocol):
                 so is whatever is more than text.
         """
         ...
+
+
+def pushes(replica: Replica) -> Pushes | None:
+    """Return a replica that `Pushes` as that. For each attempt: `isinstance` of a protocol takes 10 µs."""
+    return cast("Pushes", replica) if hasattr(replica, "push") else None
 
 
 @runtime_checkable
