@@ -24,30 +24,23 @@ async def chunks_of(journey: Journey) -> AsyncGenerator[TokenChunk, None]:
     """
     outcome, error = Outcome.CANCELLED, None
     last: TokenChunk | None = None
-    now_s = journey.dispatcher.clock.now_s
     try:
         while last is None:
             hedged = journey.begin(await journey.bind())
             try:
                 async with hedged:
                     while True:
-                        received = await hedged.receive()
-                        run = hedged.run
-                        chunk = run.hand_on(received, now_s())
+                        chunk = await hedged.receive()
                         if chunk.finish_reason is not None:
                             last = chunk
                             break
-                        attempt = run.attempt
-                        attempt.handed_at_s = handed_s = now_s()
                         yield chunk
-                        attempt.handed_at_s = None
-                        attempt.away_s += now_s() - handed_s
             except OverspillError as failure:
                 journey.give_up_on(hedged.run.attempt, failure)
                 if journey.is_complete():
                     # It broke after the last token and before saying so: nothing is missing but the reason.
                     last = TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
-        journey.note_end(last, now_s())
+        journey.note_end(last, journey.dispatcher.clock.now_s())
         outcome = Outcome.DEGRADED if journey.degraded else Outcome.COMPLETED
         yield last
     except OverspillError as refusal:

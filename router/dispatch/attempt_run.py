@@ -64,6 +64,10 @@ class Traveller(Protocol):
         """The replica went on past its cap; the answer ends there."""
         ...
 
+    def deadline_passed(self, attempt: Attempt) -> None:
+        """The time of the answer is over."""
+        ...
+
     def end_at_deadline(self, attempt: Attempt) -> TokenChunk:
         """Return the last chunk of an answer whose time is over; raises `DeadlineLost` without any text."""
         ...
@@ -85,7 +89,9 @@ class AttemptRun:
     """One attempt, from the moment its replica gets the request until all that it held is given back.
 
     Chunks without text (half a character, the beginning of a stop string) are held back and counted with the next one,
-    so that what the caller has got is always whole tokens, and a break loses none of them.
+    so that what the caller has got is always whole tokens, and a break loses none of them. From the first one on chunks
+    are counted as they come, and the slot is given back as the replica ends: who reads slowly holds up nobody, and no
+    replica looks slow for it.
     """
 
     def __init__(
@@ -148,37 +154,86 @@ class AttemptRun:
         return not self.stream.quiet
 
     async def receive(self) -> TokenChunk:
-        """Wait for the next chunk that shows something, or the last one, for `hand_on`; every wait is bounded.
+        """Wait for the next chunk that the caller is to get; every wait is bounded.
 
         Raises:
             OverspillError: the attempt failed.
         """
-        journey, attempt = self._journey, self.attempt
-        if attempt.first_at_s is not None:
+        if self.attempt.first_at_s is None:
+            return self.begin(await self.first())
+        chunk = self.stream.pop()
+        if chunk is None:
             self._quiet_since_s = self._clock.now_s()
+            tapped = None if self._journey.tap is None else self._pass_on
+            await self.stream.news(min(self._quiet_since_s + self._timeout_s, self._ends_s), tapped)
+            chunk = self.stream.pop()
+            if chunk is None:
+                chunk = self._hand_on(self._nothing_came(), self._clock.now_s())
+        return chunk
+
+    async def first(self) -> TokenChunk:
+        """Wait for the first chunk that shows something, or ends the answer: `begin` counts it.
+
+        Raises:
+            OverspillError: the attempt failed.
+        """
         while True:
             read = self._at_hand()
             if read is None:
-                tapped = None if journey.tap is None or attempt.first_at_s is None else self._pass_on
-                await self.stream.news(min(self._quiet_since_s + self._timeout_s, self._ends_s), tapped)
+                await self.stream.news(min(self._quiet_since_s + self._timeout_s, self._ends_s))
                 read = self.stream.pop()
                 if read is None:
                     read = self._nothing_came()
-            chunk, over = self._room.fit(read)
-            if over:
-                journey.cap_exceeded(attempt)
-            self._origin = chunk.origin or self._origin
-            if chunk.text or chunk.reasoning or chunk.output is not None or chunk.finish_reason is not None:
+            chunk = self._fit(read)
+            if chunk is not None:
                 return chunk
-            self._held = _joined(self._held, chunk)
-            self._cached_tokens = chunk.cached_tokens if self._cached_tokens is None else self._cached_tokens
-            now_s = self._clock.now_s()
-            if chunk.tokens:
-                self._quiet_since_s = now_s
-            elif now_s > self._quiet_since_s + self._timeout_s:
+            if self._clock.now_s() > self._quiet_since_s + self._timeout_s:
                 raise self._broken("nothing but empty chunks for too long")
 
-    def hand_on(self, chunk: TokenChunk, now_s: float) -> TokenChunk:
+    def begin(self, first: TokenChunk) -> TokenChunk:
+        """The answer is this attempt's, and begins with that chunk."""
+        chunk = self._hand_on(first, self._clock.now_s())
+        self.stream.follow(self._arrived, self._give_back)
+        return chunk
+
+    def _fit(self, read: TokenChunk) -> TokenChunk | None:
+        """Return what of a chunk has room, None where it shows nothing and is held back."""
+        chunk, over = self._room.fit(read)
+        if over:
+            self._journey.cap_exceeded(self.attempt)
+        self._origin = chunk.origin or self._origin
+        if chunk.text or chunk.reasoning or chunk.output is not None or chunk.finish_reason is not None:
+            return chunk
+        self._held = _joined(self._held, chunk)
+        self._cached_tokens = chunk.cached_tokens if self._cached_tokens is None else self._cached_tokens
+        if chunk.tokens:
+            self._quiet_since_s = self._clock.now_s()
+            self.stream.wait_until(min(self._quiet_since_s + self._timeout_s, self._ends_s))
+        return None
+
+    def _arrived(self, read: TokenChunk) -> TokenChunk | None:
+        """Count a chunk that has come, wherever its reader is."""
+        if self._finished is not None:
+            return None  # it goes on after its end
+        now_s = self._clock.now_s()
+        if now_s > self._ends_s:
+            self._end_late()
+            return None
+        fitting = self._fit(read)
+        if fitting is None:
+            return None
+        chunk = self._hand_on(fitting, now_s)
+        if read.finish_reason is None and chunk.finish_reason is not None:  # it was cut, and would go on
+            self.stream.stop(self._give_back)
+        return chunk
+
+    def _end_late(self) -> None:
+        """The deadline has passed while the reader was away: the slot is free now, the reader is told when it comes."""
+        self._journey.deadline_passed(self.attempt)
+        self._finished = FinishReason.LENGTH
+        self.stream.stop(self._give_back)
+
+    def _hand_on(self, chunk: TokenChunk, now_s: float) -> TokenChunk:
         """Count a chunk as the caller's, with what was held back before it."""
         journey = self._journey
         if chunk.prompt_tokens is not None and journey.counts_own_text:
@@ -200,7 +255,7 @@ class AttemptRun:
         tap, now_s = self._journey.tap, self._clock.now_s()
         if tap is None or tap.full or now_s >= self._ends_s or not self._room.take(chunks):
             return False
-        tap.give([self.hand_on(chunk, now_s) for chunk in chunks])
+        tap.give([self._hand_on(chunk, now_s) for chunk in chunks])
         self._quiet_since_s = now_s
         self.stream.wait_until(min(now_s + self._timeout_s, self._ends_s))
         return True
@@ -219,6 +274,8 @@ class AttemptRun:
         except (StopAsyncIteration, Elapsed) as nothing:
             if attempt.gave_up:
                 return self._journey.end_given_up(attempt)
+            if attempt.overdue:
+                return self._journey.end_at_deadline(attempt)
             if isinstance(nothing, StopAsyncIteration):
                 raise self._broken("the stream ended without a finish reason") from None
             if self._clock.now_s() >= self._ends_s:

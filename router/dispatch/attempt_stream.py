@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from router.base.alarms import Alarms
 from router.base.clock import Clock
@@ -19,7 +20,10 @@ from router.values.request import InferenceRequest
 
 log = structlog.get_logger("router")
 
-_AHEAD_CHUNKS = 64  # read before anybody asks for them; a replica with a slow reader then waits
+# Of what comes before anybody asks for it, so many chunks stay as they are; text after that is joined to pieces, of
+# which there may be as many again: then the replica waits. Where nothing can be joined, it waits before.
+_AHEAD_CHUNKS = 64
+_PIECE_CHARS = 4096
 _LET_GO_S = 5.0  # for a cancelled replica to end; one that does not is left behind
 
 
@@ -27,6 +31,8 @@ class Addressed(Protocol):
     """What was sent to a replica."""
 
     replica: Replica
+    held_back: bool
+    """The replica had to wait for its reader."""
 
     def opens(self) -> None:
         """The replica has it from now on."""
@@ -43,6 +49,7 @@ class Unaccounted:
     """Something sent to a replica that nobody counts as load: a request of this tier's own."""
 
     replica: Replica
+    held_back: bool = False
 
     def opens(self) -> None:
         """Nobody counts it."""
@@ -61,7 +68,8 @@ class AttemptStream:
 
     The reader waits on a future, the replica is read by a task. So a replica that ignores being cancelled can not hold
     its reader, a cancelled reader never loses its cancellation to a result, and a chunk costs no task and no timer.
-    Text of a replica that `Pushes` wakes neither of them, where the reader has left word whom to give it.
+    Text of a replica that `Pushes` wakes neither of them, where the reader has left word whom to give it. From `follow`
+    on, chunks are counted as they come, and the end is told as it comes, wherever the reader is by then.
     """
 
     def __init__(self, attempt: Addressed, request: InferenceRequest, clock: Clock, alarms: Alarms) -> None:
@@ -74,6 +82,8 @@ class AttemptStream:
         self._error: Exception | None = None
         self._bug: Exception | None = None
         self._take: Give | None = None
+        self._arrived: Callable[[TokenChunk], TokenChunk | None] | None = None
+        self._over: Callable[[], None] | None = None
         self._ended = False
         self._reader: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
@@ -92,6 +102,7 @@ class AttemptStream:
             await asyncio.shield(self._ending)
         elif not self._task.done():
             await self._end_task()
+        self._arrived = self._over = None  # they hold who holds this
 
     @property
     def ready(self) -> bool:
@@ -100,6 +111,20 @@ class AttemptStream:
         return any(
             ended() if chunk.finish_reason else chunk.text or chunk.output or chunk.reasoning for chunk in chunks
         )
+
+    def follow(self, arrived: Callable[[TokenChunk], TokenChunk | None], over: Callable[[], None]) -> None:
+        """From now on each chunk goes through `arrived` as it comes, those that have come already do now.
+
+        Args:
+            arrived: returns what its reader is to get, None for nothing. What it raises is raised by the reader.
+            over: called once the replica has ended, whether or not anybody reads.
+        """
+        self._arrived, self._over = arrived, over
+        came, self._chunks = self._chunks, deque()
+        for chunk in came:
+            self._put(chunk)
+        if self._ended:
+            self._tell_over()
 
     @property
     def whole(self) -> bool:
@@ -181,14 +206,16 @@ class AttemptStream:
 
     async def _read_replica(self) -> None:
         self._attempt.opens()
+        whole = False
         try:
             async with contextlib.aclosing(self._generate()) as chunks:
                 async for chunk in chunks:
-                    self._chunks.append(chunk)
-                    self._wake_reader()
+                    self._put(chunk)
                     if chunk.finish_reason is not None:
+                        whole = True
                         break
-                    while len(self._chunks) >= _AHEAD_CHUNKS:
+                    while self._full:
+                        self._attempt.held_back = True
                         self._room = self._loop.create_future()
                         await self._room
         except Exception as error:  # the boundary to a replica: handed to the reader, who knows what it means
@@ -197,7 +224,48 @@ class AttemptStream:
             self._error = error
         finally:
             self._ended = True
+            if whole or self._reader is None or self._reader.done():  # a reader who waits for it first says what broke
+                self._tell_over()
             self._wake_reader()
+
+    def _put(self, chunk: TokenChunk) -> None:
+        """Keep a chunk for the reader, and wake it."""
+        chunks = self._chunks
+        if self._arrived is None:
+            chunks.append(chunk)
+            self._wake_reader()
+            return
+        try:
+            arrived = self._arrived(chunk)
+        except Exception as bug:  # noqa: BLE001 - of this side, not of the replica: the reader raises it
+            self._bug = bug
+            self._wake_reader()
+            return
+        if arrived is None:
+            return
+        joined = _joined(chunks[-1], arrived) if len(chunks) >= _AHEAD_CHUNKS else None
+        if joined is None:
+            chunks.append(arrived)
+        else:
+            chunks[-1] = joined
+        self._wake_reader()
+
+    @property
+    def _full(self) -> bool:
+        """Nothing more is to be read before the reader has come."""
+        chunks = self._chunks
+        if len(chunks) < _AHEAD_CHUNKS:
+            return False
+        return self._arrived is None or len(chunks) >= 2 * _AHEAD_CHUNKS or not _joins(chunks[-1])
+
+    def _tell_over(self) -> None:
+        over, self._over = self._over, None
+        if over is None:
+            return
+        try:
+            over()
+        except Exception as bug:  # noqa: BLE001 - as in `_put`
+            self._bug = bug
 
     def _generate(self) -> AsyncGenerator[TokenChunk, None]:
         replica, request = self._attempt.replica, self._request
@@ -243,3 +311,15 @@ class AttemptStream:
             log.error("replica does not let go of a cancelled request", **names)
         elif self._error is not None and not self._task.cancelled():
             log.warning("replica crashed while closing", error=repr(self._error), **names)
+
+
+def _joins(chunk: TokenChunk) -> bool:
+    """Whether others can be joined to a chunk: it is no more than text."""
+    return chunk.is_text and not (chunk.reasoning or chunk.logprobs or chunk.prompt_logprobs)
+
+
+def _joined(last: TokenChunk, chunk: TokenChunk) -> TokenChunk | None:
+    """Return two chunks of text as one, None where they stay two."""
+    if len(last.text) + len(chunk.text) > _PIECE_CHARS or not (_joins(last) and _joins(chunk)):
+        return None
+    return replace(last, text=last.text + chunk.text, tokens=last.tokens + chunk.tokens)

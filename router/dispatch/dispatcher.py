@@ -167,6 +167,7 @@ class Dispatcher:
             OpenedAnswer(first, chunks, journey.let_tap),
             lambda: journey.ready,
             journey.used,
+            when_computed=journey.when_computed,
             seamless=lambda: not journey.counts_own_text,
         )
         return journey.answer
@@ -244,7 +245,7 @@ class Dispatcher:
     def tell_of_requests(
         self, came: Callable[[InferenceRequest], None], ended: Callable[[DecisionRecord], None]
     ) -> None:
-        """Call `came` for each request, and `ended` with its record once it has left: it may say how many there are."""
+        """Call `came` for each request, and `ended` with its record once no replica works on it any more."""
         self._came, self._went = came, ended
 
     def unreached(self, locality: Locality) -> str:
@@ -349,12 +350,20 @@ class Dispatcher:
         """Whether any other replica may still serve what is left of the request."""
         return self._binder.has_candidate(journey.pending(self.clock.now_s()))
 
+    def computed(self, journey: Journey, now_s: float) -> None:
+        """No replica works on an answer any more: how long it took is known, however slowly its caller reads it."""
+        record = journey.record
+        record.finish_s = now_s - journey.request.accepted_at_s
+        self._went(record)
+
     def ended(self, journey: Journey, outcome: Outcome, error: str | None) -> None:
         """A request left the tier: exactly once for each `start`."""
         now_s = self.clock.now_s() if journey.ended_at_s is None else journey.ended_at_s
         record, route = journey.record, journey.route
         record.outcome, record.error, record.tokens = outcome, error, journey.tokens
-        record.finish_s = now_s - journey.request.accepted_at_s
+        if record.finish_s is None:
+            record.finish_s = now_s - journey.request.accepted_at_s
+            self._went(record)
         record.happened(now_s, "finished", outcome=outcome.value)
         tier, variant = (route.tier, route.variant) if route else ("none", "none")
         reason = route.reason if route else outcome.value
@@ -389,11 +398,11 @@ class Dispatcher:
         if route is not None:
             key = (tier, variant)
             self._tallies[key] = self._tallies[key] + ended if key in self._tallies else ended
-        self._went(record)
         if self._decisions is not None:
             self._decisions.append(partial(decision_of, record, caller=record.caller))
         if self._traces is not None and record.trace is not None:
-            self._traces.ended(record.trace, record.finish_s, partial(stages_of, record))
+            since_s = self.clock.now_s() - journey.request.accepted_at_s
+            self._traces.ended(record.trace, since_s, partial(stages_of, record))
 
     def _breaker_changed(self, endpoint: str, state: BreakerState, why: str) -> None:
         """Say once that an endpoint is left alone, and once that it is back; what is tried in between is detail.

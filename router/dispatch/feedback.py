@@ -38,7 +38,7 @@ class Progress(Protocol):
     Attributes:
         request: what is left to do.
         length: what is believed of the whole answer's length, told how it goes on.
-        tokens, chars: what the caller has got.
+        tokens, chars: what was made for the caller.
     """
 
     request: InferenceRequest
@@ -136,10 +136,12 @@ class Feedback:
 
     def _learn_times(self, attempt: Attempt, journey: Progress, now_s: float, *, finished: bool, whole: bool) -> None:
         """Learn how long an attempt took that has ended."""
-        if finished:
-            self._signals.peaks.observe(attempt.info.replica_id, now_s, now_s - attempt.sent_at_s)
-        if attempt.first_at_s is not None:
-            self._admission.served(now_s - attempt.sent_at_s)
+        if not attempt.held_back:
+            if finished:
+                self._signals.peaks.observe(attempt.info.replica_id, now_s, now_s - attempt.sent_at_s)
+            if attempt.first_at_s is not None:
+                self._admission.served(now_s - attempt.sent_at_s)
+        whole = whole and not attempt.held_back
         self._signals.latency.ended(attempt, now_s, whole=whole, length=journey.length.curve)
         if attempt.outrun:
             self._late_to_begin(attempt)

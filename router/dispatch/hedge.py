@@ -103,7 +103,7 @@ class HedgedRun:
                 stack.push_async_exit(run)
 
     def receive(self) -> Coroutine[Any, Any, TokenChunk]:
-        """Wait for the next chunk, which `run` hands on; see `AttemptRun.receive`.
+        """Wait for the next chunk that the caller is to get; see `AttemptRun.receive`.
 
         Raises:
             OverspillError: the attempt failed, the second one too if there was one.
@@ -126,7 +126,7 @@ class HedgedRun:
     async def _race(self, first: AttemptRun, second: AttemptRun) -> TokenChunk:
         """Return the first chunk of whichever has one first, and let go of the other."""
         tasks = {
-            asyncio.create_task(run.receive(), name=f"first token of {run.attempt.info.replica_id}"): run
+            asyncio.create_task(run.first(), name=f"first token of {run.attempt.info.replica_id}"): run
             for run in (first, second)
         }
         running = dict(tasks)
@@ -138,7 +138,7 @@ class HedgedRun:
                     error = task.exception()
                     if error is None:
                         self._decide(first, second)
-                        return task.result()
+                        return self.run.begin(task.result())
                     if not running or not isinstance(error, OverspillError):
                         self._hedger.hedge_decided(first.attempt, second=False)
                         raise error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,6 +53,10 @@ class Dispatching(Surroundings, Protocol):
         """Whether any other replica may still serve what is left of the request."""
         ...
 
+    def computed(self, journey: Journey, now_s: float) -> None:
+        """No replica works on an answer any more; its caller may have to read it still. Before `ended`, if at all."""
+        ...
+
     def ended(self, journey: Journey, outcome: Outcome, error: str | None) -> None:
         """A request left the tier: exactly once for each."""
         ...
@@ -70,13 +75,13 @@ class Journey:
         gave_up: the answer gave its slot up before its deadline.
         cut: the answer was ended before the caller's own cap and before the model's end, by a cap or by the deadline.
         last_at_s: when the last token came.
-        ended_at_s: when the answer was whole, None where it never was.
+        ended_at_s: when the answer was whole and no replica worked on it any more, None where it never was.
         tap: who takes its text past its reader.
         failed: replica ids that may not serve it again.
         attempts: replicas that were tried.
         spent: attempts that failed, those told by upstream tiers included: what the budget has lost.
         crashes: how many of them crashed.
-        tokens, chars: what the caller has got.
+        tokens, chars: what was made for the caller, who may still have to read some of it.
     """
 
     dispatcher: Dispatching
@@ -99,6 +104,7 @@ class Journey:
     last_at_s: float | None = None
     ended_at_s: float | None = None
     tap: Tap | None = None
+    _told: Callable[[], None] | None = None
     _cap: int | None = None
     _window_left: int = 0
     _prompt_tokens: int | None = None
@@ -121,15 +127,27 @@ class Journey:
         self.tap = tap
 
     def used(self) -> Usage:
-        """Return what the caller has got so far, and for which prompt."""
+        """Return what was made for the caller so far, and for which prompt."""
         counted = self._prompt_tokens
         return Usage(self._accepted.prompt_tokens if counted is None else counted, self.tokens, self._cached_tokens)
 
     def take_leave(self, outcome: Outcome, error: str | None) -> None:
         """The request leaves the tier, with this outcome: called once."""
         self.dispatcher.ended(self, outcome, error)
+        self._tell_computed()
         # They hold the journey: nothing of it shall wait for a garbage collection.
         self._run = self.answer = self.tap = None
+
+    def when_computed(self, told: Callable[[], None]) -> None:
+        """See `router.values.answer.Answer`."""
+        self._told = told
+        if self.ended_at_s is not None:
+            self._tell_computed()
+
+    def _tell_computed(self) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told()
 
     def refused(self, error: OverspillError) -> Outcome:
         """Note what the caller is told of a request that nobody finished."""
@@ -223,13 +241,18 @@ class Journey:
         ends_s = self.request.objective.ends_s
         return math.inf if ends_s is None else self.request.accepted_at_s + ends_s
 
+    def deadline_passed(self, attempt: Attempt) -> None:
+        """Note that the time of an answer is over."""
+        if not attempt.overdue:
+            self.feedback.deadline_passed(attempt, self)
+
     def end_at_deadline(self, attempt: Attempt) -> TokenChunk:
         """End an answer whose time is over with the text so far.
 
         Raises:
             DeadlineLost: there is no text yet.
         """
-        self.feedback.deadline_passed(attempt, self)
+        self.deadline_passed(attempt)
         if not self._text:
             deadline_s = self.request.objective.deadline_s
             raise DeadlineLost(
@@ -264,6 +287,10 @@ class Journey:
     def over(self, attempt: Attempt, finished: FinishReason | None) -> None:
         """Give back what an attempt held: exactly once for each."""
         self.feedback.attempt_ended(attempt, self, finished)
+        if finished is not None and self.ended_at_s is None:
+            self.ended_at_s = now_s = self.dispatcher.clock.now_s()
+            self.dispatcher.computed(self, now_s)
+            self._tell_computed()
 
     def take(self, attempt: Attempt, chunk: TokenChunk, origin: Origin | None, now_s: float) -> None:
         """Count a chunk that goes to the caller."""
@@ -313,7 +340,8 @@ class Journey:
         A head that was sent with the first text can not change, so an upstream that keeps the deadline too does not
         tell: an answer under a deadline that ends by length, short of the caller's cap and of the window, was cut.
         """
-        self.ended_at_s = now_s
+        if self.ended_at_s is None:
+            self.ended_at_s = now_s
         accepted, route = self._accepted, self.route
         if last.finish_reason is not FinishReason.LENGTH or route is None:
             return

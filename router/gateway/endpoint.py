@@ -101,6 +101,7 @@ class RequestContext:
         stay: its place under the limits of its tenant; None where nothing is asked of a model.
         in_slack: it comes from a job of this tier: it runs in the slack of all others, and is no reason for anything.
         received: what a reader of its own made of the body.
+        computed: called once no replica works on it any more, its parts apart; more than once does no harm.
     """
 
     method: str
@@ -122,6 +123,7 @@ class RequestContext:
     stay: Stay | None = None
     in_slack: bool = False
     received: Any = None
+    computed: Callable[[], None] | None = None
 
     def told_lines(self) -> list[tuple[str, str]]:
         """Return the headers that every reply to it has: what is left of its tenant's limits too."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -145,7 +145,8 @@ class Intake:
         context.closers.append(lambda: self._leave(request_id))
         if self._traffic is not None and not context.in_slack:
             self._traffic.came()
-            context.closers.append(self._traffic.left)
+            context.computed = left = _once(self._traffic.left)
+            context.closers.append(left)
 
     def arrived(self, context: RequestContext) -> None:
         """See whether a complete request is a retry that has to stand back.
@@ -253,6 +254,8 @@ class Intake:
         context.timings_ms.append(("first-token", first_token_s * 1000))
         if self._traffic is not None and not context.in_slack:
             self._traffic.first_token(first_token_s)
+        if context.computed is not None:  # whoever reads it slowly keeps no line waiting
+            answer.when_computed(context.computed)
         return answer, size.tokens
 
     async def _answered(self, context: RequestContext, request: InferenceRequest) -> Answer:
@@ -335,6 +338,12 @@ class Intake:
         if wire_load.FORMAT_HEADER in context.headers:
             lines.append((wire_load.HEADER, wire_load.encode_orca(self.load(context))))
         return lines
+
+
+def _once(call: Callable[[], None]) -> Callable[[], None]:
+    """Return what calls it the first time that it is called itself."""
+    calls = [call]
+    return lambda: calls.pop()() if calls else None
 
 
 Out = TypeVar("Out", Embeddings, Passed, Tensors)

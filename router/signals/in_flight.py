@@ -13,8 +13,6 @@ from router.values.length import LengthCurve
 from router.values.prediction import NOTHING_IN_FLIGHT, InFlightLoad, TtftFeatures
 from router.values.replica import Replica, ReplicaInfo
 
-_AWAY_SHARE = 0.25  # of an answer's time; above it, the pace is the reader's
-
 
 @dataclass(eq=False, slots=True)
 class Attempt:
@@ -27,8 +25,7 @@ class Attempt:
         opened: the replica has it, so its snapshots can show it.
         own_s: what the replica says that it took for all of it; see `TokenChunk.own_s`.
         first_at_s: when its first text came, None before; last_at_s: its last until now; tokens: how many came.
-        away_s: how long its reader was busy with what had come, while nobody waited for more.
-        handed_at_s: since when it is so now, None while it waits for more.
+        held_back: its replica had to wait, as its reader left too much unread: its times are the reader's.
         overdue: the deadline came before its end; silent: and long after its first text should have come.
         overran: it went on past the cap that it was sent.
         mark: where its device's clock stood at its first token.
@@ -55,8 +52,7 @@ class Attempt:
     own_s: float | None = None
     last_at_s: float = 0.0
     tokens: int = 0
-    away_s: float = 0.0
-    handed_at_s: float | None = None
+    held_back: bool = False
     overdue: bool = False
     silent: bool = False
     overran: bool = False
@@ -89,18 +85,10 @@ class Attempt:
 
     @property
     def pace_s(self) -> float | None:
-        """Seconds a token until the last one, None where the reader set the pace, or too little came to tell.
-
-        A replica generates on while its reader is away, so that time can not just be taken off: what is left would
-        make it look faster than it is.
-        """
-        if self.first_at_s is None or self.tokens < 2:
+        """Seconds a token until the last one, None where the reader set the pace, or too little came to tell."""
+        if self.first_at_s is None or self.tokens < 2 or self.held_back:
             return None
-        lasted_s = self.last_at_s - self.first_at_s
-        away_s = self.away_s
-        if self.handed_at_s is not None:
-            away_s += max(0.0, self.last_at_s - self.handed_at_s)
-        return None if away_s > _AWAY_SHARE * lasted_s else lasted_s / (self.tokens - 1)
+        return (self.last_at_s - self.first_at_s) / (self.tokens - 1)
 
 
 class _Left(Sequence[int]):

@@ -121,8 +121,8 @@ class OtlpTraces:
         trace_id = self._random.getrandbits(128) or 1
         return TraceContext(trace_id, span_id, None, trace_id % 2**64 < self._sample_below)
 
-    def ended(self, trace: TraceContext, finish_s: float, tell: Callable[[], Sequence[Stage]]) -> None:
-        """Note a request that has just ended."""
+    def ended(self, trace: TraceContext, since_s: float, tell: Callable[[], Sequence[Stage]]) -> None:
+        """See `router.tracing.sink.TraceSink`."""
         if not trace.sampled:
             return
         if len(self._ended) >= QUEUE_REQUESTS:
@@ -131,7 +131,7 @@ class OtlpTraces:
                 self._full = True
                 log.warning("traces are dropped: the collector is too slow")
             return
-        self._ended.append(_Ended(trace, self._wall_ns() - round(finish_s * 1e9), tell))
+        self._ended.append(_Ended(trace, self._wall_ns() - round(since_s * 1e9), tell))
 
     def _run(self) -> None:
         from router.tracing.spans import SpanMaker  # noqa: PLC0415 - imports OpenTelemetry, which takes a while

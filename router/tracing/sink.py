@@ -15,8 +15,8 @@ class TraceSink(Protocol):
         """Return a request's place in its caller's trace, or in a new one. Cheap."""
         ...
 
-    def ended(self, trace: TraceContext, finish_s: float, tell: Callable[[], Sequence[Stage]]) -> None:
-        """Note a request that has just ended, `finish_s` after it was accepted. Never waits, never raises.
+    def ended(self, trace: TraceContext, since_s: float, tell: Callable[[], Sequence[Stage]]) -> None:
+        """Note a request that has just left, `since_s` after it was accepted. Never waits, never raises.
 
         Args:
             tell: what it reads does not change any more; called by a thread of its own.

@@ -72,6 +72,10 @@ def _nothing() -> Usage:
     return Usage(0, 0)
 
 
+def _at_once(told: Callable[[], None]) -> None:
+    told()
+
+
 @dataclass(slots=True)
 class Answer:
     """A running answer.
@@ -83,8 +87,10 @@ class Answer:
         chunks: the first chunk is ready when this object exists. The last chunk carries a finish reason; the
             generator raises `ReplicaBroken` when no replica could finish. Closing it cancels the work.
         ready: whether the next chunk is here already, so that whoever writes chunks out may write several at once.
-        used: the tokens of it that were handed on so far, and of its prompt.
+        used: the tokens of it that were made so far, and of its prompt.
         cache: `hit` if it was given before, `miss` if it may be given again; empty otherwise.
+        when_computed: calls what it is given once no replica works on it any more, at once where none does; its reader
+            may be far behind.
         seamless: whether one replica made all of it so far.
     """
 
@@ -93,4 +99,5 @@ class Answer:
     ready: Callable[[], bool] = _never
     used: Callable[[], Usage] = _nothing
     cache: str = ""
+    when_computed: Callable[[Callable[[], None]], None] = _at_once
     seamless: Callable[[], bool] = _never

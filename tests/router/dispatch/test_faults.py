@@ -118,7 +118,7 @@ async def test_overload_ends_by_itself_after_a_burst():
         assert not route.degraded
 
 
-async def test_a_reader_that_takes_its_time_teaches_nothing_about_the_replica():
+async def test_a_reader_that_takes_its_time_makes_no_replica_look_slow():
     async with world(remote=False) as w:
 
         def learnt_s() -> float:
@@ -138,7 +138,7 @@ async def test_a_reader_that_takes_its_time_teaches_nothing_about_the_replica():
         assert brisk_s == pytest.approx(0.03, rel=0.05)
         for _ in range(3):
             await w.clock.run(read_slowly())
-        assert learnt_s() == pytest.approx(brisk_s, rel=0.03), "it ages, and learns nothing"
+        assert learnt_s() == pytest.approx(brisk_s, rel=0.05), "what was read late was made at that pace too"
         w.nothing_is_held()
 
 
