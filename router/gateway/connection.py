@@ -24,6 +24,7 @@ from router.gateway.client import CONNECTION
 from router.gateway.connection_table import ConnectionTable
 from router.gateway.exchange import Exchange
 from router.gateway.lingering import LingeringTransport
+from router.gateway.outbox import Outbox
 
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_TARGET_BYTES = 16 * 1024
@@ -68,7 +69,7 @@ class ConnectionLimits:
 
 
 class ServerSettings(uvicorn.Config):
-    """uvicorn's settings for a tier, and what its connections share: their limits and their table."""
+    """uvicorn's settings for a tier, and what its connections share: their limits, their table and their outbox."""
 
     def __init__(self, app: ASGIApp, limits: ConnectionLimits, *, backlog: int, close_s: int) -> None:
         super().__init__(
@@ -88,6 +89,7 @@ class ServerSettings(uvicorn.Config):
         )
         self.limits = limits
         self.table = ConnectionTable(limits.max_connections)
+        self.outbox = Outbox()
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -238,7 +240,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.scope[CERTIFICATE] = self._certificate  # type: ignore[literal-required]
         self.config.table.busy(self)
         super().on_headers_complete()
-        exchange = Exchange(self, self.cycle, plain=self.scope["http_version"] == "1.0")
+        exchange = Exchange(self, self.cycle, self.config.outbox, plain=self.scope["http_version"] == "1.0")
         self.scope[CONNECTION] = exchange  # type: ignore[literal-required]
         self.cycle.send = exchange.send  # type: ignore[method-assign]
         self.headers = []  # fields that follow a body go nowhere: they cannot add to a head that was judged already

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from router.gateway.outbox import Outbox
+
 _IN_NO_NAME = re.compile(rb'[\x00-\x20\x7f()<>@,;:\[\]={}\\"]')
 _IN_NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _BODILESS = frozenset({204, 304})
@@ -36,11 +38,12 @@ class Exchange:
             the body's.
     """
 
-    __slots__ = ("_chunked", "_connection", "_cycle", "_head", "_left_bytes", "_plain", "unwatch", "watch")
+    __slots__ = ("_chunked", "_cycle", "_head", "_left_bytes", "_outbox", "_plain", "_soon", "unwatch", "watch")
 
-    def __init__(self, connection: Watched, cycle: RequestResponseCycle, *, plain: bool) -> None:
-        self._connection = connection
+    def __init__(self, connection: Watched, cycle: RequestResponseCycle, outbox: Outbox, *, plain: bool) -> None:
         self._cycle = cycle
+        self._outbox = outbox
+        self._soon = b""
         self._head = b""
         self._chunked = False
         self._left_bytes: int | None = None
@@ -71,14 +74,25 @@ class Exchange:
         return body
 
     def write(self, piece: bytes) -> None:
-        """Write a piece of the body of a reply that has begun, and is not full; the body goes on."""
+        """Write a piece of the body of a reply that has begun, and is not full, in this turn; the body goes on."""
         cycle = self._cycle
         if not piece or cycle.disconnected or cycle.response_complete:
             return
-        if self._chunked and not self._head:
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-        else:
+        if not self._chunked or self._head:
             self._add(piece, more=True)
+            return
+        if not self._soon:
+            self._outbox.put(self._write_soon)
+        self._soon += b"%x\r\n%b\r\n" % (len(piece), piece)
+        if len(self._soon) > _JOINED_BYTES:
+            self._write_soon()
+
+    def _write_soon(self) -> None:
+        """Write what waits for the end of the turn."""
+        cycle, soon = self._cycle, self._soon
+        self._soon = b""
+        if soon and not (cycle.disconnected or cycle.transport.is_closing()):
+            cycle.transport.write(soon)
 
     async def send(self, message: Any) -> None:
         """Send, as ASGI has it.
@@ -154,6 +168,8 @@ class Exchange:
             cycle.on_response()
 
     def _write(self, piece: bytes) -> None:
+        if self._soon:
+            self._write_soon()
         write, head = self._cycle.transport.write, self._head
         if head:
             self._head = b""
