@@ -1,6 +1,7 @@
 """Who may come in: every key as its digest, and the caller whom it lets in. Reloaded while requests go on.
 
-A file that cannot be read or understood changes nothing: who was let in before stays in, and the fault is told.
+A file that cannot be read or understood, or says nothing at all, changes nothing: who was let in before stays in, and
+the fault is told.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import structlog
 
 from router.base.clock import Clock
 from router.base.errors import ConfigError, in_words
-from router.tenants.keys_file import PARAM, KeyLine, KeysFile, Kind, decode, digest_of, read_bounded
+from router.tenants.keys_file import PARAM, KeyLine, KeysFile, Kind, decode, digest_of, is_blank, read_bounded
 from router.tenants.tenant import Caller, Tenant
 
 log = structlog.get_logger("router.tenants")
@@ -35,6 +36,7 @@ class Directory:
 
     Attributes:
         fault: why the file as it is now is not in force; empty where it is.
+        listed: how many keys the file had when it was put into force.
         reloads: how often it has been read again.
     """
 
@@ -49,7 +51,13 @@ class Directory:
         self.tenants: Mapping[str, Tenant] = {}
         self.in_clear = 0
         self.fault = ""
+        self.listed = 0
         self.reloads = 0
+
+    @property
+    def shut(self) -> bool:
+        """There is a file, and no key in it or elsewhere: nobody is let in."""
+        return not self._keys and self._path is not None
 
     @property
     def open(self) -> bool:
@@ -115,6 +123,12 @@ class Directory:
             if settled is None:
                 return
             self._stamp, raw = settled  # also of what is none: it is told once, and looked at again when it changes
+            if self.listed and is_blank(raw):
+                raise ConfigError(  # noqa: TRY301 - one of the faults that are told below
+                    f"{path} is empty, as a full disk or an editor leaves a file: put it back; to let nobody in, leave "
+                    "a comment in it, as `overspill cloud keys revoke` does",
+                    param=PARAM,
+                )
             self._put(await asyncio.to_thread(decode, raw, str(path)))
         except ConfigError as error:
             self._complain(error.message)
@@ -140,6 +154,7 @@ class Directory:
                 tenants[line.tenant] = Tenant.of_key(line.digest, line.priority) if clear else Tenant.named(line.tenant)
         self._keys = {at: self._caller(line, tenants[line.tenant]) for at, line in lines.items()}
         self.tenants = tenants
+        self.listed = len(read.keys)
         self.in_clear = sum(line.clear for line in read.keys.values())
 
     def _caller(self, line: KeyLine, tenant: Tenant) -> Caller:

@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from router.base.errors import ConfigError
-from router.tenants.keys_file import PARAM, KeyLine, KeysFile, Kind, decode, digest_of, read_bounded, words_of
+from router.tenants.keys_file import (
+    NOBODY,
+    PARAM,
+    KeyLine,
+    KeysFile,
+    Kind,
+    decode,
+    digest_of,
+    is_blank,
+    read_bounded,
+    words_of,
+)
 from router.tenants.tenant import NAME, Limits, Role
 
 _KEY_BYTES = 32
@@ -67,6 +78,8 @@ def add_key(
     words += [f"role={new.role.value}"] if new.role is not Role.CALLER else []
     words.append(f"created={today().isoformat()}")
     with _editing(path) as lines:
+        if NOBODY in lines:
+            lines.remove(NOBODY)
         if limits:
             _put_limits(lines, new.tenant, limits, str(path))
         lines.append(" ".join(words))
@@ -106,6 +119,8 @@ def revoke(path: Path, what: str) -> list[KeyLine]:
             raise ConfigError(f"{path}: no tenant and no key is `{what[:64]}`: `keys list` names them", param=PARAM)
         for number in sorted({key.number for key in gone}, reverse=True):
             del lines[number - 1]
+        if is_blank("".join(lines).encode()):
+            lines[:] = [NOBODY]  # running tiers take a file without a word for a lost one
     return gone
 
 

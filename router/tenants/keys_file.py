@@ -34,6 +34,8 @@ PARAM = "keys_file"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _MAX_BYTES = 16 * 1024 * 1024
+NOBODY = "# no keys: nobody is let in"
+"""What a file says that has none on purpose; any comment does."""
 
 Kind = Literal["key", "cert"]
 
@@ -100,6 +102,14 @@ def read_bounded(path: Path) -> bytes:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "no regular file", str(path))
         return file.read(_MAX_BYTES + 1)
+
+
+def is_blank(raw: bytes) -> bool:
+    """Whether a file says nothing at all, no comment either: a full disk or an editor leaves such files.
+
+    One that is to let nobody in says something: `NOBODY` is what `overspill cloud keys revoke` leaves of it.
+    """
+    return not raw.strip(b"\0 \t\r\n")
 
 
 def decode(raw: bytes, name: str) -> KeysFile:

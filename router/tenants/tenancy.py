@@ -107,6 +107,8 @@ class Tenancy:
         directory, found = self.directory, []
         if directory.fault:
             found.append(f"keys not reloaded, those read before stay in force: {directory.fault}")
+        elif directory.shut:
+            found.append("nobody is let in: the keys file has no keys; `overspill cloud keys add` makes one")
         if directory.in_clear:
             found.append(
                 f"{directory.in_clear} keys stand in the keys file in clear: `overspill cloud keys seal` hashes them"

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -244,6 +245,55 @@ async def test_keys_come_and_go_without_a_restart_and_a_broken_file_changes_noth
         await directory.refresh(keys)
         assert not directory.fault
         assert (await house.ask(first)).status_code == 401
+
+
+@pytest.mark.parametrize("left", [b"", b"\n \t\r\n", b"\0" * 300], ids=["nothing", "blanks", "zeros of a lost block"])
+async def test_an_emptied_file_locks_nobody_out_and_is_told(keys: Path, left: bytes) -> None:
+    key = add_key(keys, NewKey("acme"), {})
+    async with House(keys).open() as house:
+        directory = house.tenancy.directory
+        good = _put(keys, left)
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(3):
+                directory.ask()  # a signal asks to read it again, and changes nothing about what it says
+                await directory.refresh(keys)
+        assert [(log["log_level"], "is empty" in log["why"]) for log in logs] == [("error", True)], "told once"
+        assert (await house.ask(key)).status_code == 200, "those read before stay in force"
+        assert any("keys not reloaded" in notice and "is empty" in notice for notice in house.tenancy.notices())
+        fault = house.telemetry.registry.get_sample_value("overspill_tenant_keys_fault")
+        assert fault == 1.0
+        _put(keys, good)
+        await directory.refresh(keys)
+        assert (directory.fault, (await house.ask(key)).status_code) == ("", 200)
+
+
+@pytest.mark.parametrize("way", ["revoke", "a comment is left", "a tenant is left"])
+async def test_the_last_key_can_be_taken_away(keys: Path, way: str) -> None:
+    key = add_key(keys, NewKey("acme"), {"concurrency": 3} if way == "a tenant is left" else {})
+    async with House(keys).open() as house:
+        directory = house.tenancy.directory
+        if way == "a comment is left":
+            _put(keys, b"# " + _put(keys, b""))
+        else:
+            revoke(keys, "acme")
+        await directory.refresh(keys)
+        assert (directory.fault, (await house.ask(key)).status_code) == ("", 401)
+        assert any("nobody is let in" in notice for notice in house.tenancy.notices())
+        again = add_key(keys, NewKey("acme"), {})
+        await directory.refresh(keys)
+        assert (await house.ask(again)).status_code == 200
+        assert b"no keys" not in _put(keys, b"")
+
+
+async def test_a_file_that_is_empty_at_the_start_lets_nobody_in_until_it_gets_a_key(keys: Path) -> None:
+    _put(keys, b"")
+    async with House(keys).open() as house:
+        assert (await house.ask("x" * 32)).status_code == 401
+        assert any("nobody is let in" in notice for notice in house.tenancy.notices())
+        key = add_key(keys, NewKey("acme"), {})
+        await house.tenancy.directory.refresh(keys)
+        assert (await house.ask(key)).status_code == 200
+        assert not any("nobody is let in" in notice for notice in house.tenancy.notices())
 
 
 async def test_a_change_is_seen_by_itself_and_a_signal_is_quicker(keys: Path) -> None:
