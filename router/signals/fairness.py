@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from typing import Final
 
 _HALF_LIFE_S: Final = 30.0
 _CALLERS_KEPT: Final = 4096
 _LEAST_SHARE: Final = 0.01  # of all: below it a caller does not count among those who share
+_COUNTED_AGAIN: Final = 200  # twice as many as can be above it
 
 
 class CallerShares:
@@ -16,6 +18,7 @@ class CallerShares:
 
     def __init__(self) -> None:
         self._taken_s: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._counting: dict[str, None] = {}  # may be above `_LEAST_SHARE`: to take is the only way to get there
         self._all_s = 0.0
         self._at_s = 0.0
         self._waiting: Counter[str] = Counter()
@@ -36,19 +39,38 @@ class CallerShares:
         self._at_s = now_s
         self._taken_s[caller] = (self._of(caller, now_s) + device_s, now_s)
         self._taken_s.move_to_end(caller)
+        self._counting[caller] = None
         if len(self._taken_s) > _CALLERS_KEPT:
-            self._taken_s.popitem(last=False)
+            oldest, _ = self._taken_s.popitem(last=False)
+            self._counting.pop(oldest, None)
+        if len(self._counting) > _COUNTED_AGAIN:
+            least_s = _LEAST_SHARE * self._all_s
+            self._leave_out([name for name in self._counting if self._of(name, now_s) <= least_s])
 
     def excess(self, caller: str, now_s: float) -> float:
-        """How many times its equal share a caller took; 1 for one who took no more, and where nobody else asks."""
+        """How many times its equal share a caller took; 1 for one who took no more, and where nobody else asks.
+
+        Asked at each decision: it looks at those alone who took much, however many callers there are.
+        """
         whole_s = self._all_s * _kept(now_s - self._at_s)
         own_s = self._of(caller, now_s)
         if whole_s <= 0.0 or own_s <= 0.0:
             return 1.0
-        least_s = _LEAST_SHARE * whole_s
-        sharing = sum(1 for name in self._taken_s if name in self._waiting or self._of(name, now_s) > least_s)
-        sharing += sum(1 for name in self._waiting if name not in self._taken_s)
+        least_s, sharing, small = _LEAST_SHARE * whole_s, len(self._waiting), []
+        for name in self._counting:
+            if name in self._waiting:
+                continue
+            if self._of(name, now_s) > least_s:
+                sharing += 1
+            else:
+                small.append(name)
+        self._leave_out(small)
         return max(1.0, own_s / whole_s * max(sharing, 1))
+
+    def _leave_out(self, small: Iterable[str]) -> None:
+        """Leave out who took too little to count: all that was taken fades alike, so that stays so until they take."""
+        for name in small:
+            del self._counting[name]
 
     def _of(self, caller: str, now_s: float) -> float:
         taken_s, at_s = self._taken_s.get(caller, (0.0, now_s))

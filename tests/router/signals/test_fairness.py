@@ -76,3 +76,47 @@ def test_excess_is_at_least_one_and_never_more_than_the_callers(took: list[tuple
         shares.took(caller, now_s, device_s)
         for name in "abc":
             assert 1.0 <= shares.excess(name, now_s) <= 3.0 + 1e-6
+
+
+_CALLERS = [f"caller {index}" for index in range(8)]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["took", "asked", "left"]), st.sampled_from(_CALLERS), st.integers(0, 50)),
+        max_size=60,
+    )
+)
+def test_those_share_who_wait_or_took_a_hundredth_of_all_lately(steps: list[tuple[str, str, int]]) -> None:
+    shares, now_s = CallerShares(), 0.0
+    taken: list[tuple[str, float, float]] = []
+    waiting: list[str] = []
+    for step, caller, size in steps:
+        now_s += size
+        if step == "took":
+            shares.took(caller, now_s, size)
+            taken.append((caller, now_s, size))
+        elif step == "asked":
+            shares.asked(caller)
+            waiting.append(caller)
+        elif caller in waiting:
+            shares.left(caller)
+            waiting.remove(caller)
+        own_s = dict.fromkeys(_CALLERS, 0.0)
+        for name, at_s, took_s in taken:
+            own_s[name] += took_s * 0.5 ** ((now_s - at_s) / 30.0)
+        whole_s = sum(own_s.values())
+        on_the_edge = any(abs(took_s - 0.01 * whole_s) < 1e-9 for took_s in own_s.values())
+        for name in [] if on_the_edge else _CALLERS:
+            sharing = sum(other in waiting or took_s > 0.01 * whole_s for other, took_s in own_s.items())
+            expected = max(1.0, own_s[name] / whole_s * sharing) if own_s[name] > 0.0 else 1.0
+            assert shares.excess(name, now_s) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_decision_looks_at_few_of_many_callers() -> None:
+    shares = CallerShares()
+    for index in range(3_000):
+        shares.took(f"caller {index}", 0.001 * index, 1.0)
+        assert len(shares._counting) <= 201
+    assert shares.excess("caller 7", 3.0) == 1.0
+    assert not shares._counting, "none of them took a hundredth"
