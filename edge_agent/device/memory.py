@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,12 @@ def rss_bytes() -> int:
 def available_bytes() -> int:
     """Memory that could be taken without swapping."""
     return int(psutil.virtual_memory().available)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether something failed for want of memory; native libraries say so in words alone."""
+    short = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    return short or _OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def drop_file_pages(directory: Path) -> int:
@@ -96,6 +103,7 @@ def limit_arenas(count: int) -> None:
         mallopt(_M_ARENA_MAX, count)
 
 
+_OUT_OF_MEMORY = re.compile("bad_alloc|failed to allocate memory|out of memory", re.IGNORECASE)
 _M_ARENA_MAX = -8
 _MADV_DONTNEED = 4
 _MAPPING_LINE = re.compile(r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) \S+ \S+ \S+ \S+\s*(?P<path>.*)\n?$")

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import structlog
 from msgspec.structs import replace
 
+from edge_agent.device.memory import is_out_of_memory
 from edge_agent.generate.batcher import Batcher, BatchLimits, DecodeStep, PrefillStep, Sequence
 from edge_agent.generate.request import Generation, LoopCounters
 from edge_agent.runtime.protocol import Logits, Runtime, StepInput
@@ -21,6 +22,7 @@ from router.base.errors import (
     RequestFailed,
     in_words,
 )
+from router.base.host import trim_heap
 from router.values.chunk import FinishReason, TokenChunk
 
 log = structlog.get_logger("edge_agent")
@@ -158,8 +160,15 @@ class Steps:
         return None
 
     def _find_culprit(self, step: PrefillStep | DecodeStep, failure: Exception, runtime: Runtime) -> None:
-        """Compute each sequence of a failed step alone, and end those that fail again."""
-        self.failures += 1
+        """Compute each sequence of a failed step alone, and end those that fail again.
+
+        Want of memory speaks against what was asked for, not against the model: loaded anew it would take no less, and
+        might find no room at all.
+        """
+        if is_out_of_memory(failure):
+            trim_heap()
+        else:
+            self.failures += 1
         self._counters.failed_steps += 1
         sequences = step.sequences if isinstance(step, DecodeStep) else (step.sequence,)
         if time.monotonic() - self._told_at_s >= _TELL_EVERY_S:  # a batch that fails at each step would fill the disk

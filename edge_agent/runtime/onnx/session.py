@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from edge_agent.device.memory import is_out_of_memory
 from hardware_profiles.loader import RuntimeOptions
 from router.base.errors import ArtifactError
 from router.base.host import usable_cores
@@ -57,9 +58,11 @@ def open_session(
     try:
         session = ort.InferenceSession(str(model), _session_options(ort, options, arena), providers=providers)
     except Exception as error:  # ONNX Runtime raises bare RuntimeError and pybind types of its own
+        remedy = f"check the artifact with: overspill models verify {variant}"
+        if is_out_of_memory(error):
+            remedy = "it takes more memory than this process may have: give it more, or serve a smaller variant"
         raise ArtifactError(
-            f"onnxruntime {ort.__version__} cannot load {model} on {', '.join(asked)}: {error}; "
-            "check the artifact with: overspill models verify " + variant
+            f"onnxruntime {ort.__version__} cannot load {model} on {', '.join(asked)}: {error}; {remedy}"
         ) from error
     session.disable_fallback()  # else a failing provider is replaced by the CPU in the middle of a run
     loaded = tuple(session.get_providers())

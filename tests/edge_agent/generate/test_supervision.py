@@ -94,6 +94,27 @@ async def test_a_runtime_that_cannot_be_closed_does_not_end_the_worker() -> None
         assert await asyncio.wait_for(served(loop, [6]), 30) == texts(answer([6], 4))
 
 
+class TooLarge(FakeRuntime):
+    """Has no memory for prompts of more than three tokens."""
+
+    def forward(self, batch):
+        if any(len(item.token_ids) > 3 for item in batch):
+            raise MemoryError("Unable to allocate 5.62 MiB")
+        return super().forward(batch)
+
+
+async def test_prompts_for_which_there_is_no_memory_take_the_model_from_nobody() -> None:
+    """Three of them had the model loaded anew, which found no room any more: nobody was served from then on."""
+    async with running(TooLarge()) as loop:
+        for _ in range(2 * loop_module._FAILURES_BEFORE_RELOAD):
+            generation = request([5, 6, 7, 8], 2)
+            loop.submit(generation)
+            with pytest.raises(ReplicaError, match="Unable to allocate"):
+                await asyncio.wait_for(collect(generation), 30)
+        assert await asyncio.wait_for(served(loop, [6]), 30) == texts(answer([6], 4))
+        assert loop.counters.loads == 1
+
+
 async def test_a_worker_that_fails_again_and_again_rests_longer_each_time_and_refuses_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
