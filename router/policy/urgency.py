@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from router.base.structs import FrozenStruct
-from router.policy.worth import FLOOR, Worth, latest_start_s
+from router.policy.worth import FLOOR, Worth, latest_starts_s
 from router.values.situation import Situation
 
 _PATIENCE: Final = 0.5
@@ -43,14 +43,14 @@ class Urgency(FrozenStruct, frozen=True):
 
 def urgency_of(promised: Sequence[Worth], situation: Situation) -> Urgency:
     """Judge one whose promise these may keep, were they free."""
-    others = max(situation.waiting - 1, 0)
+    others, length, most_s = situation.waiting - 1, situation.length, situation.wait_left_s
+    turn_s = others * _each_s(promised) if others > 0 else 0.0
     candidates = [worth.candidate for worth in promised]
-    turn_s, length, most_s = others * _each_s(promised), situation.length, situation.wait_left_s
-    lost_in_s = latest_start_s(candidates, situation, length.quantile(FLOOR))
-    last_s = min(lost_in_s, most_s)
+    short, long = length.quantile(FLOOR), length.quantile(_SURELY)
+    lost_in_s, unsure_in_s = latest_starts_s(candidates, situation, short, long)
+    last_s, sure_s = min(lost_in_s, most_s), min(unsure_in_s, most_s)
     if turn_s >= last_s:
         return Urgency(1.0, math.inf, lost_in_s)
-    sure_s = min(latest_start_s(candidates, situation, length.quantile(_SURELY)), most_s)
     lost = max((turn_s - sure_s) / (last_s - sure_s), 0.0) if last_s > sure_s else 0.0
     half_s = (sure_s + last_s) / 2 - turn_s
     return Urgency(_PATIENCE + (1.0 - _PATIENCE) * lost, half_s if half_s > 0.0 else last_s - turn_s, lost_in_s)

@@ -176,28 +176,35 @@ def without_backlog(candidate: Candidate) -> Candidate:
     return msgspec.structs.replace(candidate, prediction=msgspec.structs.replace(prediction, ttft_s=ttft_s))
 
 
-def latest_start_s(candidates: Iterable[Candidate], situation: Situation, shortest_tokens: float) -> float:
-    """Seconds from now after which the promise is all but lost on all candidates, were they free; infinity: never.
+def latest_starts_s(
+    candidates: Iterable[Candidate], situation: Situation, short_tokens: float, long_tokens: float
+) -> tuple[float, float]:
+    """Seconds from now after which an answer of either length misses its promise on all candidates, were they free.
 
-    Args:
-        shortest_tokens: the `FLOOR` quantile of the answer's length.
+    Infinity: never. Of the `FLOOR` quantile of its length, the promise is all but lost after that.
     """
     objective = situation.objective
     deadline_s, ttft_s = objective.deadline_s, objective.ttft_s if situation.ttft_promised else None
     if deadline_s is None and ttft_s is None:
-        return math.inf
+        return math.inf, math.inf
     end_s = math.inf if deadline_s is None else deadline_s + (objective.late_s or 0.0)
-    first_s, further_tokens = math.inf if ttft_s is None else ttft_s, shortest_tokens - 1.0
-    latest_s = -math.inf
+    first_s, waited_s = math.inf if ttft_s is None else ttft_s, situation.waited_s
+    short, long = short_tokens - 1.0, long_tokens - 1.0
+    latest_short_s = latest_long_s = -math.inf
     for candidate in candidates:
         prediction = candidate.prediction
-        spent_s, prefill_s = situation.waited_s + prediction.network_s, prediction.prefill_s
-        start_s = end_s - spent_s - (prefill_s + further_tokens * prediction.tpot_s)
-        if start_s > first_s - spent_s - 0.6 * prefill_s:
-            start_s = first_s - spent_s - 0.6 * prefill_s
-        if start_s > latest_s:
-            latest_s = start_s
-    return latest_s
+        spent_s, prefill_s, tpot_s = waited_s + prediction.network_s, prediction.prefill_s, prediction.tpot_s
+        left_s, first_by_s = end_s - spent_s, first_s - spent_s - 0.6 * prefill_s
+        short_s, long_s = left_s - (prefill_s + short * tpot_s), left_s - (prefill_s + long * tpot_s)
+        if short_s > first_by_s:
+            short_s = first_by_s
+        if long_s > first_by_s:
+            long_s = first_by_s
+        if short_s > latest_short_s:
+            latest_short_s = short_s
+        if long_s > latest_long_s:
+            latest_long_s = long_s
+    return latest_short_s, latest_long_s
 
 
 def expected_pace_s(candidate: Candidate) -> float:

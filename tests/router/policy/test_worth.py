@@ -13,7 +13,7 @@ from router.policy.worth import (
     FLOOR,
     deadline_chance,
     expected_pace_s,
-    latest_start_s,
+    latest_starts_s,
     offers_of,
     worth_of,
     worths_of,
@@ -115,9 +115,8 @@ def test_a_ttft_asks_nothing_of_the_length() -> None:
     asked = {"objective": Objective(ttft_s=0.5), "ttft_promised": True}
     short, long = (situation(one, LengthCurve.exactly(tokens), **asked) for tokens in (10, 3000))
     assert worth_of(one, short).kept == worth_of(one, long).kept
-    assert latest_start_s([one], short, 10.0) == latest_start_s([one], long, 3000.0) > 0.0, (
-        "of a TTFT only prefill is work"
-    )
+    of_short, of_long = latest_starts_s([one], short, 10.0, 3000.0)
+    assert of_short == of_long > 0.0, "of a TTFT only prefill is work"
 
 
 @pytest.mark.parametrize("tpot_s", [0.015, 0.02, 0.03])
@@ -166,7 +165,8 @@ def test_after_its_latest_start_a_promise_is_lost_and_before_it_is_not(objective
     one = candidate(sigma=0.05, pace_s=0.02)
     one = msgspec.structs.replace(one, slots=1, prediction=msgspec.structs.replace(one.prediction, token_device_s=0.02))
     case = situation(one, objective=objective)
-    latest_s = latest_start_s([one], case, CURVE.quantile(FLOOR))
+    latest_s, of_long_s = latest_starts_s([one], case, CURVE.quantile(FLOOR), CURVE.quantile(0.8))
+    assert of_long_s < latest_s, "a longer answer has to begin sooner"
     hard = situation(one, objective=Objective(deadline_s=4.0 + (objective.late_s or 0.0)))
     assert worth_of(one, hard, wait_s=latest_s - 0.3).kept > FLOOR
     assert worth_of(one, hard, wait_s=latest_s + 0.3).kept < FLOOR
