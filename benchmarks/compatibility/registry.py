@@ -62,6 +62,23 @@ CLIENTS: tuple[Client, ...] = (
         Venv("openai-agents", ("openai-agents==0.24.0",)),
         "openai",
     ),
+    Client(
+        "vercel-ai",
+        "Vercel AI SDK",
+        "vercel_ai.cjs",
+        Npm("vercel", ("ai@6.0.326", "@ai-sdk/openai@3.0.141", "@ai-sdk/openai-compatible@2.0.91", "zod@4.6.7")),
+        "openai",
+    ),
+    Client(
+        "haystack",
+        "Haystack",
+        "haystack_generators.py",
+        Venv("haystack", ("haystack-ai==3.4.0",)),
+        "openai",
+    ),
+    Client(
+        "outlines", "Outlines", "outlines_sdk.py", Venv("outlines", ("outlines==1.3.3", "openai==2.54.0")), "openai"
+    ),
     Client("llm", "llm (CLI)", "llm_cli.py", Venv("llm", ("llm==0.36",)), "openai"),
     Client("browser", "a web page in Chromium", "browser_page.py", Programs((CHROMIUM,)), "http"),
     Client("java", "Java HttpClient", "HttpClientChecks.java", Programs((("java",),), runner=("java",)), "http"),

@@ -1,13 +1,10 @@
-// OpenAI's SDK for Node.js. Reports as clients/checking.py does: a JSON line for each check.
+// OpenAI's SDK for Node.js.
 "use strict";
 const OpenAI = require("openai");
 const { zodResponseFormat } = require("openai/helpers/zod");
 const { z } = require("zod");
-const assert = require("node:assert/strict");
+const { NotRun, assert, cameOverTime, run, server } = require("./checking.cjs");
 
-const server = JSON.parse(process.env.COMPATIBILITY_SERVER);
-const only = process.argv.slice(2);
-const CHECK_LIMIT_MS = 90_000;
 const client = new OpenAI({ baseURL: `${server.url}/v1`, apiKey: server.key, maxRetries: 0, timeout: 80_000 });
 const embedder = new OpenAI({ baseURL: `${server.embeddings_url}/v1`, apiKey: server.key, maxRetries: 0 });
 const story = [{ role: "user", content: "Tell a story of the sea." }];
@@ -27,13 +24,6 @@ const weather = {
   },
 };
 const named = { type: "function", function: { name: "get_weather" } };
-
-class NotRun extends Error {}
-
-function cameOverTime(times) {
-  const spread = times.length ? times[times.length - 1] - times[0] : 0;
-  assert.ok(times.length >= 4 && spread >= 20, `a stream of ${times.length} pieces within ${spread.toFixed(0)} ms`);
-}
 
 const checks = {
   "chat": async () => {
@@ -143,29 +133,5 @@ const checks = {
   },
 };
 
-async function main() {
-  const { version } = require("openai/version");
-  const told = { openai: version ?? require("openai/version").VERSION, node: process.versions.node };
-  console.log(JSON.stringify({ checks: Object.keys(checks), versions: told }));
-  for (const [check, work] of Object.entries(checks)) {
-    if (only.length && !only.some((word) => check.includes(word))) continue;
-    const began = performance.now();
-    let outcome = "pass", reason = "", timer;
-    try {
-      const late = new Promise((_, reject) => {
-        timer = setTimeout(() => reject(new Error("no end after 90 s")), CHECK_LIMIT_MS);
-      });
-      await Promise.race([work(), late]);
-    } catch (error) {
-      outcome = error instanceof NotRun ? "not run" : "fail";
-      reason = `${error.constructor.name}: ${String(error.message).split(/\s+/).join(" ")}`.slice(0, 400);
-      if (error instanceof NotRun) reason = error.message;
-    } finally {
-      clearTimeout(timer);
-    }
-    console.log(JSON.stringify({ check, outcome, reason, took_s: Math.round((performance.now() - began) / 10) / 100 }));
-  }
-  process.exit(0);
-}
-
-main();
+const { version, VERSION } = require("openai/version");
+run(checks, { openai: version ?? VERSION });
