@@ -99,8 +99,9 @@ def embedders(server: Server) -> None:
         "api_base_url": f"{server.embeddings_url}/v1",
     }
     assert len(OpenAITextEmbedder(**told).run("A cat.")["embedding"]) == 384
-    documents = OpenAIDocumentEmbedder(progress_bar=False, **told).run([Document(content="A cat."), Document(content="A dog.")])
-    assert [len(document.embedding) for document in documents["documents"]] == [384, 384]
+    texts = [Document(content="A cat."), Document(content="A dog.")]
+    found = OpenAIDocumentEmbedder(progress_bar=False, **told).run(texts)["documents"]
+    assert [len(document.embedding) for document in found] == [384, 384]
 
 
 checks.run()
