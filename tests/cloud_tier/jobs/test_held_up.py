@@ -17,6 +17,7 @@ from models.text.chat import PromptEncoder
 from tests.support import engine_models
 from tests.support.gateway_fakes import replica_info
 from tests.support.job_tier import JobTier, as_file, ended, job_tier, lines_of
+from tests.support.slow_client import SlowClient, narrow
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
@@ -93,3 +94,23 @@ async def test_every_reply_is_the_one_that_nobody_had_come_between(tmp_path: Pat
         answers = lines_of((await client.files.content(done.output_file_id)).text)
         found = {answer["custom_id"]: _told(answer["response"]["body"]) for answer in answers}
         assert json.dumps(found, sort_keys=True) == json.dumps(expected, sort_keys=True)
+
+
+async def test_a_client_that_reads_nothing_of_a_finished_answer_holds_no_line_up(tmp_path: Path) -> None:
+    async with _tier(tmp_path) as (tier, client):
+        narrow(tier._socket)
+        asked = {**LONG, "temperature": 0, "stream": True, "n": 8, "stream_options": {"include_usage": True}}
+        async with SlowClient(tier.url, "/v1/completions", asked) as slow:
+            registry = tier.telemetry.registry
+            await until(lambda: registry.get_sample_value("overspill_gateway_requests_in_flight") == 8.0)
+            lines = [{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": BODIES["greedy"]}]
+            file = await client.files.create(file=("lines.jsonl", as_file(lines)), purpose="batch")
+            batch = await client.batches.create(
+                input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+            )
+            assert (await ended(client, batch.id)).request_counts.completed == 1
+            assert registry.get_sample_value("overspill_gateway_requests_in_flight") == 8.0, "nothing was read so far"
+            received = await slow.read()
+        assert received.count(b'"finish_reason":"length"') == 8
+        assert b'"completion_tokens":2400' in received
+        assert b"data: [DONE]" in received

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from router.values.chunk import FinishReason, TokenChunk
 from router.values.request import InferenceRequest
 from tests.support.gateway_fakes import prompt_text, replica_info
 from tests.support.job_tier import Echo, JobTier, ended, job_tier, line, submit
+from tests.support.slow_client import SlowClient, narrow
 from tests.support.tiers import Tier, linked
 from tests.support.waiting import until
 
@@ -49,33 +49,10 @@ class Writer(Echo):
             self.running -= 1
 
 
-class SlowClient:
-    """A client on a socket with little room that reads when it is told to."""
-
-    def __init__(self, url: str, **body: object) -> None:
-        self._address = ("127.0.0.1", httpx.URL(url).port)
-        text = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "long"}], **body}).encode()
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nx-request-id: slow\r\nconnection: close\r\n"
-        self._request = f"{head}content-length: {len(text)}\r\n\r\n".encode() + text
-
-    async def __aenter__(self) -> SlowClient:
-        self._socket = socket.socket()
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        self._socket.setblocking(False)
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(self._socket, self._address)
-        await loop.sock_sendall(self._socket, self._request)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._socket.close()
-
-    async def read(self) -> bytes:
-        """Read all that is sent, up to the end of the connection."""
-        received = bytearray()
-        while data := await asyncio.get_running_loop().sock_recv(self._socket, 65536):
-            received += data
-        return bytes(received)
+def slow_client(tier: Tier | JobTier, **body: object) -> SlowClient:
+    """Ask for what is long, by a socket that holds little of it."""
+    narrow(tier._socket)
+    return SlowClient(tier.url, CHAT, {"model": "tiny", "messages": [{"role": "user", "content": "long"}], **body})
 
 
 def words_in(received: bytes) -> tuple[int, dict[str, int]]:
@@ -99,11 +76,6 @@ def unchunked(received: bytes) -> bytes:
     return bytes(found)
 
 
-def narrow(tier: Tier | JobTier) -> None:
-    """Let the sockets that are accepted from now on hold little of what their client does not read."""
-    tier._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
-
-
 def is_free(dispatcher: Dispatcher) -> bool:
     """Nothing that was sent to a replica has not ended."""
     return len(dispatcher._signals.in_flight) == 0
@@ -121,8 +93,7 @@ STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 async def test_who_reads_nothing_keeps_no_slot_and_gets_all_once_it_reads(body: dict) -> None:
     writer, answers = Writer(), int(body.get("n", 1))
     async with Tier("edge", [writer]) as tier, httpx.AsyncClient(base_url=tier.url, timeout=60) as others:
-        narrow(tier)
-        async with SlowClient(tier.url, **body) as slow:
+        async with slow_client(tier, **body) as slow:
             await until(lambda: writer.written == answers and is_free(tier.dispatcher))
             assert inside(tier) == (answers if "stream" in body else 0.0)
             short = {"model": "tiny", "messages": [{"role": "user", "content": "short"}]}
@@ -139,8 +110,7 @@ async def test_who_reads_nothing_keeps_no_slot_and_gets_all_once_it_reads(body: 
 async def test_who_leaves_with_text_unread_is_gone() -> None:
     writer = Writer()
     async with Tier("edge", [writer]) as tier:
-        narrow(tier)
-        async with SlowClient(tier.url, **STREAM):
+        async with slow_client(tier, **STREAM):
             await until(lambda: writer.written and is_free(tier.dispatcher))
             assert inside(tier) == 1.0
         await until(lambda: inside(tier) == 0.0)
@@ -150,21 +120,18 @@ async def test_who_leaves_with_text_unread_is_gone() -> None:
 
 async def test_lines_of_batches_wait_for_no_slow_client(tmp_path: Path) -> None:
     writer = Writer()
-    async with job_tier(tmp_path, writer) as (tier, client):
-        narrow(tier)
-        async with SlowClient(tier.url, **STREAM) as slow:
-            await until(lambda: writer.written)
-            batch = await submit(client, [line(str(number), f"line {number}") for number in range(3)])
-            assert (await ended(client, batch.id)).request_counts.completed == 3
-            assert inside(tier) == 1.0, "it has not read yet"
-            assert words_in(await slow.read())[0] == WORDS
+    async with job_tier(tmp_path, writer) as (tier, client), slow_client(tier, **STREAM) as slow:
+        await until(lambda: writer.written)
+        batch = await submit(client, [line(str(number), f"line {number}") for number in range(3)])
+        assert (await ended(client, batch.id)).request_counts.completed == 3
+        assert inside(tier) == 1.0, "it has not read yet"
+        assert words_in(await slow.read())[0] == WORDS
 
 
 async def test_a_slow_client_of_a_device_keeps_no_slot_above_it() -> None:
     writer = Writer(slots=4)
     async with Tier("cloud", [writer]) as cloud, Tier("edge", []) as edge, linked(edge, cloud, []):
-        narrow(edge)
-        async with SlowClient(edge.url, **STREAM) as slow:
+        async with slow_client(edge, **STREAM) as slow:
             await until(lambda: writer.written and is_free(edge.dispatcher) and is_free(cloud.dispatcher))
             assert (inside(edge), inside(cloud)) == (1.0, 0.0)
             words, usage = words_in(await slow.read())
