@@ -13,7 +13,7 @@ Until they have seen enough, and a little always, what a configuration could sus
 A configuration gives a level to the devices of this tier and one to those behind the upstream: level k is a device's
 k-th best rung of a family, or its last. Before anybody has asked it is the last: what comes first, at once, to a tier
 of which nothing is known, would hold the large rungs' slots longest just when most is to be learnt. Whoever meets an
-idle tier is served by the best rung whatever is favoured (`Situation.calm`).
+idle tier, and should have it for itself, is served by the best rung whatever is favoured (`Situation.calm`).
 """
 
 from __future__ import annotations
@@ -121,6 +121,13 @@ class WhatIf:
             tier.gain *= fade
             tier.arrive(drawn, now_s)
         self._follow()
+
+    def arrivals_per_s(self, now_s: float) -> float:
+        """How many came lately, a second, until now; 0 before there were a few."""
+        arrivals_s = self._arrivals_s
+        if len(arrivals_s) < _RATE_FROM:
+            return 0.0
+        return len(arrivals_s) / max(now_s - arrivals_s[0], 1e-3)
 
     def favours(self, device: str, family: str, replica_id: str) -> bool:
         """Whether a device had better run that rung of a family; True where nothing speaks against it."""

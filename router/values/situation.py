@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from router.base.structs import FrozenStruct
 from router.values.length import LengthCurve
 from router.values.prediction import Prediction
 from router.values.replica import ReplicaInfo
 from router.values.request import Objective
 from router.values.settings import RouterSettings
+
+_JOINED_BY: Final = 2.0  # newcomers a device, while an answer runs: it will not have been alone
 
 
 class Candidate(FrozenStruct, frozen=True):
@@ -46,6 +50,7 @@ class Situation(FrozenStruct, frozen=True):
         ttft_promised: the caller asked for the TTFT itself, rather than getting the tier's default.
         now_s: on the tier's clock.
         waiting: requests in the tier's queue.
+        arrivals_per_s: newcomers lately; 0 before a few came, and where no device has a choice of rungs.
         caller_excess: how many times its equal share of device time the caller took lately.
         waited_s: accepted → now.
         wait_left_s: how much longer the request may wait for a free replica.
@@ -82,13 +87,27 @@ class Situation(FrozenStruct, frozen=True):
     now_s: float
     waiting: int = 0
     caller_excess: float = 1.0
+    arrivals_per_s: float = 0.0
 
     @property
     def calm(self) -> bool:
-        """Whether nothing runs on any candidate's device, and nobody else waits."""
+        """Whether nothing runs on any candidate's device, nobody else waits, and few come while the best rung answers.
+
+        Under load a device is idle for a moment: an answer of the large rung that begins then would slow those of the
+        small one that come after it, and they it.
+        """
         if self.waiting > 1:
             return False
-        for candidate in self.candidates:  # noqa: SIM110 - asked some times in every decision, and `all` takes longer
+        for candidate in self.candidates:
             if not candidate.idle:
                 return False
-        return True
+        if self.arrivals_per_s <= 0.0:
+            return True
+        best = self.candidates[0]
+        for candidate in self.candidates:
+            if candidate.info.quality > best.info.quality:
+                best = candidate
+        joined = self.arrivals_per_s * best.prediction.finish_s
+        if joined < _JOINED_BY:
+            return True
+        return joined < _JOINED_BY * len({candidate.info.device_key for candidate in self.candidates})

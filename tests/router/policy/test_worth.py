@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from router.policy.slo_utility import POLICY
 from router.policy.worth import (
     _UNASKED_LATE,
     FLOOR,
@@ -204,3 +205,23 @@ def test_an_offer_is_of_an_idle_device_that_runs_this_rung_alone() -> None:
     lost = situation(one, LengthCurve.exactly(5000), objective=Objective(deadline_s=1.0))
     assert offers_of([one], lost)[0].kept == 0.0
     assert offers_of([one], lost)[0].latest_s < 0.0
+
+
+def test_an_idle_device_serves_its_best_rung_unless_others_are_to_come_while_that_answers() -> None:
+    """The large rung's answer, alone for a moment, would slow all small ones that come after it, and they it."""
+    large, small = (
+        candidate(pace_s, info=info(name, device="shared"), idle=True, favoured=name == "pruned-fp32")
+        for name, pace_s in (("fp32", 0.02), ("pruned-fp32", 0.008))
+    )
+    lone = situation(large, candidates=(large, small), arrivals_per_s=0.1)
+    crowd = situation(large, candidates=(large, small), arrivals_per_s=2.0)
+    assert (lone.calm, crowd.calm) == (True, False)
+    chosen = [POLICY.decide(case) for case in (lone, crowd)]
+    assert [choice.candidate.info.variant for choice in chosen] == [large.info.variant, small.info.variant]
+
+
+def test_newcomers_of_many_devices_meet_an_answer_on_one_of_them_less_often() -> None:
+    here, there = (candidate(info=info("fp32", device=name), idle=True) for name in ("here", "there"))
+    alone = situation(here, arrivals_per_s=0.6)
+    assert not alone.calm
+    assert msgspec.structs.replace(alone, candidates=(here, there)).calm

@@ -86,6 +86,15 @@ def test_where_few_come_the_third_finds_the_best_rung() -> None:
     assert what_if.favoured() == {EDGE: LARGE}
 
 
+def test_it_tells_how_many_came_lately() -> None:
+    what_if = of(*ask().offers)
+    for index in range(3):
+        assert what_if.arrivals_per_s(index * 4.0) == 0.0, "of so few, nothing is known"
+        what_if.arrived(index * 4.0, ask())
+    assert what_if.arrivals_per_s(8.0) == pytest.approx(3 / 8)
+    assert what_if.arrivals_per_s(30.0) == pytest.approx(0.1), "the longer nobody comes, the fewer come"
+
+
 def test_a_cloud_that_is_reached_later_begins_at_its_last_rung_too() -> None:
     what_if = of(*ask().offers)
     cloud = (rung("cloud/large", 1.0, 0.002, local=False), rung("cloud/small", 0.75, 0.001, local=False))
