@@ -31,6 +31,7 @@ MAX_INBOUND_BYTES = 1024 * 1024
 """Announced to the broker, which then drops longer packets; documents over 64 KiB still arrive, to be refused aloud."""
 
 _SESSION_TAKEN_OVER = 142
+_TLS_ALERT = "_ALERT_"  # as OpenSSL names what a peer has sent
 _WINDOW = 16
 
 
@@ -301,7 +302,17 @@ class Connection:
         if from_broker and code.value == _SESSION_TAKEN_OVER:
             self._end = End("kicked", str(code))
         else:
-            self._end = End("lost", f"the broker says: {code}" if from_broker else str(code))
+            self._end = End("lost", f"the broker says: {code}" if from_broker else self._why_lost() or str(code))
+
+    def _why_lost(self) -> str:
+        """What the connection broke with. A broker tells a certificate that it does not take after the handshake."""
+        fault, tls = self._client.fault, self.config.tls
+        if _TLS_ALERT in fault and tls is not None:
+            shown = tls.cert_file or "no certificate was shown to it: fleet.tls.cert_file"
+            return (
+                f"{fault}; the broker does not take this device's certificate ({shown}): look at its end and authority"
+            )
+        return fault
 
     def _on_acknowledged(self, mid: int, code: ReasonCode) -> None:
         future = self._waiting.pop(mid, None)

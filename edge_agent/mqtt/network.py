@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from paho.mqtt import client as paho
-from paho.mqtt.enums import MQTTErrorCode
+from paho.mqtt.enums import LogLevel, MQTTErrorCode
 
 _IDLE_S = 1.0
 """Longest sleep of the network thread: how late the keep-alive may be."""
@@ -21,11 +21,17 @@ class NetworkClient(paho.Client):
 
     It connects once, never reconnects, closes what it opened, and reports its end whatever happens. It waits with
     `selectors`, because paho's `select` fails for file descriptors from 1024 on, which an agent under load has.
+
+    Attributes:
+        fault: what paho logged as an error last; as the reason of an end it says no more than `Unspecified error`.
     """
+
+    fault = ""
 
     def prepare(self, ended: Callable[[BaseException | None], None]) -> None:
         """Set what the network thread needs; `ended` is called in that thread when it is over."""
         self._report_end = ended
+        self.on_log = self._note
         self._aborted = threading.Event()
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -40,6 +46,7 @@ class NetworkClient(paho.Client):
     def forget_owner(self) -> None:
         """Drop the callbacks: a client that has ended keeps nobody alive."""
         self.on_connect = self.on_disconnect = self.on_publish = self.on_subscribe = self.on_message = None
+        self.on_log = None
         self._report_end = _nobody
 
     def discard(self) -> None:
@@ -56,6 +63,10 @@ class NetworkClient(paho.Client):
         """End the network thread, whatever it waits for; while it connects, as soon as that is over."""
         self._aborted.set()
         self.wake()
+
+    def _note(self, _client: paho.Client, _data: object, level: int, text: str) -> None:
+        if level == LogLevel.MQTT_LOG_ERR:
+            self.fault = text
 
     def _run(self) -> None:
         error: Exception | None = None

@@ -222,6 +222,31 @@ async def test_a_device_cannot_speak_or_listen_for_another(
         assert (view.status, view.reported) == (None, None)
 
 
+async def test_a_device_whose_certificate_is_not_taken_says_so_and_comes_back_with_a_new_one(
+    broker: Deployed, certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said `Unspecified error`, as paho does."""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "ca.pem").write_bytes((certs / "ca.pem").read_bytes())
+    making = ("-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=cam-1")
+    openssl(own, "req", *making, "-days", "2", "-keyout", "cam-1.key", "-out", "cam-1.pem")
+    ends: list[End] = []
+    next_s = Backoff.next_s
+
+    def noted(backoff: Backoff, end: End, lasted_s: float) -> float:
+        ends.append(end)
+        return next_s(backoff, end, lasted_s)
+
+    monkeypatch.setattr(Backoff, "next_s", noted)
+    async with device(broker, own, tmp_path, "cam-1", "cam-1") as session:
+        await until(lambda: any("cam-1.pem" in end.reason for end in ends))
+        assert not session.connected
+        for kind in ("pem", "key"):
+            (own / f"cam-1.{kind}").write_bytes((certs / f"cam-1.{kind}").read_bytes())
+        await until(lambda: session.connected)
+
+
 async def test_nobody_enters_without_a_certificate(broker: Deployed, certs: Path) -> None:
     for port in (broker.port, broker.operator_port):
         for address in (
