@@ -18,10 +18,7 @@ _AT_LATEST_S = 900.0
 _FEW = 100  # waiting requests, beside which a full collection takes some milliseconds
 _NEVER = 1_000_000_000
 _YOUNG = 20_000  # new objects: most of what is in flight is freed by then, and never walked through
-_MIDDLE = 2  # such collections: at most 60,000 objects, a few milliseconds where few of them live on
-# Where requests pile up all of them do, scattered over memory: to walk through 60,000 takes 20 ms, through a fifth 4.
-_YOUNG_BESIDE_MANY = 4_000
-_LOOK_S = 0.25
+_MIDDLE = 2  # such collections: at most 60,000 objects, a few milliseconds
 
 
 def spare_what_was_imported() -> None:
@@ -40,26 +37,20 @@ async def collect_while_few_wait(
 ) -> None:
     """Run the full collections in place of the interpreter, which does not know when; until it is cancelled.
 
-    After each, the C library gives back what it holds free. While many wait, the interpreter's own are smaller ones.
+    After each, the C library gives back what it holds free.
 
     Args:
         waiting: how many requests wait.
-        every_s: between two full collections.
+        every_s: between two looks at it.
         at_latest_s: after so long without a full collection there is one however many wait.
     """
     young, middle, old = gc.get_threshold()
     gc.set_threshold(young, middle, _NEVER)
     try:
         last_s = time.monotonic()
-        due_s = last_s + every_s
         while True:
-            await asyncio.sleep(min(every_s, _LOOK_S))
-            now_s, few = time.monotonic(), waiting() <= _FEW
-            gc.set_threshold(young if few else min(young, _YOUNG_BESIDE_MANY), middle, _NEVER)
-            if now_s < due_s:
-                continue
-            due_s = now_s + every_s
-            if few or now_s - last_s >= at_latest_s:
+            await asyncio.sleep(every_s)
+            if waiting() <= _FEW or time.monotonic() - last_s >= at_latest_s:
                 gc.collect()
                 # What crowds of connections have left: each handshake of TLS takes a third of a MB of the C library's
                 # heap, which keeps it scattered. 12 ms for 120 MB, and nothing where there is nothing to give back.

@@ -13,7 +13,6 @@ import pytest
 
 from router.base.garbage import collect_while_few_wait, spare_what_was_imported
 from router.base.host import libc
-from tests.support.waiting import until
 
 
 @contextlib.contextmanager
@@ -102,23 +101,6 @@ async def test_nothing_stands_still_for_it_while_many_wait(full: list[None]) -> 
 async def test_it_is_not_put_off_for_ever(full: list[None]) -> None:
     await for_a_while(10_000, 0.05)
     assert full
-
-
-async def test_beside_many_who_wait_a_few_objects_at_a_time_are_looked_at() -> None:
-    """They all live on, and to walk through tens of thousands at once holds up the event loop."""
-    before, waiting = gc.get_threshold(), [10_000]
-    work = asyncio.create_task(collect_while_few_wait(lambda: waiting[0], 0.01, 100.0))
-
-    try:
-        gc.set_threshold(20_000, 2)
-        await asyncio.sleep(0)
-        await until(lambda: gc.get_threshold()[0] < 20_000)
-        waiting[0] = 3
-        await until(lambda: gc.get_threshold()[0] == 20_000)
-    finally:
-        work.cancel()
-        await asyncio.wait({work})
-        gc.set_threshold(*before)
 
 
 async def test_the_interpreter_makes_no_full_collection_by_itself_meanwhile(full: list[None]) -> None:
