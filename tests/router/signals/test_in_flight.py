@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.signals.in_flight import Attempt, InFlight
-from router.values.prediction import NOTHING_IN_FLIGHT, TtftFeatures
+from router.values.choice import Choice
+from router.values.prediction import NOTHING_IN_FLIGHT, Prediction, TtftFeatures
+from router.values.situation import Candidate
+from tests.support.router_fakes import info
 
 REPLICAS = ("here", "there")
+SOON = Prediction(0.0, 0.1, 0.2, 0.01, 0.02, 0.3, 0.4, free=True)
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(["begin", "open", "chunk", "end"]), st.integers(0, 30), st.integers(0, 300), st.booleans()
@@ -22,8 +26,8 @@ EVENTS = st.lists(
 
 
 def sent_to(name: str, prompt_tokens: int = 100, expected_tokens: int = 50, *, held_up: bool = False) -> Attempt:
-    info = SimpleNamespace(replica_id=name, endpoint=f"host of {name}")
-    choice: Any = SimpleNamespace(candidate=SimpleNamespace(info=info))
+    there = replace(info(), replica_id=name, endpoint=f"host of {name}")
+    choice = Choice(Candidate(there, SOON), "test", degraded=False)
     replica: Any = None
     work = TtftFeatures(100.0, 0.0)
     return Attempt(replica, choice, 0.0, work, prompt_tokens, expected_tokens, held_up=held_up)
