@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from router.base.clock import MonotonicClock
+from router.tenants.keys_file import NOBODY
 from router.tenants.tenancy import KeySources, Tenancy
 from tests.support.job_tier import Echo, ended, job_tier, line, submit
 from tests.support.waiting import until
@@ -46,7 +47,7 @@ async def test_lines_of_a_tenant_without_keys_wait(tmp_path: Path) -> None:
         batch = await submit(client, LINES)
         await until(lambda: replica.running)
         kept = path.read_text()
-        path.write_text("")
+        path.write_text(NOBODY)
         await tenancy.directory.refresh(path)
         replica.gate.set()
         await until(lambda: tier.jobs.runner.written == 1)
