@@ -79,8 +79,8 @@ async def test_it_is_unavailable_for_a_time_then_serves_comes_back_after_a_kill_
         await run.ended()
         assert (tmp_path / "stopped").exists()
         for start in started(tmp_path):
-            assert not alive(start["pid"])
-            assert not alive(start["child"])
+            await until(lambda start=start: not alive(start["pid"]))
+            await until(lambda start=start: not alive(start["child"]))  # SIGKILL takes a moment on a busy machine
     finally:
         run.task.cancel()
         await asyncio.gather(run.task, return_exceptions=True)
