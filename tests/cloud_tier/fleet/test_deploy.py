@@ -200,17 +200,23 @@ async def test_tls_to_a_broker_without_it_is_told_so(tmp_path: Path, certs: Path
             await FleetOperator(address).__aenter__()
 
 
-async def test_a_device_cannot_speak_or_listen_for_another(
-    broker: Deployed, certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ends: list[End] = []
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[End]:
+    """How the connections of devices end, as they do."""
+    noted: list[End] = []
     next_s = Backoff.next_s
 
-    def noted(backoff: Backoff, end: End, lasted_s: float) -> float:
-        ends.append(end)
+    def note(backoff: Backoff, end: End, lasted_s: float) -> float:
+        noted.append(end)
         return next_s(backoff, end, lasted_s)
 
-    monkeypatch.setattr(Backoff, "next_s", noted)
+    monkeypatch.setattr(Backoff, "next_s", note)
+    return noted
+
+
+async def test_a_device_cannot_speak_or_listen_for_another(
+    broker: Deployed, certs: Path, tmp_path: Path, ends: list[End]
+) -> None:
     async with device(broker, certs, tmp_path, "cam-1", "cam-2") as impostor:
         await until(lambda: ends)
         assert not impostor.connected
@@ -223,7 +229,7 @@ async def test_a_device_cannot_speak_or_listen_for_another(
 
 
 async def test_a_device_whose_certificate_is_not_taken_says_so_and_comes_back_with_a_new_one(
-    broker: Deployed, certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: Deployed, certs: Path, tmp_path: Path, ends: list[End]
 ) -> None:
     """It said `Unspecified error`, as paho does."""
     own = tmp_path / "own"
@@ -231,14 +237,6 @@ async def test_a_device_whose_certificate_is_not_taken_says_so_and_comes_back_wi
     (own / "ca.pem").write_bytes((certs / "ca.pem").read_bytes())
     making = ("-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=cam-1")
     openssl(own, "req", *making, "-days", "2", "-keyout", "cam-1.key", "-out", "cam-1.pem")
-    ends: list[End] = []
-    next_s = Backoff.next_s
-
-    def noted(backoff: Backoff, end: End, lasted_s: float) -> float:
-        ends.append(end)
-        return next_s(backoff, end, lasted_s)
-
-    monkeypatch.setattr(Backoff, "next_s", noted)
     async with device(broker, own, tmp_path, "cam-1", "cam-1") as session:
         await until(lambda: any("cam-1.pem" in end.reason for end in ends))
         assert not session.connected
