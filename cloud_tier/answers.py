@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from cloud_tier.engine.protocol import EngineChunk
 from models.text.logprobs import LogprobStream
-from models.text.tokenizer import TextStream, Tokenizer
+from models.text.stream import TextStream
+from models.text.tokenizer import Tokenizer
 from router.values.chunk import FinishReason, TokenChunk
 
 

@@ -15,7 +15,7 @@ from cloud_tier.answers import Told
 from cloud_tier.engine.protocol import Engine, EngineRequest
 from cloud_tier.warm_up import measure_speed
 from models.text.chat import PromptEncoder
-from models.text.tokenizer import TextStream
+from models.text.stream import TextStream
 from models.text.tools.answer import with_tools
 from router.base.clock import Clock
 from router.base.errors import ContextTooLong, ReplicaBroken

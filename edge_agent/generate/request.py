@@ -23,7 +23,7 @@ class TextDelta(Protocol):
 
 
 class TextStream(Protocol):
-    """Incremental detokenization; see `models.text.tokenizer.TextStream`."""
+    """Incremental detokenization; see `models.text.stream.TextStream`."""
 
     def push(self, token_ids: list[int]) -> TextDelta: ...
 

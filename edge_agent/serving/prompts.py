@@ -9,7 +9,7 @@ from pathlib import Path
 from models.text.chat import PromptEncoder
 from models.text.grammar import Grammars
 from models.text.logprobs import LogprobStream
-from models.text.tokenizer import TextStream
+from models.text.stream import TextStream
 from router.values.prompt import Input, Prompt, PromptSize, TextPrompt
 from router.values.prompt_size import estimate_size, no_tokenizer
 from router.values.replica import ReplicaInfo

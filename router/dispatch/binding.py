@@ -20,25 +20,23 @@ import structlog
 
 from router.base.alarms import Alarm, Alarms
 from router.base.clock import Clock
-from router.base.errors import DeadlineLost, Evicted, OverspillError, PromiseLost, Shed, Unavailable
-from router.dispatch.candidates import assess, demand_on
+from router.base.errors import OverspillError
+from router.dispatch.candidates import assess
 from router.dispatch.give_up import give_up_lost
 from router.dispatch.hedge import HedgeBudget, device_seconds
 from router.dispatch.imagining import Imagining
-from router.dispatch.lost import LostPromises
 from router.dispatch.pending import PendingRequest
 from router.dispatch.pool import Pool
 from router.dispatch.queue import Key, QueueEntry, RequestQueue
 from router.dispatch.record import DecisionRecord
-from router.dispatch.refusals import Refusals, spread
+from router.dispatch.refusals import Refusals
 from router.dispatch.rejections import explain_none
+from router.dispatch.slots import Slots, expected_tokens
 from router.dispatch.telemetry import Telemetry
-from router.policy.promise import backlog_s
 from router.policy.registry import load_policy
 from router.signals.in_flight import Attempt
 from router.signals.signals import Signals
 from router.values.choice import Choice, Hopeless
-from router.values.prediction import TtftFeatures
 from router.values.replica import Replica, ReplicaInfo, Unreached
 from router.values.request import Locality
 from router.values.settings import RouterSettings
@@ -57,7 +55,6 @@ _DUE_A_TURN = 64
 # Requests decided again for one free slot before the best of them takes it.
 _LOOKS_A_SLOT = 6
 _LIKELY = 0.5  # promise kept, from which on somebody may go first for their age
-_RETRY_AFTER_S = 1.0  # where nothing better is known
 
 
 class Binder:
@@ -83,12 +80,12 @@ class Binder:
         self._telemetry = telemetry
         self._policy = load_policy(settings.policy)
         self.pool.locality = self._policy.locality
-        self._refusals = Refusals()
+        self._refusals = Refusals(clock, self.queue, self.pool)
+        self._slots = Slots(signals, clock, telemetry, self.queue, self.pool)
         self._scheduled = False
         self._freed: dict[str, None] = {}
         self._imagining = Imagining(self._policy, signals.what_if)
         self._again: deque[QueueEntry] = deque()
-        self._lost = LostPromises()
         self._looks = 0
         self._decided: list[QueueEntry] = []  # at the moment of the last decision
         self._rechecking = False
@@ -152,9 +149,9 @@ class Binder:
             self._newcomer(entry)
             if not entry.bound.done():
                 self._update_ladder()
-                self._turn_away(entry)
+                self._refusals.crowd_out(entry)
             if not entry.bound.done():
-                alarm = self._alarms.set(pending.wait_until_s, partial(self._give_up, entry))
+                alarm = self._alarms.set(pending.wait_until_s, partial(self._refusals.waited_too_long, entry))
                 record.happened(now_s, "queued", waiting=len(self.queue), target=_target(entry))
                 self.queued()
                 self._recheck_later()
@@ -188,11 +185,11 @@ class Binder:
         choice = self._policy.decide(msgspec.structs.replace(situation, candidates=others))
         if isinstance(choice, Hopeless) or not choice.starts:
             return None
-        expected = _expected_tokens(pending, choice)
+        expected = expected_tokens(pending, choice)
         if not budget.spend(device_seconds(choice.candidate.prediction, expected)):
             return None
-        attempt = self._attempt(pending, choice)
-        self._begin(attempt)
+        attempt = self._slots.attempt(pending, choice)
+        self._slots.begin(attempt)
         return attempt
 
     def _is_elsewhere(self, info: ReplicaInfo, late: ReplicaInfo) -> bool:
@@ -212,7 +209,7 @@ class Binder:
     def refuse_all(self, error: OverspillError) -> None:
         """Refuse every waiting request with `error`."""
         for entry in list(self.queue):
-            self._refuse(entry, error)
+            self._refusals.refuse(entry, error)
 
     def _newcomer(self, entry: QueueEntry) -> None:
         """Decide a newcomer; where somebody who waits stands before it, it waits behind them."""
@@ -225,7 +222,7 @@ class Binder:
             device = choice.candidate.info.device_key
             firsts = [self._first_at(name) for name in self.pool.on_device(device)]
             if all(first is None or entry.key(choice.rank) <= first[0] for first in firsts):
-                self._take(entry, choice)
+                self._slots.take(entry, choice)
                 return
             self._freed.update(dict.fromkeys(self.pool.on_device(device)))
             self._schedule()
@@ -247,7 +244,7 @@ class Binder:
         if self._again or self._freed:
             self._schedule()
         self._update_ladder()
-        self._turn_away(None)
+        self._refusals.crowd_out(None)
 
     def _fill_a_slot(self, ends_s: float) -> None:
         """Give one free slot to who stands first for it, or find that nobody takes any.
@@ -263,7 +260,7 @@ class Binder:
                 self._freed.clear()
                 return
             if entry.moment == self.pool.moment and entry.choice is not None:
-                self._take(entry, entry.choice)
+                self._slots.take(entry, entry.choice)
                 return
             choice = self._decide(entry)
             if choice is not None:
@@ -273,7 +270,7 @@ class Binder:
         if decided:
             first = min(decided, key=lambda e: (e.own_key(), e.order))
             assert first.choice is not None  # noqa: S101 - `takes_a_slot` says so
-            self._take(first, first.choice)
+            self._slots.take(first, first.choice)
         elif self._first_for_a_slot() is None:
             self._freed.clear()
 
@@ -339,7 +336,7 @@ class Binder:
             return self._judge(entry, self.pool.look())
         except Exception:  # its own failure: the others are still decided
             log.exception("decision crashed", request_id=entry.record.request_id)
-            self._refuse(entry, _internal_error(entry.record.request_id))
+            self._refusals.refuse(entry, _internal_error(entry.record.request_id))
             return None
 
     def _judge(self, entry: QueueEntry, pool: Pool) -> Choice | None:
@@ -357,7 +354,7 @@ class Binder:
         if situation is None:
             pool.kv.left(entry)
             if not any(r.waits for r in rejections):
-                self._refuse(entry, explain_none(pending, rejections))
+                self._refusals.refuse(entry, explain_none(pending, rejections))
             else:
                 self.queue.place(entry, {}, pool.now_s + _RECHECK_S)
                 self._watch_due()
@@ -367,27 +364,13 @@ class Binder:
             self._imagining.soon(situation)
         choice = self._policy.decide(situation)
         if isinstance(choice, Hopeless):
-            kind = DeadlineLost if choice.deadline_lost else PromiseLost
-            if not (choice.deadline_lost or entry.in_slack):
-                self._refusals.add(pool.now_s)
-            self._lost.add(entry.request)
-            message = f"the promise cannot be kept: {choice.why}"
-            self._refuse(entry, kind(message, retry_after_s=spread(choice.retry_after_s, record.request_id)))
+            self._refusals.hopeless(entry, choice)
             return None
-        if self._lost.hold_for(entry.request):
-            kind = PromiseLost if entry.request.objective.deadline_s is None else DeadlineLost
-            message = "the promise cannot be kept: one of a higher priority that asked for the same was turned away"
-            self._refuse(entry, kind(message, retry_after_s=spread(backlog_s(situation), record.request_id)))
+        if self._refusals.below_the_lost(entry, situation):
             return None
         entry.choice = record.choice = choice
         record.promise(choice, situation.waited_s)
         return choice
-
-    def _refuse(self, entry: QueueEntry, error: OverspillError) -> None:
-        """Turn an entry away; it leaves the queue at once."""
-        self.queue.leave(entry)
-        if not entry.bound.done():
-            entry.bound.set_exception(error)
 
     def _watch_due(self) -> None:
         """Keep one alarm at the time when the next entry is to be decided again."""
@@ -410,111 +393,11 @@ class Binder:
             self._schedule()
         self._watch_due()
 
-    def _take(self, entry: QueueEntry, choice: Choice) -> None:
-        now_s = self._clock.now_s()
-        pending, record, info = entry.pending, entry.record, choice.candidate.info
-        attempt = self._attempt(pending, choice)
-        self.pool.remember_session(pending.request.objective.session, info.replica_id)
-        hoped = entry.promised.candidate if entry.promised is not None else None
-        same = hoped is not None and hoped.info.replica_id == info.replica_id and not attempt.held_up
-        if hoped is not None and same and not self.pool.by_credits(info.replica_id):
-            waited_s = now_s - entry.entered_s
-            self._signals.latency.observe_wait(info, hoped.prediction.wait_s, entry.wait_factor, waited_s)
-        if not entry.continuing:
-            record.waited_s = now_s - pending.request.accepted_at_s
-            self._count(choice, None if entry.in_slack else record.waited_s)
-        record.happened(now_s, "sent", replica=info.replica_id, reason=choice.reason, max_tokens=choice.max_tokens)
-        device_s = _device_s(choice, attempt)
-        if not entry.in_slack:
-            self._signals.shares.took(pending.request.caller, now_s, device_s)
-        if len(self.queue) > 1:
-            oldest = self.queue.oldest(self.pool.line(info.replica_id))
-            self._signals.oldest_first.took(
-                device_s,
-                self._settings.fairness.oldest_first,
-                oldest=oldest is None or (entry.age_key, entry.order) <= (oldest[0], oldest[1].order),
-            )
-        attempt.trial = self._signals.health.breaker(info).begin()
-        self._begin(attempt)  # last: nothing may fail between taking the slot and handing it over
-        self.queue.leave(entry)
-        entry.bound.set_result(attempt)
-
-    def _attempt(self, pending: PendingRequest, choice: Choice) -> Attempt:
-        """Return what would be sent now."""
-        info, pool = choice.candidate.info, self.pool.look()
-        view = pool.views[info.replica_id]
-        expected = _expected_tokens(pending, choice)
-        demand = demand_on(pending, info, self._signals.affinity, expected)
-        held_up = info.holds_up and pending.request.objective.yields
-        return Attempt(
-            replica=view.replica,
-            choice=choice,
-            sent_at_s=self._clock.now_s(),
-            work=TtftFeatures(demand.prompt_tokens, choice.candidate.prediction.network_s)
-            if held_up
-            else self._signals.latency.sent(view.snapshot, view.link, demand, view.mine, siblings=view.siblings),
-            prompt_tokens=demand.prompt_tokens,
-            expected_tokens=expected,
-            length=None if pending.request.continuation_tokens else pending.length.curve,
-            held_up=held_up,
-        )
-
-    def _begin(self, attempt: Attempt) -> None:
-        self._signals.in_flight.begin(attempt)
-        self.pool.changed(attempt.info.device_key)
-        self.queue.stand_back()
-
-    def _count(self, choice: Choice, waited_s: float | None) -> None:
-        if waited_s is not None:
-            self._telemetry.queue_wait_s.observe(waited_s)
-        if choice.reason == "step-down":
-            self._telemetry.step_downs.labels(choice.candidate.info.variant).inc()
-
-    def _turn_away(self, newcomer: QueueEntry | None) -> None:
-        """Refuse the last in order of each class that is over its bound, with a time to come back."""
-        while (entry := self.queue.crowded_out(self._settings)) is not None:
-            kind = Shed if entry is newcomer else Evicted
-            waiting = len(self.queue) - 1
-            retry_after_s = self._backlog_s(entry)
-            if not entry.in_slack:
-                self._refusals.add(self._clock.now_s())
-            self._refuse(entry, kind(f"the queue is full: {waiting} requests wait", retry_after_s=retry_after_s))
-
-    def _give_up(self, entry: QueueEntry) -> None:
-        """Refuse a request whose wait has reached its bound."""
-        if entry.bound.done():
-            return
-        waited_s = self._clock.now_s() - entry.pending.request.accepted_at_s
-        deadline_s = entry.pending.request.objective.ends_s
-        retry_after_s = self._backlog_s(entry)
-        if deadline_s is not None and waited_s >= deadline_s:
-            message = f"the deadline of {deadline_s:g} s passed while the request waited for a free replica"
-            self._refuse(entry, DeadlineLost(message, retry_after_s=retry_after_s))
-            return
-        message = f"no replica became free within {waited_s:.1f} s"
-        self._refuse(entry, Unavailable(message, retry_after_s=retry_after_s))
-
     def _release_unclaimed(self, entry: QueueEntry) -> None:
         """A request was cancelled between being bound and being sent: give the slot back."""
         if entry.bound.done() and not entry.bound.cancelled() and entry.bound.exception() is None:
-            attempt = entry.bound.result()
-            self._signals.in_flight.end(attempt)
-            if not attempt.held_up:
-                self._signals.latency.ended(attempt, self._clock.now_s(), whole=False)
-            if attempt.trial:
-                self._signals.health.breaker(attempt.info).abandon()
+            self._slots.give_back(entry.bound.result())
             self.wake()
-
-    def _backlog_s(self, entry: QueueEntry) -> float:
-        """When a request like this one should find a free replica, were it sent again then."""
-        wait_s = _RETRY_AFTER_S
-        try:
-            situation, _ = assess(entry.pending, self.pool.look())
-            if situation is not None:
-                wait_s = backlog_s(situation)
-        except Exception:  # an estimate: the refusal it goes with must reach its caller in any case
-            log.exception("estimate of the backlog crashed", request_id=entry.record.request_id)
-        return spread(wait_s, entry.record.request_id)
 
     def _update_ladder(self) -> None:
         ladder = self._signals.ladder
@@ -542,12 +425,6 @@ class Binder:
             self._recheck_later()
 
 
-def _device_s(choice: Choice, attempt: Attempt) -> float:
-    """Device-seconds that an attempt is expected to take."""
-    prediction = choice.candidate.prediction
-    return prediction.prefill_s + attempt.expected_tokens * prediction.token_device_s
-
-
 def _target(entry: QueueEntry) -> str | None:
     """Name where an entry would rather go, None where it waits for time to pass only."""
     return entry.choice.candidate.info.replica_id if entry.waits_for and entry.choice is not None else None
@@ -555,12 +432,6 @@ def _target(entry: QueueEntry) -> str | None:
 
 def _nothing() -> None:
     """Nobody wants to be told."""
-
-
-def _expected_tokens(pending: PendingRequest, choice: Choice) -> int:
-    """Expected length of the rest of the answer under the cap of the choice."""
-    expected, cap = pending.expected_tokens(choice.candidate.info.context_tokens), choice.max_tokens
-    return expected if cap is None else max(1, min(expected, cap - pending.request.continuation_tokens))
 
 
 def _internal_error(request_id: str) -> OverspillError:

@@ -11,7 +11,6 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import final
 
@@ -32,10 +31,10 @@ from router.dispatch.feedback import Feedback
 from router.dispatch.hedge import LEAST_WAIT_S, HedgeBudget, device_seconds
 from router.dispatch.journey import Journey
 from router.dispatch.opened import OpenedAnswer
+from router.dispatch.outcomes import Outcomes
 from router.dispatch.pool import MANY
 from router.dispatch.record import DecisionLog, DecisionRecord
 from router.dispatch.self_test import SelfTests
-from router.dispatch.stages import stages_of
 from router.dispatch.status import StatusBoard
 from router.dispatch.telemetry import Telemetry
 from router.signals.affinity import Affinity
@@ -82,12 +81,12 @@ class Dispatcher:
         traces: TraceSink | None = None,
         seed: int | None = None,
     ) -> None:
-        self._decisions = decisions
         self._traces = traces
         self.settings = settings
         self.clock = clock or MonotonicClock()
         self.telemetry = telemetry or Telemetry()
         self.alarms = Alarms(self.clock)
+        self._outcomes = Outcomes(self.telemetry, self.clock, decisions, traces)
         self._signals = Signals(
             LatencyModel(self.clock),
             LengthModel(settings.expected_answer_tokens),
@@ -110,12 +109,10 @@ class Dispatcher:
         )
         self._board = StatusBoard(self._binder, self._signals)
         self._log = DecisionLog(settings.decision_log)
-        self._tallies: dict[tuple[str, str], Tally] = {}
         self._closed = False
         self._left_alone: set[str] = set()
         self._known_models: frozenset[str] = frozenset()
         self._came: Callable[[InferenceRequest], None] = _unheard
-        self._went: Callable[[DecisionRecord], None] = _unheard
         self._signals.canaries.reconfigure(settings.canary)
         self.set_replicas(replicas)
         self._watch()
@@ -246,7 +243,7 @@ class Dispatcher:
         self, came: Callable[[InferenceRequest], None], ended: Callable[[DecisionRecord], None]
     ) -> None:
         """Call `came` for each request, and `ended` with its record once no replica works on it any more."""
-        self._came, self._went = came, ended
+        self._came, self._outcomes.told = came, ended
 
     def unreached(self, locality: Locality) -> str:
         """Name the sources of which nothing is known yet, and why; empty where no request of `locality` may go."""
@@ -268,7 +265,7 @@ class Dispatcher:
 
     def tallies(self) -> Mapping[tuple[str, str], Tally]:
         """Return what each variant of each tier has done since the start."""
-        return self._tallies
+        return self._outcomes.tallies()
 
     def status(self) -> RouterStatus:
         """Return what an operator is told of the router and its replicas."""
@@ -351,58 +348,12 @@ class Dispatcher:
         return self._binder.has_candidate(journey.pending(self.clock.now_s()))
 
     def computed(self, journey: Journey, now_s: float) -> None:
-        """No replica works on an answer any more: how long it took is known, however slowly its caller reads it."""
-        record = journey.record
-        record.finish_s = now_s - journey.request.accepted_at_s
-        self._went(record)
+        """See `Outcomes`."""
+        self._outcomes.computed(journey, now_s)
 
     def ended(self, journey: Journey, outcome: Outcome, error: str | None) -> None:
         """A request left the tier: exactly once for each `start`."""
-        now_s = self.clock.now_s() if journey.ended_at_s is None else journey.ended_at_s
-        record, route = journey.record, journey.route
-        record.outcome, record.error, record.tokens = outcome, error, journey.tokens
-        if record.finish_s is None:
-            record.finish_s = now_s - journey.request.accepted_at_s
-            self._went(record)
-        record.happened(now_s, "finished", outcome=outcome.value)
-        tier, variant = (route.tier, route.variant) if route else ("none", "none")
-        reason = route.reason if route else outcome.value
-        self.telemetry.requests.labels(outcome.value, tier, variant, reason).inc()
-        log.info(
-            "request",
-            request_id=record.request_id,
-            outcome=outcome.value,
-            tier=tier,
-            model=variant,
-            reason=reason,
-            prompt_tokens=record.prompt_tokens,
-            answer_tokens=journey.tokens,
-            ttft_ms=None if record.ttft_s is None else round(record.ttft_s * 1e3, 1),
-            finish_ms=round(record.finish_s * 1e3, 1),
-            error=error,
-        )
-        if outcome is not Outcome.INVALID:
-            last_at_s = journey.last_at_s
-            record.judge(None if last_at_s is None else last_at_s - journey.request.accepted_at_s)
-        for promise, kept in record.kept.items():
-            self.telemetry.promises.labels(promise, "yes" if kept else "no").inc()
-        record.cut = journey.cut
-        if journey.cut:
-            self.telemetry.shortened.inc()
-        if outcome in {Outcome.COMPLETED, Outcome.DEGRADED}:
-            if not record.objective.in_slack:
-                self.telemetry.e2e_s.labels(tier, variant).observe(record.finish_s)
-            ended = Tally(answered=1, answered_s=record.finish_s, waited_s=record.waited_s, last_at_s=now_s)
-        else:
-            ended = Tally(failed=1, failed_s=record.finish_s, last_at_s=now_s)
-        if route is not None:
-            key = (tier, variant)
-            self._tallies[key] = self._tallies[key] + ended if key in self._tallies else ended
-        if self._decisions is not None:
-            self._decisions.append(partial(decision_of, record, caller=record.caller))
-        if self._traces is not None and record.trace is not None:
-            since_s = self.clock.now_s() - journey.request.accepted_at_s
-            self._traces.ended(record.trace, since_s, partial(stages_of, record))
+        self._outcomes.ended(journey, outcome, error)
 
     def _breaker_changed(self, endpoint: str, state: BreakerState, why: str) -> None:
         """Say once that an endpoint is left alone, and once that it is back; what is tried in between is detail.

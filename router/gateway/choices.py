@@ -16,10 +16,11 @@ from msgspec.structs import replace
 from router.base.errors import OverspillError
 from router.base.timers import end
 from router.gateway.endpoint import RequestContext, internal_error
-from router.gateway.intake import Intake, unfinished
+from router.gateway.intake import Intake
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.parts import Part, contexts_of, enter, leave, note_refusal
 from router.gateway.sse import ChoiceEvents
+from router.gateway.whole import unfinished
 from router.values.answer import Answer
 from router.values.chunk import TokenChunk
 from router.values.prompt import Input, TextPrompt, TokenPrompt

@@ -6,8 +6,9 @@ from starlette.routing import BaseRoute, Route
 
 from router.gateway.endpoint import Endpoint, RequestContext
 from router.gateway.errors import Reply
-from router.gateway.intake import Intake, collect_output
+from router.gateway.intake import Intake
 from router.gateway.media import plain_body, require_json
+from router.gateway.whole import collect_output
 from router.values.task import Embeddings, Task
 from router.wire.openai.embeddings import EmbeddingBody, decode_embeddings, encode_embeddings
 

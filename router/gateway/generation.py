@@ -10,9 +10,10 @@ from router.gateway.choices import ChoiceStream, Interleaved, parts_of, total
 from router.gateway.echo import echo_of
 from router.gateway.endpoint import RequestContext, StreamReply
 from router.gateway.errors import Reply
-from router.gateway.intake import Intake, collect, unfinished
+from router.gateway.intake import Intake
 from router.gateway.parts import Answered, answer_all
 from router.gateway.sse import ChoiceEvents, EventStream, Extras
+from router.gateway.whole import collect, unfinished
 from router.values.answer import Answer
 from router.values.prompt import ChatPrompt, Input
 from router.values.request import ApiRequest

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
 from router.base.errors import (
@@ -16,7 +15,6 @@ from router.base.errors import (
     ModelNotFound,
     OverspillError,
     Refused,
-    ReplicaBroken,
     Shed,
     Unavailable,
 )
@@ -29,15 +27,11 @@ from router.gateway.links import Links
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.retries import fingerprint, says_retry
 from router.values.answer import Answer
-from router.values.chunk import FinishReason, TokenChunk
 from router.values.credits import NOTHING_WANTED, Asker, Want
-from router.values.logprobs import TokenLogprob
 from router.values.prompt import IN_THREAD_CHARS, ChatPrompt, Input, Message, PromptSize, TextPrompt, size_chars
 from router.values.prompt_size import with_media
 from router.values.request import LINE_PRIORITY, SLACK_PRIORITY, ApiRequest, InferenceRequest, Objective
-from router.values.task import Call, Embeddings, Passed, PassedCall, Task
-from router.values.tensors import Tensors
-from router.values.usage import Usage
+from router.values.task import Call, PassedCall, Task
 from router.wire import credits as wire_credits
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
@@ -344,69 +338,6 @@ def _once(call: Callable[[], None]) -> Callable[[], None]:
     """Return what calls it the first time that it is called itself."""
     calls = [call]
     return lambda: calls.pop()() if calls else None
-
-
-Out = TypeVar("Out", Embeddings, Passed, Tensors)
-
-
-class Whole(msgspec.Struct, frozen=True):
-    """A finished answer.
-
-    Attributes:
-        reasoning: what the model thought, where its server tells that apart.
-    """
-
-    text: str
-    finish_reason: FinishReason
-    usage: Usage
-    logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    reasoning: str = ""
-
-
-async def collect(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) -> Whole:
-    """Gather an answer to its end.
-
-    Raises:
-        ReplicaBroken: it ended without a finish reason.
-    """
-    pieces: list[str] = []
-    thoughts: list[str] = []
-    logprobs: list[TokenLogprob] = []
-    prompt_logprobs: list[TokenLogprob] = []
-    tokens = 0
-    cached_tokens: int | None = None
-    async for chunk in chunks:
-        if not pieces or chunk.finish_reason is not None:
-            cached_tokens = chunk.cached_tokens if cached_tokens is None else cached_tokens
-        pieces.append(chunk.text)
-        thoughts.append(chunk.reasoning)
-        logprobs += chunk.logprobs
-        prompt_logprobs += chunk.prompt_logprobs
-        tokens += chunk.tokens
-        if chunk.finish_reason is not None:
-            usage = Usage(chunk.prompt_tokens or prompt_tokens, tokens, cached_tokens, chunk.details)
-            told = (tuple(logprobs), tuple(prompt_logprobs))
-            return Whole("".join(pieces), chunk.finish_reason, usage, *told, "".join(thoughts))
-    raise unfinished()
-
-
-async def collect_output(
-    chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int, kind: type[Out]
-) -> tuple[Out, int]:
-    """Return what a call came to, which is a `kind`, and the tokens of its inputs.
-
-    Raises:
-        ReplicaBroken: it ended without.
-    """
-    async for chunk in chunks:
-        if isinstance(chunk.output, kind):
-            return chunk.output, chunk.prompt_tokens or prompt_tokens
-    raise unfinished()
-
-
-def unfinished() -> ReplicaBroken:
-    return ReplicaBroken("the answer ended without a finish reason: it is incomplete, send the request again")
 
 
 def _with_continuation(prompt: Input, continuation: str) -> list[Input]:

@@ -10,7 +10,8 @@ from router.base.errors import OverspillError, Refused
 from router.base.timers import end
 from router.gateway.bodies import BodyShare
 from router.gateway.endpoint import RequestContext
-from router.gateway.intake import Intake, Whole, collect
+from router.gateway.intake import Intake
+from router.gateway.whole import Whole, collect
 from router.values.answer import Answer
 from router.values.request import ApiRequest
 from router.values.usage import SharedPrompt

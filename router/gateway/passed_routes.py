@@ -10,8 +10,9 @@ from starlette.routing import BaseRoute, Route
 from router.base.errors import OverspillError
 from router.gateway.endpoint import BrokenOff, Endpoint, Handler, RequestContext, StreamReply, internal_error
 from router.gateway.errors import Reply
-from router.gateway.intake import Intake, collect_output, unfinished
+from router.gateway.intake import Intake
 from router.gateway.media import plain_body, require_json
+from router.gateway.whole import collect_output, unfinished
 from router.values.answer import Answer
 from router.values.request import ApiRequest
 from router.values.task import Passed, PassedCall, Task

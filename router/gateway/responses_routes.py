@@ -8,9 +8,10 @@ from starlette.routing import BaseRoute, Route
 
 from router.gateway.endpoint import Endpoint, RequestContext, StreamReply
 from router.gateway.errors import Reply
-from router.gateway.intake import Intake, collect
+from router.gateway.intake import Intake
 from router.gateway.media import plain_body, require_json
 from router.gateway.sse import EventStream
+from router.gateway.whole import collect
 from router.values.prompt import ChatPrompt
 from router.wire.openai.responses import ResponsesCall, decode_responses
 from router.wire.openai.responses_reply import ResponseEncoder, ResponseHead

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from router.base.errors import OverspillError
 from router.gateway.echo import Echo
 from router.gateway.endpoint import Sink, internal_error
-from router.gateway.intake import unfinished
 from router.gateway.metrics import GatewayMetrics
+from router.gateway.whole import unfinished
 from router.values.answer import Answer, tapped
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.usage import Usage

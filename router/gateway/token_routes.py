@@ -12,8 +12,9 @@ from starlette.routing import BaseRoute, Route
 from router.base.errors import InvalidRequest, ModelNotFound, NoTokenizer
 from router.gateway.endpoint import Endpoint, RequestContext, json_reply
 from router.gateway.errors import Reply
-from router.gateway.intake import Intake, collect_output
+from router.gateway.intake import Intake
 from router.gateway.media import plain_body, require_json
+from router.gateway.whole import collect_output
 from router.values.feature import Feature
 from router.values.prompt import IN_THREAD_CHARS, size_chars
 from router.values.request import ApiRequest

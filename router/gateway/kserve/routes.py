@@ -13,13 +13,14 @@ from starlette.routing import BaseRoute, Route
 from router.base.errors import InvalidRequest, OverspillError
 from router.gateway.endpoint import Endpoint, RequestContext, StreamReply, draining_or_starting, json_reply
 from router.gateway.errors import Reply, render_error
-from router.gateway.intake import Intake, collect_output
+from router.gateway.intake import Intake
 from router.gateway.kserve.batch import parts_of, row_of
 from router.gateway.kserve.models import Models
 from router.gateway.kserve.stream import GenerateStream
 from router.gateway.media import plain_body, require_no_form, require_no_page
 from router.gateway.parts import Answered, answer_all, answer_one
 from router.gateway.tenant_routes import require_monitor
+from router.gateway.whole import collect_output
 from router.values.task import Embeddings
 from router.values.tensors import Signature, Tensors
 from router.wire.headers import whole_number

@@ -9,8 +9,8 @@ import structlog
 
 from router.base.errors import OverspillError
 from router.gateway.endpoint import internal_error
-from router.gateway.intake import unfinished
 from router.gateway.metrics import GatewayMetrics
+from router.gateway.whole import unfinished
 from router.values.answer import Answer
 from router.values.chunk import TokenChunk
 from router.values.usage import Usage

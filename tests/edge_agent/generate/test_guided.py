@@ -16,7 +16,8 @@ from edge_agent.generate.sampling import Sampler
 from edge_agent.runtime.protocol import StepInput
 from models.text.grammar import Grammars, Matcher
 from models.text.guide import Guide
-from models.text.tokenizer import TextStream, Tokenizer
+from models.text.stream import TextStream
+from models.text.tokenizer import Tokenizer
 from router.base.errors import RequestFailed
 from router.values.chunk import FinishReason
 from router.values.constraint import Constraint, ConstraintKind

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.text.logprobs import LogprobStream, told
-from models.text.tokenizer import TextStream, Tokenizer
+from models.text.stream import TextStream
+from models.text.tokenizer import Tokenizer
 from router.values.logprobs import DrawnToken
 from tests.support.tiny_tokenizer import backend
 
