@@ -21,10 +21,10 @@ from router.decisions.reader import DecisionReader
 from router.decisions.rotation import RotatingFile, rotated
 from router.decisions.settings import DecisionFileSettings
 from router.decisions.writer import DecisionFile
-from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.recording import open_recording
+from router.tracing.settings import TelemetrySettings
 from router.values.prompt import TextPrompt
 from router.values.sampling import SamplingParams
-from router.values.settings import RouterSettings
 from tests.support.disks import small_disk
 from tests.support.router_fakes import FakeReplica, info, request, world
 from tests.support.waiting import until
@@ -53,7 +53,7 @@ def written(folder: Path) -> list[Decision]:
 
 async def test_every_ended_request_leaves_a_line(tmp_path: Path) -> None:
     async with world(remote=False, max_queue=1) as w, DecisionFile(settings(tmp_path), lambda: 5000.0) as file:
-        w.dispatcher._decisions = file
+        w.dispatcher._outcomes._decisions = file
         w.dispatcher.set_replicas([w.local])
         asks = [
             request(
@@ -90,7 +90,7 @@ async def test_every_ended_request_leaves_a_line(tmp_path: Path) -> None:
 
 def test_the_file_is_off_by_default() -> None:
     assert DecisionFileSettings().path == ""
-    assert Dispatcher([], RouterSettings())._decisions is None
+    assert open_recording(DecisionFileSettings(), TelemetrySettings(), "edge").decisions is None
 
 
 def test_names_that_tell_nobody_stay_readable(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import structlog
 from prometheus_client import generate_latest
 
 from router.base.errors import OverspillError, Shed, Unavailable
-from router.dispatch import binding
-from router.dispatch import dispatcher as dispatch
+from router.dispatch import binding, outcomes
 from router.dispatch.candidates import assess
 from router.policy.registry import POLICIES
 from router.values.prediction import Demand, InFlightLoad
@@ -155,7 +154,7 @@ async def test_what_was_learnt_of_a_replica_goes_with_it():
 
 async def test_the_log_tells_the_prompt_that_the_caller_sent(monkeypatch: pytest.MonkeyPatch):
     lines = structlog.testing.CapturingLogger()
-    monkeypatch.setattr(dispatch, "log", lines)
+    monkeypatch.setattr(outcomes, "log", lines)
     async with world() as w:
         w.local.faults = [("break", 10)]
         await w.clock.run(w.ask(prompt_tokens=50, max_tokens=24))
