@@ -10,7 +10,7 @@ from models.catalogue.families import Catalogue, Family
 from models.formats.encoder import read_encoder_config
 from models.pipelines.embedding import Embedding, EncoderShape, embedding_stages
 from models.pipelines.pipeline import PipelinePlan
-from models.pipelines.replica import ServedPipeline
+from models.pipelines.replica import ServedPipeline, turn_tokens
 from models.store.store import ModelStore
 from router.base.errors import ConfigError, ModelNotFound
 from router.base.host import usable_cores
@@ -80,6 +80,7 @@ def _served(entry: ModelConfig, catalogue: Catalogue, store: ModelStore) -> Serv
     batching = entry.batching
     stages = embedding_stages(shape, opens, batching.settings, instances=batching.instances, pool="processes")
     compute = _FLOPS["cuda" if entry.device == "cuda" else "cpu"] / (2 * family.parameters)
+    prior = SpeedPrior(compute, compute, 0.0, source=f"estimated from {family.parameters / 1e6:.0f} M parameters")
     info = ReplicaInfo(
         replica_id=f"cloud/{variant.name}",
         endpoint=f"cloud/{variant.name}",
@@ -90,8 +91,9 @@ def _served(entry: ModelConfig, catalogue: Catalogue, store: ModelStore) -> Serv
         rung=variant.rung,
         quality=variant.quality,
         context_tokens=window,
-        prior=SpeedPrior(compute, compute, 0.0, source=f"estimated from {family.parameters / 1e6:.0f} M parameters"),
+        prior=prior,
         tasks=frozenset({Task.EMBED}),
+        turn_tokens=turn_tokens(prior),
     )
     return ServedPipeline(
         info,

@@ -16,7 +16,7 @@ from edge_agent.serving.over_pipeline import OverPipeline
 from hardware_profiles.loader import RuntimeOptions
 from models.pipelines.embedding import Embedding, embedding_stages
 from models.pipelines.pipeline import PipelinePlan
-from models.pipelines.replica import ServedPipeline
+from models.pipelines.replica import ServedPipeline, turn_tokens
 from models.pipelines.settings import ModelBatching
 from router.base.errors import ArtifactError, ConfigError, ReplicaUnreachable
 from router.values.replica import ReplicaInfo
@@ -183,4 +183,11 @@ def stateless_info(info: ReplicaInfo, context_tokens: int | None = None) -> Repl
     prior = replace(info.prior, decode_batch_slope=0.0)
     window = info.context_tokens if context_tokens is None else context_tokens
     device = f"{info.endpoint} {info.family}"
-    return replace(info, prior=prior, context_tokens=window, device=device, tasks=frozenset({Task.EMBED}))
+    return replace(
+        info,
+        prior=prior,
+        context_tokens=window,
+        device=device,
+        tasks=frozenset({Task.EMBED}),
+        turn_tokens=turn_tokens(prior),
+    )

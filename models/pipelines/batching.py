@@ -1,36 +1,37 @@
 """Who waits at a stage, and who is computed together next: pure bookkeeping, the caller brings the time.
 
-Items wait in one line for each padding bucket, so that a short text is never padded to the length of a long one. The
-item that goes first says which line is served. The order is by priority; within one by urgency, which is a deadline, or
-else the time of arrival and some patience. A request of very many items stands in line as if they had come one batch
-after the other: it takes its turn with others instead of holding them up.
+Items wait in one line for each padding bucket, so that a short text is never padded to the length of a long one
+(`lines.py`). The item that goes first says which line is served. The order is by priority; within one by urgency, which
+is a deadline, or else the time of arrival and some patience. A request of very many items takes its turn with others.
 
 A batch goes when it is full, when its oldest item has waited long enough, or when waiting on would cost the deadline of
 one of its items, by what batches of that size took. Its size is the one that gives most answers in time for what it
 takes: under load a batch of everybody would be late for all, and one for each that is nearly late would leave no time
-for the others. Where items are padded to the longest among them, short and long ones are computed one after the other
-if that takes less time than together.
+for the others. One that would take long is no larger than it pays: whoever comes while it is computed waits for its
+end. Where items are padded to the longest among them, short and long ones are computed one after the other if that
+takes less time than together.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Generic, Literal
 
 import msgspec
 
-_PATIENCE_S = 1.0  # who has no deadline is as urgent as who has one of so long
-_BATCH_APART_S = 0.05  # how much less urgent the items of each further batch of one request are
+from models.pipelines.lines import I, Line, Lines
+
 _GAIN = 0.2
 _SLACK_SHARE = 0.75  # of what is left to the earliest deadline, that a batch may take: its answers have a way to go yet
 _TRIED = 32  # sizes of a batch that are compared, or a few more
 _WORTH_APART = 0.9  # of the time that all take together: what two batches may take, for fewer items to be padded
 _SPREAD = 1.3  # of what batches took: a deadline is lost by one that takes longer than the mean
+_PAYS = 0.9  # of the speed of a larger batch: what a smaller one has to have to be preferred to one that takes long
+LONG_S = 0.1
+"""A batch that takes longer keeps others waiting: it is divided where that costs little."""
 
 
 class BatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,37 +55,6 @@ class BatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if list(self.buckets) != sorted(set(self.buckets)):
             raise ValueError(f"buckets = {list(self.buckets)} must ascend without repetition")
-
-
-class Waits(Protocol):
-    """What is known of an item that waits.
-
-    Attributes:
-        cost: its size, in the unit of the buckets.
-        rank: its place in its request, counted from 0.
-        due_s: when its request is worth nothing any more; infinity without a deadline.
-        over: nobody waits for it any more.
-        size_bytes: what it takes of the memory.
-    """
-
-    cost: int
-    size_bytes: int
-    rank: int
-    arrived_s: float
-
-    @property
-    def priority(self) -> int: ...
-
-    @property
-    def due_s(self) -> float: ...
-
-    @property
-    def over(self) -> bool: ...
-
-
-I = TypeVar("I", bound=Waits)  # noqa: E741 - an item
-_Key = tuple[int, float, int]
-_Entry = tuple[_Key, I]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +103,18 @@ def _tried(count: int) -> list[int]:
     return [*range(count, 1, -max(1, count // _TRIED)), 1]
 
 
-def _cost_of(entry: _Entry[I]) -> int:
-    return entry[1].cost
+def _cost_of(item: I) -> int:
+    return item.cost
 
 
-def _batch(entries: Sequence[_Entry[I]], least: int) -> Batch[I]:
-    return Batch(tuple(item for _, item in entries), max([least, *map(_cost_of, entries)]))
+def _batch(items: Sequence[I], least: int) -> Batch[I]:
+    return Batch(tuple(items), max([least, *map(_cost_of, items)]))
+
+
+def _costs(items: Sequence[I], least: int) -> dict[int, int]:
+    """Return what the first so many of some items cost together, the most first."""
+    sizes = list(itertools.accumulate((max(least, item.cost) for item in items), max))
+    return {count: count * sizes[count - 1] for count in _tried(len(items))}
 
 
 def _class(cost: int) -> int:
@@ -146,90 +122,82 @@ def _class(cost: int) -> int:
     return max(cost - 1, 0).bit_length()
 
 
-@dataclass(slots=True)
 class Waiting(Generic[I]):
-    """The items that wait at one stage.
+    """The items that wait at one stage."""
 
-    Attributes:
-        size_bytes: what all of them take of the memory.
-    """
-
-    settings: BatchSettings
-    pace: Pace = field(default_factory=Pace)
-    _lines: dict[int, list[_Entry[I]]] = field(default_factory=dict)
-    _numbers: itertools.count[int] = field(default_factory=itertools.count)
-    _count: int = 0
-    size_bytes: int = 0
+    def __init__(self, settings: BatchSettings) -> None:
+        self.settings = settings
+        self.pace = Pace()
+        self._lines: Lines[I] = Lines(settings.buckets)
 
     def __len__(self) -> int:
         """Count those that wait, some of whom nobody may wait for any more."""
-        return self._count
+        return len(self._lines)
+
+    @property
+    def size_bytes(self) -> int:
+        """What all of them take of the memory."""
+        return self._lines.size_bytes
 
     def add(self, item: I) -> None:
-        urgent_s = item.due_s if item.due_s < math.inf else item.arrived_s + _PATIENCE_S
-        urgent_s += (item.rank // self.settings.max_size) * _BATCH_APART_S
-        key = (-item.priority, urgent_s, next(self._numbers))
-        heapq.heappush(self._lines.setdefault(self._bucket(item.cost), []), (key, item))
-        self._counted(item)
+        self._lines.add(item)
 
     def clear(self) -> list[I]:
         """Forget and return all."""
-        items = [item for line in self._lines.values() for _, item in line]
+        items = list(self._lines)
         self._lines.clear()
-        self._count = self.size_bytes = 0
         return items
 
     def take(self, now_s: float) -> Batch[I] | float:
         """Return the next batch, or how many seconds to wait for one; infinity: until somebody comes."""
-        while (bucket := self._first_bucket()) is not None:
-            line, least = self._lines[bucket], self._least_size(bucket)
-            if gathered := self._gathered(line, least):
-                return self._batch_of(gathered, line, least, now_s)
+        while (bucket := self._lines.first_bucket()) is not None:
+            gathered, left = self._gathered(self._lines.line(bucket), self._least_size(bucket))
+            found = self._batch_of(gathered, bucket, now_s) if gathered else None
+            self._lines.taken([*left, *(found.items if isinstance(found, Batch) else ())], now_s)
+            if found is not None:
+                return found
         return math.inf  # nobody came, or all have left since their line was looked at
 
-    def _batch_of(self, gathered: list[_Entry[I]], line: list[_Entry[I]], least: int, now_s: float) -> Batch[I] | float:
+    def _batch_of(self, gathered: list[I], bucket: int, now_s: float) -> Batch[I] | float:
         """Return what to compute now of the first of a line, or how many seconds to wait; the others stay in it."""
+        least = self._least_size(bucket)
         chosen, later = self._in_time(gathered, least, now_s)
-        self._give_back(later, line)
-        full = len(chosen) >= self.settings.max_size or len(line) > 0
+        chosen, longer = self._brief(chosen, least)
+        self._lines.put_back([*longer, *later], bucket)
+        full = len(chosen) >= self.settings.max_size or self._lines.line(bucket).count > 0
         wait_s = 0.0 if full else self._may_wait_until(_batch(chosen, least)) - now_s
         if wait_s > 0:
-            self._give_back(chosen, line)
+            self._lines.put_back(chosen, bucket)
             return wait_s
         if least == 0:
             chosen, others = self._apart(chosen)
-            self._give_back(others, line)
+            self._lines.put_back(others, bucket)
         return _batch(chosen, least)
 
     def _least_size(self, bucket: int) -> int:
         """Return what items of a line are padded to at least."""
         return 0 if self.settings.pads_to == "longest" else bucket
 
-    def _give_back(self, entries: Sequence[_Entry[I]], line: list[_Entry[I]]) -> None:
-        for entry in entries:
-            heapq.heappush(line, entry)
-            self._counted(entry[1])
-
-    def _apart(self, chosen: list[_Entry[I]]) -> tuple[list[_Entry[I]], list[_Entry[I]]]:
+    def _apart(self, chosen: list[I]) -> tuple[list[I], list[I]]:
         """Divide items by size where that is faster than padding all: those to compute now, and those right after.
 
         Who goes first is computed now. Nobody ends later by it than together, as far as is known of such batches.
         """
-        by_size = sorted(chosen, key=_cost_of)
-        count, largest = len(by_size), by_size[-1][1].cost
-        best_s, best = _WORTH_APART * self.pace.expected_s(count * largest), 0
+        sizes = sorted(item.cost for item in chosen)
+        count, largest = len(sizes), sizes[-1]
+        best_s, bound = _WORTH_APART * self.pace.expected_s(count * largest), 0
         for at in range(1, count):
-            size = by_size[at - 1][1].cost
-            if size == by_size[at][1].cost:
+            size = sizes[at - 1]
+            if size == sizes[at]:
                 continue
             took_s = self.pace.expected_s(at * size) + self.pace.expected_s((count - at) * largest)
             if took_s < best_s:
-                best_s, best = took_s, at
-        if best == 0:
+                best_s, bound = took_s, size
+        if bound == 0:
             return chosen, []
-        parts = by_size[:best], by_size[best:]
-        first = 0 if chosen[0][1].cost <= parts[0][-1][1].cost else 1
-        return sorted(parts[first]), parts[1 - first]
+        short = [item for item in chosen if item.cost <= bound]
+        long = [item for item in chosen if item.cost > bound]
+        return (short, long) if chosen[0].cost <= bound else (long, short)
 
     def _may_wait_until(self, batch: Batch[I]) -> float:
         oldest_s = min(item.arrived_s for item in batch.items)
@@ -237,34 +205,35 @@ class Waiting(Generic[I]):
         lost_s = min(item.due_s for item in batch.items) - needs_s
         return min(oldest_s + self.settings.max_wait_ms / 1e3, lost_s)
 
-    def _gathered(self, line: list[_Entry[I]], least: int) -> list[_Entry[I]]:
-        """Take the first items of a line, as many as fit one batch, and at least one."""
+    def _gathered(self, line: Line[I], least: int) -> tuple[list[I], list[I]]:
+        """Take the first items of a line, as many as fit one batch, and at least one; and those who have left."""
         most, bound = self.settings.max_size, self.settings.max_cost or math.inf
-        chosen: list[_Entry[I]] = []
+        chosen: list[I] = []
+        left: list[I] = []
         size = least
-        while line and len(chosen) < most:
-            item = line[0][1]
-            if not item.over:
-                size = max(size, item.cost)
-                if chosen and (len(chosen) + 1) * size > bound:
-                    break
-                chosen.append(line[0])
-            self._popped(line)
-        return chosen
+        while len(chosen) < most and (head := line.head()) is not None:
+            item = head[1]
+            if item.over:
+                left.append(self._lines.pop(line))
+                continue
+            size = max(size, item.cost)
+            if chosen and (len(chosen) + 1) * size > bound:
+                break
+            chosen.append(self._lines.pop(line))
+        return chosen, left
 
-    def _in_time(self, chosen: list[_Entry[I]], least: int, now_s: float) -> tuple[list[_Entry[I]], list[_Entry[I]]]:
+    def _in_time(self, chosen: list[I], least: int, now_s: float) -> tuple[list[I], list[I]]:
         """Divide items by how many to compute at once: as many as give most answers in time for what they take.
 
         Whoever is too late whatever the size counts for none; where that is everybody, all are computed at once.
         """
-        dues_s = [item.due_s for _, item in chosen]
+        dues_s = [item.due_s for item in chosen]
         if min(dues_s) == math.inf:
             return chosen, []
-        sizes = list(itertools.accumulate((max(least, item.cost) for _, item in chosen), max))
-        took_s = {n: self.pace.expected_s(n * sizes[n - 1]) for n in _tried(len(chosen))}
+        took_s = [(count, self.pace.expected_s(cost)) for count, cost in _costs(chosen, least).items()]
         for share in (_SLACK_SHARE, 1.0):
             best, best_rate = 0, 0.0
-            for count, seconds in took_s.items():
+            for count, seconds in took_s:
                 kept = sum(due_s >= now_s + seconds / share for due_s in dues_s[:count])
                 if kept > best_rate * seconds:
                     best, best_rate = count, kept / seconds if seconds else math.inf
@@ -272,25 +241,20 @@ class Waiting(Generic[I]):
                 return chosen[:best], chosen[best:]
         return chosen, []
 
-    def _first_bucket(self) -> int | None:
-        """Return the line whose first item goes first, those dropped on the way that nobody waits for."""
-        best: int | None = None
-        for bucket, line in self._lines.items():
-            while line and line[0][1].over:
-                self._popped(line)
-            if line and (best is None or line[0][0] < self._lines[best][0][0]):
-                best = bucket
-        return best
-
-    def _counted(self, item: I) -> None:
-        self._count += 1
-        self.size_bytes += item.size_bytes
-
-    def _popped(self, line: list[_Entry[I]]) -> None:
-        self._count -= 1
-        self.size_bytes -= heapq.heappop(line)[1].size_bytes
-
-    def _bucket(self, cost: int) -> int:
-        """Return what an item is padded to; 0 where no bucket holds it."""
-        at = bisect_left(self.settings.buckets, cost)
-        return self.settings.buckets[at] if at < len(self.settings.buckets) else 0
+    def _brief(self, chosen: list[I], least: int) -> tuple[list[I], list[I]]:
+        """Divide items that would take long together: as few at once as are computed nearly as fast as all of them."""
+        costs = _costs(chosen, least)
+        whole_s = self.pace.expected_s(costs[len(chosen)])
+        if whole_s <= LONG_S:
+            return chosen, []
+        done = list(itertools.accumulate(item.cost for item in chosen))
+        best, pays, smaller = len(chosen), _PAYS * done[-1] / whole_s, _class(costs[len(chosen)])
+        for count, cost in costs.items():
+            if _class(cost) == smaller:  # of batches of one class it is not known which are faster
+                continue
+            smaller, seconds = _class(cost), self.pace.expected_s(cost)
+            if done[count - 1] >= pays * seconds:
+                best = count
+                if seconds <= LONG_S:
+                    break
+        return chosen[:best], chosen[best:]

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from models.pipelines.batching import LONG_S
 from models.pipelines.lessons import Lessons
 from models.pipelines.pipeline import Pipeline, PipelinePlan
 from models.pipelines.stage import Stage
@@ -22,7 +23,7 @@ from router.base.clock import Clock
 from router.base.errors import OverspillError, ReplicaUnreachable, Unavailable, in_words
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.prompt import Input
-from router.values.replica import ReplicaInfo, ReplicaSnapshot
+from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import InferenceRequest
 from router.values.status import NO_FACTS, ReplicaFacts
 from router.values.task import Output
@@ -64,6 +65,11 @@ class ServedPipeline:
     unload_idle_s: float = 0.0
     load_s: float = 1.0
     facts: ReplicaFacts = NO_FACTS
+
+
+def turn_tokens(prior: SpeedPrior) -> int:
+    """Return what is computed of a request of many inputs before another one has its turn: a batch, by the prior."""
+    return max(1, int(LONG_S * prior.prefill_tokens_per_s))
 
 
 class PipelineReplica:
@@ -241,7 +247,7 @@ class PipelineReplica:
                 values,
                 priority=objective.priority,
                 due_s=due_s,
-                cost=request.prompt_tokens,
+                cost=self.info.before_newcomers(request.prompt_tokens),
                 caller=request.caller,
             )
         finally:

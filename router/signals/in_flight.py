@@ -169,10 +169,10 @@ class _Sent:
         """Look at those that have only begun, however many run."""
         return InFlightLoad(
             len(self.attempts),
-            sum([attempt.prompt_tokens for attempt in self.textless]),
+            sum([attempt.info.before_newcomers(attempt.prompt_tokens) for attempt in self.textless]),
             _Left(self.attempts),
             len(self.unopened),
-            sum([attempt.prompt_tokens for attempt in self.unopened]),
+            sum([attempt.info.before_newcomers(attempt.prompt_tokens) for attempt in self.unopened]),
             sum([attempt.expected_tokens for attempt in self.unopened]),
         )
 

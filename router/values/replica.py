@@ -88,6 +88,7 @@ class ReplicaInfo:
         holds_up: it is a `HoldsUp`.
         offers: of what only some servers do, what it does; see `InferenceRequest.wants`.
         signature: the tensors of a pipeline; None of any other.
+        turn_tokens: where requests take turns, what of another one is computed before a newcomer at most; 0: all of it.
     """
 
     replica_id: str
@@ -109,6 +110,12 @@ class ReplicaInfo:
     holds_up: bool = False
     offers: frozenset[Feature] = NOTHING
     signature: Signature | None = None
+    turn_tokens: int = 0
+
+    def before_newcomers(self, prompt_tokens: int) -> int:
+        """Return what of a request's prompt is computed before that of one that comes later, at most."""
+        turn = self.turn_tokens
+        return turn if 0 < turn < prompt_tokens else prompt_tokens
 
     @property
     def device_key(self) -> str:

@@ -192,3 +192,27 @@ async def test_triton_s_client_gets_the_same_vectors(
     reply = await agent.post(f"/v2/models/{FP32}/infer", json=wrong)
     assert reply.status_code == 400
     assert "top_k" in reply.json()["error"]
+
+
+async def test_whoever_comes_beside_very_many_texts_does_not_wait_for_all_of_them(agent: httpx.AsyncClient) -> None:
+    """Each batch of long texts takes long: a short text takes its turn between two of them."""
+
+    async def ask(given: object) -> None:
+        promise = {"x-overspill-ttft-slo-ms": "600000"}
+        body = {"model": INT8, "input": given, "encoding_format": "base64"}
+        reply = await agent.post("/v1/embeddings", json=body, headers=promise, timeout=600)
+        assert reply.status_code == 200, reply.text
+
+    def batches(metrics: str) -> float:
+        lines = [line for line in metrics.splitlines() if "batch_inputs_count" in line and 'stage="encode"' in line]
+        return next((float(line.split()[-1]) for line in lines if INT8 in line), 0.0)
+
+    await ask("one")
+    before = batches((await agent.get("/metrics")).text)
+    many = asyncio.create_task(ask([f"{number} {TEXTS[-1]}" for number in range(256)]))
+    while batches((await agent.get("/metrics")).text) < before + 2:
+        assert not many.done()
+    for text in ("two", "three"):
+        await ask(text)
+    assert not many.done()
+    await many

@@ -11,7 +11,7 @@ from models.pipelines.declared.rows import OpenRows, Row, Rows, length_of, size_
 from models.pipelines.declared.settings import PipelineSettings
 from models.pipelines.kinds.registry import Supplies, kind_of
 from models.pipelines.pipeline import PipelinePlan
-from models.pipelines.replica import ServedPipeline
+from models.pipelines.replica import ServedPipeline, turn_tokens
 from models.pipelines.stage import StagePlan, cost_of_one
 from router.base.errors import ConfigError
 from router.values.replica import ReplicaInfo, SpeedPrior
@@ -132,6 +132,7 @@ def info_of(settings: PipelineSettings, checked: Checked | None, tier: str, wher
         device=f"{where} {settings.family_name}",
         tasks=frozenset({Task.INFER}),
         signature=None if checked is None else checked.signature,
+        turn_tokens=turn_tokens(prior),
     )
 
 

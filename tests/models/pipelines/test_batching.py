@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -16,12 +16,12 @@ from models.pipelines.batching import Batch, BatchSettings, Waiting
 @dataclass(eq=False)
 class Input:
     cost: int = 4
-    rank: int = 0
     arrived_s: float = 0.0
     priority: int = 0
     due_s: float = math.inf
     over: bool = False
     size_bytes: int = 0
+    ticket: object = field(default_factory=object)
 
 
 def waiting(*items: Input, **settings: object) -> Waiting[Input]:
@@ -40,7 +40,6 @@ def taken(line: Waiting[Input], now_s: float = 0.0) -> list[Input]:
 inputs = st.builds(
     Input,
     cost=st.integers(1, 300),
-    rank=st.integers(0, 100),
     arrived_s=st.floats(0, 10),
     priority=st.integers(-2, 2),
     due_s=st.one_of(st.just(math.inf), st.floats(0, 20)),
@@ -113,8 +112,13 @@ def test_priority_goes_first_then_the_deadline_then_who_came_first() -> None:
     assert [taken(line)[0] for _ in range(4)] == [urgent, soon, first, late]
 
 
+def of_one_request(count: int, **given: object) -> list[Input]:
+    ticket = object()
+    return [Input(ticket=ticket, **given) for _ in range(count)]  # type: ignore[arg-type]
+
+
 def test_a_request_of_many_inputs_takes_turns() -> None:
-    many = [Input(rank=rank) for rank in range(100)]
+    many = of_one_request(100)
     line = waiting(*many, max_size=10)
     assert taken(line) == many[:10]
     newcomer = Input(arrived_s=0.01)
@@ -122,8 +126,76 @@ def test_a_request_of_many_inputs_takes_turns() -> None:
     assert newcomer in taken(line)
 
 
+@pytest.mark.parametrize("deadline_s", [math.inf, 0.25])
+@pytest.mark.parametrize("batch_s", [0.01, 0.35])
+def test_who_comes_while_many_are_computed_waits_for_one_batch_of_them(batch_s: float, deadline_s: float) -> None:
+    """However long each batch takes, and however long ago the many came."""
+    many = of_one_request(400)
+    line, now_s = waiting(*many, max_size=10, buckets=(8, 16)), 0.0
+    for _ in range(20):
+        now_s += batch_s
+        assert all(item in many for item in taken(line, now_s))
+        newcomer = Input(arrived_s=now_s, due_s=now_s + deadline_s)
+        line.add(newcomer)
+        assert newcomer in taken(line, now_s + batch_s / 2)
+
+
+def test_turns_hold_for_all_lengths_of_a_request() -> None:
+    """Its texts stand in several lines, by their length: it takes one turn in all of them together."""
+    many = of_one_request(10, cost=8)
+    many += [replace(item, cost=cost) for item in many for cost in (16, 32, 64)]
+    line = waiting(*many, max_size=10, buckets=(8, 16, 32, 64))
+    taken(line)
+    newcomers = [Input(arrived_s=0.01, cost=128) for _ in range(3)]
+    for newcomer in newcomers:
+        line.add(newcomer)
+    assert taken(line, 0.02) == newcomers
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.booleans(), inputs), min_size=1, max_size=12),
+    st.integers(1, 8),
+    st.sampled_from([(), (8, 64, 256)]),
+    st.sampled_from(["bucket", "longest"]),
+    st.floats(1e-6, 0.1),
+)
+def test_everybody_of_every_request_is_computed_once(
+    requests: list[tuple[int, bool, Input]], size: int, buckets: tuple[int, ...], pads_to: str, token_s: float
+) -> None:
+    items = [
+        replace(one, cost=1 + (one.cost * number) % 300, size_bytes=number)
+        for count, mixed, one in requests
+        for number in range(1, count + 1)
+    ]
+    line = paced(waiting(max_size=size, buckets=buckets, pads_to=pads_to), lambda cost: token_s * cost)
+    now_s, seen, left = 0.0, [], list(items)
+    while left or len(line):
+        for item in left[:7]:
+            line.add(item)
+        del left[:7]
+        assert line.size_bytes == sum(item.size_bytes for item in line._lines)
+        found = line.take(now_s)
+        if isinstance(found, Batch):
+            seen += found.items
+            now_s += 0.01
+        else:
+            now_s += min(found, 1.0)
+    assert sorted(map(id, seen)) == sorted(id(item) for item in items if not item.over)
+    assert (len(line), line.size_bytes, line._lines._turns) == (0, 0, {})
+
+
+def test_a_batch_that_would_take_long_is_no_larger_than_it_pays() -> None:
+    """Whoever comes meanwhile waits for its end: texts of 256 tokens gain nothing from company on a CPU."""
+    line = paced(waiting(*of_one_request(16, cost=256), max_size=16), lambda cost: 1e-4 * cost)
+    assert len(taken(line)) == 2  # four would take more than 0.1 s
+    gaining = paced(waiting(*of_one_request(16, cost=256), max_size=16), lambda cost: 0.5 + 1e-5 * cost)
+    assert len(taken(gaining)) == 16
+    short = paced(waiting(*of_one_request(16, cost=7), max_size=16), lambda cost: 1e-4 * cost)
+    assert len(taken(short)) == 16
+
+
 def test_what_is_left_of_many_is_not_starved_by_newcomers() -> None:
-    many = [Input(rank=rank) for rank in range(20)]
+    many = of_one_request(20)
     line = waiting(*many, max_size=10)
     taken(line)
     for step in range(100):
@@ -175,8 +247,8 @@ def test_who_is_late_whatever_happens_makes_no_batch_small() -> None:
 
 
 def test_those_in_a_hurry_go_first_and_alone_where_the_others_can_wait() -> None:
-    soon, others = [Input(due_s=0.1) for _ in range(2)], [Input(due_s=1.0) for _ in range(14)]
-    line = paced(waiting(*soon, *others, max_size=16), lambda cost: 0.004 * cost)
+    soon, others = [Input(due_s=0.0075) for _ in range(2)], [Input(due_s=0.1) for _ in range(14)]
+    line = paced(waiting(*soon, *others, max_size=16), lambda cost: 0.0004 * cost)
     assert taken(line) == soon
     assert taken(line) == others
 
@@ -231,7 +303,7 @@ def test_lengths_share_a_batch_where_each_batch_costs_much(pads_to: str) -> None
     st.lists(inputs, min_size=1, max_size=40),
     st.integers(1, 16),
     st.floats(0, 1e-2),
-    st.floats(1e-7, 1e-3),
+    st.floats(1e-7, 1e-5),
 )
 def test_apart_is_never_slower_and_the_first_is_always_in(
     items: list[Input], size: int, each_s: float, token_s: float
@@ -239,14 +311,13 @@ def test_apart_is_never_slower_and_the_first_is_always_in(
     items = [replace(item, due_s=math.inf) for item in items if not item.over]
     settings = {"max_size": size, "pads_to": "longest"}
     line = paced(waiting(*items, **settings), lambda cost: each_s + token_s * cost)
-    whole = paced(waiting(*items, **settings, max_cost=0), lambda cost: each_s + token_s * cost)
     seen: list[Input] = []
     while len(line):
-        first = min(line._lines[0])[1]
-        gathered = [item for _, item in whole._gathered(list(line._lines[0]), 0)]
+        gathered, _ = line._gathered(line._lines.line(0), 0)
+        line._lines.put_back(gathered, 0)
         batch = line.take(1e6)
         assert isinstance(batch, Batch)
-        assert first in batch.items
+        assert gathered[0] in batch.items
         assert batch.size == max(item.cost for item in batch.items)
         others = [item for item in gathered if item not in batch.items]
         if others:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,8 +34,8 @@ class Texts:
         return Embeddings(b"", 1), len(results)
 
 
-async def ask(replica: PipelineReplica, text: str) -> None:
-    request = InferenceRequest("r", "m", TextPrompt(text), SamplingParams(), Objective(), 1, 0.0)
+async def ask(replica: PipelineReplica, text: str, tokens: int = 1) -> None:
+    request = InferenceRequest("r", "m", TextPrompt(text), SamplingParams(), Objective(), tokens, 0.0)
     async for _ in replica.generate(request):
         pass
 
@@ -80,4 +82,25 @@ async def test_a_stage_that_fails_again_once_it_is_loaded_anew_rests_longer_and_
         await fail()
         assert replica.snapshot().available, "long ago is no reason to rest"
     finally:
+        await replica.close()
+
+
+async def test_a_request_of_many_inputs_counts_as_one_turn_of_it() -> None:
+    """Whoever comes while it is computed waits for no more, and is not told that it had to."""
+    going = threading.Event()
+
+    def work(batch: list[str]) -> list[str]:
+        going.wait()
+        return batch
+
+    plan = PipelinePlan("m", (StagePlan("model", lambda: work),))
+    info = replace(replica_info("m"), turn_tokens=1000)
+    replica = PipelineReplica(ServedPipeline(info, 4, Texts(), lambda: plan), VirtualClock())
+    many, few = asyncio.create_task(ask(replica, "a", 500_000)), asyncio.create_task(ask(replica, "b", 30))
+    try:
+        await until(lambda: replica.busy == 2)
+        assert replica.snapshot().queued_prefill_tokens == 1030
+    finally:
+        going.set()
+        await asyncio.gather(many, few)
         await replica.close()

@@ -106,3 +106,12 @@ def test_what_is_left_is_in_order_and_read_like_any_sequence() -> None:
     assert (left[0], left[-1], left[1:], list(left)) == (10, 30, [20, 30], [10, 20, 30])
     with pytest.raises(IndexError):
         left[3]
+
+
+def test_of_a_request_that_takes_turns_a_batch_alone_goes_before_newcomers() -> None:
+    attempt, in_flight = sent_to("here", 500_000), InFlight()
+    attempt.info = replace(attempt.info, turn_tokens=1000)
+    in_flight.begin(attempt)
+    in_flight.begin(sent_to("here", 300))
+    load = in_flight.at("here")
+    assert (load.prefill_tokens, load.unopened_prefill_tokens) == (1300, 1300)
