@@ -1,10 +1,11 @@
-"""How the router runs in this process: its sources interpreted, or compiled by mypyc (`setup.py`)."""
+"""Which Overspill this process runs: its version, and whether its sources are interpreted or compiled by mypyc (`setup.py`)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -31,6 +32,11 @@ class Build:
         if self.changed:
             return "outdated"
         return "compiled" if self.compiled else "interpreted"
+
+
+def user_agent() -> str:
+    """Return what a tier calls itself towards the servers that it asks: some turn away who has no name."""
+    return f"overspill/{metadata.version('overspill')}"
 
 
 def build_of(root: Path = ROOT) -> Build:

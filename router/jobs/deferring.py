@@ -13,12 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 import structlog
 from sqlalchemy import Connection
 
 from router.base.clock import Clock
+from router.base.loopback import is_loopback
 from router.base.timers import end
 from router.jobs import deferred, events
 from router.jobs.call import Ask, Call, Told
@@ -26,6 +29,8 @@ from router.jobs.database import Database
 from router.jobs.errors import NoSuchJob, StorageFailed
 from router.jobs.objects import deferred_object
 from router.jobs.records import Deferred, DeferredStatus
+from router.values.request import Locality, Objective
+from router.wire.promise import parse_objective
 
 log = structlog.get_logger("router.jobs")
 
@@ -57,7 +62,8 @@ class Deferring:
     """Use as `async with`, inside that of the database.
 
     Args:
-        tells: a webhook is told of what has ended.
+        webhook: where to tell of what has ended; empty: nowhere. The answer of a `local-only` request is told on this
+            machine alone.
         wall: Unix time, in seconds.
 
     Attributes:
@@ -65,12 +71,13 @@ class Deferring:
         waiting: as they were counted last.
     """
 
-    def __init__(self, database: Database, clock: Clock, wall: Callable[[], float], ask: Ask, *, tells: bool) -> None:
+    def __init__(self, database: Database, clock: Clock, wall: Callable[[], float], ask: Ask, *, webhook: str) -> None:
         self._database = database
         self._clock = clock
         self._wall = wall
         self._ask = ask
-        self._tells = tells
+        self._tells = bool(webhook)
+        self._leaves = not is_loopback(urlsplit(webhook).hostname or "")
         self._news = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running: Counter[str] = Counter()  # by caller
@@ -165,8 +172,8 @@ class Deferring:
             request = await self._database.run(lambda c: deferred.get(c, waiting.owner, waiting.id))
         except NoSuchJob:  # its caller has just forgotten it
             return
-        headers = tuple((name, value) for name, value in orjson.loads(request.headers))
-        told = await self._ask(Call(request.id, request.owner, request.path, request.body, headers, in_slack=False))
+        call = Call(request.id, request.owner, request.path, request.body, _headers(request), in_slack=False)
+        told = await self._ask(call)
         if told.status in _MAY_PASS and not await self._is_final(request, told):
             pause = self._everybody if _no_capacity(told) else self._pauses.setdefault(request.owner, _Pause())
             pause.lengthen(self._clock.now_s())
@@ -194,10 +201,23 @@ class Deferring:
                 return False
             if self._tells:
                 ended = deferred.get(connection, request.owner, request.id)
-                events.add(connection, f"deferred.{to.value}", deferred_object(ended), now_s)
+                events.add(connection, f"deferred.{to.value}", self._told(ended), now_s)
             return True
 
         self.answered += await self._database.run(work)
+
+
+    def _told(self, ended: Deferred) -> dict[str, Any]:
+        """Return what the webhook gets: an answer that may not leave this machine has to be fetched here."""
+        told = deferred_object(ended)
+        objective = parse_objective(dict(_headers(ended)), Objective())
+        if self._leaves and objective.locality is Locality.LOCAL_ONLY:
+            told["response"] = None
+        return told
+
+
+def _headers(request: Deferred) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in orjson.loads(request.headers))
 
 
 def _no_capacity(told: Told) -> bool:

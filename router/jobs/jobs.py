@@ -134,11 +134,11 @@ class Jobs:
         """Begin to run lines, until the end."""
         runner = Runner(self._database, self._lifecycle, self.slack, self._clock, ask)
         self._runner = await self._stack.enter_async_context(runner)
-        tells = bool(self.settings.webhook_url)
-        deferring = Deferring(self._database, self._clock, self._wall, ask, tells=tells)
+        url = self.settings.webhook_url
+        deferring = Deferring(self._database, self._clock, self._wall, ask, webhook=url)
         self._deferring = await self._stack.enter_async_context(deferring)
-        if tells:
-            webhook = Webhook(self.settings.webhook_url, self._webhook_secret, self._database, self._clock, self._wall)
+        if url:
+            webhook = Webhook(url, self._webhook_secret, self._database, self._clock, self._wall)
             self._webhook = await self._stack.enter_async_context(webhook)
 
     async def stop(self) -> None:

@@ -17,6 +17,7 @@ from functools import partial
 import httpx
 import structlog
 
+from router.base.build import user_agent
 from router.base.clock import Clock
 from router.base.errors import ConfigError, in_words
 from router.base.timers import end, within
@@ -58,7 +59,9 @@ class Webhook:
         self.fault = ""
 
     async def __aenter__(self) -> Webhook:
-        self._http = httpx.AsyncClient(verify=client_context(None, None, None), timeout=_TIMEOUT_S)
+        self._http = httpx.AsyncClient(
+            headers={"user-agent": user_agent()}, verify=client_context(None, None, None), timeout=_TIMEOUT_S
+        )
         self._task = asyncio.create_task(self._run(), name="jobs webhook")
         return self
 

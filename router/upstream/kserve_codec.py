@@ -67,7 +67,7 @@ class KServeCodec:
 
     def encode(self, request: InferenceRequest, context_tokens: int) -> HttpRequest:
         """Return what asks for `request`; see `router.upstream.codec.Codec`."""
-        headers = [("content-type", "application/json"), (wire_names.REQUEST_ID, request.request_id)]
+        headers = [("accept", "*/*"), ("content-type", "application/json"), (wire_names.REQUEST_ID, request.request_id)]
         headers += wire_headers.trace_context(request.headers)
         inputs, parameters = self._fields(request, context_tokens)
         body: dict[str, object]

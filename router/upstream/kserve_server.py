@@ -16,6 +16,7 @@ import httpx
 import msgspec
 import structlog
 
+from router.base.build import user_agent
 from router.base.errors import OverspillError
 from router.upstream.call import UpstreamRequest
 from router.upstream.foreign import ForeignServer, Served, Surroundings
@@ -92,7 +93,9 @@ class KServeServer(ForeignServer):
 
     async def __aenter__(self) -> KServeServer:
         # Metrics may be elsewhere: no key goes there, and one that hangs takes nothing from the probes.
-        self._metrics_client = httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=_METRICS_S)
+        self._metrics_client = httpx.AsyncClient(
+            headers={"user-agent": user_agent()}, verify=self._tls, trust_env=False, timeout=_METRICS_S
+        )
         await super().__aenter__()
         return self
 

@@ -16,6 +16,7 @@ import httpx
 import msgspec
 import structlog
 
+from router.base.build import user_agent
 from router.base.clock import Clock
 from router.base.credentials import url_fault
 from router.base.errors import ConfigError, InvalidRequest, in_words
@@ -175,7 +176,7 @@ class PolledServer(abc.ABC):
         options = self._options
         return httpx.AsyncClient(
             base_url=self.endpoint,
-            headers=self._headers,
+            headers={"user-agent": user_agent(), **self._headers},
             verify=self._tls,
             trust_env=False,
             follow_redirects=False,

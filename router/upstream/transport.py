@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from router.base.build import user_agent
 from router.base.clock import Clock
 from router.upstream.connection import Connection, DisconnectedError, Exchange, TransportError
 from router.upstream.pool import ConnectionPool, ConnectTrace, NotConnectedError, PoolExhaustedError, PoolOptions
@@ -101,8 +102,8 @@ class StreamingClient:
         self._stale_s = options.connect_timeout_s
         parts = urlsplit(base_url)
         self._prefix = parts.path.rstrip("/")
-        fixed = {"host": parts.netloc.rpartition("@")[2], **headers, "accept": "*/*", "accept-encoding": "identity"}
-        self._fixed = "".join(_line(name, value) for name, value in fixed.items())
+        own = {"host": parts.netloc.rpartition("@")[2], "user-agent": user_agent(), "accept-encoding": "identity"}
+        self._fixed = "".join(_line(name, value) for name, value in {**own, **headers}.items())
 
     @property
     def warm(self) -> bool:

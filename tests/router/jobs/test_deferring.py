@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection
 
 from router.base.clock import MonotonicClock
-from router.jobs import deferred
+from router.jobs import deferred, events
 from router.jobs.call import Call, Told
 from router.jobs.database import Database
 from router.jobs.deferring import Deferring
@@ -35,9 +36,9 @@ async def database(folder: Path) -> AsyncIterator[Database]:
         opened.close()
 
 
-def keep(connection: Connection, owner: str) -> str:
+def keep(connection: Connection, owner: str, headers: str = "[]") -> str:
     name = f"deferred_{next(NUMBERS):08}"
-    kept = Deferred(name, owner, None, DeferredStatus.QUEUED, "/v1/x", name, "[]", b"{}", "{}", 0, 2**31)
+    kept = Deferred(name, owner, None, DeferredStatus.QUEUED, "/v1/x", name, headers, b"{}", "{}", 0, 2**31)
     deferred.add(connection, kept, 10_000)
     return name
 
@@ -58,7 +59,7 @@ async def test_what_cannot_be_served_keeps_nobody_else_s_waiting(tmp_path: Path)
             kept = await opened.run(lambda c: deferred.get(c, "guest", name))
             return kept.status is DeferredStatus.COMPLETED
 
-        async with Deferring(opened, MonotonicClock(), lambda: 0.0, ask, tells=False):
+        async with Deferring(opened, MonotonicClock(), lambda: 0.0, ask, webhook=""):
             await until(answered)
     assert asked.index("guest") < 8, "before most of those who came before it"
 
@@ -85,7 +86,7 @@ async def test_what_says_nothing_of_others_pauses_no_other(
         for _ in range(20):
             opened.run_here(lambda c: keep(c, "mallory"))
             opened.run_here(lambda c: keep(c, "guest"))
-        async with Deferring(opened, Still(), lambda: 0.0, ask, tells=False):
+        async with Deferring(opened, Still(), lambda: 0.0, ask, webhook=""):
             await until(lambda: asked.count("guest") == 20)
         assert asked.count("mallory") <= 4, "those that began at once"
 
@@ -100,7 +101,7 @@ async def test_where_there_is_no_capacity_one_request_alone_tries_again(tmp_path
     async with database(tmp_path) as opened:
         for owner in "abcdefgh":
             opened.run_here(lambda c, owner=owner: keep(c, owner))
-        async with Deferring(opened, Still(), lambda: 0.0, ask, tells=False) as deferring:
+        async with Deferring(opened, Still(), lambda: 0.0, ask, webhook="") as deferring:
             await until(lambda: asked)
             for _ in range(5):
                 deferring.look()
@@ -116,7 +117,7 @@ async def test_what_waits_for_an_hour_is_not_looked_for_all_the_time(tmp_path: P
 
     async with database(tmp_path) as opened:
         opened.run_here(lambda c: keep(c, "mallory"))
-        async with Deferring(opened, clock, lambda: 0.0, ask, tells=False) as deferring:
+        async with Deferring(opened, clock, lambda: 0.0, ask, webhook="") as deferring:
             await until(lambda: deferring._due_s)
             assert deferring._wait_s() == 0.5
             clock.at_s = 1.0  # the pause is over, and nothing is due
@@ -166,3 +167,42 @@ async def test_a_page_holds_no_more_than_it_may(tmp_path: Path) -> None:
             assert sum(len(one.answer or b"") for one in listed) < 8_000_000
     assert found == names
     assert pages == 3
+
+
+@pytest.mark.parametrize(
+    ("locality", "webhook", "leaves"),
+    [
+        ("Local-Only", "https://hooks.example/x", False),
+        ("local-only", "http://127.0.0.1:9/x", True),
+        ("any", "https://hooks.example/x", True),
+        ("", "https://hooks.example/x", True),
+    ],
+)
+async def test_the_answer_of_a_local_only_request_is_told_on_this_machine_alone(
+    tmp_path: Path, locality: str, webhook: str, leaves: bool
+) -> None:
+    """The webhook of a device may be anywhere; the caller was promised that the answer is not."""
+
+    async def ask(call: Call) -> Told:
+        return Told(200, b'{"secret": 1}')
+
+    async with database(tmp_path) as opened:
+        headers = json.dumps([["x-overspill-locality", locality]] if locality else [])
+        name = opened.run_here(lambda c: keep(c, "guest", headers))
+        async with Deferring(opened, MonotonicClock(), lambda: 0.0, ask, webhook=webhook):
+            found: list = []
+
+            async def told() -> bool:
+                found[:] = await opened.run(lambda c: events.due(c, 1.0, 300.0, 10))
+                return bool(found)
+
+            await until(told)
+        event = json.loads(found[0].body)
+        assert (event["type"], event["data"]["id"], event["data"]["status"]) == (
+            "deferred.completed",
+            name,
+            "completed",
+        )
+        assert (event["data"]["response"] is not None) == leaves
+        kept = await opened.run(lambda c: deferred.get(c, "guest", name))
+    assert kept.answer == b'{"secret": 1}', "it is fetched here"

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from router.base.clock import MonotonicClock
+from router.upstream.dialect import DIALECTS, OVERSPILL, Dialect
+from router.upstream.openai import encode_http
 from router.upstream.transport import (
     ConnectTrace,
     NotConnectedError,
@@ -24,6 +26,7 @@ from router.upstream.transport import (
     TransportError,
     UnsendableError,
 )
+from tests.router.upstream.test_openai_server import ask
 from tests.support.waiting import until
 
 CLOCK = MonotonicClock()
@@ -112,6 +115,19 @@ async def test_a_connection_is_used_again_and_its_cost_is_told_once() -> None:
     assert b"authorization: bearer key" in head
     assert b"x-one: 1" in head
     assert b"accept-encoding: identity" in head
+    assert b"user-agent: overspill/" in head, "some servers turn away who has no name"
+
+
+@pytest.mark.parametrize("dialect", [OVERSPILL, DIALECTS["vllm"]], ids=lambda dialect: dialect.name)
+async def test_each_field_of_a_request_stands_there_once(dialect: Dialect) -> None:
+    peer = Peer(whole)
+    request = ask()
+    sent = encode_http(request, request.objective, "m", 2048, dialect)
+    async with peer.client() as client:
+        await read_all(await client.send(sent.method, sent.path, sent.body, sent.headers, ConnectTrace(CLOCK)))
+    names = [line.partition(":")[0].lower() for line in peer.requests[0].decode().splitlines()[1:] if line]
+    assert len(names) == len(set(names)), names
+    assert "accept: text/event-stream" in peer.requests[0].decode()
 
 
 async def test_a_client_knows_whether_the_next_request_finds_an_open_connection() -> None:
