@@ -103,8 +103,8 @@ class ResponsesCall(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     user: str | None = None
     service_tier: str | None = None
+    store: bool | None = None  # nothing is kept, as the reply says: what would need it, `previous_response_id`, is refused
     # Known, and served only at the value that changes nothing.
-    store: bool | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
@@ -117,7 +117,6 @@ class ResponsesCall(msgspec.Struct, frozen=True, kw_only=True):
 
 _STATELESS = "nothing is kept between calls here: leave it out, and send the whole conversation as `input`"
 _UNSERVED = Unserved(
-    ("store", only(False), "answers are not kept here: leave it out or send false"),
     ("previous_response_id", only(), _STATELESS),
     ("conversation", only(), _STATELESS),
     ("background", only(False), "answers are given at once: leave it out, or use /v1/batches"),

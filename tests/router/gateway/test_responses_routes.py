@@ -135,7 +135,6 @@ def test_some_of_the_tools_may_be_allowed(server: Server) -> None:
     ("fields", "param"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"reasoning": {"summary": "auto"}}, "reasoning"),
         ({"truncation": "auto"}, "truncation"),
@@ -151,6 +150,10 @@ def test_some_of_the_tools_may_be_allowed(server: Server) -> None:
 def test_what_is_not_served_is_named(server: Server, fields: dict[str, Any], param: str) -> None:
     reply = httpx.post(f"{server.url}/v1/responses", json={"model": FAMILY, "input": "say x", **fields})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_a_caller_that_wants_its_answer_kept_is_told_that_it_is_not(sdk: openai.OpenAI) -> None:
+    assert sdk.responses.create(model=FAMILY, input="say x", store=True).store is False
 
 
 def test_a_cut_answer_is_incomplete(sdk: openai.OpenAI) -> None:
