@@ -29,6 +29,7 @@ def tier_as_table(status: TierStatus, url: str, *, fit: bool = False) -> Rendera
     if status.jobs is not None:
         parts.append(_jobs(status.jobs))
     parts += [Text(f"notice: {notice}", style="yellow") for notice in status.notices]
+    parts += [Text(source, style="red") for source in router.unreached]
     if router.replicas:
         rows = [_replica(replica) for replica in router.replicas]
         parts.append(FoldingTable("replica", _REPLICA, rows, fit=fit))

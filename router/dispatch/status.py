@@ -38,6 +38,7 @@ class StatusBoard:
             running=sum(replica.running for replica in replicas),
             overloaded=self._signals.ladder.overloaded,
             replicas=replicas,
+            unreached=tuple(f"{source.who}: {source.text}" for source in self._binder.pool.sources()),
         )
 
     def watch(self, telemetry: Telemetry) -> None:

@@ -191,5 +191,7 @@ def _read(path: Path) -> tuple[Stamp, KeysFile]:
         stamp = _stamp(path)
         raw = read_bounded(path)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", param=PARAM) from None
+        missing = isinstance(error, FileNotFoundError)
+        remedy = f"; `overspill cloud keys add NAME --file {path}` makes it" if missing else ""
+        raise ConfigError(f"cannot read {path}: {error.strerror}{remedy}", param=PARAM) from None
     return stamp, decode(raw, str(path))

@@ -126,6 +126,7 @@ class RouterStatus(msgspec.Struct, frozen=True, kw_only=True):
         queued: those of them in the tier's own queue.
         running: requests that replicas have begun, those of a tier above included.
         overloaded: quality is given up for promises.
+        unreached: what is configured and was never reached, so that no replica of it is known, each with the reason.
     """
 
     policy: str
@@ -134,6 +135,7 @@ class RouterStatus(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     overloaded: bool
     replicas: tuple[ReplicaStatus, ...] = ()
+    unreached: tuple[str, ...] = ()
 
 
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):

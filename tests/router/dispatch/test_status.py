@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.base.errors import OverspillError
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.telemetry import Telemetry
-from router.values.replica import ReplicaSnapshot
+from router.values.replica import ReplicaSnapshot, Unreached
 from router.values.settings import HedgeSettings, RouterSettings
 from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import UPSTREAM, FakeReplica, World, info, request, world
@@ -106,6 +106,15 @@ async def test_an_operator_is_told_of_breakers_and_why() -> None:
     assert (cloud.breaker, cloud.breaker_why) == ("open", "no answer")
     assert (small.available, small.why, small.breaker) == (False, "switched off", "closed")
     assert [by_name[name].rung for name in ("local/tiny-int8", "local/tiny-pruned-int8")] == [1, 3]
+
+
+async def test_an_operator_is_told_of_what_was_never_reached() -> None:
+    async with world() as w:
+        assert w.dispatcher.status().unreached == ()
+        w.dispatcher.expect(lambda: [Unreached("backend away", "connection refused")])
+        (told,) = w.dispatcher.status().unreached
+    assert told.startswith("backend away: not reached yet")
+    assert told.endswith("connection refused")
 
 
 @settings(max_examples=40)
