@@ -1,4 +1,4 @@
-"""Which Overspill this process runs: its version, and whether its sources are interpreted or compiled by mypyc (`setup.py`)."""
+"""Which Overspill this process runs: its version, and whether interpreted or compiled by mypyc (`setup.py`)."""
 
 from __future__ import annotations
 

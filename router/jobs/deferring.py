@@ -206,7 +206,6 @@ class Deferring:
 
         self.answered += await self._database.run(work)
 
-
     def _told(self, ended: Deferred) -> dict[str, Any]:
         """Return what the webhook gets: an answer that may not leave this machine has to be fetched here."""
         told = deferred_object(ended)

@@ -131,6 +131,7 @@ async def test_shorter_vectors_are_the_first_elements_normalised(sdk: openai.Asy
         ({"dimensions": 0}, 400, "dimensions", ""),
         ({"encoding_format": "int8"}, 400, "encoding_format", ""),
         ({"truncate_prompt_tokens": 8}, 400, "truncate_prompt_tokens", "inputs are not cut"),
+        ({"truncate_prompt_tokens": -1, "input": "word " * 300}, 400, "input", "302 tokens"),
         ({"model": "smollm2-135m-int8"}, 404, "model", f"models here that embed: {FAMILY}"),
         ({"model": "nobody"}, 404, "model", FAMILY),
     ],
@@ -143,6 +144,15 @@ async def test_wrong_input_is_named(
     error = reply.json()["error"]
     assert error["param"] == param
     assert says in error["message"]
+
+
+async def test_to_be_cut_at_the_window_changes_nothing_where_it_fits(agent: httpx.AsyncClient) -> None:
+    """`vllm bench serve --backend openai-embeddings` asks so."""
+    asked = {"model": INT8, "input": "hello"}
+    wishes = ({}, {"truncate_prompt_tokens": -1})
+    replies = [await agent.post("/v1/embeddings", json={**asked, **wish}) for wish in wishes]
+    assert [reply.status_code for reply in replies] == [200, 200], replies[1].text
+    assert replies[0].json()["data"] == replies[1].json()["data"]
 
 
 async def test_an_encoder_does_not_chat(agent: httpx.AsyncClient) -> None:

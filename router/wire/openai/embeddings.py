@@ -55,7 +55,11 @@ class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _UNSERVED = Unserved(
-    ("truncate_prompt_tokens", only(), "inputs are not cut: a vector of half a text is none of it; send pieces"),
+    (
+        "truncate_prompt_tokens",
+        only(-1),  # "what is longer than the window": that is refused, all else has its vector
+        "inputs are not cut: a vector of half a text is none of it; send pieces",
+    ),
     ("add_special_tokens", only(True), "texts get their special tokens: send token ids to choose them"),
     ("normalize", only(True), "vectors have unit length: leave it out"),
     ("messages", only(), "conversations are not embedded: send `input`"),

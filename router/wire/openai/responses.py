@@ -103,7 +103,7 @@ class ResponsesCall(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     user: str | None = None
     service_tier: str | None = None
-    store: bool | None = None  # nothing is kept, as the reply says: what would need it, `previous_response_id`, is refused
+    store: bool | None = None  # nothing is kept, as the reply says
     # Known, and served only at the value that changes nothing.
     previous_response_id: str | None = None
     conversation: Any = None
