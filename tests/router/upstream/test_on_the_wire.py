@@ -45,7 +45,8 @@ class Heard(ForeignServer):
 
 
 async def test_a_backend_hears_the_question_and_nothing_of_who_asks() -> None:
-    async with Heard() as server:
+    server = Heard()
+    async with server:
         backend = entry(urls=(server.url,), api_key=OWN_KEY)
         async with passing(backend) as (edge, _), httpx.AsyncClient(base_url=edge.url, timeout=20) as http:
             for path, question in (
@@ -53,9 +54,8 @@ async def test_a_backend_hears_the_question_and_nothing_of_who_asks() -> None:
                 ("/v1/completions", {"prompt": "hi"}),
                 ("/v1/responses", {"input": "hi"}),
             ):
-                told = {"model": "m", "user": "alice", "metadata": {"of": "alice"}, **question}
-                told = told if path != "/v1/responses" else {**told, "safety_identifier": "alice"}
-                reply = await http.post(path, json=told, headers=CALLERS)
+                of_alice = {"user": "alice", "metadata": {"of": "alice"}, "safety_identifier": "alice"}
+                reply = await http.post(path, json={"model": "m", **of_alice, **question}, headers=CALLERS)
                 assert reply.status_code == 200, reply.text
             await until(lambda: len(server.bodies) == 3)
     for path, lines in server.heads:
