@@ -5,7 +5,7 @@
 Each server runs by turns on one processor, all callers and the engine share another one. `direct` is the engine without
 any server before it: what others add is told against it. An engine that paces its tokens shows what each costs, one
 that has them all at once shows how many the server can carry. LiteLLM and sglang-router are installed once; nginx is
-Debian's `nginx-light`.
+Debian's `nginx-light`; the compiled router is built once (some minutes; `--servers` leaves it out).
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ PACED_S = 0.02
 BEFORE = "0c5cddb"
 """The revision before streams left httpx: what the figures of this table are held against."""
 WARM_UP_S = 0.5
+OURS = {"overspill": "", "overspill-compiled": "compiled_"}
+"""The agent as it is installed and with its router compiled, and what the figures of each begin with."""
 
 MAKERS: dict[str, Callable[[Path, int], Command]] = {
     "echo": servers.echo,
     "nginx": servers.nginx,
     "overspill": lambda folder, port: servers.overspill(folder, "overspill", port),
+    "overspill-compiled": servers.overspill_compiled,
     "overspill-cloud": servers.overspill_cloud,
     "litellm": servers.litellm,
     "sglang-router": servers.sglang_router,
@@ -128,6 +131,15 @@ def _quantile(ordered: list[float], share: float) -> float:
 
 def summarise(rows: list[dict[str, Any]], against: str | None) -> dict[str, float]:
     """Say what is asked of the door: beside the version before, beside the others, and by itself."""
+    names = {row["server"] for row in rows}
+    told: dict[str, float] = {}
+    for ours, prefix in OURS.items():
+        if ours in names:
+            told |= {prefix + figure: value for figure, value in _figures(rows, ours, against).items()}
+    return told
+
+
+def _figures(rows: list[dict[str, Any]], ours: str, against: str | None) -> dict[str, float]:
     by_key = {(row["server"], row["mode"], row["concurrency"]): row for row in rows}
     most = CONCURRENCY[-1]
 
@@ -139,20 +151,20 @@ def summarise(rows: list[dict[str, Any]], against: str | None) -> dict[str, floa
     told: dict[str, float] = {}
     for mode in MODES:
         if against is not None and against in names:
-            told[f"{mode}_times_{against}_at_{most}"] = round(rate("overspill", mode) / rate(against, mode), 2)
-        rates = [rate("overspill", mode, callers) for callers in CONCURRENCY]
+            told[f"{mode}_times_{against}_at_{most}"] = round(rate(ours, mode) / rate(against, mode), 2)
+        rates = [rate(ours, mode, callers) for callers in CONCURRENCY]
         told[f"{mode}_least_rise"] = round(min(after / before for before, after in pairwise(rates)), 2)
         for other in ("litellm", "sglang-router"):
             if other in names:
-                least = min(rate("overspill", mode, n) / rate(other, mode, n) for n in CONCURRENCY)
+                least = min(rate(ours, mode, n) / rate(other, mode, n) for n in CONCURRENCY)
                 told[f"{mode}_least_times_{other}"] = round(least, 2)
     if ("direct", "json", 1) in by_key:
-        told["json_added_p50_ms_at_1"] = round(by_key["overspill", "json", 1]["added_p50_s"] * 1e3, 2)
-        told["stream_added_p50_ms_at_1"] = round(by_key["overspill", "stream", 1]["added_p50_s"] * 1e3, 2)
-    plain = by_key["overspill", "json", most]["cpu_s_a_request"]
+        told["json_added_p50_ms_at_1"] = round(by_key[ours, "json", 1]["added_p50_s"] * 1e3, 2)
+        told["stream_added_p50_ms_at_1"] = round(by_key[ours, "stream", 1]["added_p50_s"] * 1e3, 2)
+    plain = by_key[ours, "json", most]["cpu_s_a_request"]
     for mode in ("stream", "paced"):
-        if ("overspill", mode, most) in by_key:
-            more_s = by_key["overspill", mode, most]["cpu_s_a_request"] - plain
+        if (ours, mode, most) in by_key:
+            more_s = by_key[ours, mode, most]["cpu_s_a_request"] - plain
             told[f"{mode}_cpu_us_a_token_at_{most}"] = round(more_s * 1e6 / (STREAM_TOKENS - 1), 1)
     return told
 
@@ -203,9 +215,10 @@ def main() -> None:
             found.append(stack.enter_context(servers.running(command, cores[:1])))
         paced_folder = folder / "paced"
         paced_folder.mkdir()
-        if "overspill" in arguments.servers:
-            command = servers.overspill(paced_folder, "overspill", engines[1].port)
-            paced.append(stack.enter_context(servers.running(command, cores[:1])))
+        for name in OURS:
+            if name in arguments.servers:
+                command = MAKERS[name](paced_folder, engines[1].port)
+                paced.append(stack.enter_context(servers.running(command, cores[:1])))
         against = arguments.against_rev or None
         if against is not None:
             tree = stack.enter_context(servers.checkout_of(against))

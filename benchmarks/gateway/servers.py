@@ -14,11 +14,12 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
+from benchmarks.compiled import trees
 from benchmarks.gateway.stub import MODEL
 from benchmarks.live.litellm import install as install_litellm
 from benchmarks.live.venvs import installed
@@ -77,6 +78,13 @@ def overspill(folder: Path, name: str, upstream_port: int, checkout: Path = HERE
     )
     argv = [sys.executable, "overspill.py", "edge", "run", "--config", str(config)]
     return Command(name, argv, port, "/v1/models", checkout=checkout)
+
+
+def overspill_compiled(folder: Path, upstream_port: int) -> Command:
+    """The same with its router compiled, in a copy of its own: made in some minutes, kept while no source changes."""
+    tree = trees()["compiled"]
+    command = overspill(folder, "overspill-compiled", upstream_port, tree)
+    return replace(command, environment={"PYTHONPATH": os.pathsep.join((str(tree), str(HERE)))})
 
 
 def overspill_cloud(folder: Path, upstream_port: int) -> Command:

@@ -1,4 +1,4 @@
-"""Answers that are sent whole: gathered to their end."""
+"""An answer in one piece: its chunks, gathered to their end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from router.base.errors import ReplicaBroken
+from router.values.answer import tapped
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.logprobs import TokenLogprob
 from router.values.task import Embeddings, Passed
@@ -32,30 +33,52 @@ class Whole(msgspec.Struct, frozen=True):
     reasoning: str = ""
 
 
+class _Gathered:
+    """What came so far. It is a `router.values.answer.Tap`: a token that only lengthens it wakes nobody."""
+
+    full = False
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._thoughts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: list[TokenLogprob] = []
+        self._tokens = 0
+        self._cached_tokens: int | None = None
+
+    def give(self, chunks: list[TokenChunk]) -> None:
+        for chunk in chunks:
+            self.add(chunk)
+
+    def add(self, chunk: TokenChunk) -> None:
+        if self._cached_tokens is None and (not self._pieces or chunk.finish_reason is not None):
+            self._cached_tokens = chunk.cached_tokens
+        self._pieces.append(chunk.text)
+        self._thoughts.append(chunk.reasoning)
+        self._logprobs += chunk.logprobs
+        self._prompt_logprobs += chunk.prompt_logprobs
+        self._tokens += chunk.tokens
+
+    def whole(self, last: TokenChunk, finish_reason: FinishReason, prompt_tokens: int) -> Whole:
+        """Return the answer that ends with `last`, which was added."""
+        usage = Usage(last.prompt_tokens or prompt_tokens, self._tokens, self._cached_tokens, last.details)
+        told = (tuple(self._logprobs), tuple(self._prompt_logprobs))
+        return Whole("".join(self._pieces), finish_reason, usage, *told, "".join(self._thoughts))
+
+
 async def collect(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) -> Whole:
     """Gather an answer to its end.
 
     Raises:
         ReplicaBroken: it ended without a finish reason.
     """
-    pieces: list[str] = []
-    thoughts: list[str] = []
-    logprobs: list[TokenLogprob] = []
-    prompt_logprobs: list[TokenLogprob] = []
-    tokens = 0
-    cached_tokens: int | None = None
+    gathered, source = _Gathered(), tapped(chunks)
+    if source is not None:
+        source.tap(gathered)
     async for chunk in chunks:
-        if not pieces or chunk.finish_reason is not None:
-            cached_tokens = chunk.cached_tokens if cached_tokens is None else cached_tokens
-        pieces.append(chunk.text)
-        thoughts.append(chunk.reasoning)
-        logprobs += chunk.logprobs
-        prompt_logprobs += chunk.prompt_logprobs
-        tokens += chunk.tokens
+        gathered.add(chunk)
         if chunk.finish_reason is not None:
-            usage = Usage(chunk.prompt_tokens or prompt_tokens, tokens, cached_tokens, chunk.details)
-            told = (tuple(logprobs), tuple(prompt_logprobs))
-            return Whole("".join(pieces), chunk.finish_reason, usage, *told, "".join(thoughts))
+            return gathered.whole(chunk, chunk.finish_reason, prompt_tokens)
     raise unfinished()
 
 

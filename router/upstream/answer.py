@@ -197,12 +197,12 @@ class OpenStream:
             self._cached_tokens = usage.told_cached_tokens(self._prompt_tokens or self._call.context_tokens)
 
     def _take_text(self, event: Event, chunks: list[TokenChunk]) -> None:
-        text = event.text
+        text, thought, ends = event.told()
         if self._calls is not None:
             text = self._calls.write([text, *event.calls])
-        if event.ends:
+        if ends:
             self._last, self._last_text = event, text
-        elif (chunk := self._told(event, text)) is not None:
+        elif (chunk := self._told(event, text, thought)) is not None:
             chunks.append(chunk)
 
     @property
@@ -220,14 +220,19 @@ class OpenStream:
         text, reason = self._last_text, self._last.finish_reason
         if self._calls is not None and reason is FinishReason.STOP:
             text += self._calls.finish()
-        chunks.append(self._told(self._last, text, reason, counted) or self._chunk(text, reason, counted))
+        thought = self._last.told()[1]
+        chunks.append(self._told(self._last, text, thought, reason, counted) or self._chunk(text, reason, counted))
 
     def _told(
-        self, event: Event, text: str, finish: FinishReason | None = None, prompt_tokens: int | None = None
+        self,
+        event: Event,
+        text: str,
+        thought: str,
+        finish: FinishReason | None = None,
+        prompt_tokens: int | None = None,
     ) -> TokenChunk | None:
         """Return what an event tells of the answer, None for nothing; the prompt is no part of its text."""
         top = self._logprobs
-        thought = event.reasoning
         if thought:
             return self._chunk(text, finish, prompt_tokens, thought)
         if self._plain:

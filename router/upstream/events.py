@@ -21,6 +21,7 @@ _MAX_EVENT_BYTES = 4 * 1024 * 1024
 _MAX_NAME_CHARS = 128
 _MAX_COUNTS = 32
 _FIELD = b"data:"
+_DONE = b"[DONE]"
 
 
 class _Function(msgspec.Struct, gc=False):
@@ -99,19 +100,19 @@ class Event(msgspec.Struct, gc=False):
         choice = _Choice(text=text, finish_reason=None if finish is None else finish.value)
         return cls(choices=[choice], usage=ToldUsage(completion_tokens=tokens), done=finish is not None, cut=cut)
 
-    @property
-    def text(self) -> str:
-        if not self.choices:
-            return ""
-        choice = self.choices[0]
-        return (choice.delta.content if choice.delta is not None else choice.text) or ""
+    def told(self) -> tuple[str, str, bool]:
+        """Return its text, what the model thought, and whether it tells a finish reason: asked of every token at once.
 
-    @property
-    def reasoning(self) -> str:
-        """What the model thought: `reasoning` of vLLM, `reasoning_content` of others; what is no text is nothing."""
-        delta = self.choices[0].delta if self.choices else None
-        told = None if delta is None else delta.reasoning or delta.reasoning_content
-        return told if isinstance(told, str) else ""
+        Thoughts are `reasoning` of vLLM, `reasoning_content` of others; what is no text is nothing.
+        """
+        if not self.choices:
+            return "", "", False
+        choice = self.choices[0]
+        delta, ends = choice.delta, choice.finish_reason is not None
+        if delta is None:
+            return choice.text or "", "", ends
+        thought = delta.reasoning or delta.reasoning_content
+        return delta.content or "", thought if isinstance(thought, str) else "", ends
 
     def logprobs(self, top: int) -> tuple[TokenLogprob, ...]:
         """What it tells of its tokens, with at most `top` alternatives each."""
@@ -132,12 +133,6 @@ class Event(msgspec.Struct, gc=False):
         if not self.choices or self.choices[0].finish_reason is None:
             return None
         return FinishReason.LENGTH if self.choices[0].finish_reason == "length" else FinishReason.STOP
-
-    @property
-    def ends(self) -> bool:
-        """Whether it tells a finish reason."""
-        choices = self.choices or ()
-        return len(choices) > 0 and choices[0].finish_reason is not None
 
     @property
     def error_message(self) -> str | None:
@@ -174,12 +169,12 @@ class EventParser:
 
 
 def _event(line: bytes) -> Event:
-    payload = line[len(_FIELD) :].strip()
-    if payload == b"[DONE]":
-        return Event(done=True)
+    payload = line[len(_FIELD) :]
     try:
         return _event_decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if payload.strip() == _DONE:
+            return Event(done=True)
         return Event(error=f"an event that is no completion chunk: {error}")
 
 

@@ -70,6 +70,7 @@ def test_what_others_add_is_told_against_the_engine_alone() -> None:
         for mode in ("json", "stream"):
             samples["direct", mode, callers] = [Sample(1000, 1.0, 0.1, [0.001] * 1000)]
             samples["overspill", mode, callers] = [Sample(100 + callers, 1.0, 0.1, [0.002] * 100)]
+            samples["overspill-compiled", mode, callers] = [Sample(200 + callers, 1.0, 0.1, [0.0015] * 100)]
             samples["old", mode, callers] = [Sample(50, 1.0, 0.1, [0.004] * 50)]
             samples["litellm", mode, callers] = [Sample(10, 1.0, 0.5, [0.02] * 10)]
     samples["overspill", "paced", 64] = [Sample(164, 1.0, 0.2, [0.002] * 100)]
@@ -78,6 +79,8 @@ def test_what_others_add_is_told_against_the_engine_alone() -> None:
     assert told["json_times_old_at_64"] == pytest.approx(164 / 50, abs=0.01)
     assert told["stream_least_times_litellm"] == pytest.approx(10.1, abs=0.01)
     assert told["json_added_p50_ms_at_1"] == pytest.approx(1.0)
+    assert told["compiled_json_added_p50_ms_at_1"] == pytest.approx(0.5)
+    assert told["compiled_json_least_times_litellm"] == pytest.approx(20.1, abs=0.01)
     assert told["json_least_rise"] == pytest.approx(116 / 101, abs=0.01)
     paced_us = (0.2 / 164 - 0.1 / 164) * 1e6 / (STREAM_TOKENS - 1)
     assert told["paced_cpu_us_a_token_at_64"] == pytest.approx(paced_us, abs=0.1)

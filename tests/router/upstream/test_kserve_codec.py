@@ -66,7 +66,7 @@ def events(found: TextModel, pieces: list[bytes], headers: dict[str, str] | None
 
 
 def text_of(got: list[Event]) -> str:
-    return "".join(event.text for event in got)
+    return "".join(event.told()[0] for event in got)
 
 
 def tokens_of(got: list[Event]) -> int:

@@ -162,7 +162,7 @@ def test_null_is_no_choice_and_no_alternative() -> None:
         b'data: {"choices":[{"delta":{"content":"a"},"logprobs":{"content":[%s]}}]}\n' % entry
     )
     usage, token = EventParser().feed(lines)
-    assert (usage.error_message, usage.text, usage.finish_reason) == (None, "", None)
+    assert (usage.error_message, usage.told(), usage.finish_reason) == (None, ("", "", False), None)
     assert usage.usage is not None
     assert usage.usage.told_tokens(9) == 3
     assert [entry.top for entry in token.logprobs(2)] == [()]
