@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 from hypothesis import given
@@ -31,7 +31,7 @@ class Scripted:
     def tap(self, tap: Tap) -> None:
         self.taps.append(tap)
 
-    def __aiter__(self) -> AsyncGenerator[TokenChunk, None]:
+    def __aiter__(self) -> AsyncIterator[TokenChunk]:
         return self._rest
 
     async def _read(self, chunks: list[tuple[TokenChunk, bool]]) -> AsyncGenerator[TokenChunk, None]:
