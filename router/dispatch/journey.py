@@ -300,8 +300,9 @@ class Journey:
                 self.route = self._route(attempt, origin)
         if chunk.cached_tokens is not None and self._cached_tokens is None and not self.counts_own_text:
             self._cached_tokens = chunk.cached_tokens
-        if chunk.finish_reason is not None:
+        if chunk.prompt_tokens is not None:
             self._prompt_tokens = chunk.prompt_tokens
+        if chunk.finish_reason is not None:
             self._cap = _cap_of(attempt, origin)
             self._window_left = attempt.info.context_tokens - self._accepted.least_prompt_tokens
         if chunk.tokens and not attempt.overdue:

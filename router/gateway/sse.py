@@ -81,12 +81,13 @@ class ChoiceEvents:
     def begin(self, chunk: TokenChunk) -> bytes:
         """Return the events of the first chunk: the role, the echoed prompt and the first text, all at once.
 
-        The first event's running usage tells a tier below how much of the prompt was cached, before it learns from the
-        time that the first token took.
+        The first event's running usage tells a tier below how long the prompt is and how much of it was cached, before
+        it learns from the time that the first token took.
         """
         self.begun = True
         self._cached_tokens = chunk.cached_tokens
-        usage = Usage(self.usage.prompt_tokens, 0, chunk.cached_tokens)
+        usage = Usage(chunk.prompt_tokens or self.usage.prompt_tokens, 0, chunk.cached_tokens)
+        self.usage = replace(self.usage, prompt_tokens=usage.prompt_tokens)
         start = self._encoder.start(self._told(usage))
         if self._extras.echo is not None:
             line = self._extras.logprobs

@@ -210,13 +210,17 @@ class OpenStream:
         """Tokens of the prompt, as they were told last."""
         return None if self._usage is None else self._usage.told_prompt_tokens(self._call.context_tokens)
 
+    @property
+    def _counted_prompt(self) -> int | None:
+        """Tokens of the caller's prompt, as far as they were told; a continuation's count holds the text before it."""
+        return None if self._call.request.continuation else self._prompt_tokens
+
     def _finish(self, chunks: list[TokenChunk]) -> None:
         """Add the last chunk; a stream without one has failed, after what came before."""
         if self._last is None:
             self._failure = self._failure or "the stream ended without a finish reason"
             return
-        # A continuation's count holds the text before it: no count of the caller's prompt.
-        counted = None if self._call.request.continuation else self._prompt_tokens
+        counted = self._counted_prompt
         text, reason = self._last_text, self._last.finish_reason
         if self._calls is not None and reason is FinishReason.STOP:
             text += self._calls.finish()
@@ -260,6 +264,8 @@ class OpenStream:
         if self._began and finish is None:
             return TokenChunk(text, tokens, reasoning=thought) if thought else TokenChunk(text, tokens)
         origin, self._origin, self._began = self._origin, None, True
+        if finish is None:
+            prompt_tokens = self._counted_prompt
         details = None if finish is None or self._usage is None else self._usage.details
         return TokenChunk(
             text, tokens, finish, prompt_tokens, origin, self._cached_once(), details=details, reasoning=thought

@@ -40,7 +40,8 @@ class TokenChunk(msgspec.Struct, frozen=True):
         text: new text, possibly empty (a token can end in the middle of a UTF-8 character or of a stop string).
         tokens: how many generated tokens this chunk stands for.
         finish_reason: set on the last chunk only, and always set there; a stream that ends without it broke.
-        prompt_tokens: set on the last chunk by a replica that counted the prompt itself, else None.
+        prompt_tokens: set on the last chunk by a replica that counted the prompt itself, and on the first one by an
+            upstream that tells it with each event, else None.
         logprobs: of the tokens that `text` shows, where they were asked for.
         prompt_logprobs: of the prompt's tokens, set on the first chunk where they were asked for.
         cached_tokens: how many tokens of the prompt were in a KV cache already and not computed: set on the first chunk

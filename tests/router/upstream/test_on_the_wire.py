@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import httpx
 from aiohttp import web
 
@@ -11,6 +14,7 @@ from tests.support.passed_chain import passing
 from tests.support.waiting import until
 
 OWN_KEY = "key-of-the-backend"
+PROMPT_TOKENS = 91
 CALLERS = {
     "authorization": "Bearer key-of-the-caller",
     "cookie": "session=secret",
@@ -70,3 +74,30 @@ async def test_a_backend_hears_the_question_and_nothing_of_who_asks() -> None:
         assert told.items() >= (FORWARDED.items() if asked else set()), path
         assert "secret" not in str(told), path
     assert "alice" not in str(server.bodies)
+
+
+class Counting(ForeignServer):
+    """Tells with each event how long the prompt is, as vLLM does where it is asked to."""
+
+    @staticmethod
+    async def _send(reply: web.StreamResponse, event: dict[str, Any]) -> None:
+        told = event.get("usage", {}).get("completion_tokens", 1)
+        usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": told}
+        await ForeignServer._send(reply, {**event, "usage": usage})
+
+
+async def test_the_length_of_the_prompt_is_the_same_on_each_hop_and_in_each_event() -> None:
+    """Neither tier has the model's tokenizer: what they estimate is nobody's usage once the server has counted."""
+    server = Counting()
+    streamed = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **streamed}
+    async with server:
+        backend = entry(urls=(server.url,))
+        async with passing(backend) as tiers:
+            for tier in tiers:
+                async with httpx.AsyncClient(base_url=tier.url, timeout=20) as http:
+                    reply = await http.post("/v1/chat/completions", json=asked)
+                events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: {")]
+                told = [json.loads(event)["usage"]["prompt_tokens"] for event in events]
+                assert len(told) >= 4
+                assert set(told) == {PROMPT_TOKENS}, told
