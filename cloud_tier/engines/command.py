@@ -15,6 +15,7 @@ import msgspec
 from cloud_tier.engines.settings import CloudBackend, VllmSettings
 from router.base.errors import ConfigError
 from router.base.extras import install
+from router.base.json_input import UNREADABLE
 
 _RUN_AS_MODULE = ("-m", "vllm.entrypoints.cli.main")
 _ONE = 1
@@ -147,7 +148,7 @@ def window_of(model: VllmSettings) -> int | None:
     try:
         config = msgspec.json.decode((Path(model.model).expanduser() / "config.json").read_bytes())
         told_tokens = config["max_position_embeddings"]
-    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+    except (OSError, *UNREADABLE, KeyError, TypeError):
         return None
     return told_tokens if type(told_tokens) is int and told_tokens > 0 else None
 

@@ -23,6 +23,8 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from router.base.errors import ConfigError, OverspillError
 from router.base.tls import client_context
 
+MAX_INBOUND_BYTES = 1024 * 1024
+"""Announced to the broker, which then drops longer messages: no device fills the memory of who reads all of them."""
 _ADDRESS = re.compile(
     r"(?:(?P<scheme>mqtts?)://)?(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:/\[\]]+))(?::(?P<port>\d+))?/?"
 )
@@ -223,7 +225,11 @@ class BrokerConnection:
         )
 
     def _connect(self) -> None:
-        self._paho().connect(self.address.host, self.address.port, keepalive=30, clean_start=True)
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        properties.MaximumPacketSize = MAX_INBOUND_BYTES
+        self._paho().connect(
+            self.address.host, self.address.port, keepalive=30, clean_start=True, properties=properties
+        )
 
     async def _leave(self) -> None:
         client, self._client = self._client, None  # the last reference: paho closes its sockets when it goes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,10 +12,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cloud_tier.fleet.operator import Event
-from cloud_tier.fleet.table import FoldingTable, Row
+from cloud_tier.fleet.table import FoldingTable, Row, said
 from cloud_tier.fleet.view import OR_UNREADABLE, DeviceView
+from router.base.json_input import UNREADABLE
+from router.base.json_output import as_json
 from router.fleetwire.documents import BadDocument, Telemetry, decode_as, utc_now
 from router.fleetwire.overrides import delta
+from router.fleetwire.strict_json import is_deep
 
 STATE_STYLE = {
     "applied": "green",
@@ -39,10 +41,10 @@ def devices_as_table(views: Iterable[DeviceView]) -> RenderableType:
     """Return one row for each device, and the sum of them."""
     views = list(views)
     rows = [Row([*_standing(view), view.status.at if view.status else ""], _note(view)) for view in views]
-    said = summary(views)
+    summed = summary(views)
     if any(view.astray for view in views):
-        said += "; `overspill fleet republish` gives the broker back what is in force where it is stale or gone"
-    return Group(FoldingTable("device", (*_STANDING, ("since", 24)), rows), Text(said, style="bold"))
+        summed += "; `overspill fleet republish` gives the broker back what is in force where it is stale or gone"
+    return Group(FoldingTable("device", (*_STANDING, ("since", 24)), rows), Text(summed, style="bold"))
 
 
 def device_as_json(view: DeviceView) -> dict[str, Any]:
@@ -77,10 +79,13 @@ def summary(views: Iterable[DeviceView]) -> str:
 
 
 def event_as_json(event: Event) -> str:
-    """Return one line of JSON; a payload that is no JSON is given as text."""
+    """Return one line of JSON; a payload that is no JSON, or nested without end, is given as text."""
     try:
         payload = msgspec.json.decode(event.payload) if event.payload else None
-    except (msgspec.DecodeError, RecursionError):
+        readable = not is_deep(payload)
+    except UNREADABLE:
+        readable = False
+    if not readable:
         payload = event.payload.decode("utf-8", "replace")
     line = {
         "at": utc_now(),
@@ -90,7 +95,7 @@ def event_as_json(event: Event) -> str:
         "retained": event.retained,
         "payload": payload,
     }
-    return json.dumps(line, ensure_ascii=False)
+    return as_json(line)
 
 
 @dataclass(slots=True)
@@ -148,7 +153,7 @@ def _standing(view: DeviceView) -> list[str | Text]:
         Text(view.connection, style=_CONNECTION_STYLE[view.connection]),
         str(view.desired.version) if view.desired else "-",
         "-" if reported is None else str(reported.applied_version or "file"),
-        Text(view.state, style=STATE_STYLE.get(view.state, "")),
+        said(view.state, STATE_STYLE.get(view.state, "")),
     ]
 
 

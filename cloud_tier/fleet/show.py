@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cloud_tier.fleet.listing import STATE_STYLE
-from cloud_tier.fleet.table import as_text
+from cloud_tier.fleet.table import as_text, said
 from cloud_tier.fleet.view import UNREADABLE, DeviceView
 from router.fleetwire.documents import Response
 from router.fleetwire.overrides import delta, leaves
@@ -79,7 +79,7 @@ def _overrides(view: DeviceView) -> RenderableType:
         differs = key in desired and desired[key] != have.get(key)
         # A key that is no longer desired goes back to the file's value once the device has read so.
         cells = (_shown(desired, key), _shown(have, key))
-        rows.append((key, cells[0], Text(cells[1], style="red" if differs else "")))
+        rows.append((key, cells[0], said(cells[1], "red" if differs else "")))
     return _table(titles, rows)
 
 
@@ -113,17 +113,17 @@ def _status_line(view: DeviceView) -> Text:
         return Text("status: unknown, although the device has reported", style="yellow")
     style = "green" if view.online else "red"
     words = f"status: {view.status.state} ({view.status.reason}) since {view.status.at}, birth {view.status.birth}"
-    return Text(words, style=style)
+    return said(words, style)
 
 
 def _desired_lines(view: DeviceView) -> list[Text]:
     if view.desired_error:
-        return [Text(f"desired: cannot be read: {view.desired_error}", style="red")]
+        return [said(f"desired: cannot be read: {view.desired_error}", "red")]
     if view.desired is None:
         return []
     by = f" by {view.desired.issued_by}" if view.desired.issued_by else ""
     at = view.desired.issued_at.isoformat(timespec="seconds")
-    return [Text(f"desired: version {view.desired.version}{by}, {at}")]
+    return [said(f"desired: version {view.desired.version}{by}, {at}")]
 
 
 def _reported_lines(view: DeviceView) -> list[Text]:
@@ -133,17 +133,17 @@ def _reported_lines(view: DeviceView) -> list[Text]:
     text = f"reported: version {reported.version or _ABSENT} {reported.state}"
     if reported.reason:
         text += f": {reported.reason}"
-    lines = [Text(text, style=STATE_STYLE.get(reported.state, ""))]
+    lines = [said(text, STATE_STYLE.get(reported.state, ""))]
     if reported.privacy_held:
-        lines.append(Text(f"privacy: every request stays on the device: {reported.privacy_held}", style="red"))
-    lines += [Text(f"model: {m.variant} ({m.state}) {m.digest[:19]}", style="dim") for m in reported.models]
+        lines.append(said(f"privacy: every request stays on the device: {reported.privacy_held}", "red"))
+    lines += [said(f"model: {m.variant} ({m.state}) {m.digest[:19]}", "dim") for m in reported.models]
     return lines
 
 
 def _live_lines(live: Response) -> Iterator[tuple[str | Text, ...]]:
     yield "answered", f"{live.at or _ABSENT}, birth {live.birth}"
     if live.error:
-        yield "error", Text(live.error, style="red")
+        yield "error", said(live.error, "red")
     if live.reported is not None:
         version = live.reported.applied_version
         yield "in force", f"version {version}" if version else "the file alone"
@@ -165,7 +165,7 @@ def _live_lines(live: Response) -> Iterator[tuple[str | Text, ...]]:
     for reason, count in sorted(snapshot.decisions.items()):
         yield f"decided {reason}", str(count)
     for error in snapshot.errors:
-        yield "wrong now", Text(error, style="red")
+        yield "wrong now", said(error, "red")
 
 
 def _megabytes(size_bytes: int | None) -> float | None:

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cloud_tier.fleet.many import Change
-from cloud_tier.fleet.table import FoldingTable, Row
+from cloud_tier.fleet.table import FoldingTable, Row, plain, said
 from cloud_tier.fleet.view import Outcome, Proposal
 from router.fleetwire.overrides import leaves
 
@@ -39,7 +39,7 @@ def change_as_text(device: str, proposal: Proposal, outcome: Outcome | None) -> 
     if outcome.kind == "applied":
         return f"{lead} applied"
     if outcome.kind == "timeout":
-        return f"{lead}{' published' if proposal.fresh else ''}; {outcome.reason}"
+        return f"{lead}{' published' if proposal.fresh else ''}; {plain(outcome.reason)}"
     return f"{lead} {outcome.kind}: {_reason(outcome)}"
 
 
@@ -92,12 +92,12 @@ def plan_as_table(changes: Sequence[Change]) -> RenderableType:
     for change in changes:
         version = f"{change.proposal.desired.version}" if change.proposal is not None and change.proposal.fresh else "-"
         edits = [f"{edit['key']}: {_json(edit['from'])} → {_json(edit['to'])}" for edit in _edits(change)]
-        failed = Text(change.outcome.reason, style="red") if change.outcome is not None else None
+        failed = said(change.outcome.reason, "red") if change.outcome is not None else None
         quiet = "nothing is published: it is desired already" if version == "-" else "the same again"
         rows.append(Row((change.device, change.view.connection, version), failed or "\n".join(edits) or quiet))
     touched = sum(change.proposal is not None and change.proposal.fresh for change in changes)
-    said = f"{touched} of {len(changes)} devices would get a new document; nothing was published"
-    return Group(FoldingTable("device", (("status", 7), ("version", 8)), rows), Text(said, style="bold"))
+    touch = f"{touched} of {len(changes)} devices would get a new document; nothing was published"
+    return Group(FoldingTable("device", (("status", 7), ("version", 8)), rows), Text(touch, style="bold"))
 
 
 def plan_as_json(changes: Sequence[Change]) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _json(value: object) -> str:
 
 def _reason(outcome: Outcome) -> str:
     hint = "; run the command again" if outcome.kind in {"conflict", "superseded"} else ""
-    return f"{outcome.reason}{hint}"
+    return f"{plain(outcome.reason)}{hint}"
 
 
 def _word(change: Change) -> str:

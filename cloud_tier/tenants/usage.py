@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from router.base.errors import ConfigError
+from router.base.json_input import UNREADABLE
 from router.client.tier import TierAddress
 from router.tenants.used import Counts, UsageRow, day_of
 
@@ -34,7 +35,7 @@ def ask_tier(address: TierAddress, since: str, until: str) -> list[UsageRow]:
         raise address.odd(reply)
     try:
         return msgspec.json.decode(reply.content, type=_Page).rows
-    except msgspec.DecodeError:
+    except UNREADABLE:
         raise address.stranger() from None
 
 

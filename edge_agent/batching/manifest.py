@@ -9,6 +9,7 @@ import msgspec
 
 from models.store.manifest import MANIFEST_FILE, FileDigest, read_regular
 from router.base.errors import ArtifactError
+from router.base.json_input import UNREADABLE
 
 FORMAT = "overspill-encoder"
 VERSION = 1
@@ -67,7 +68,7 @@ def read_encoder_manifest(directory: Path) -> EncoderManifest:
         manifest = msgspec.json.decode(read_regular(path), type=EncoderManifest)
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error.strerror}; {remedy}") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ArtifactError(f"{path} is not a valid manifest: {error}; {remedy}") from error
     if (manifest.format, manifest.version) != (FORMAT, VERSION):
         raise ArtifactError(

@@ -20,7 +20,7 @@ from edge_agent.fleet.commands import Responder
 from edge_agent.fleet.configurator import ApplyDesired, Configurator, Standing
 from edge_agent.fleet.description import Describe, SelfDescription, TakeSnapshot
 from edge_agent.fleet.state import StateDir
-from edge_agent.fleet.takeover import TakeoverGuard
+from edge_agent.fleet.takeover import Overwritten, TakeoverGuard
 from edge_agent.mqtt.backoff import Backoff
 from edge_agent.mqtt.config import FleetConfig
 from edge_agent.mqtt.connection import Connection, ConnectionEnded, End, Message, Outgoing, PublishRefused, Will
@@ -84,6 +84,7 @@ class FleetSession:
         self._life = uuid.uuid4().hex
         self._birth = 0
         self._takeover_guard = TakeoverGuard(self._life)
+        self._overwritten = Overwritten(self._announce_again)
         self._samples = 0
         self._reports = 0
         self._state = StateDir(config.state_path())
@@ -141,6 +142,7 @@ class FleetSession:
         if not self._tasks:
             return
         self._closing.set()
+        self._overwritten.close()
         connect, *others = self._tasks
         await timers.end(*others)
         await asyncio.wait({connect}, timeout=3 * _GOODBYE_S)
@@ -288,10 +290,12 @@ class FleetSession:
         ours = status is not None and (status.birth, status.session) == (self._birth, self._life)
         if status is not None and ours and status.state == "online":
             return
-        log.warning("a stale status was overwritten", birth=status.birth if status else None)
-        self._connection.publish(
-            Outgoing(self.address.topic("status"), encode(self._status("online", "birth")), retain=True)
-        )
+        self._overwritten.note(status)
+
+    def _announce_again(self) -> None:
+        if self._connection is not None:
+            payload = encode(self._status("online", "birth"))
+            self._connection.publish(Outgoing(self.address.topic("status"), payload, retain=True))
 
     async def _obey(self) -> None:
         while True:

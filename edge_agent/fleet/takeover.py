@@ -8,9 +8,17 @@ one keeps the name. On its first connection an agent never yields: what it sees 
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
+
 from router.fleetwire.documents import Status
+
+log = structlog.get_logger("edge_agent.fleet")
+
+_APART_S = 1.0
 
 
 @dataclass(slots=True)
@@ -42,3 +50,46 @@ class TakeoverGuard:
             return False
         seen, self._yielded_to = self._yielded_to, (found.session, found.birth)
         return seen != self._yielded_to  # the same birth as last time: it never came back, the name is free
+
+
+class Overwritten:
+    """Says again that a device is online where its status was overwritten: at once, and then once a second at most.
+
+    Two agents of one name, behind brokers that are bridged, would answer each other as fast as the network goes.
+    """
+
+    def __init__(self, announce: Callable[[], None]) -> None:
+        """Create it anywhere, use it on the event loop.
+
+        Args:
+            announce: publishes the status that holds.
+        """
+        self._announce = announce
+        self._pause: asyncio.TimerHandle | None = None
+        self._again = False
+        self._times = 0
+
+    def note(self, found: Status | None) -> None:
+        """Take a status that is not the last one of this agent; None for what is no status."""
+        self._times += 1
+        if self._times & (self._times - 1) == 0:  # the first, second, fourth, …: a flood fills no log
+            log.warning("a stale status was overwritten", birth=found.birth if found else None, times=self._times)
+        if self._pause is None:
+            self._speak()
+        else:
+            self._again = True
+
+    def close(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+
+    def _speak(self) -> None:
+        self._again = False
+        self._pause = asyncio.get_running_loop().call_later(_APART_S, self._rested)
+        self._announce()
+
+    def _rested(self) -> None:
+        self._pause = None
+        if self._again:
+            self._speak()

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from models.store import manifest as stored
 from models.store.manifest import MANIFEST_FILE, FileDigest, read_regular
 from router.base.errors import ArtifactError
+from router.base.json_input import UNREADABLE
 
 FORMAT = "overspill-onnx"
 VERSION = 1
@@ -91,7 +92,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise ArtifactError(f"cannot read {path}: {error.strerror}; {_remedy(directory)}") from error
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ArtifactError(f"{path} is not a valid manifest: {error}; {_remedy(directory)}") from error
     if (manifest.format, manifest.version) != (FORMAT, VERSION):
         raise ArtifactError(

@@ -21,6 +21,7 @@ from models.pipelines.pipeline import PipelinePlan
 from models.store.manifest import MANIFEST_FILE, read_regular
 from models.store.store import ModelStore
 from router.base.errors import ArtifactError
+from router.base.json_input import UNREADABLE
 from router.values.replica import ReplicaInfo
 from router.values.status import ReplicaFacts
 from router.values.tensors import Signature, TensorSpec
@@ -115,7 +116,7 @@ class _Artifacts:
         folder = self.store.artifact_dir(variant)
         try:
             told = msgspec.json.decode(read_regular(folder / MANIFEST_FILE), type=_Manifest)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise ArtifactError(f"cannot read {folder / MANIFEST_FILE}: {error}") from error
         if told.format == ENCODER:
             ids, mask = TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("mask", "FP32", (-1,))

@@ -167,7 +167,7 @@ def read_json(path: Path) -> dict[str, Any]:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(tree, dict):
         raise ArtifactError(f"{path}: holds a {type(tree).__name__}, not an object")

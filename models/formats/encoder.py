@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from models.formats.safetensors import SafetensorsFile
 from router.base.errors import ArtifactError
+from router.base.json_input import UNREADABLE
 
 Array = npt.NDArray[np.float32]
 Count = Annotated[int, msgspec.Meta(gt=0)]
@@ -137,7 +138,7 @@ def read_encoder_config(directory: Path) -> EncoderConfig:
         config = msgspec.json.decode(path.read_bytes(), type=EncoderConfig)
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error.strerror}; pull the model again") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ArtifactError(f"{path}: no configuration of an encoder: {error}") from error
     known = (config.model_type, config.hidden_act, config.position_embedding_type)
     if known != ("bert", "gelu", "absolute"):

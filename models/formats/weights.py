@@ -191,7 +191,7 @@ class _HfSource:
         if index.is_file():
             try:
                 self._shard_of = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ArtifactError(f"{index}: not a safetensors index: {error!r}; pull the model again") from error
             missing = sorted({shard for shard in self._shard_of.values() if not (directory / shard).is_file()})
             if missing:

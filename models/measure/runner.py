@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from models.store.manifest import MANIFEST_FILE
 from router.base.errors import ArtifactError
+from router.base.json_input import UNREADABLE
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -56,7 +57,7 @@ class OnnxRunner:
         manifest_path = directory / MANIFEST_FILE
         try:
             manifest = msgspec.json.decode(manifest_path.read_bytes())
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise ArtifactError(
                 f"cannot read {manifest_path}: {error}; export or quantize the variant again"
             ) from error

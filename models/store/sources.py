@@ -13,6 +13,7 @@ import msgspec
 from models.catalogue.families import Source
 from models.store import fetch, wheel
 from router.base.errors import ArtifactError
+from router.base.json_input import UNREADABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Trusted:
         if path.is_file():
             try:
                 self._digests = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 raise ArtifactError(f"{path}: damaged; delete it to trust the sources' files anew") from error
 
     def check(self, key: str, digest: str) -> None:
@@ -108,7 +109,7 @@ def _earlier(target: Path, memo: Path) -> fetch.Download | None:
         return None
     try:
         return msgspec.json.decode(memo.read_bytes(), type=fetch.Download)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE):
         return None
 
 

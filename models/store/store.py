@@ -27,6 +27,7 @@ from models.store.fetch import Progress, Silence
 from models.store.manifest import MANIFEST_FILE, Listing, read_regular, verify_files
 from models.store.sources import Trusted, bring
 from router.base.errors import ArtifactError, ArtifactMissing
+from router.base.json_input import UNREADABLE
 
 if TYPE_CHECKING:
     from models.formats.weights import Weights
@@ -125,7 +126,7 @@ class ModelStore:
             raise ArtifactMissing(
                 f"`{family.name}` is not in {where(self.root)}; run: overspill models pull {family.name}"
             ) from error
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ArtifactError(f"{path}: damaged; run: overspill models pull {family.name} --force") from error
 
     def source_sha256(self, family: str | Family) -> str:

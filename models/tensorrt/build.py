@@ -33,6 +33,7 @@ from models.store.manifest import MANIFEST_FILE
 from router.base.cuda import first_gpu
 from router.base.errors import ArtifactError, InvalidRequest
 from router.base.extras import install
+from router.base.json_input import UNREADABLE
 
 if TYPE_CHECKING:
     from models.catalogue.families import Variant
@@ -254,7 +255,7 @@ def _reuse(record: Path) -> Engine | None:
     try:
         entry = msgspec.json.decode(record.read_bytes())["engine"]
         engine = Engine(**{**entry, "plan": record.parent / entry["plan"], "reused": True})
-    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+    except (OSError, *UNREADABLE, KeyError, TypeError):
         return None
     whole = engine.plan.is_file() and engine.plan.stat().st_size == engine.plan_bytes
     return engine if whole else None

@@ -1,15 +1,28 @@
-"""What a command prints with `--json`: one value, indented, in UTF-8."""
+"""What a command prints with `--json`: one value in UTF-8, of which nothing changes what a terminal shows."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 
+_ACTS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # what is below a blank JSON escapes itself
 
-def print_json(value: object) -> None:
-    """Write `value` to stdout.
+
+def as_json(value: object, *, indent: int | None = None) -> str:
+    """Return a value as JSON for people: other letters as they are, but for those that a terminal obeys.
 
     Raises:
         TypeError: JSON has no form for it.
     """
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return _ACTS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def print_json(value: object) -> None:
+    """Write `value` to stdout, indented.
+
+    Raises:
+        TypeError: JSON has no form for it.
+    """
+    sys.stdout.write(as_json(value, indent=2) + "\n")

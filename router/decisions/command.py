@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
 
-import msgspec
 import typer
 
 from router.base.errors import ConfigError, InvalidRequest
+from router.base.json_input import UNREADABLE
 from router.base.json_output import print_json
 from router.client.tier import EDGE_URL, KEY_VARIABLE, TierAddress
 from router.decisions.explain import five_lines
@@ -86,5 +86,5 @@ def fetch(request_id: str, url: str, key: str, ca_file: Path | None = None) -> D
         raise tier.odd(reply)
     try:
         return decode(reply.content)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise tier.stranger() from error

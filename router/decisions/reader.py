@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
-
 from router.base.errors import ConfigError
+from router.base.json_input import UNREADABLE
 from router.decisions.line import Decision, decode
 from router.decisions.pseudonyms import Pseudonyms, key_path
 from router.decisions.rotation import rotated
@@ -93,7 +92,7 @@ class DecisionReader:
                 continue
             try:
                 decision = decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except UNREADABLE:
                 self.skipped += 1
                 continue
             self.read += 1

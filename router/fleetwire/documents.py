@@ -26,8 +26,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from router.base.errors import ConfigError, OverspillError
+from router.base.json_input import UNREADABLE
 from router.base.shapes import Misfit, dotted, misfit, value_at
-from router.fleetwire.strict_json import NotStrictJson, parse_object
+from router.fleetwire.strict_json import MAX_DEPTH, NotStrictJson, is_deep, parse_object
 
 MAX_DOCUMENT_BYTES = 64 * 1024
 MAX_VERSION = 2**53 - 1
@@ -57,6 +58,8 @@ OVERRIDABLE: dict[str, frozenset[str] | None] = {
 T = TypeVar("T")
 
 Version = Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSION)]
+Whole = Annotated[int, msgspec.Meta(ge=-MAX_VERSION, le=MAX_VERSION)]
+"""What devices tell: whoever reads it may compute with it, and write it."""
 Utc = Annotated[dt.datetime, msgspec.Meta(tz=True)]
 
 
@@ -96,7 +99,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     variant: str
     digest: str = ""
-    rung: int = 0
+    rung: Whole = 0
     state: str = "loaded"
     reason: str = ""
 
@@ -126,20 +129,25 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     state: str
-    version: int | None = None
+    version: Whole | None = None
     digest: str = ""
     reason: str = ""
     key: str = ""
-    applied_version: int | None = None
+    applied_version: Whole | None = None
     applied_digest: str = ""
-    handled_version: int = -1
+    handled_version: Whole = -1
     overrides: dict[str, Any] = {}
     effective: dict[str, Any] = {}
     privacy_held: str = ""
     agent_version: str = ""
     models: tuple[ModelReport, ...] = ()
-    birth: int = 0
+    birth: Whole = 0
     reported_at: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what those who show it could not walk through; msgspec tells where it stands."""
+        if is_deep(self.overrides) or is_deep(self.effective):
+            raise ValueError(f"`overrides` or `effective` is nested deeper than {MAX_DEPTH} levels")
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -153,7 +161,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     state: Literal["online", "offline"]
-    birth: int
+    birth: Whole
     session: str
     reason: str = ""
     agent_version: str = ""
@@ -174,8 +182,8 @@ class ReplicaTelemetry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """Load of one replica."""
 
     replica_id: str
-    running: int = 0
-    queued: int = 0
+    running: Whole = 0
+    queued: Whole = 0
     available: bool = True
 
 
@@ -191,9 +199,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     load: float | None = None
     replicas: tuple[ReplicaTelemetry, ...] = ()
     temperature_c: float | None = None
-    memory_rss_bytes: int | None = None
-    memory_available_bytes: int | None = None
-    decisions: dict[str, int] = {}
+    memory_rss_bytes: Whole | None = None
+    memory_available_bytes: Whole | None = None
+    decisions: dict[str, Whole] = {}
     errors: tuple[str, ...] = ()
 
 
@@ -209,10 +217,10 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str
     at: str
     uptime_s: float
-    birth: int
+    birth: Whole
     snapshot: Snapshot
-    outbox_pending: int = 0
-    outbox_dropped: int = 0
+    outbox_pending: Whole = 0
+    outbox_dropped: Whole = 0
 
 
 class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -226,7 +234,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     command: str
     error: str = ""
-    birth: int = 0
+    birth: Whole = 0
     at: str = ""
     reported: Reported | None = None
     snapshot: Snapshot | None = None
@@ -326,7 +334,7 @@ def decode_as(payload: bytes, shape: type[T]) -> T:
         raise BadDocument(f"{shape.__name__}: {len(payload)} bytes, over the limit of {4 * MAX_DOCUMENT_BYTES}")
     try:
         return msgspec.json.decode(payload, type=shape)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadDocument(f"{shape.__name__}: {error}") from error
 
 

@@ -37,7 +37,8 @@ def parse_object(payload: bytes) -> dict[str, Any]:
         raise NotStrictJson(f"the document is not valid JSON: {error}") from error
     if not isinstance(tree, dict):
         raise NotStrictJson(f"the document is a JSON {type(tree).__name__}, not an object")
-    _check_depth(tree)
+    if is_deep(tree):
+        raise NotStrictJson(f"the document is nested deeper than {MAX_DEPTH} levels")
     return tree
 
 
@@ -61,7 +62,8 @@ def _finite(text: str) -> float:
     return number
 
 
-def _check_depth(tree: dict[str, Any]) -> None:
+def is_deep(tree: object) -> bool:
+    """Whether tables and arrays are nested deeper than `MAX_DEPTH`: whoever walks them may run out of stack."""
     level: list[Any] = [tree]
     for _ in range(MAX_DEPTH):
         level = [
@@ -70,5 +72,5 @@ def _check_depth(tree: dict[str, Any]) -> None:
             for child in (node.values() if isinstance(node, dict) else node if isinstance(node, list) else ())
         ]
         if not level:
-            return
-    raise NotStrictJson(f"the document is nested deeper than {MAX_DEPTH} levels")
+            return False
+    return True

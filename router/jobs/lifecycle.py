@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from router.jobs import batches, events
 from router.jobs.answers import not_run, refused
-from router.jobs.database import Database
+from router.jobs.database import Database, failed
 from router.jobs.errors import NoSuchJob, StorageFailed
 from router.jobs.files import Files, Incoming
 from router.jobs.lines import Checked, LineFault, LineRules, body_of, check, faults_as_json
@@ -108,9 +108,11 @@ class Lifecycle:
         try:
             await self._database.run(lambda c: self._files.get(c, batch.owner, batch.input_file_id))
             checked = await asyncio.to_thread(check, self._files.path(batch.input_file_id), batch.id, rules)
-        except (NoSuchJob, OSError):
+        except (NoSuchJob, FileNotFoundError):
             fault = LineFault("file_not_found", f"file `{batch.input_file_id}` is gone", param="input_file_id")
             checked = Checked(faults=[fault])
+        except OSError as error:  # it is there, and may be read the next time
+            raise failed(error) from error
         now_s = int(self._wall())
         if checked.faults:
             await self._fail(batch, checked.faults, now_s)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from router.base.json_input import UNREADABLE
 from router.jobs.records import Line
 
 _MOST_FAULTS = 1_000
@@ -187,7 +188,7 @@ def body_of(path: Path, line: Line) -> bytes:
         raw = file.read(line.size)
     try:
         return bytes(_fields.decode(raw)["body"])
-    except (msgspec.DecodeError, KeyError) as error:
+    except (*UNREADABLE, KeyError) as error:
         raise OSError(f"line {line.number} of {path.name} has changed on the disk") from error
 
 

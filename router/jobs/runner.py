@@ -64,6 +64,7 @@ class Runner:
         self._tasks: dict[Line, asyncio.Task[None]] = {}
         self._asking: dict[Line, None] = {}  # in the order of their begin
         self._stopping: set[Line] = set()
+        self._unreadable: set[str] = set()  # why lines could not be read, since one could
         self._steps: dict[str, asyncio.Task[None]] = {}
         self._begun_at_s = 0.0
         self._held_up = 0
@@ -272,8 +273,12 @@ class Runner:
             return
         try:
             body = await asyncio.to_thread(self._lifecycle.body_of, there, line)
+            self._unreadable.clear()
         except OSError as error:
             self._asking.pop(line, None)
+            if error.errno is not None and not isinstance(error, FileNotFoundError):
+                self._put_back(line, error)
+                return
             await self._committer.commit(failed(line, _unreadable(error)))
             return
         told = await self._ask(Call(request_id(line), there.owner, there.endpoint, body, _headers(there)))
@@ -282,6 +287,14 @@ class Runner:
         if told.status in _MAY_PASS and not await self._is_final(line, told):
             return
         await self._committer.commit(answered(line, told.status, request_id(line), told.body))
+
+    def _put_back(self, line: Line, error: OSError) -> None:
+        """Run a line later whose file cannot be read now: the disk, or this process that has too many open."""
+        why = str(error.strerror)
+        if why not in self._unreadable:
+            self._unreadable.add(why)
+            log.warning("lines cannot be read, and run later", line=request_id(line), why=why)
+        self._agenda.back(line, self._clock.now_s() + _STEP_RETRY_S)
 
     async def _is_final(self, line: Line, told: Told) -> bool:
         """Whether a failure that may pass has come too often; if not, the line is due again later.

@@ -11,8 +11,11 @@ import httptools
 
 from router.base.errors import in_words
 
-MAX_HEAD_BYTES = 256 * 1024
-"""Of the fields of one response; a load report of many variants is one long line."""
+MAX_FIELD_BYTES = 256 * 1024
+"""Between two pieces of a body, and before the first: fields of the head, trailers, what frames chunks.
+
+A load report of many variants is one long line.
+"""
 _READ_AHEAD_BYTES = 128 * 1024
 _BODILESS = frozenset({204, 304})
 
@@ -89,11 +92,13 @@ class Connection(asyncio.Protocol):
             return
         except httptools.HttpParserError as error:
             if not exchange.arrived:
-                self._break(TransportError(f"this is no HTTP response: {in_words(exchange.too_large or error)}"))
+                self._break(TransportError(f"this is no HTTP response: {in_words(error)}"))
                 return
             exchange.surplus = True
         if exchange.arrived:
             self._finish(exchange)
+        elif exchange.is_all_fields(len(data)):  # the parser keeps a line until its end, which may never come
+            self._break(TransportError(f"this is no HTTP response: its fields are larger than {MAX_FIELD_BYTES} bytes"))
         else:
             exchange.was_read()
 
@@ -133,10 +138,6 @@ class Connection(asyncio.Protocol):
             lost(self)
 
 
-class _HeadTooLargeError(Exception):
-    """The fields of a response are larger than `MAX_HEAD_BYTES`."""
-
-
 class Exchange:
     """The response to one request, fed by the parser of its connection.
 
@@ -153,7 +154,8 @@ class Exchange:
     __slots__ = (
         "_connection",
         "_error",
-        "_head_bytes",
+        "_field_bytes",
+        "_had_body",
         "_heard",
         "_pieces",
         "_waiter",
@@ -167,14 +169,14 @@ class Exchange:
         "paused",
         "status",
         "surplus",
-        "too_large",
     )
 
     def __init__(self, connection: Connection) -> None:
         self.parser: httptools.HttpResponseParser
         self._connection = connection
         self._error: Exception | None = None
-        self._head_bytes = 0
+        self._field_bytes = 0
+        self._had_body = False
         self._heard: Callable[[], bool] | None = None
         self._pieces: deque[bytes] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -187,7 +189,6 @@ class Exchange:
         self.paused = False
         self.status = 0
         self.surplus = False
-        self.too_large: Exception | None = None
 
     # ── what a caller asks of it ────────────────────────────────────────────────────────────────────────────────────
 
@@ -287,10 +288,6 @@ class Exchange:
         self.surplus = self._whole
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self.too_large = _HeadTooLargeError(f"its head is larger than {MAX_HEAD_BYTES} bytes")
-            raise self.too_large
         key, text, headers = name.decode("latin-1").lower(), value.decode("latin-1"), self.headers
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
 
@@ -310,6 +307,7 @@ class Exchange:
     def on_body(self, data: bytes) -> None:
         if self._whole:
             return
+        self._had_body = True
         self._pieces.append(data)
         self.left_bytes += len(data)
         if self.left_bytes > _READ_AHEAD_BYTES and not self.paused:
@@ -317,6 +315,12 @@ class Exchange:
             self._connection.pause()
         if self._heard is None:
             self._wake()
+
+    def is_all_fields(self, read_bytes: int) -> bool:
+        """Whether one read more, of so many bytes, has brought nothing of the body, and they were too many by now."""
+        self._field_bytes = 0 if self._had_body else self._field_bytes + read_bytes
+        self._had_body = False
+        return self._field_bytes > MAX_FIELD_BYTES
 
     def was_read(self) -> None:
         """All that came with one read has been told."""

@@ -23,6 +23,7 @@ from router.upstream.foreign import ForeignServer, Served, Surroundings
 from router.upstream.handshake import HandshakeTrace
 from router.upstream.kserve_codec import KServeCodec
 from router.upstream.kserve_model import Metadata, TextModel, TritonConfig, text_model
+from router.upstream.probing import UNCOMPRESSED, ask
 from router.upstream.replica import Condition, UpstreamReplica
 from router.upstream.server import ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
@@ -94,7 +95,10 @@ class KServeServer(ForeignServer):
     async def __aenter__(self) -> KServeServer:
         # Metrics may be elsewhere: no key goes there, and one that hangs takes nothing from the probes.
         self._metrics_client = httpx.AsyncClient(
-            headers={"user-agent": user_agent()}, verify=self._tls, trust_env=False, timeout=_METRICS_S
+            headers={"user-agent": user_agent(), **UNCOMPRESSED},
+            verify=self._tls,
+            trust_env=False,
+            timeout=_METRICS_S,
         )
         await super().__aenter__()
         return self
@@ -295,7 +299,7 @@ class KServeServer(ForeignServer):
 
     async def _load(self) -> TritonLoad:
         try:
-            reply = await self._metrics_client.get(self._metrics_url) if self._exports else None
+            reply = await ask(self._metrics_client, "GET", self._metrics_url) if self._exports else None
         except httpx.HTTPError as error:
             reply = None
             if self._metrics_url not in self._told_of:
@@ -304,7 +308,7 @@ class KServeServer(ForeignServer):
         if reply is None or reply.status_code != 200:
             self._exports = False  # until it is discovered again
             return TritonLoad({})
-        return read_triton_load(reply.text)
+        return read_triton_load(reply.content.decode("utf-8", "replace"))
 
 
 def _metrics_url(base_url: str, configured: str) -> str:

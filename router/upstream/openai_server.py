@@ -20,9 +20,10 @@ from router.upstream.dialect import DIALECTS, PLAIN, dialect_of
 from router.upstream.exported import ExportedLoad, read_load
 from router.upstream.foreign import ForeignServer, Served, Surroundings
 from router.upstream.handshake import HandshakeTrace
+from router.upstream.probing import ProbeReply
 from router.upstream.refusals import retry_after_s
 from router.upstream.seen_slots import SeenSlots
-from router.upstream.server import ProbeReply, ServerOptions
+from router.upstream.server import ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
 from router.values.feature import MEDIA, Feature
 from router.values.replica import ReplicaInfo, SpeedPrior

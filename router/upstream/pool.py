@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
+import os
 import socket
 import ssl
 from collections import deque
@@ -15,6 +17,7 @@ import aiohappyeyeballs
 
 from router.base.clock import Clock
 from router.base.errors import in_words
+from router.base.shortage import leaves_no_files, own_shortage
 from router.base.timers import within
 from router.upstream.connection import Connection, TransportError
 
@@ -27,7 +30,7 @@ class NotConnectedError(TransportError):
 
 
 class PoolExhaustedError(TransportError):
-    """Every connection of the pool stayed in use."""
+    """Every connection of the pool stayed in use, or this process may open no more of them."""
 
 
 @dataclass(slots=True)
@@ -88,7 +91,7 @@ class ConnectionPool:
         """Return a connection for one request, which gives itself back.
 
         Raises:
-            PoolExhaustedError: none became free in time.
+            PoolExhaustedError: none became free in time, or can be opened.
             NotConnectedError: the server cannot be reached.
         """
         connection = self._take_idle()
@@ -165,7 +168,8 @@ class ConnectionPool:
             if isinstance(error, asyncio.TimeoutError):
                 raise NotConnectedError("no connection within the time limit") from None
             if isinstance(error, OSError):
-                raise NotConnectedError(in_words(error)) from error
+                shortage = own_shortage(error)
+                raise PoolExhaustedError(shortage) if shortage else NotConnectedError(in_words(error)) from error
             raise
         trace.connect_s, trace.connected = self._clock.now_s() - began_s, True
         return connection
@@ -177,6 +181,8 @@ class ConnectionPool:
             await self._look_up(), happy_eyeballs_delay=_SECOND_FAMILY_S, loop=loop
         )
         try:
+            if leaves_no_files(sock):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # noqa: TRY301 - told where others are
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _, connection = await loop.create_connection(
                 lambda: self._noted(made, Connection(self._freed, lost, kept=kept)),

@@ -20,12 +20,14 @@ from router.base.build import user_agent
 from router.base.clock import Clock
 from router.base.credentials import url_fault
 from router.base.errors import ConfigError, InvalidRequest, in_words
+from router.base.shortage import own_shortage
 from router.base.timers import end, within
 from router.base.tls import client_context
 from router.signals.credit_account import CreditAccount
 from router.upstream.call import UpstreamRequest
 from router.upstream.handshake import HandshakeTrace
 from router.upstream.polling import PollSchedule
+from router.upstream.probing import UNCOMPRESSED, ProbeReply, ask
 from router.upstream.replica import Condition, UpstreamReplica
 from router.upstream.silence import LostNews
 from router.upstream.source import SourceHooks
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger("router.gateway")
 
 _REDISCOVER_EVERY_POLLS = 30
-_MAX_REPLY_BYTES = 8 * 1024 * 1024  # of a probe; a list of models, or a page of metrics, has some hundred kilobytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +71,6 @@ class ServerOptions:
     probe_timeout_s: float = 3.0
     max_connections: int = 512
     keepalive_expiry_s: float = 4.0
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeReply:
-    """What a probe got, read whole."""
-
-    status_code: int
-    headers: httpx.Headers
-    content: bytes
 
 
 class PolledServer(abc.ABC):
@@ -176,7 +168,7 @@ class PolledServer(abc.ABC):
         options = self._options
         return httpx.AsyncClient(
             base_url=self.endpoint,
-            headers={"user-agent": user_agent(), **self._headers},
+            headers={"user-agent": user_agent(), **self._headers, **UNCOMPRESSED},
             verify=self._tls,
             trust_env=False,
             follow_redirects=False,
@@ -258,8 +250,18 @@ class PolledServer(abc.ABC):
             self._refused = False
             self._missed(f"no answer to a probe within {self._options.probe_timeout_s:g} s", silent=True)
         except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            shortage = own_shortage(error)
+            if shortage:
+                self._untold(shortage)
+                return
             self._refused = isinstance(error, httpx.ConnectError)
             self._missed(in_words(error), silent=False)
+
+    def _untold(self, why: str) -> None:
+        """A probe could not be sent: that says nothing of the server."""
+        if why not in self._said:
+            self._said.add(why)
+            log.warning("upstream not probed", endpoint=self.endpoint, why=why)
 
     def _answers(self) -> int:
         """Chunks that requests have got from it so far: live traffic proves that it can be reached."""
@@ -283,13 +285,7 @@ class PolledServer(abc.ABC):
         Raises:
             httpx.HTTPError: nothing came, or too much.
         """
-        body = bytearray()
-        async with self._probe_client.stream(method, path, **more) as reply:
-            async for piece in reply.aiter_bytes():
-                body += piece
-                if len(body) > _MAX_REPLY_BYTES:
-                    raise httpx.HTTPError(f"{method} {path}: more than {_MAX_REPLY_BYTES >> 20} MiB in reply")
-        return ProbeReply(reply.status_code, reply.headers, bytes(body))
+        return await ask(self._probe_client, method, path, **more)
 
     async def _models(self) -> bytes:
         """Return what `GET /v1/models` says.

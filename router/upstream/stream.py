@@ -135,8 +135,8 @@ async def send_request(
             response = await client.send(sent.method, sent.path, sent.body, sent.headers, trace)
     except SilentError as error:
         raise ReplicaUnreachable(f"{call.who}: no answer: {error}") from None
-    except PoolExhaustedError:
-        raise Unavailable(f"{call.who}: every connection is in use", retry_after_s=1.0) from None
+    except PoolExhaustedError as error:
+        raise Unavailable(f"{call.who}: {error}", retry_after_s=1.0) from None
     except UnsendableError as error:
         raise InvalidRequest(f"{call.who}: the request cannot be written as HTTP: {error}") from error
     except NotConnectedError as error:

@@ -28,6 +28,7 @@ from edge_agent.runtime.protocol import RuntimeRequest
 from router.base.cuda import Cuda, Gpu, first_gpu
 from router.base.errors import ArtifactError, ConfigError
 from router.base.extras import install
+from router.base.json_input import UNREADABLE
 
 _MODULES = ("tensorrt", "tensorrt_rtx")
 _LOG_LINES = 20
@@ -99,7 +100,7 @@ def find_plan(trt: Any, manifest: Manifest, request: RuntimeRequest, gpu: Gpu | 
     for path in folder.glob(f"{manifest.variant}-*.json"):
         try:
             record = msgspec.json.decode(path.read_bytes(), type=_Record)
-        except (OSError, msgspec.DecodeError):  # cut short or of another kind: not ours to use
+        except (OSError, *UNREADABLE):  # cut short or of another kind: not ours to use
             continue
         same_files = all(
             name in manifest.files and manifest.files[name].sha256 == digest for name, digest in record.key.onnx.items()

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from edge_agent.fleet.description import Description
 from edge_agent.fleet.session import FleetSession
+from edge_agent.fleet.takeover import Overwritten
 from edge_agent.mqtt.config import FleetConfig
 from router.base.errors import ConfigError
 from router.fleetwire.documents import DesiredConfig, ModelReport, Snapshot
@@ -326,3 +328,25 @@ async def test_a_broken_sensor_or_description_does_not_silence_the_device(
         assert "sensor on fire" in said["effective"]["unknown"]
         await until(lambda: spy.payloads("telemetry"))
         assert "no snapshot" in spy.payloads("telemetry")[0]["snapshot"]["errors"][0]
+
+
+async def test_who_writes_over_a_status_again_and_again_is_not_answered_each_time() -> None:
+    """Another agent of this name, behind a broker that is bridged, would answer each answer."""
+    said: list[None] = []
+    overwritten = Overwritten(lambda: said.append(None))
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(200):
+            overwritten.note(None)
+    assert len(said) == 1
+    assert len(logs) == 8
+    await until(lambda: len(said) == 2)
+    overwritten.close()
+
+
+async def test_a_status_that_is_no_text_is_overwritten(broker: Broker, spy: Spy, tmp_path: Path) -> None:
+    device = Device()
+    async with device.session(broker.port, tmp_path) as session:
+        await until(lambda: session.connected and spy.payloads("status"))
+        spy.publish(TOPIC + "status", b'{"state":"\xff"}', retain=True)
+        await until(lambda: any(b"\xff" in body for _, body, _ in spy.seen))
+        await until(lambda: b'"online"' in spy.seen[-1][1])

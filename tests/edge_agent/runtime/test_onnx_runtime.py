@@ -245,6 +245,8 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     ),
     "unlisted": _manifest(files={}),
     "no-json": lambda directory: (directory / "manifest.json").write_text("{"),
+    "no-text": lambda directory: (directory / "manifest.json").write_bytes(b'{"variant": "\xff"}'),
+    "no-end": lambda directory: (directory / "manifest.json").write_bytes(b"[" * 100_000),
     "no-manifest": lambda directory: (directory / "manifest.json").unlink(),
 }
 
@@ -264,6 +266,8 @@ def copied(artifact: Path, target: Path) -> Path:
         ("outside", "outside its directory"),
         ("unlisted", "lists no model.onnx"),
         ("no-json", "not a valid manifest"),
+        ("no-text", "not a valid manifest"),
+        ("no-end", "not a valid manifest"),
         ("no-manifest", "cannot read"),
     ],
 )

@@ -174,9 +174,10 @@ def test_damage_is_noticed_and_repaired(tmp_path: Path, server: FileServer) -> N
     with pytest.raises(ArtifactError, match="50 bytes instead of 1024000"):
         models.source_path("toy")
     assert models.pull("toy").read_bytes() == BODY
-    (path.parent / "source.json").write_text("{")
-    with pytest.raises(ArtifactError, match="damaged"):
-        models.source_path("toy")
+    for damage in (b"{", b"\0" * 512, b'{"uri": "\xff"}', b"[" * 100_000):
+        (path.parent / "source.json").write_bytes(damage)
+        with pytest.raises(ArtifactError, match="damaged"):
+            models.source_path("toy")
 
 
 def hub(server: FileServer, files: dict[str, bytes], commit: str = "c" * 40) -> Source:
@@ -476,12 +477,24 @@ def test_damaged_artifacts_are_noticed(tmp_path: Path) -> None:
         models.artifact_dir("toy-int8")
 
 
-@pytest.mark.parametrize("manifest", ["{", "[]", '{"files": 3}', '{"files": {"a": {"sha256": "short", "bytes": 1}}}'])
-def test_a_damaged_manifest_says_so(tmp_path: Path, manifest: str) -> None:
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"files": 3}',
+        b'{"files": {"a": {"sha256": "short", "bytes": 1}}}',
+        b'{"files": {"\xff": 1}}',
+        b'{"files": ' + b'{"a":' * 100_000,
+        b"\0" * 4096,
+    ],
+)
+def test_a_damaged_manifest_says_so(tmp_path: Path, manifest: bytes) -> None:
     models = store(tmp_path, Source(uri="file:/none"))
     with models.placing("toy-int8") as staging:
         fill(staging, b"whole")
-    (models.artifact_dir("toy-int8") / "manifest.json").write_text(manifest)
+    (models.artifact_dir("toy-int8") / "manifest.json").write_bytes(manifest)
     with pytest.raises(ArtifactError, match=r"manifest\.json: damaged.* --prepare --force"):
         models.check_artifact("toy-int8")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import structlog
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
@@ -292,6 +294,47 @@ async def test_a_database_without_room_stops_the_batch_and_lets_it_go_on(
         tier.jobs._database.run_here(lambda c: c.execute(text("PRAGMA max_page_count=1000000")).scalar_one())
         done = await ended(client, batch.id)
         assert done.request_counts.completed == 12
+
+
+@contextlib.contextmanager
+def _unreadable(path: Path) -> Iterator[None]:
+    """Let a file be one that is there and cannot be read, as on a disk that fails, or with too many files open."""
+    aside = path.with_name("aside")
+    path.rename(aside)
+    path.mkdir()
+    try:
+        yield
+    finally:
+        path.rmdir()
+        aside.rename(path)
+
+
+@pytest.mark.parametrize("when", ["checked", "run"])
+async def test_a_file_that_cannot_be_read_for_a_while_loses_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    monkeypatch.setattr("router.jobs.runner._STEP_RETRY_S", 0.05)
+    told = "a batch cannot go on" if when == "checked" else "lines cannot be read, and run later"
+    replica = Echo(slots=2)
+    async with job_tier(tmp_path, replica) as (_, client):
+        file = await client.files.create(file=as_file(LINES), purpose="batch")
+        path = tmp_path / "files" / file.id
+        if when == "run":
+            replica.gate.clear()
+            batch = await _batch(client, file.id)
+            await until(lambda: replica.running == 2)
+        with structlog.testing.capture_logs() as logs, _unreadable(path):
+            if when == "checked":
+                batch = await _batch(client, file.id)
+            replica.gate.set()
+            await until(lambda: any(entry["event"] == told for entry in logs))
+            assert await _ask(client, "online") == "online"
+        done = await ended(client, batch.id)
+        assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 24, 0)
+
+
+async def _batch(client: openai.AsyncOpenAI, file_id: str) -> Any:
+    return await client.batches.create(input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h")
 
 
 @pytest.mark.process

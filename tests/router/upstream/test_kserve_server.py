@@ -26,6 +26,7 @@ from router.values.replica import Place
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
 from router.values.template import no_renderers
+from tests.support.foreign_server import ForeignServer, endless, status
 from tests.support.gateway_fakes import gateway_deps, serving
 from tests.support.triton_like import Model, TritonLike
 from tests.support.waiting import until
@@ -318,6 +319,16 @@ async def test_an_llm_backend_tells_what_runs_and_what_room_there_is() -> None:
         replica = await replica_of(source)
         await until(lambda: replica.snapshot().running == 7)
         assert (replica.snapshot().queued, replica.snapshot().kv_free_tokens) == (2, 640)
+
+
+async def test_metrics_without_end_or_packed_do_no_harm() -> None:
+    for page in (endless, status(200, b"packed", content_encoding="gzip")):
+        async with ForeignServer() as exporter, TritonLike(text=Model()) as server:
+            exporter.pages["/metrics"] = page
+            kserve = {"metrics_url": exporter.url + "/metrics"}
+            async with backend(server, kserve=kserve) as source:
+                replica = await replica_of(source)
+                assert "".join([chunk.text async for chunk in replica.generate(ask())])
 
 
 async def test_metrics_that_are_not_there_do_no_harm() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import structlog
 from aiohttp import web
 
 from router.base.clock import MonotonicClock
@@ -24,6 +25,7 @@ from router.values.prompt import ChatPrompt, Message, TextPrompt, TokenPrompt
 from router.values.replica import Place
 from router.values.request import InferenceRequest, Locality, Objective
 from router.values.sampling import SamplingParams
+from tests.support.few_files import few_files
 from tests.support.foreign_server import LLAMA_METRICS, VLLM_METRICS, ForeignServer, endless, status
 from tests.support.waiting import until
 
@@ -359,6 +361,39 @@ async def test_metrics_that_are_none_cost_no_replica_its_health(page: Any) -> No
             await until(lambda: server.asked.count("/health") > seen + 3)
             assert replica.snapshot().available
             assert replica.snapshot().kv_free_tokens is None
+
+
+@pytest.mark.parametrize("packed", ["gzip", "deflate", "br", "GZIP, gzip"])
+async def test_a_probes_reply_is_never_unpacked(packed: str) -> None:
+    """A few kilobytes of it may be gigabytes."""
+    asked: list[str] = []
+
+    async def page(request: web.Request) -> web.Response:
+        asked.append(request.headers.get("accept-encoding", ""))
+        return web.Response(body=b"packed", headers={"content-encoding": packed})
+
+    async with ForeignServer(max_model_len=512) as server:
+        good, server.pages["/v1/models"] = server.pages["/v1/models"], page
+        async with behind(server) as client:
+            await until(lambda: "compressed" in client.condition.why)
+            server.pages["/v1/models"] = good
+            assert (await found(client)).info.context_tokens == 512
+    assert set(asked) == {"identity"}
+
+
+async def test_a_tier_that_may_open_no_more_files_takes_no_server_for_lost() -> None:
+    failures: list[str] = []
+    hooks = SourceHooks(probe_failed=lambda _, why: failures.append(why))
+    async with ForeignServer() as server, behind(server, replace(FAST, keepalive_expiry_s=0.01), hooks) as client:
+        replica = await found(client)
+        with structlog.testing.capture_logs() as logs, few_files(0):
+            await until(lambda: any(entry["event"] == "upstream not probed" for entry in logs))
+            seen = len(server.asked)
+            await asyncio.sleep(0.2)
+        assert replica.snapshot().available
+        assert failures == []
+        await until(lambda: len(server.asked) > seen)
+        assert len([entry for entry in logs if entry["event"] == "upstream not probed"]) == 1
 
 
 def _answers(*events: bytes) -> Callable[[web.Request], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import ssl
 import subprocess
@@ -27,6 +28,7 @@ from router.upstream.transport import (
     UnsendableError,
 )
 from tests.router.upstream.test_openai_server import ask
+from tests.support.few_files import few_files
 from tests.support.waiting import until
 
 CLOCK = MonotonicClock()
@@ -209,6 +211,58 @@ async def test_a_head_without_end_is_refused() -> None:
     async with Peer(endless).client() as client:
         with pytest.raises(TransportError, match="larger than"):
             await post(client)
+
+
+@pytest.mark.parametrize(
+    ("before", "again"),
+    [
+        pytest.param(b"HTTP/1.1 200 OK\r\nx: ", b"y" * 65536, id="value"),
+        pytest.param(b"HTTP/1.1 200 OK\r\n", b"y" * 65536, id="name"),
+        pytest.param(b"HTTP/1.1 200 ", b"y" * 65536, id="reason"),
+        pytest.param(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 2000, id="provisional"),
+        pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nx: ", b"y" * 65536, id="trailer"),
+        pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\nok\r\n2;x", b"y" * 65536, id="extension"),
+    ],
+)
+async def test_a_line_without_end_is_not_kept(before: bytes, again: bytes) -> None:
+    sent = 0
+
+    async def endless(writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(before)
+        while sent < 64 * 1024 * 1024:
+            writer.write(again)
+            sent += len(again)
+            await writer.drain()
+
+    peer = Peer(endless)
+    async with peer.client() as client:
+        with pytest.raises(TransportError, match="larger than"):
+            await read_all(await post(client))
+        await peer.lost.wait()
+    assert sent < 32 * 1024 * 1024, "what the sockets hold, and not all that there is"
+
+
+async def test_a_process_that_can_open_no_more_files_says_so_and_blames_nobody() -> None:
+    peer = Peer(whole)
+    async with peer.client() as client:
+        await read_all(await post(client))
+        with few_files(0):
+            assert await read_all(await post(client)) == b"ok", "over the connection that is open"
+            held = await client._pool.take(ConnectTrace(CLOCK))
+            with pytest.raises(PoolExhaustedError, match="this process can open no more connections"):
+                await post(client)
+        held.abort()
+        assert await read_all(await post(client)) == b"ok"
+
+
+async def test_the_last_files_are_left_to_others() -> None:
+    async with Peer(whole).client() as client:
+        with few_files(4):
+            with pytest.raises(PoolExhaustedError, match="this process can open no more connections"):
+                await post(client)
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        assert await read_all(await post(client)) == b"ok"
 
 
 async def test_a_server_is_told_to_wait_while_nobody_reads() -> None:
