@@ -249,9 +249,11 @@ class Outbox:
                         disk.execute("DELETE FROM outbox WHERE slot = ?", (row.slot,))
                     _insert(disk, row)
             self._use(disk)
-        except sqlite3.Error:
+        except sqlite3.Error as error:
             if disk is not None:
                 disk.close()
+            if type(error) is sqlite3.DatabaseError and _move_aside(self.path, error):
+                self._retry_at_s = 0.0  # it was damaged while it was in use: the next row begins a new one
             return
         memory.close()
         self._in_memory = False
@@ -260,22 +262,33 @@ class Outbox:
         log.info("the outbox is back on its disk", path=str(self.path), rows=len(rows))
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
-        """Keep a damaged file for the curious (one, the newest) and begin a new one."""
+        """Begin a new file in place of a damaged one."""
         path = self._path()
-        aside = path.with_name(path.name + ".damaged")
-        log.error("the outbox file is damaged; it is set aside", path=str(path), aside=str(aside), error=str(error))
         try:
-            path.replace(aside)
-            for suffix in ("-wal", "-shm"):
-                path.with_name(path.name + suffix).unlink(missing_ok=True)
+            if not _move_aside(path, error):
+                raise error
             self._use(_connect(path))
-        except (OSError, sqlite3.Error) as again:
+        except sqlite3.Error as again:
             self._fall_to_memory(sqlite3.OperationalError(str(again)))
 
     def _path(self) -> Path:
         if self.path is None:
             raise sqlite3.ProgrammingError("the outbox has no file")
         return self.path
+
+
+def _move_aside(path: Path, error: sqlite3.DatabaseError) -> bool:
+    """Keep a damaged file for the curious (one, the newest); returns whether the disk took that."""
+    aside = path.with_name(path.name + ".damaged")
+    log.error("the outbox file is damaged; it is set aside", path=str(path), aside=str(aside), error=str(error))
+    try:
+        path.replace(aside)
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+    except OSError as failed:
+        log.warning("the damaged outbox file stays where it is", error=str(failed))
+        return False
+    return True
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:

@@ -180,7 +180,7 @@ class ModelStore:
             listing = msgspec.json.decode(read_regular(folder / MANIFEST_FILE), type=Listing)
         except OSError as error:
             raise ArtifactMissing(f"no artifact of `{variant.name}` in {where(self.root)}; {remedy}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise ArtifactError(f"{folder / MANIFEST_FILE}: damaged ({error}); {remedy} --force") from error
         verify_files(folder, listing.files, f"{remedy} --force", digest=digest)
         return folder

@@ -41,6 +41,8 @@ _BUSY_S = 10.0
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FAILING_DISK = {*_NO_ROOM, errno.EROFS, errno.EIO}
 _FAILING = re.compile("full|disk I/O error", re.IGNORECASE)  # as SQLite words it
+_DAMAGED = re.compile("malformed|not a database", re.IGNORECASE)
+_REMEDY = "if the file is damaged, move it away: batches and files are then forgotten, and the files set aside"
 _OURS = (DataError, IntegrityError, NotSupportedError, ProgrammingError)  # mistakes of ours: the log has to show them
 
 
@@ -67,8 +69,8 @@ class Database:
         """Connect, and make the tables that are missing.
 
         Raises:
-            ConfigError: the URL is none, its driver is missing, or the database is another tier's, damaged or newer.
-            StorageFailed: the disk is full or fails; each `run` opens it again.
+            ConfigError: the URL is none, its driver is missing, or the database is another tier's, or newer.
+            StorageFailed: the disk is full or fails, or SQLite's file is damaged; each `run` opens it again.
         """
         try:
             with _told():
@@ -87,10 +89,11 @@ class Database:
         except (SQLAlchemyError, StorageFailed) as error:
             if isinstance(error, StorageFailed) and _is_failing_disk(error):
                 raise
+            if isinstance(error, StorageFailed) and _DAMAGED.search(error.message):
+                raise StorageFailed(f"{error.message}; {_REMEDY}", retry_after_s=_RETRY_S) from error
             why = str(error.orig) if isinstance(error, DBAPIError) else str(error)
             raise ConfigError(
-                f"jobs.database: cannot use {make_url(self._url).render_as_string()}: {why}; if the file is damaged, "
-                "move it away: batches and files are then forgotten, and the files set aside",
+                f"jobs.database: cannot use {make_url(self._url).render_as_string()}: {why}; {_REMEDY}",
                 param="jobs.database",
             ) from None
         self._engine = engine

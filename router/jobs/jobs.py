@@ -107,8 +107,8 @@ class Jobs:
             opening.callback(self._database.close)
             try:
                 await asyncio.to_thread(self._database.open)
-            except StorageFailed as error:  # others are served all the same: a full disk is no reason to stay away
-                log.warning("files, batches and deferred requests wait for their disk", why=error.message)
+            except StorageFailed as error:  # others are served all the same: a bad disk is no reason to stay away
+                log.warning("files, batches and deferred requests wait for their database", why=error.message)
             self._lifecycle = Lifecycle(self._database, self._files, self.settings, self._wall, self._max_line_bytes)
             following = self._calendar.follow(self._database, self._clock, self._look)
             for name, work in (("clean-up", self._clean_up()), ("calendar", following)):

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from router.base.errors import in_words
+from router.base.json_input import UNREADABLE
 from router.upstream.abilities import media_told, tasks_of
 from router.upstream.call import UpstreamRequest
 from router.upstream.dialect import DIALECTS, PLAIN, dialect_of
@@ -194,7 +195,7 @@ class OpenAIServer(ForeignServer):
         reply = await self._get("/openapi.json")
         try:
             return tasks_of(reply.content) if reply.status_code == 200 else GENERATES
-        except (msgspec.DecodeError, UnicodeDecodeError):  # a proxy's page, say: it serves all the same
+        except UNREADABLE:  # a proxy's page, say: it serves all the same
             return GENERATES
 
     async def _ask_about(self, card: _Card) -> Served:

@@ -223,6 +223,25 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     db.close()
 
 
+def test_a_file_that_comes_back_damaged_is_begun_anew(tmp_path: Path) -> None:
+    """It was set aside at a restart alone; until then all stayed in memory, however long that was."""
+    path = tmp_path / "o.db"
+    outbox = opened(path, retry_disk_s=0.0)
+    assert outbox.put(telemetry(1))
+    outbox._db.close()  # the disk fails
+    assert outbox.put(telemetry(2))
+    assert outbox.stats().in_memory
+    path.write_bytes(b"\x07" * 8192)
+    assert outbox.put(telemetry(3))
+    assert outbox.put(telemetry(4))
+    assert not outbox.stats().in_memory
+    assert (tmp_path / "o.db.damaged").exists()
+    outbox.close()
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT count(*) FROM outbox").fetchone() == (3,)
+    db.close()
+
+
 def _instructions(outbox: Outbox, rows: int) -> dict[str, int]:
     """Return how many steps of SQLite's machine each call takes beside so many rows."""
     db = outbox._db

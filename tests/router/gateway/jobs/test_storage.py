@@ -67,6 +67,23 @@ async def test_a_damaged_database_is_told(tmp_path: Path) -> None:
         assert "not a database" in told.value.message
 
 
+async def test_a_tier_starts_beside_a_damaged_database_and_uses_it_once_it_is_moved_away(tmp_path: Path) -> None:
+    async with job_tier(tmp_path) as (_, client):
+        kept = await client.files.create(file=("a.jsonl", b"acknowledged"), purpose="batch")
+    path = tmp_path / "jobs.sqlite"
+    path.write_bytes(b"\x07" * 8192)
+    async with job_tier(tmp_path) as (_, client):
+        assert (await client.chat.completions.create(**ASK)).choices[0].message.content == "word 0"
+        with pytest.raises(openai.InternalServerError, match="move it away") as told:
+            await client.batches.list()
+        assert (told.value.status_code, told.value.code) == (503, "storage_failed")
+        assert (tmp_path / "files" / kept.id).read_bytes() == b"acknowledged"
+        path.rename(tmp_path / "aside")
+        assert (await client.batches.list()).data == []
+        (aside,) = tmp_path.glob("files.of-a-lost-database-*")  # noqa: ASYNC240 - a folder in memory
+        assert (aside / kept.id).read_bytes() == b"acknowledged"
+
+
 @pytest.mark.parametrize("lost", [Path.unlink, partial(os.truncate, length=0)])
 async def test_files_whose_database_was_lost_are_set_aside(tmp_path: Path, lost: Callable[[Path], None]) -> None:
     async with job_tier(tmp_path) as (_, client):
