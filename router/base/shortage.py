@@ -7,10 +7,18 @@ from __future__ import annotations
 
 import errno
 import resource
-import socket
+from typing import Protocol
 
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_KEPT_FILES = 64  # for callers who come, health, databases and processes that begin
+_LEAST_SHARE = 4  # of a very low limit, no more than this part is kept
+
+
+class Opened(Protocol):
+    """A socket."""
+
+    def fileno(self) -> int:
+        """Return its number."""
+        ...
 
 
 def own_shortage(error: BaseException | None) -> str:
@@ -22,7 +30,11 @@ def own_shortage(error: BaseException | None) -> str:
     return ""
 
 
-def leaves_no_files(opened: socket.socket) -> bool:
-    """Whether a socket is one of the last few files that this process may open: the system gives the lowest number."""
+def is_among_last(opened: Opened, kept: int) -> bool:
+    """Whether a socket is among the last files that this process may open: the system gives the lowest number.
+
+    Args:
+        kept: so many files are for others.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft != resource.RLIM_INFINITY and opened.fileno() >= soft - min(_KEPT_FILES, soft // 4)
+    return soft != resource.RLIM_INFINITY and opened.fileno() >= soft - min(kept, soft // _LEAST_SHARE)

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from router.base.shortage import is_among_last
 from router.gateway.auth import ADMITTED, CERTIFICATE
 from router.gateway.client import CONNECTION
 from router.gateway.connection_table import ConnectionTable
@@ -28,6 +29,9 @@ from router.gateway.outbox import Outbox
 
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_TARGET_BYTES = 16 * 1024
+KEPT_FILES = 32
+"""Of what this process may open, so many are no connection's: where none is left, the event loop's library accepts
+whoever waits, and closes them all without a word."""
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _COME_BACK = b"retry-after: 1\r\nretry-after-ms: 1000\r\n"
 
@@ -136,7 +140,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         self._lingering = LingeringTransport(transport, self._has_unread_body, self._is_cut_off)
         super().connection_made(self._lingering)  # type: ignore[arg-type]  # it passes for one
-        if not self.config.table.opened(self):
+        crowded = is_among_last(transport.get_extra_info("socket"), KEPT_FILES)
+        if not self.config.table.opened(self, crowded=crowded):
             self._refuse(503, _COME_BACK)
         else:
             self._arm()

@@ -48,9 +48,14 @@ class ConnectionTable:
     def __len__(self) -> int:
         return len(self._addresses) + len(self._proven)
 
-    def opened(self, connection: Connection) -> bool:
-        """Take a new connection in; False if there is no room even so, and it must be told to come back."""
-        while len(self) >= self.max_connections or len(self._addresses) >= self._max_unproven:
+    def opened(self, connection: Connection, *, crowded: bool = False) -> bool:
+        """Take a new connection in; False if there is no room even so, and it must be told to come back.
+
+        Args:
+            crowded: the process may hardly open anything more, whatever else it has open: one has to go in any case.
+        """
+        while crowded or len(self) >= self.max_connections or len(self._addresses) >= self._max_unproven:
+            crowded = False
             leaving = self._least()
             if leaving is None:
                 return False

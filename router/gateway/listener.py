@@ -31,6 +31,9 @@ _BACKLOG = 2048
 _CLOSE_S = 2  # after the drain: what uvicorn may take to close connections
 _SPARE_FILES = 256  # sockets and pipes of engines, log files, the model store
 _LOOK_S = 0.01
+_ACCEPTED_AT_ONCE = 16
+"""libuv accepts one connection a turn for each handle. Beside long turns, whoever asks for health would wait behind
+hundreds of others who connected before."""
 
 
 def bind(host: str, port: int, table: str) -> socket.socket:
@@ -118,7 +121,8 @@ class Listener(uvicorn.Server):
         Raises:
             Exception: what ended the listener: instead of entering the block, or at its end.
         """
-        task = asyncio.create_task(self.serve(sockets=[bound] if self._tls is None else []), name="gateway")
+        more = [] if self._tls is not None else [bound.dup() for _ in range(_ACCEPTED_AT_ONCE - 1)]
+        task = asyncio.create_task(self.serve(sockets=[bound, *more] if self._tls is None else []), name="gateway")
         securing = [] if self._tls is None else self._secure(self._tls, bound)
         for one in securing:
             one.add_done_callback(lambda _: self._leave())
@@ -132,6 +136,8 @@ class Listener(uvicorn.Server):
             self.should_exit = True
             await end(*securing)
             await asyncio.wait({task})
+            for handle in more:
+                handle.close()
         task.result()
         for one in securing:
             if not one.cancelled():

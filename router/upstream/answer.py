@@ -23,6 +23,7 @@ _END_S = 0.25
 _USAGE_S = 1.0  # between the finish reason and what may follow it
 _MUCH_BYTES = 2048  # some events: to parse fewer takes no longer than to turn to others in between
 _FIRST_BYTES = 512
+_MOST_SAYING_NOTHING_BYTES = 8 * 1024 * 1024  # one event may have half of that
 
 
 class OpenStream:
@@ -51,6 +52,7 @@ class OpenStream:
         self._cut = False
         self._emitted = False
         self.received_bytes = 0
+        self._told_at_bytes = 0
         self.tokens = 0
         self._told_tokens: int | None = None
         self._usage: ToldUsage | None = None
@@ -110,8 +112,17 @@ class OpenStream:
     def _take_arrived(self, chunks: list[TokenChunk], enough_bytes: int | None = None) -> None:
         data = self._response.take(enough_bytes)
         if data:
-            self.received_bytes += len(data)
-            self._take(self._parser.feed(data), chunks)
+            self._parse(data, chunks)
+
+    def _parse(self, data: bytes, chunks: list[TokenChunk]) -> None:
+        """Turn what was received into chunks; who sends without end and says nothing keeps everybody's event loop."""
+        before = len(chunks)
+        self.received_bytes += len(data)
+        self._take(self._parser.feed(data), chunks)
+        if len(chunks) > before:
+            self._told_at_bytes = self.received_bytes
+        elif self._is_open and self.received_bytes - self._told_at_bytes > _MOST_SAYING_NOTHING_BYTES:
+            self._failure = f"{_MOST_SAYING_NOTHING_BYTES >> 20} MiB that say nothing"
 
     def _given(self) -> bool:
         """Give on what has arrived, while it is no more than text; what nobody took is the next to be taken."""
@@ -148,8 +159,7 @@ class OpenStream:
             if self._last is None:
                 self._failure = str(error)
             data = b""
-        self.received_bytes += len(data)
-        self._take(self._parser.feed(data), chunks)
+        self._parse(data, chunks)
         if not data and self._failure is None:
             self._take(self._parser.end(), chunks)
         return bool(data)

@@ -17,12 +17,13 @@ import aiohappyeyeballs
 
 from router.base.clock import Clock
 from router.base.errors import in_words
-from router.base.shortage import leaves_no_files, own_shortage
+from router.base.shortage import is_among_last, own_shortage
 from router.base.timers import within
 from router.upstream.connection import Connection, TransportError
 
 _SECOND_FAMILY_S = 0.25  # RFC 8305: how long an address of one family goes first
 _ADDRESSES_KEPT_S = 10.0
+_KEPT_FILES = 64  # for callers who come, health, databases and processes that begin: more than the door keeps
 
 
 class NotConnectedError(TransportError):
@@ -181,7 +182,7 @@ class ConnectionPool:
             await self._look_up(), happy_eyeballs_delay=_SECOND_FAMILY_S, loop=loop
         )
         try:
-            if leaves_no_files(sock):
+            if is_among_last(sock, _KEPT_FILES):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # noqa: TRY301 - told where others are
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _, connection = await loop.create_connection(

@@ -14,7 +14,9 @@ from collections.abc import Callable
 
 import structlog
 
+from router.base.shortage import is_among_last
 from router.base.timers import end
+from router.gateway.connection import KEPT_FILES
 from router.gateway.connection_table import ConnectionTable, Peer
 from router.gateway.tls.certificates import ServerCertificates
 from router.gateway.tls.plain import is_plain, refuse
@@ -63,7 +65,7 @@ class TlsAcceptor:
     def _begin(self, loop: asyncio.AbstractEventLoop, accepted: socket.socket, address: object) -> None:
         client = (str(address[0]), int(address[1])) if isinstance(address, tuple) else None
         handshake = _Handshake(client)
-        if not self._table.opened(handshake):
+        if not self._table.opened(handshake, crowded=is_among_last(accepted, KEPT_FILES)):
             accepted.close()  # to say why would take the handshake that there is no room for
             return
         handshake.task = task = loop.create_task(self._secure(loop, accepted, handshake), name="tls handshake")

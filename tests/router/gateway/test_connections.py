@@ -9,6 +9,7 @@ import json
 import logging
 import resource
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 
@@ -23,6 +24,7 @@ from router.gateway.connection import ConnectionLimits, GuardedProtocol
 from router.gateway.connection_table import ConnectionTable, address_of
 from router.gateway.lingering import LingeringTransport
 from router.gateway.listener import Listener, allow_open_files, bind
+from tests.support.few_files import few_files
 from tests.support.gateway_fakes import FAMILY, FakeDispatcher, gateway_deps
 from tests.support.waiting import until
 
@@ -219,6 +221,32 @@ def test_the_table_never_holds_more_than_it_may_and_forgets_nobody(steps: list[t
     for number in inside:
         table.lost(peers[number])
     assert len(table) == 0
+
+
+_CROWD = """
+import socket, sys
+crowd = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(100)]
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.process
+async def test_a_crowd_leaves_files_to_whoever_comes_whatever_else_the_process_has_open() -> None:
+    """The table may have room for thousands: what other connections and files take is not in it."""
+    async with gateway(ConnectionLimits()) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        crowd = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _CROWD, str(port), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert crowd.stdout is not None
+            with few_files(60):
+                assert await crowd.stdout.readline() == b"there\n"
+                for _ in range(3):
+                    assert (await client.get("/health/live", headers={"connection": "close"})).status_code == 200
+        finally:
+            crowd.kill()
+            await crowd.communicate()
 
 
 async def test_a_limit_on_open_files_bounds_the_connections() -> None:

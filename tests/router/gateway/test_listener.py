@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+import uvloop
 
 from router.gateway.connection import ConnectionLimits
 from router.gateway.listener import Listener, bind
@@ -96,3 +97,25 @@ async def test_a_body_that_is_dropped_whole_leaves_its_connection_usable(bound: 
             writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n" + b"x" * 100)
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
         writer.close()
+
+
+def test_many_who_connect_at_once_are_accepted_in_a_few_turns(bound: socket.socket) -> None:
+    """One a turn: beside long turns, whoever asked for health waited behind all of them."""
+    address, crowd = bound.getsockname(), [socket.socket() for _ in range(96)]
+
+    async def accepted() -> int:
+        listener = Listener(app, ConnectionLimits())
+        async with listener.running(bound):
+            for one in crowd:
+                one.connect(address)  # the kernel takes it, whatever the loop does
+            for _ in range(16):
+                await asyncio.sleep(0)
+            return len(listener._settings.table)
+
+    loop = uvloop.new_event_loop()
+    try:
+        assert loop.run_until_complete(accepted()) == len(crowd)
+    finally:
+        loop.close()
+        for one in crowd:
+            one.close()

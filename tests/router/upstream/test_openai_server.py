@@ -425,6 +425,28 @@ async def test_an_answer_that_is_none_has_failed(events: tuple[bytes, ...]) -> N
             await text_of(replica, ask())
 
 
+@pytest.mark.parametrize("event", [b"data: {}\n", b":\n", b'data: {"choices":[{"delta":{"content":""}}]}\n\n'])
+async def test_who_sends_without_end_and_says_nothing_has_failed(event: bytes) -> None:
+    sent = 0
+
+    async def page(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        reply = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await reply.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while sent < 256 * 1024 * 1024:
+                await reply.write(event * (65536 // len(event)))
+                sent += 65536
+        return reply
+
+    async with ForeignServer() as server, behind(server) as client:
+        replica = await found(client)
+        server.pages["/v1/chat/completions"] = page
+        with pytest.raises(ReplicaFailed, match="8 MiB that say nothing"):
+            await text_of(replica, ask())
+    assert sent < 64 * 1024 * 1024
+
+
 async def test_counts_that_cannot_be_are_not_believed() -> None:
     async with ForeignServer() as server, behind(server) as client:
         replica = await found(client)
