@@ -29,7 +29,7 @@ from router.gateway.outbox import Outbox
 
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_TARGET_BYTES = 16 * 1024
-KEPT_FILES = 32
+KEPT_FILES = 64
 """Of what this process may open, so many are no connection's: where none is left, the event loop's library accepts
 whoever waits, and closes them all without a word."""
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})

@@ -10,6 +10,8 @@ import structlog
 
 log = structlog.get_logger("router.gateway")
 
+_RELAXED = 0.75
+
 Peer = tuple[str, int] | None
 
 
@@ -35,7 +37,7 @@ class ConnectionTable:
     """
 
     def __init__(self, max_connections: int) -> None:
-        self.max_connections = max_connections
+        self.max_connections = self._fitting = max_connections
         self._max_unproven = max(1, max_connections // 2)
         self._addresses: dict[Connection, str] = {}  # of unproven ones
         self._unproven: defaultdict[str, dict[Connection, None]] = defaultdict(dict)  # oldest first
@@ -52,10 +54,14 @@ class ConnectionTable:
         """Take a new connection in; False if there is no room even so, and it must be told to come back.
 
         Args:
-            crowded: the process may hardly open anything more, whatever else it has open: one has to go in any case.
+            crowded: the process may hardly open anything more, whatever else it has open: no more than now fit beside
+                that, until many have gone.
         """
-        while crowded or len(self) >= self.max_connections or len(self._addresses) >= self._max_unproven:
-            crowded = False
+        if crowded:
+            self._fitting = max(1, len(self))
+        elif len(self) < _RELAXED * self._fitting:
+            self._fitting = self.max_connections
+        while len(self) >= self._fitting or len(self._addresses) >= self._max_unproven:
             leaving = self._least()
             if leaving is None:
                 return False

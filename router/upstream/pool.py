@@ -23,7 +23,7 @@ from router.upstream.connection import Connection, TransportError
 
 _SECOND_FAMILY_S = 0.25  # RFC 8305: how long an address of one family goes first
 _ADDRESSES_KEPT_S = 10.0
-_KEPT_FILES = 64  # for callers who come, health, databases and processes that begin: more than the door keeps
+_KEPT_FILES = 128  # for callers who come, health, databases and processes that begin: more than the door keeps
 
 
 class NotConnectedError(TransportError):

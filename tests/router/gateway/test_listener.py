@@ -101,7 +101,7 @@ async def test_a_body_that_is_dropped_whole_leaves_its_connection_usable(bound: 
 
 def test_many_who_connect_at_once_are_accepted_in_a_few_turns(bound: socket.socket) -> None:
     """One a turn: beside long turns, whoever asked for health waited behind all of them."""
-    address, crowd = bound.getsockname(), [socket.socket() for _ in range(96)]
+    address, crowd = bound.getsockname(), [socket.socket() for _ in range(64)]
 
     async def accepted() -> int:
         listener = Listener(app, ConnectionLimits())
