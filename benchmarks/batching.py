@@ -3,11 +3,12 @@
     python -m benchmarks batching -- [--variant V] [--sizes N ...] [--clients N] [--deadline-ms MS]
         [--rounds N] [--seconds S]
 
-**clients**: real agents over HTTP (`overspill edge run`), one a batch size, on the real MiniLM. Each of 64 clients
-sends a short text, waits for its vector, and sends the next one; each request says its deadline. The agents are asked
-by turns in one run, and only one is at work at a time. `in_time_per_s` counts answers that came within the deadline,
-by the client's watch; `gain` is over batches of 1. `batch` is the mean size of a batch; `agent_ms` and `clients_ms` are
-the CPU time that each answer took of the agent, and of all clients. With several texts a request, clients index
+**clients**: real servers over HTTP, one a batch size, on the real MiniLM: agents (`overspill edge run`) in 8 bits and
+in float32, and cloud tiers (`overspill cloud serve`) with torch, a thread each. Each of 64 clients sends a short text,
+waits for its vector, and sends the next one; each request says its deadline. The servers are asked by turns in one run,
+and only one is at work at a time. `in_time_per_s` counts answers that came within the deadline, by the client's watch;
+`gain` is over batches of 1. `batch` is the mean size of a batch; `server_ms` and `clients_ms` are the CPU time that
+each answer took of the server with all its processes, and of all clients. With several texts a request, clients index
 documents instead of asking questions.
 
 **ceiling**: the same texts through ONNX Runtime alone, in this process, without server, queue or tokenizer: inputs a
@@ -26,10 +27,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -39,10 +37,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import uvloop
 
 from benchmarks._embedding_clients import Clients
+from benchmarks._embedding_servers import Server, agent, cloud
 from edge_agent.batching.encoder import load_encoder, shape_of
 from edge_agent.batching.manifest import read_encoder_manifest
 from hardware_profiles.loader import RuntimeOptions
@@ -58,6 +56,7 @@ WORDS = tuple(
 )
 TEXT_WORDS = 4
 FLOAT32 = "all-minilm-l6-v2-fp32-onnx"
+TORCH = "all-minilm-l6-v2-fp32"
 POST_S = 0.010
 POST_WORKERS = 4
 PIPELINE_INPUTS = 600
@@ -69,73 +68,31 @@ def text_of(number: int) -> str:
     return f"{number} " + " ".join(WORDS[(number * 7 + step * step) % len(WORDS)] for step in range(TEXT_WORDS))
 
 
-@dataclass(frozen=True)
-class Agent:
-    """An agent that runs."""
-
-    process: psutil.Process
-    port: int
-
-
-@contextlib.contextmanager
-def agent(variant: str, max_size: int, folder: Path) -> Iterator[Agent]:
-    """Start an agent that serves `variant` in batches of at most `max_size`."""
-    log = (folder / f"agent-{max_size}.log").open("w+")
-    environment = {
-        **os.environ,
-        "OVERSPILL_EDGE__GATEWAY__PORT": "0",
-        "OVERSPILL_EDGE__AGENT__LOG_FORMAT": "json",
-        "OVERSPILL_EDGE__AGENT__CACHE_DIR": str(folder / "cache"),
-        "OVERSPILL_EDGE__MODELS__VARIANTS": json.dumps([variant]),
-        "OVERSPILL_EDGE__MODELS__PRELOAD": json.dumps([variant]),
-        "OVERSPILL_EDGE__MODELS__INTRA_OP_THREADS": "1",
-        "OVERSPILL_EDGE__MODELS__BATCHING__MAX_SIZE": str(max_size),
-    }
-    command = [sys.executable, "-m", "overspill", "edge", "run"]
-    with log, subprocess.Popen(command, stdout=log, stderr=log, env=environment) as process:
-        try:
-            yield Agent(psutil.Process(process.pid), _port(process, Path(log.name)))
-        finally:
-            process.terminate()
-
-
-def _port(process: subprocess.Popen[bytes], log: Path) -> int:
-    for _ in range(600):
-        for line in log.read_text().splitlines():
-            if '"serving"' in line:
-                return int(json.loads(line)["url"].rpartition(":")[2])
-        if process.poll() is not None:
-            raise SystemExit(f"the agent ended: {log.read_text()[-2000:]}")
-        time.sleep(0.1)
-    raise SystemExit("the agent did not start within 60 s")
-
-
 @dataclass
 class Seen:
-    """What the clients saw of one agent in all rounds, and what it cost.
+    """What the clients saw of one server in all rounds, and what it cost.
 
     Attributes:
-        agent_cpu_s: of the agent's process; batches, inputs: that its encoder computed.
+        server_cpu_s: of all its processes; batches, inputs: that its encoder computed.
     """
 
     max_size: int
-    process: psutil.Process
+    server: Server
     clients: Clients
-    agent_cpu_s: float = 0.0
+    server_cpu_s: float = 0.0
     batches: float = 0.0
     inputs: float = 0.0
 
     def press(self, seconds: float) -> None:
-        """Keep the agent busy for a while."""
+        """Keep the server busy for a while."""
         before = self._figures()
         uvloop.run(self.clients.press(seconds))
         cpu_s, batches, inputs = (after - then for after, then in zip(self._figures(), before, strict=True))
-        self.agent_cpu_s += cpu_s
+        self.server_cpu_s += cpu_s
         self.batches += batches
         self.inputs += inputs
 
     def _figures(self) -> tuple[float, float, float]:
-        times = self.process.cpu_times()
         told = httpx.get(f"http://127.0.0.1:{self.clients.port}/metrics").text.splitlines()
         lines = [line for line in told if 'stage="encode"' in line]
         batches, inputs = (
@@ -145,7 +102,7 @@ class Seen:
             )
             for name in ("count", "sum")
         )
-        return times.user + times.system, batches, inputs
+        return self.server.cpu_s, batches, inputs
 
     def row(self) -> dict[str, Any]:
         clients = self.clients
@@ -162,14 +119,14 @@ class Seen:
             "p50_ms": round(1e3 * statistics.median(latencies), 1),
             "p99_ms": round(1e3 * latencies[int(0.99 * (len(latencies) - 1))], 1),
             "batch": round(self.inputs / max(self.batches, 1), 1),
-            "agent_ms": round(1e3 * self.agent_cpu_s / len(latencies), 2),
+            "server_ms": round(1e3 * self.server_cpu_s / len(latencies), 2),
             "clients_ms": round(1e3 * clients.client_cpu_s / len(latencies), 2),
         }
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of an agent."""
+    """What is asked of a server."""
 
     variant: str
     clients: int
@@ -182,18 +139,18 @@ class Load:
         """Return the texts of one more request."""
         return [text_of(next(self.numbers)) for _ in range(self.texts)]
 
-    def of(self, agent: Agent, deadline_s: float) -> Clients:
-        """Return the clients of an agent."""
-        return Clients(agent.port, self.clients, self.variant, deadline_s, self.inputs)
+    def of(self, server: Server, deadline_s: float) -> Clients:
+        """Return the clients of a server."""
+        return Clients(server.port, self.clients, self.variant, deadline_s, self.inputs)
 
 
-def under_clients(agents: dict[int, Agent], load: Load, rounds: int) -> list[dict[str, Any]]:
-    """Ask the agents by turns."""
-    for one in agents.values():
+def under_clients(servers: dict[int, Server], load: Load, rounds: int) -> list[dict[str, Any]]:
+    """Ask the servers by turns."""
+    for one in servers.values():
         uvloop.run(load.of(one, 5.0).press(WARM_UP_S))
-    found = {size: Seen(size, one.process, load.of(one, load.deadline_s)) for size, one in agents.items()}
+    found = {size: Seen(size, one, load.of(one, load.deadline_s)) for size, one in servers.items()}
     for turn in range(rounds):
-        for size in agents if turn % 2 == 0 else reversed(agents):
+        for size in servers if turn % 2 == 0 else reversed(servers):
             found[size].press(load.seconds)
     return [seen.row() for seen in found.values()]
 
@@ -337,10 +294,11 @@ class Report:
 
 
 def compared(load: Load, sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """Start an agent for each batch size, ask them by turns, and say what larger batches gained."""
+    """Start a server for each batch size, ask them by turns, and say what larger batches gained."""
+    start = cloud if load.variant == TORCH else agent
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        agents = {size: stack.enter_context(agent(load.variant, size, Path(name))) for size in sizes}
-        found = under_clients(agents, load, rounds)
+        servers = {size: stack.enter_context(start(load.variant, size, Path(name))) for size in sizes}
+        found = under_clients(servers, load, rounds)
     one = found[0]["in_time_per_s"]
     print(f"\n{load.variant}: {load.clients} clients, {load.texts} text(s) a request, within {load.deadline_s:g} s")
     rows = [
@@ -365,7 +323,7 @@ def main() -> None:
     print("ONNX Runtime alone, one thread")
     table(alone)
     rows: list[dict[str, Any]] = []
-    for variant, texts in ((given.variant, 1), (given.variant, 8), (FLOAT32, 1)):
+    for variant, texts in ((given.variant, 1), (given.variant, 8), (FLOAT32, 1), (TORCH, 1)):
         load = Load(variant, given.clients, given.deadline_ms / 1e3 * texts, given.seconds, texts)
         rows += compared(load, (1, *given.sizes), given.rounds)
     post = asyncio.run(slow_stage(given.variant))

@@ -93,8 +93,10 @@ class Pace:
         if not self._seen:
             return 0.0
         wanted = _class(cost)
-        nearest = min(self._seen, key=lambda known: abs(known - wanted))
-        whole_s = self._seen[nearest] * math.pow(2.0, (wanted - nearest) / 2)
+        whole_s = self._seen.get(wanted)
+        if whole_s is None:
+            nearest = min(self._seen, key=lambda known: abs(known - wanted))
+            whole_s = self._seen[nearest] * math.pow(2.0, (wanted - nearest) / 2)
         return _SPREAD * whole_s * max(cost, 1) / (1 << wanted)
 
 
@@ -234,6 +236,8 @@ class Waiting(Generic[I]):
         for share in (_SLACK_SHARE, 1.0):
             best, best_rate = 0, 0.0
             for count, seconds in took_s:
+                if count <= best_rate * seconds:  # not even if all of them were kept
+                    continue
                 kept = sum(due_s >= now_s + seconds / share for due_s in dues_s[:count])
                 if kept > best_rate * seconds:
                     best, best_rate = count, kept / seconds if seconds else math.inf

@@ -73,9 +73,8 @@ class _Turn:
     def taken(self, now_s: float) -> None:
         """A batch with items of the request goes: its others come after who is here by now."""
         priority, urgent_s, number = self.key
-        if self.due_s == math.inf:
-            urgent_s = max(urgent_s, now_s + _PATIENCE_S)
-        self.key = (priority, urgent_s + _BATCH_APART_S, number)
+        since_s = urgent_s if self.due_s < math.inf else max(urgent_s, now_s + _PATIENCE_S)
+        self.key = (priority, since_s + _BATCH_APART_S, number)
 
 
 class _Place(Generic[I]):
@@ -154,11 +153,12 @@ class Lines(Generic[I]):
 
     def add(self, item: I) -> None:
         """Put an item behind the others of its request."""
-        turn = self._turns.get(item.ticket)
+        ticket = item.ticket
+        turn = self._turns.get(ticket)
         if turn is None:
-            turn = self._turns[item.ticket] = _Turn(item, next(self._numbers))
-        line = self.line(self._bucket(item.cost))
-        line.place(item.ticket, turn).append(item)
+            turn = self._turns[ticket] = _Turn(item, next(self._numbers))
+        line = self.line(self._bucket(item.cost) if self._buckets else 0)
+        line.place(ticket, turn).append(item)
         self._counted(line, turn, item)
 
     def put_back(self, items: Sequence[I], bucket: int) -> None:
@@ -187,8 +187,7 @@ class Lines(Generic[I]):
         for bucket, line in self._lines.items():
             head = line.head()
             while head is not None and head[1].over:
-                self.pop(line)
-                self._let_go(head[1])
+                self.taken((self.pop(line),), -math.inf)
                 head = line.head()
             if head is not None and (best is None or head[0] < best[0]):
                 best = (head[0], bucket)
@@ -205,16 +204,18 @@ class Lines(Generic[I]):
 
     def taken(self, items: Sequence[I], now_s: float) -> None:
         """Items that were popped go: to be computed, or since nobody waits for them."""
-        for ticket in {item.ticket: None for item in items}:
-            turn = self._turns[ticket]
+        last: Hashable = None
+        for item in items:
+            ticket = item.ticket
+            if ticket is last:  # its turn is one, with however many items
+                continue
+            last, turn = ticket, self._turns.get(ticket)
+            if turn is None:
+                continue
             if turn.standing:
                 turn.taken(now_s)
             else:
                 del self._turns[ticket]
-
-    def _let_go(self, item: I) -> None:
-        if not self._turns[item.ticket].standing:
-            del self._turns[item.ticket]
 
     def _counted(self, line: Line[I], turn: _Turn, item: I) -> None:
         line.count += 1
