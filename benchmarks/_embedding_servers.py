@@ -29,7 +29,7 @@ class Server:
     def cpu_s(self) -> float:
         """What it has taken of the CPU, all its processes together."""
         times = [one.cpu_times() for one in (self.process, *self.process.children(recursive=True))]
-        return sum(one.user + one.system for one in times)
+        return float(sum(one.user + one.system for one in times))
 
 
 @contextlib.contextmanager
