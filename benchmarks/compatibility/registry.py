@@ -70,6 +70,19 @@ CLIENTS: tuple[Client, ...] = (
         "openai",
     ),
     Client(
+        "langchain-js",
+        "LangChain.js, LangGraph",
+        "langchain_js.cjs",
+        Npm(
+            "langchain-js",
+            ("@langchain/openai@1.5.8", "@langchain/langgraph@1.7.3", "@langchain/core@1.4.0", "zod@4.6.7"),
+        ),
+        "openai",
+    ),
+    Client(
+        "smolagents", "smolagents", "smolagents_sdk.py", Venv("smolagents", ("smolagents[openai]==1.26.0",)), "openai"
+    ),
+    Client(
         "haystack",
         "Haystack",
         "haystack_generators.py",
@@ -83,6 +96,7 @@ CLIENTS: tuple[Client, ...] = (
     Client("browser", "a web page in Chromium", "browser_page.py", Programs((CHROMIUM,)), "http"),
     Client("java", "Java HttpClient", "HttpClientChecks.java", Programs((("java",),), runner=("java",)), "http"),
     Client("curl", "curl", "curl_commands.py", Programs((("curl",),)), "http"),
+    Client("nginx", "nginx in front", "nginx_front.py", Programs((("nginx",), ("curl",))), "http"),
     Client("triton-http", "tritonclient (HTTP)", "triton_http.py", TRITON, "kserve"),
     Client("triton-grpc", "tritonclient (gRPC)", "triton_grpc.py", TRITON, "kserve"),
     Client("kserve-http", "KServe V2 by hand", "kserve_http.py", Programs(()), "kserve"),
@@ -95,6 +109,7 @@ CLIENTS: tuple[Client, ...] = (
         ),  # an older torch than it would take: a CPU build is enough
         "openai",
     ),
+    Client("vllm-bench", "vllm bench serve", "vllm_bench.py", Programs(()), "openai"),
     Client("aiperf", "AIPerf", "aiperf_load.py", Venv("aiperf", ("aiperf==0.13.0",)), "openai"),
     Client(
         "lm-eval",
