@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from router.base.errors import ReplicaBroken, ReplicaUnreachable
 
 
 class Call:
-    """The router's end of one request: counts of new tokens, one a chunk, as they arrive."""
+    """The router's end of one request: counts of new tokens, one a chunk, as they arrive.
 
-    __slots__ = ("_fault", "_new", "_reader", "loop", "most_tokens", "out")
+    Attributes:
+        past: takes a count past the reader while that waits; returns whether it did. None: all is the reader's.
+    """
+
+    __slots__ = ("_fault", "_new", "_reader", "loop", "most_tokens", "out", "past")
 
     def __init__(self, most_tokens: int, loop: asyncio.AbstractEventLoop) -> None:
         self.most_tokens = most_tokens
         self.loop = loop
         self.out = 0
+        self.past: Callable[[int], bool] | None = None
         self._new: deque[int] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._fault: str | None = None
 
     def take(self, new: int) -> None:
+        reader, past = self._reader, self.past
+        if past is not None and reader is not None and not reader.done() and past(new):
+            return
         self._new.append(new)
         self._wake()
 

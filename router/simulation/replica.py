@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from router.base.errors import ReplicaUnreachable
 from router.simulation.call import Call
@@ -14,7 +14,7 @@ from router.simulation.network import NetworkPath
 from router.simulation.prefix_cache import PrefixCache
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.link import LinkSnapshot
-from router.values.replica import ReplicaInfo, ReplicaSnapshot
+from router.values.replica import Give, ReplicaInfo, ReplicaSnapshot
 from router.values.request import InferenceRequest
 
 _UNBOUNDED_ANSWER_TOKENS = 1024  # what a replica assumes of an answer without a cap
@@ -133,8 +133,15 @@ class SimReplica:
         for call in list(self._calls):
             call.fail(f"{self.info.replica_id}: {why}")
 
-    async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+    def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
         """Stream the answer; see `router.values.replica.Replica.generate`."""
+        return self._stream(request, None)
+
+    def push(self, request: InferenceRequest, give: Give) -> AsyncGenerator[TokenChunk, None]:
+        """Stream the answer; see `router.values.replica.Pushes`."""
+        return self._stream(request, give)
+
+    async def _stream(self, request: InferenceRequest, give: Give | None) -> AsyncGenerator[TokenChunk, None]:
         if not self.alive or self._known.why:
             await self._refuse()
         truth, spec = self._truths.get(request.request_id, _SELF_TEST), self._device.spec.rungs[self._rung]
@@ -147,6 +154,7 @@ class SimReplica:
         tokens = room if request.sampling.ignore_eos else min(rest, room)
         held = request.prompt_tokens - (cached or 0) + tokens
         work = Work(self._rung, prefill_s, tokens, truth.pace_noise, call.take)
+        call.past = None if give is None else partial(self._pass_on, call, tokens, give)
         self._calls[call] = None
         self._hold(held)
         self._queued_prefill_tokens += request.prompt_tokens
@@ -167,6 +175,7 @@ class SimReplica:
                 if last:
                     return
         finally:
+            call.past = None  # it holds the call
             del self._calls[call]
             self._pending_decode_tokens -= call.most_tokens - call.out
             if not call.out:
@@ -176,6 +185,14 @@ class SimReplica:
             self._hold(-held)
             if not work.left:
                 self._cancel(work, truth)
+
+    def _pass_on(self, call: Call, tokens: int, give: Give, new: int) -> bool:
+        """Give text on past the reader, whose the first piece of an answer of `tokens` is, and the last."""
+        if not call.out or call.out + new == tokens or not give([_chunk(new, None)]):
+            return False
+        call.out += new
+        self._pending_decode_tokens -= new
+        return True
 
     def _find(self, request: InferenceRequest) -> int | None:
         """Return how many tokens of the prompt need not be computed, None where that is not told."""

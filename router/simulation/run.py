@@ -26,7 +26,8 @@ from router.simulation.network import NetworkPath
 from router.simulation.replica import Host, Reachability, SimReplica, Truth
 from router.simulation.values import SimRequest, SimRow
 from router.simulation.world import DeviceSpec, RungSpec, World
-from router.values.answer import Answer
+from router.values.answer import Answer, tapped
+from router.values.chunk import TokenChunk
 from router.values.prompt import EncodedPrompt, TextPrompt
 from router.values.replica import ReplicaInfo, SpeedPrior
 from router.values.request import InferenceRequest, Objective, Outcome
@@ -184,36 +185,55 @@ class _Simulation:
             encoded=None if request.token_ids is None else EncodedPrompt(request.token_ids, self),
         )
         answer: Answer | None = None
-        tokens, first_s, last_s, cached_tokens = 0, None, None, None
+        got = _Got(self._loop, accepted_s)
         try:
             answer = await self._dispatcher.start(sent)
             async with contextlib.aclosing(answer.chunks) as chunks:
+                taps = tapped(chunks)
+                if taps is not None:
+                    taps.tap(got)
                 async for chunk in chunks:
-                    if chunk.cached_tokens is not None:
-                        cached_tokens = chunk.cached_tokens
-                    if chunk.tokens:
-                        last_s = self._loop.time() - accepted_s
-                        first_s = last_s if first_s is None else first_s
-                        tokens += chunk.tokens
+                    got.read(chunk)
         except OverspillError:
             pass  # the record has the outcome
         record = self._dispatcher.decision(sent.request_id, request.caller)
         if record is None:
             raise RuntimeError(f"request {index} left no decision record")
-        ended_s = self._loop.time() - accepted_s
-        got = _Got(tokens, first_s, last_s, ended_s, cached_tokens)
+        got.ended_s = self._loop.time() - accepted_s
         self._rows[index] = _row(index, request, record, answer, got)
 
 
-@dataclass(frozen=True, slots=True)
 class _Got:
-    """What a caller got, and when; seconds since it asked."""
+    """What a caller gets, and when; seconds since it asked. It takes text past its reader, as a gateway's stream does.
 
-    tokens: int
-    first_s: float | None
-    last_s: float | None
-    ended_s: float
-    cached_tokens: int | None
+    Attributes:
+        full: see `router.values.answer.Tap`: it takes all.
+    """
+
+    __slots__ = ("_asked_s", "_loop", "cached_tokens", "ended_s", "first_s", "full", "last_s", "tokens")
+
+    def __init__(self, loop: VirtualLoop, asked_s: float) -> None:
+        self._loop = loop
+        self._asked_s = asked_s
+        self.full = False
+        self.tokens = 0
+        self.first_s: float | None = None
+        self.last_s: float | None = None
+        self.ended_s = 0.0
+        self.cached_tokens: int | None = None
+
+    def give(self, chunks: list[TokenChunk]) -> None:
+        """See `router.values.answer.Tap`."""
+        for chunk in chunks:
+            self.read(chunk)
+
+    def read(self, chunk: TokenChunk) -> None:
+        if chunk.cached_tokens is not None:
+            self.cached_tokens = chunk.cached_tokens
+        if chunk.tokens:
+            self.last_s = self._loop.now_s - self._asked_s
+            self.first_s = self.last_s if self.first_s is None else self.first_s
+            self.tokens += chunk.tokens
 
 
 def _row(index: int, request: SimRequest, record: DecisionRecord, answer: Answer | None, got: _Got) -> SimRow:
