@@ -12,8 +12,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cloud_tier.fleet.many import Change
-from cloud_tier.fleet.table import FoldingTable, Row, plain, said
+from cloud_tier.fleet.table import FoldingTable, Row, said
 from cloud_tier.fleet.view import Outcome, Proposal
+from router.base.terminal import plain
 from router.fleetwire.overrides import leaves
 
 EXIT = {"applied": 0, "refused": 1, "unpublished": 2, "timeout": 3, "conflict": 4, "superseded": 4, "volatile": 5}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,8 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-_ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_MOST_CHARS = 4000
+from router.base.terminal import plain
+
 _MIN_NAME = 12
 _INDENT = 4
 _AROUND = 4
@@ -92,11 +91,5 @@ def as_text(cell: str | Text) -> Text:
 
 
 def said(words: str, style: str = "") -> Text:
-    """Return what a device or a tier said, as `plain` has it."""
+    """Return what a device or a tier said, of which a terminal obeys nothing."""
     return Text(plain(words), style=style)
-
-
-def plain(words: str) -> str:
-    """Return words of which a terminal obeys none: nobody clears a screen, or writes over what others said."""
-    short = words if len(words) <= _MOST_CHARS else f"{words[:_MOST_CHARS]}… ({len(words)} characters in all)"
-    return _ACTS.sub("\ufffd", short)

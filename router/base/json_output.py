@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 
-_ACTS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # what is below a blank JSON escapes itself
+from router.base.terminal import ACTS
 
 
 def as_json(value: object, *, indent: int | None = None) -> str:
@@ -15,8 +14,8 @@ def as_json(value: object, *, indent: int | None = None) -> str:
     Raises:
         TypeError: JSON has no form for it.
     """
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
-    return _ACTS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    text = json.dumps(value, ensure_ascii=False, indent=indent)  # which escapes what is below a blank itself
+    return ACTS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def print_json(value: object) -> None:

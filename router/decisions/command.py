@@ -12,6 +12,7 @@ import typer
 from router.base.errors import ConfigError, InvalidRequest
 from router.base.json_input import UNREADABLE
 from router.base.json_output import print_json
+from router.base.terminal import plain
 from router.client.tier import EDGE_URL, KEY_VARIABLE, TierAddress
 from router.decisions.explain import five_lines
 from router.decisions.line import Decision, decode
@@ -45,7 +46,7 @@ def explain(
         print_json(found.to_json())
         return
     for line in five_lines(found):
-        typer.echo(line)
+        typer.echo(plain(line))
 
 
 def find(request_id: str, path: Path) -> Decision:

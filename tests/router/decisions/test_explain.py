@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -143,6 +144,22 @@ async def test_the_command_reads_a_file(tmp_path: Path) -> None:
     assert unknown.exception.message.startswith(f"{path} and its older files hold no request 'alice/8' (1 lines, 1")
     assert "no decision file" in run("x", "--file", str(tmp_path / "none")).exception.message
     assert "either --file or --url" in run("x", "--file", str(path), "--url", "http://127.0.0.1:1").exception.message
+
+
+async def test_no_terminal_obeys_what_a_server_said(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    async with world() as w:
+        ask = request(w.clock, request_id="r-1", max_tokens=4)
+        await w.clock.run(w.read(ask))
+        found = w.dispatcher.explain(ask.request_id)
+    said = "\x1b]0;owned\x07\x1b[2J\x9b31mevil"
+    path.write_bytes(encode(msgspec.structs.replace(found, request_id="r-1", model=said, error=said)))
+    Pseudonyms.open(path)
+    for more in ((), ("--json",)):
+        shown = run("r-1", "--file", str(path), *more)
+        assert shown.exit_code == 0
+        assert "evil" in shown.output
+        assert not {"\x1b", "\x07", "\x9b"} & {*shown.output}
 
 
 async def test_the_command_asks_a_running_tier() -> None:
