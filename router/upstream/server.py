@@ -103,6 +103,7 @@ class PolledServer(abc.ABC):
     ) -> None:
         self.endpoint = _checked_url(base_url, f"backends.{name}" if name else "upstream.url")
         self.name = name
+        self._names = {"endpoint": self.endpoint, "backend": name} if name else {"endpoint": self.endpoint}
         self.link = link
         self.clock = clock
         self.condition = Condition()
@@ -318,7 +319,7 @@ class PolledServer(abc.ABC):
 
     def _reached(self, *, ready: bool, why: str = "", back_in_s: float = 0.0) -> None:
         if not self.condition.reachable:
-            log.info("upstream reached", endpoint=self.endpoint, backend=self.name, ready=ready)
+            log.info("upstream reached", **self._names, ready=ready)
         self._missed_probes = 0
         self._said.clear()
         self.condition = Condition(reachable=True, ready=ready, why=why, back_in_s=back_in_s)
@@ -341,7 +342,7 @@ class PolledServer(abc.ABC):
         else:
             if why not in self._said:  # each reason once until it is reached again
                 self._said.add(why)
-                log.warning("upstream unreachable", endpoint=self.endpoint, backend=self.name, why=why)
+                log.warning("upstream unreachable", **self._names, why=why)
             self.condition = Condition(reachable=False, ready=False, why=f"unreachable: {why}")
             if silent:
                 self.lost.tell(why)
