@@ -103,7 +103,7 @@ class Line(Generic[I]):
     def place(self, ticket: Hashable, turn: _Turn) -> deque[I]:
         """Return a request's items here, to which some are to be added."""
         place = self._places.get(ticket)
-        if place is None:
+        if place is None or place.turn is not turn:  # empty, and of a turn that is over
             place = self._places[ticket] = _Place(turn)
             heapq.heappush(self._heap, (turn.key, ticket, place))
         return place.items
@@ -114,7 +114,8 @@ class Line(Generic[I]):
             key, ticket, place = self._heap[0]
             if not place.items:
                 heapq.heappop(self._heap)
-                del self._places[ticket]
+                if self._places.get(ticket) is place:
+                    del self._places[ticket]
             elif key != place.turn.key:
                 heapq.heapreplace(self._heap, (place.turn.key, ticket, place))
             else:

@@ -140,6 +140,22 @@ def test_who_comes_while_many_are_computed_waits_for_one_batch_of_them(batch_s: 
         assert newcomer in taken(line, now_s + batch_s / 2)
 
 
+def test_what_comes_of_a_request_after_all_of_it_was_taken_has_a_turn_of_its_own() -> None:
+    """Its texts are tokenized piece by piece, and may be computed as fast; some place of it is still known as empty."""
+    first, *later = of_one_request(40)
+    line = waiting(Input(priority=1), first, max_size=2)
+    assert len(taken(line)) == 2
+    for step in range(1, 19):
+        newcomer = Input(arrived_s=float(step))
+        line.add(newcomer)
+        for item in later[2 * step : 2 * step + 2]:
+            item.arrived_s = step + 0.5
+            line.add(item)
+        assert taken(line, step + 0.6)[0] is newcomer
+        taken(line, step + 0.7)
+    assert len(line) == 0
+
+
 def test_turns_hold_for_all_lengths_of_a_request() -> None:
     """Its texts stand in several lines, by their length: it takes one turn in all of them together."""
     many = of_one_request(10, cost=8)
