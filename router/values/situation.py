@@ -89,6 +89,14 @@ class Situation(FrozenStruct, frozen=True):
     caller_excess: float = 1.0
     arrivals_per_s: float = 0.0
 
+    def undisturbed(self, candidate: Candidate) -> bool:
+        """Whether an answer meets hardly anybody there: no other rung runs on its device, few come to it, nobody waits.
+
+        One that does come costs it a little time. A deadline can spare that, a TPOT cannot.
+        """
+        few = self.waiting <= 1 and candidate.prediction.joined < _JOINED_BY
+        return few and self.objective.tpot_s is None
+
     @property
     def calm(self) -> bool:
         """Whether nothing runs on any candidate's device, nobody else waits, and few come while the best rung answers.
