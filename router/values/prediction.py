@@ -79,8 +79,8 @@ class Prediction(FrozenStruct, frozen=True):
         network_s: round trip and upload.
         token_device_s: device-seconds that one token costs at the device's full batch.
         ttft_log_sigma, pace_log_sigma: spread of log(actual / predicted), of prefill and of seconds a token.
-        joined: newcomers that its device meets while it answers, if as many come as lately; infinity where other rungs of
-            the device run something.
+        joined: newcomers that its device meets while it answers, if as many come as lately; infinity where another rung
+            of the device runs something.
         explore: so long ago, and so much avoided, that one request without a tight promise should try it.
     """
 

@@ -99,7 +99,7 @@ class Situation(FrozenStruct, frozen=True):
         if self.waiting > 1 or candidate.prediction.joined >= _LEFT_OVER_BELOW or self.objective.tpot_s is not None:
             return False
         own = candidate.info.device_key
-        return any([other.info.device_key != own for other in self.candidates])
+        return any(other.info.device_key != own for other in self.candidates)
 
     @property
     def calm(self) -> bool:
