@@ -82,7 +82,7 @@ def refuse_unreadable(headers: Mapping[str, str]) -> None:
         InvalidRequest: one is; `param` is the header's name.
     """
     refuse_headers(headers, _SERVED)
-    for name in _SINGLE & headers.keys():
+    for name in _SINGLE.intersection(headers):
         if CONFLICT in headers[name]:
             values = ", ".join(f"`{header_safe(value[:40])}`" for value in headers[name].split(CONFLICT)[:4])
             raise InvalidRequest(f"`{name}` was sent more than once, with different values: {values}", param=name)
