@@ -26,7 +26,7 @@ WANTED = os.environ.get("OVERSPILL_COMPILE", "0")
 if WANTED not in {"0", "1"}:
     raise SystemExit(f"OVERSPILL_COMPILE={WANTED}: 1 compiles the router, 0 or nothing leaves it interpreted")
 ASKED = WANTED == "1"
-OPT_LEVEL = os.environ.get("MYPYC_OPT_LEVEL", "1")  # 3 gains nothing, and takes the compiler nearly twice as long
+OPT_LEVEL = os.environ.get("MYPYC_OPT_LEVEL", "1")  # at 3 decisions were no faster, and gcc takes nearly twice as long
 # mypyc follows every import to know its types, so it needs what the compiled modules import.
 NEEDED = ["mypy>=2.4,<2.5", "msgspec>=0.18", "numpy>=1.26", "prometheus-client>=0.20", "structlog>=24"]
 if sys.version_info < (3, 11):

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from router.base.errors import ConfigError
+from router.base.json_input import UNREADABLE
 
 log = structlog.get_logger("cloud_tier")
 
@@ -80,7 +81,7 @@ def find_gpus(*, expected: bool) -> tuple[Gpu, ...]:
             [sys.executable, "-c", _ASK_TORCH], check=True, timeout=_ASK_TIMEOUT_S, stdout=subprocess.PIPE, text=True
         )
         found = msgspec.json.decode(asked.stdout, type=list[tuple[str, int]])
-    except (subprocess.SubprocessError, msgspec.DecodeError):
+    except (subprocess.SubprocessError, *UNREADABLE):
         found = []
     if not found:
         log.warning("torch can use no GPU of this machine; its wheel must be one for CUDA, and fit the driver")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from router.base.json_input import UNREADABLE
 from router.client.tier import TierAddress
 from router.values.status import TierStatus, decode
 
@@ -23,5 +22,5 @@ def ask(address: TierAddress) -> TierStatus:
         raise address.odd(reply)
     try:
         return decode(reply.content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise address.stranger() from error

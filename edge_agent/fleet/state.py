@@ -14,6 +14,7 @@ import structlog
 
 from edge_agent.fleet.reconcile import Knowledge
 from router.base.errors import ConfigError
+from router.base.json_input import UNREADABLE
 
 log = structlog.get_logger("edge_agent.fleet")
 
@@ -21,7 +22,7 @@ _KNOWLEDGE = "desired.json"
 _PREVIOUS = "desired.json.previous"
 _BIRTH = "birth"
 _LOCK = "lock"
-_UNREADABLE = (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_UNREADABLE = (OSError, *UNREADABLE)
 _FAILING_DISK = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO})
 
 

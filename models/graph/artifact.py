@@ -20,6 +20,7 @@ from models.store.fetch import sha256_of
 from models.store.manifest import MANIFEST_FILE
 from models.text.chat import PromptEncoder
 from router.base.errors import ArtifactError
+from router.base.json_input import UNREADABLE
 
 if TYPE_CHECKING:
     from models.catalogue.families import Variant
@@ -101,7 +102,7 @@ def record_of(store: ModelStore, variant: Variant) -> Record | None:
     """Return how a complete artifact was made, None if there is none that can be read."""
     try:
         return msgspec.json.decode((store.artifact_dir(variant) / MANIFEST_FILE).read_bytes(), type=Record)
-    except (ArtifactError, OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (ArtifactError, OSError, *UNREADABLE):
         return None
 
 

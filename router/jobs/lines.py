@@ -120,7 +120,7 @@ def _check_line(raw: bytes, number: int, rules: LineRules, seen: set[bytes]) -> 
         return LineFault("line_too_long", f"the line is longer than {rules.max_line_bytes} bytes", number)
     try:
         fields = _fields.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         return LineFault("invalid_json_line", f"the line is no JSON object: {error}"[:300], number)
     custom_id = _string(fields, "custom_id")
     if custom_id is None or not 0 < len(custom_id) <= _MOST_ID_CHARS:
@@ -153,7 +153,7 @@ def _fault_of(fields: dict[str, msgspec.Raw], endpoint: str) -> tuple[str, str, 
 def _fault_of_body(raw: bytes) -> tuple[str, str, str] | None:
     try:
         body = _fields.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return "invalid_body", "body", "`body`: expected a JSON object"
     if not _string(body, "model"):
         return _missing_or("invalid_model", body, "model"), "body.model", "`body.model`: expected the name of a model"
@@ -165,7 +165,7 @@ def _fault_of_body(raw: bytes) -> tuple[str, str, str] | None:
 def _string(fields: dict[str, msgspec.Raw], name: str) -> str | None:
     try:
         return _text.decode(fields[name])
-    except (KeyError, msgspec.DecodeError, UnicodeDecodeError):
+    except (KeyError, *UNREADABLE):
         return None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from router.base.json_input import UNREADABLE
 from router.jobs.records import Batch, Deferred, StoredFile
 
 _STAMPS = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -70,5 +71,5 @@ def embedded(body: bytes) -> object:
     try:
         msgspec.json.decode(body, type=msgspec.Raw)
         return orjson.Fragment(body)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return body.decode("utf-8", "replace")

@@ -26,6 +26,7 @@ import structlog
 
 from router.base.clock import Clock
 from router.base.errors import InvalidRequest, OverspillError, ReplicaFailed
+from router.base.json_input import UNREADABLE
 from router.base.timers import within
 from router.upstream.replica import UpstreamReplica
 from router.upstream.source import ReplicaSource
@@ -215,7 +216,7 @@ class DisaggregatedReplica:
             return {}
         try:
             held = msgspec.json.decode(body, type=_Held).kv_transfer_params
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             held = None
         if not held:
             raise ReplicaFailed("its answer has no `kv_transfer_params`: is it started with a NixlConnector?")

@@ -11,6 +11,7 @@ import msgspec
 import orjson
 
 from router.base.errors import ReplicaFailed
+from router.base.json_input import UNREADABLE
 from router.values.chunk import FinishReason, Origin, TokenChunk
 from router.values.request import InferenceRequest
 from router.values.task import EmbedCall, Embeddings
@@ -54,7 +55,7 @@ def decode_answer(body: bytes, request: InferenceRequest, origin: Origin | None,
     try:
         reply = _decoder.decode(body)
         rows = [_row(vector.embedding) for vector in sorted(reply.data, key=lambda vector: vector.index)]
-    except (msgspec.DecodeError, UnicodeDecodeError, binascii.Error, OverflowError) as error:
+    except (*UNREADABLE, binascii.Error, OverflowError) as error:
         raise ReplicaFailed(f"{who}: no answer with vectors: {error}") from None
     sizes = {len(row) for row in rows}
     if len(rows) != expected or len(sizes) != 1 or 0 in sizes or next(iter(sizes)) % 4:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from router.base.json_input import UNREADABLE
 from router.upstream.refusals import UpstreamError, counted
 from router.upstream.told import Logprobs
 from router.values.chunk import FinishReason, Origin
@@ -172,7 +173,7 @@ def _event(line: bytes) -> Event:
     payload = line[len(_FIELD) :]
     try:
         return _event_decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         if payload.strip() == _DONE:
             return Event(done=True)
         return Event(error=f"an event that is no completion chunk: {error}")

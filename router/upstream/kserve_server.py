@@ -18,6 +18,7 @@ import structlog
 
 from router.base.build import user_agent
 from router.base.errors import OverspillError
+from router.base.json_input import UNREADABLE
 from router.upstream.call import UpstreamRequest
 from router.upstream.foreign import ForeignServer, Served, Surroundings
 from router.upstream.handshake import HandshakeTrace
@@ -246,7 +247,7 @@ class KServeServer(ForeignServer):
             streams = config is not None and config.decoupled
             for step in config.steps if config is not None else ():  # an ensemble streams where one of its steps does
                 streams = streams or (await self._config(step)).decoupled
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             log.debug("model unreadable", backend=self.name, model=name, why=str(error))
             return None
         return text_model(name, metadata, config, self._settings.kserve, streams=streams)

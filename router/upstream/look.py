@@ -12,6 +12,7 @@ import msgspec
 from router.base.config import file_of
 from router.base.credentials import secret
 from router.base.errors import in_words
+from router.base.json_input import UNREADABLE
 from router.base.tls import client_context
 from router.upstream.discovery import DiscoveryError, find_servers
 from router.upstream.settings import BackendSettings
@@ -73,7 +74,7 @@ def _look(client: httpx.Client, url: str, entry: BackendSettings) -> tuple[str, 
 def _serves(cards: bytes, entry: BackendSettings) -> tuple[str, str]:
     try:
         served = [card.id for card in msgspec.json.decode(cards, type=_Cards).data]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return "has a list of models that cannot be read: is it a server of OpenAI's API?", ""
     missing = sorted({model.served for model in entry.models} - set(served))
     if missing:

@@ -290,7 +290,7 @@ def _read_cards(body: bytes) -> list[_Card]:
 def _card(raw: msgspec.Raw) -> _Card | None:
     try:
         return msgspec.json.decode(raw, type=_Card)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         log.debug("model card unreadable", why=str(error))
         return None
 

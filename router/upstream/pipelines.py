@@ -11,6 +11,7 @@ import msgspec
 import orjson
 
 from router.base.errors import InvalidRequest, ReplicaFailed
+from router.base.json_input import UNREADABLE
 from router.values.chunk import FinishReason, Origin, TokenChunk
 from router.values.task import TensorCall
 from router.values.tensors import NamedTensor, Signature, Tensors, TensorSpec
@@ -76,7 +77,7 @@ def decode_answer(body: bytes, header_length: str, asked: Asked, origin: Origin 
     at = len(body) if length is None else length
     try:
         tensors = _tensors(_decoder.decode(body[:at]), memoryview(body)[at:])
-    except (msgspec.DecodeError, UnicodeDecodeError, InvalidRequest) as error:
+    except (*UNREADABLE, InvalidRequest) as error:
         raise ReplicaFailed(f"{who}: no answer with tensors: {error}") from None
     by_name = {tensor.name: tensor for tensor in tensors}
     wrong = [str(spec) for spec in wanted if not _fits(by_name.get(spec.name), spec, rows)]

@@ -27,6 +27,7 @@ from router.base.errors import (
     Shed,
     Unavailable,
 )
+from router.base.json_input import UNREADABLE
 from router.wire import headers as wire_headers
 
 
@@ -110,7 +111,7 @@ def _refusal(status: int, told: UpstreamError, headers: Mapping[str, str], messa
 def _told(body: bytes) -> UpstreamError:
     try:
         found = msgspec.json.decode(body, type=_ErrorBody).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         found = None
     if isinstance(found, str):
         return UpstreamError(message=found)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from router.base.json_input import UNREADABLE
 from router.values.feature import OFFERED, Feature
 from router.values.replica import ReplicaInfo, SpeedPrior
 from router.values.task import GENERATES, Task
@@ -80,7 +81,7 @@ def read_rungs(body: bytes, endpoint: str) -> Rungs:
     for raw in _cards_decoder.decode(body).data:
         try:
             rung = _card_decoder.decode(raw).overspill
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             unreadable = str(error)
             continue
         info = None if rung is None else _info(rung, endpoint)

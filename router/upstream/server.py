@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import msgspec
 import structlog
 
 from router.base.build import user_agent
 from router.base.clock import Clock
 from router.base.credentials import url_fault
 from router.base.errors import ConfigError, InvalidRequest, in_words
+from router.base.json_input import UNREADABLE
 from router.base.shortage import own_shortage
 from router.base.timers import end, within
 from router.base.tls import client_context
@@ -250,7 +250,7 @@ class PolledServer(abc.ABC):
         except (asyncio.TimeoutError, httpx.TimeoutException):
             self._refused = False
             self._missed(f"no answer to a probe within {self._options.probe_timeout_s:g} s", silent=True)
-        except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (httpx.HTTPError, *UNREADABLE) as error:
             shortage = own_shortage(error)
             if shortage:
                 self._untold(shortage)

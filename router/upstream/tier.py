@@ -9,6 +9,7 @@ import httpx
 import msgspec
 import structlog
 
+from router.base.json_input import UNREADABLE
 from router.upstream.call import UpstreamRequest
 from router.upstream.handshake import HandshakeTrace
 from router.upstream.refusals import UpstreamError, retry_after_s
@@ -106,6 +107,6 @@ class UpstreamTier(PolledServer):
 def _reason(body: bytes) -> str:
     try:
         told = msgspec.json.decode(body, type=_NotReady).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         told = None
     return told.message if told is not None and told.message else "not ready"

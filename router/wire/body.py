@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from router.base.errors import InvalidRequest
+from router.base.json_input import UNREADABLE
 from router.base.shapes import dotted, misfit, value_at
 
 S = TypeVar("S")
@@ -51,13 +52,13 @@ def _explain(body: bytes, shape: type[Any], error: str) -> InvalidRequest:
     tree: dict[str, Any] = {}
     try:
         given = _fields_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return InvalidRequest(f"the request body: {error}")
     for name, raw in given.items():
         if name in fields and len(memoryview(raw)) <= _MAX_SEARCHED_BYTES:
             try:
                 tree[name] = msgspec.json.decode(raw)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as unreadable:
+            except UNREADABLE as unreadable:
                 return InvalidRequest(f"`{name}`: {unreadable}", param=name)
     found = misfit(tree, shape)
     if found is None or (found.missing is not None and not found.key and found.missing in given):

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from router.base.json_input import UNREADABLE
 from router.values.credits import Grant
 from router.values.replica import ReplicaSnapshot
 from router.wire.credits import UnreadableCredits, grant_metrics, read_grant
@@ -136,7 +137,7 @@ def decode_orca(value: str) -> LoadReport | None:
         return None
     try:
         named = _decoder.decode(text).named_metrics
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return None
     variants: dict[str, dict[str, int]] = {}
     for key, number in named.items():

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from router.base.errors import HeadersTooLarge, InvalidRequest
+from router.base.json_input import UNREADABLE
 
 REQUEST_ID = "x-request-id"
 DEADLINE = "x-overspill-deadline-ms"
@@ -215,7 +216,7 @@ def refuse_fields(body: bytes, known: frozenset[str]) -> AbstractSet[str]:
     """
     try:
         names = _names_decoder.decode(body).keys()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return known
     if not (names <= known and names.isdisjoint(_CARRIERS)):  # hardly ever: then each is looked at, repeated ones too
         _refuse_fields_at("", body, known)
@@ -225,7 +226,7 @@ def refuse_fields(body: bytes, known: frozenset[str]) -> AbstractSet[str]:
 def _refuse_fields_at(at: str, body: bytes, known: frozenset[str]) -> None:
     try:
         found = _fields_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return
     if len(found) > MAX_FIELDS:
         raise InvalidRequest(f"the body has {len(found)} fields, at most {MAX_FIELDS} are read")

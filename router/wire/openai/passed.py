@@ -17,6 +17,7 @@ import orjson
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
+from router.base.json_input import UNREADABLE
 from router.values.request import ApiRequest
 from router.values.sampling import SamplingParams
 from router.values.task import PassedCall, Task
@@ -289,7 +290,7 @@ def fault_of(call: PassedCall, reply: bytes) -> str:
         return ""
     try:
         found = _SHAPES[call.task](reply)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         return f"no {call.task.value} reply: {error}"
     places = [one.index for one in (found.results if isinstance(found, _Ranking) else found.data)]
     if not places or len(set(places)) != len(places) or max(places) >= len(call.inputs):
@@ -303,7 +304,7 @@ def told_tokens(reply: bytes, media_type: str) -> int | None:
         return None
     try:
         usage = _used.decode(reply).usage
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     if usage is None:
         return None

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
+from router.base.json_input import UNREADABLE
 from router.values.tool_calls import Tool, ToolCall, ToolChoice, Tools
 
 MAX_TOOLS = 128
@@ -109,7 +110,7 @@ def arguments_of(text: str, at: str) -> str:
     """
     try:
         value = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         value = None
     if not isinstance(value, dict):
         raise InvalidRequest(
