@@ -50,7 +50,7 @@ class Worth(FrozenStruct, frozen=True):
         kept: probability that the whole promise is kept; with a late value, its expectation.
         value: quality · kept, less the prices.
         cost_s: device-seconds.
-        net: the value, divided by `mixing_cost` where its device had better run another rung and it would meet others.
+        net: the value, divided by `mixing_cost` where its device had better run another rung and anybody else is there.
     """
 
     candidate: Candidate
@@ -162,7 +162,7 @@ def worths_of(candidates: Sequence[Candidate], situation: Situation, *, wait_s: 
             kept *= _phi_log(tpot_s, pace_s, prediction.pace_log_sigma)
         net = value = candidate.info.quality * kept - candidate.price
         cost_s = prefill_s + tokens * prediction.token_device_s
-        if not (calm or candidate.favoured or situation.undisturbed(candidate)):
+        if not (calm or candidate.favoured):
             cost_s, net = cost_s * mixing_cost, value / mixing_cost
         judged.append(Worth(candidate, kept, value, cost_s, net))
     return judged

@@ -157,7 +157,6 @@ class LatencyModel:
             state.prefill_sigma,
             state.pace_sigma,
             now_s - state.idle_since_s > AFTER_S and self._explores(state, now_s),
-            state.sent_per_s * finish_s,
         )
 
     def _explores(self, state: ReplicaState, now_s: float) -> bool:
@@ -180,7 +179,6 @@ class LatencyModel:
         device, speeds = self._device(info), self._of(info)
         self._advance(device, now_s)
         device.clock.prefilling += 1
-        device.sent_at_s.append(now_s)
         device.clock.foreign[info.replica_id] = max(0, occupied_slots(snapshot, mine) - mine.requests)
         self._exploration.sent(speeds, now_s, explores=told.explore)
         state = self._states[info.replica_id]

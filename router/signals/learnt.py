@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,7 +23,6 @@ _SIGMA_GAIN: Final = 0.05
 _INITIAL_BESIDE_SHARE: Final = 0.5
 _BESIDE_VARIANCE: Final = 0.1
 _BESIDE_NOISE: Final = 0.1
-_RATE_OF: Final = 8  # requests sent to a device
 
 
 def _median() -> BandedQuantile:
@@ -119,7 +117,6 @@ class Device:
         ttft_bias, pace_bias: medians of log(actual / told); ttft_high, pace_high, finish_high: 0.9 quantiles.
         pace_sigma: root mean square of what the median leaves.
         wait_log: log factor on waits; wait_high: 0.9 quantile of what that leaves.
-        sent_at_s: when the last few requests were sent to it.
         version: counts what was learnt of it, and of the replicas on it.
     """
 
@@ -134,7 +131,6 @@ class Device:
     pace_sigma: float = _INITIAL_SIGMA
     wait_log: float = 0.0
     wait_high: BandedQuantile = field(default_factory=_upper)
-    sent_at_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RATE_OF))
     version: int = 0
     _factors: dict[int, Factors] = field(default_factory=dict)
 
@@ -152,11 +148,6 @@ class Device:
                 wait_high=math.exp(self.wait_high.log(0)),
             )
         return found
-
-    def sent_per_s(self, now_s: float) -> float:
-        """How many requests a second were sent to it lately, until now; infinity before the first: nothing is known."""
-        sent_at_s = self.sent_at_s
-        return len(sent_at_s) / max(now_s - sent_at_s[0], 1e-3) if sent_at_s else math.inf
 
     def changed(self) -> None:
         """Something was learnt."""

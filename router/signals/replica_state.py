@@ -26,7 +26,6 @@ class ReplicaState:
         line_a_s, line_b_s: seconds until the first token, and for each token of its own prompt, as it will be.
         backlog_s: for what is to be prefilled before it; behind_s: the part of other rungs; scale: of a batch.
         alone_a_s, alone_b_s: the same on an idle device.
-        sent_per_s: requests sent to its device lately; infinity where other rungs run something there.
         pace_spread: square of the 0.9 quantile of log errors of its pace.
         idle_since_s: when it last taught anything, while it has no request; infinity while it has one.
     """
@@ -55,7 +54,6 @@ class ReplicaState:
         "position",
         "prefill_sigma",
         "scale",
-        "sent_per_s",
         "siblings",
         "slots",
         "snapshot",
@@ -119,7 +117,6 @@ class ReplicaState:
         self.alone_a_s, self.alone_b_s = figures.a_s, figures.b_s
         self.pace_s, self.pace_high_s = pace_s, pace_s * factors.pace_high
         self.ttft_factor, self.finish_factor = factors.ttft_high, factors.finish_high
-        self.sent_per_s = math.inf if siblings else device.sent_per_s(now_s)
         self.wait_factor, self.wait_high = factors.wait, factors.wait_high
         self.token_device_s = figures.step_s * (1.0 + figures.slope * (slots - 1)) / slots
         self.prefill_sigma, self.pace_sigma = figures.prefill_sigma, device.pace_sigma

@@ -5,7 +5,6 @@ Made for every candidate of every decision: structs of msgspec take a tenth of t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from router.base.structs import FrozenStruct
@@ -79,8 +78,6 @@ class Prediction(FrozenStruct, frozen=True):
         network_s: round trip and upload.
         token_device_s: device-seconds that one token costs at the device's full batch.
         ttft_log_sigma, pace_log_sigma: spread of log(actual / predicted), of prefill and of seconds a token.
-        joined: newcomers that its device meets while it answers, if as many come as lately; infinity where another rung
-            of the device runs something.
         explore: so long ago, and so much avoided, that one request without a tight promise should try it.
     """
 
@@ -98,7 +95,6 @@ class Prediction(FrozenStruct, frozen=True):
     ttft_log_sigma: float = 0.3
     pace_log_sigma: float = 0.3
     explore: bool = False
-    joined: float = math.inf
 
     @property
     def backlog_s(self) -> float:

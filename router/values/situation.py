@@ -12,7 +12,6 @@ from router.values.request import Objective
 from router.values.settings import RouterSettings
 
 _JOINED_BY: Final = 2.0  # newcomers a device, while an answer runs: it will not have been alone
-_LEFT_OVER_BELOW: Final = 1.0  # newcomers to its own device
 
 
 class Candidate(FrozenStruct, frozen=True):
@@ -89,17 +88,6 @@ class Situation(FrozenStruct, frozen=True):
     waiting: int = 0
     caller_excess: float = 1.0
     arrivals_per_s: float = 0.0
-
-    def undisturbed(self, candidate: Candidate) -> bool:
-        """Whether others leave its device over, so that an answer meets hardly anybody there.
-
-        No other rung runs on it, fewer than one request comes to it while the answer runs, and nobody waits. One that
-        does come costs it a little time: a deadline can spare that, a TPOT cannot.
-        """
-        if self.waiting > 1 or candidate.prediction.joined >= _LEFT_OVER_BELOW or self.objective.tpot_s is not None:
-            return False
-        own = candidate.info.device_key
-        return any(other.info.device_key != own for other in self.candidates)
 
     @property
     def calm(self) -> bool:

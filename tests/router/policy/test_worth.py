@@ -153,32 +153,6 @@ def test_the_cost_is_of_the_tokens_that_will_be_computed() -> None:
     assert (calm.cost_s, calm.net) == (pytest.approx(whole), calm.value), "nobody is there to be slowed"
 
 
-@pytest.mark.parametrize(
-    ("joined", "changes", "free"),
-    [
-        (0.7, {}, True),
-        (1.5, {}, False),
-        (0.7, {"waiting": 2}, False),
-        (0.7, {"objective": Objective(tpot_s=0.1)}, False),
-        (0.7, {"objective": Objective(deadline_s=20.0)}, True),
-    ],
-    ids=["few-come", "many-come", "others-wait", "tpot", "deadline"],
-)
-def test_another_rung_than_the_favoured_costs_no_more_where_it_meets_hardly_anybody(
-    joined: float, changes: dict[str, object], free: bool
-) -> None:
-    """Although the tier as a whole is under load: a device that the others leave over may run its best rung."""
-    busy = candidate(load=1.0, info=info("int8", remote=True))
-    beside = candidate(favoured=False)
-    beside = msgspec.structs.replace(beside, prediction=msgspec.structs.replace(beside.prediction, joined=joined))
-    worth = worths_of((beside, busy), situation(busy, candidates=(beside, busy), **changes))[0]
-    mixing_cost = RouterSettings().mixing_cost
-    lone = worth_of(beside, situation(beside, **changes))
-    assert lone.net == pytest.approx(lone.value / mixing_cost), "there is no other device that leaves it over"
-    mixing_cost = 1.0 if free else mixing_cost
-    assert worth.net == pytest.approx(worth.value / mixing_cost)
-
-
 def test_a_price_is_taken_from_the_value() -> None:
     one = candidate(price=0.3)
     judged = worth_of(one, situation(one))

@@ -77,25 +77,6 @@ def test_rungs_that_run_beside_each_other_are_both_learnt_right():
         assert bench.model._speeds[rung.replica_id].pace.log(now_s) == pytest.approx(0.0, abs=0.05)
 
 
-def test_how_many_join_an_answer_is_foretold_from_those_sent_to_its_device_lately():
-    """Not from all that come to the tier: a device may be left over by the others."""
-    bench = Bench()
-
-    def joined(**given: object) -> float:
-        return bench.model.predict(IDLE, None, ASK, **given).joined
-
-    assert joined() == math.inf, "nothing was sent yet: nothing is known"
-    for _ in range(8):
-        bench.begin(IDLE, ASK)
-        bench.clock.time_s += 10.0
-    told = bench.model.predict(IDLE, None, ASK)
-    assert told.joined == pytest.approx(0.1 * told.finish_s), "8 in 80 s"
-    other = SiblingLoad(info("pruned-int8"), occupied=1, slots=4, left_tokens=[50])
-    assert joined(siblings=(other,)) == math.inf, "it has met them already"
-    bench.clock.time_s += 80.0
-    assert joined() == pytest.approx(told.joined / 2, rel=0.05)
-
-
 def test_the_slow_one_of_two_rungs_is_found_where_they_also_run_alone():
     bench = Bench()
     for index in range(120):
