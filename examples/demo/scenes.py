@@ -125,7 +125,9 @@ async def beyond_both(stage: Stage, result: SceneResult) -> None:
     await stage.play(result, asks, every_s=0.15)
     refused = [r for r in result.replies if not r.served]
     smaller = [r for r in result.replies if r.served and "pruned" in r.variant]
-    shorter = [r for r in result.replies if r.served and r.max_tokens is not None]
+    capped = [r for r in result.replies if r.served and r.max_tokens is not None]
+    # Told with the first text, or found on the way: an answer may also reach its deadline a few tokens before its end.
+    shorter = [r for r in result.replies if r.served and r.completion_tokens < r.ask.max_tokens]
     result.facts.append(
         f"{len(smaller)} answered by a smaller rung, {len(shorter)} with a shorter answer, {len(refused)} refused "
         f"with a time to come back; all {len(asks)} ended within {time.monotonic() - started_s:.1f} s"
@@ -135,7 +137,7 @@ async def beyond_both(stage: Stage, result: SceneResult) -> None:
     result.check(not late, f"no answer runs past its deadline of {deadline_ms:.0f} ms: {len(late)} did")
     result.check(len(smaller) > 0, "under overload some requests step down to a smaller rung")
     result.check(len(shorter) > 0, "under overload some answers become shorter")
-    result.check(all(r.outcome == "degraded" for r in smaller + shorter), "a degraded answer says so")
+    result.check(all(r.outcome == "degraded" for r in smaller + capped), "a degraded answer says so")
     result.check(len(refused) > 0, "what fits nowhere is shed")
     result.check(all(r.refused_properly for r in refused), "every refusal says when to come back")
 
