@@ -223,7 +223,7 @@ def _situation(
         length=pending.length.curve,
         now_s=pool.now_s,
         waiting=pool.waiting,
-        arrivals_per_s=signals.what_if.arrivals_per_s(pool.now_s),
+        arrivals_per_s=signals.what_if.arrivals_per_s(candidates[0].info.family, pool.now_s),
         caller_excess=signals.shares.excess(request.caller, pool.now_s) if settings.fairness.callers else 1.0,
     )
 

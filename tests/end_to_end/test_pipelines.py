@@ -83,8 +83,8 @@ def photograph() -> bytes:
     return Path(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)).read_bytes()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def agent(models_root: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.AsyncClient]:
+@contextlib.asynccontextmanager
+async def example_agent(models_root: Path, cache: Path) -> AsyncIterator[httpx.AsyncClient]:
     """The example's own configuration, and further pipelines."""
     store = ModelStore(models_root)
     if not (models_root / "centerface").is_dir():
@@ -92,7 +92,7 @@ async def agent(models_root: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     example = load_config(REPOSITORY / "examples" / "faces.toml", environ={})
     config = msgspec.structs.replace(
         example,
-        agent=AgentSettings(cache_dir=str(tmp_path_factory.mktemp("cache"))),
+        agent=AgentSettings(cache_dir=str(cache)),
         gateway=GatewaySettings(port=0),
         models=LocalModels(store=str(models_root), variants=(), preload=(), intra_op_threads=1),
         grpc=GrpcSettings(enabled=True, port=(grpc_port := unused_port())),
@@ -100,6 +100,19 @@ async def agent(models_root: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     )
     async with served(config) as (_, client):
         client.headers["grpc-port"] = str(grpc_port)  # the gateway does not look at it
+        yield client
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def agent(models_root: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.AsyncClient]:
+    async with example_agent(models_root, tmp_path_factory.mktemp("cache")) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def unasked(models_root: Path, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """An agent of which nobody asked anything before: whom it serves by a smaller rung goes by those who came."""
+    async with example_agent(models_root, tmp_path) as client:
         yield client
 
 
@@ -175,14 +188,14 @@ async def test_several_images_of_several_sizes_in_one_request(agent: httpx.Async
     assert is_the_face(found["boxes"][2, 0])
 
 
-async def test_the_router_serves_a_pipeline_as_anything_else(agent: httpx.AsyncClient, photograph: bytes) -> None:
+async def test_the_router_serves_a_pipeline_as_anything_else(unasked: httpx.AsyncClient, photograph: bytes) -> None:
     image = [{"name": "image", "shape": [1, 1], "datatype": "BYTES"}]
     head = msgspec.json.encode({"inputs": [image[0] | {"parameters": {"binary_data_size": len(photograph) + 4}}]})
     body = head + len(photograph).to_bytes(4, "little") + photograph
     told = {"inference-header-content-length": str(len(head))}
 
     async def ask(model: str, **headers: str) -> httpx.Response:
-        return await agent.post(f"/v2/models/{model}/infer", content=body, headers=told | headers)
+        return await unasked.post(f"/v2/models/{model}/infer", content=body, headers=told | headers)
 
     best = await ask("faces", **{"x-overspill-ttft-slo-ms": "60000"})
     assert (best.headers["x-overspill-model"], best.headers["x-overspill-degraded"]) == ("faces-640", "false")
@@ -193,9 +206,9 @@ async def test_the_router_serves_a_pipeline_as_anything_else(agent: httpx.AsyncC
     hopeless = await ask("faces", **{"x-overspill-deadline-ms": "1"})
     assert hopeless.status_code == 503
     request_id = best.headers["x-request-id"]
-    record = (await agent.get(f"/v1/decisions/{request_id}")).json()
+    record = (await unasked.get(f"/v1/decisions/{request_id}")).json()
     assert {c["variant"] for c in record["candidates"]} >= {"faces-640", "faces-320"}
-    metrics = (await agent.get("/metrics")).text
+    metrics = (await unasked.get("/metrics")).text
     for stage in ("decode", "resize", "normalise", "model", "boxes", "suppress"):
         assert f'stage="{stage}",variant="faces-640"' in metrics
 

@@ -19,7 +19,8 @@ async def _told(work: asyncio.Future) -> str:
 
 async def test_a_queue_full_of_slack_is_no_overload_and_no_reason_to_step_down() -> None:
     async with world(remote=False, ttft_slo_ms=600_000.0, max_wait_ms=600_000.0, max_sheddable_queue=64) as w:
-        w.dispatcher.set_replicas([w.local])
+        rungs = [FakeReplica(info(variant, device="board"), w.clock) for variant in ("int8", "pruned-int8")]
+        w.dispatcher.set_replicas(rungs)
         waiting = [asyncio.ensure_future(w.ask(max_tokens=24, priority=SLACK_PRIORITY)) for _ in range(40)]
         await w.clock.settle()
         assert w.dispatcher.status().queued == 36
@@ -28,7 +29,7 @@ async def test_a_queue_full_of_slack_is_no_overload_and_no_reason_to_step_down()
         registry = w.dispatcher.telemetry.registry
         assert registry.get_sample_value("overspill_num_requests_waiting", gauge) == 0
         assert registry.get_sample_value("overspill_queue_wait_seconds_count") == 0
-        assert not w.dispatcher._signals.what_if._seen  # nothing was imagined of them
+        assert not w.dispatcher._signals.what_if.arrivals_per_s("tiny", w.clock.now_s())  # nothing was imagined of them
         await w.clock.run(asyncio.gather(*waiting))
         w.nothing_is_held()
 

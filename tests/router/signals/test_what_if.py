@@ -89,10 +89,10 @@ def test_where_few_come_the_third_finds_the_best_rung() -> None:
 def test_it_tells_how_many_came_lately() -> None:
     what_if = of(*ask().offers)
     for index in range(3):
-        assert what_if.arrivals_per_s(index * 4.0) == 0.0, "of so few, nothing is known"
+        assert what_if.arrivals_per_s("model", index * 4.0) == 0.0, "of so few, nothing is known"
         what_if.arrived(index * 4.0, ask())
-    assert what_if.arrivals_per_s(8.0) == pytest.approx(3 / 8)
-    assert what_if.arrivals_per_s(30.0) == pytest.approx(0.1), "the longer nobody comes, the fewer come"
+    assert what_if.arrivals_per_s("model", 8.0) == pytest.approx(3 / 8)
+    assert what_if.arrivals_per_s("model", 30.0) == pytest.approx(0.1), "the longer nobody comes, the fewer come"
 
 
 def test_a_cloud_that_is_reached_later_begins_at_its_last_rung_too() -> None:
@@ -163,7 +163,7 @@ def test_one_rung_a_device_leaves_nothing_to_imagine() -> None:
     for index in range(50):
         what_if.arrived(index * 0.1, Ask((rung(LARGE, 1.0, 0.02),), 0, LengthCurve.exactly(100), 0.1, 0.1))
     assert what_if.favoured() == {EDGE: LARGE}
-    assert what_if._seen == 0
+    assert not what_if.has_a_choice
 
 
 def test_each_family_of_models_has_its_rung() -> None:
@@ -175,6 +175,44 @@ def test_each_family_of_models_has_its_rung() -> None:
     what_if.arrived(at_s, other)
     assert what_if.favoured() == {EDGE: SMALL, ("edge", "other"): "edge/other"}
     assert what_if.favours("edge", "other", "edge/other")
+
+
+def test_families_with_devices_of_their_own_choose_apart() -> None:
+    """A flood for one model is no reason to step down with another, nor to think that many come for it."""
+    quiet = (rung("other/large", 1.0, 0.02, family="other"), rung("other/small", 0.75, 0.008, family="other"))
+    what_if, rng, at_s = of(*ask().offers, *quiet), random.Random(9), 0.0
+    for index in range(120):
+        at_s = run(what_if, rng, at_s, 1, 0.2)
+        if index % 20 == 0:
+            what_if.arrived(at_s, Ask(quiet, 0, LengthCurve.exactly(100), 0.1, 0.1))
+    assert what_if.favoured() == {EDGE: SMALL, ("other", "other"): "other/large"}
+    assert what_if.arrivals_per_s("model", at_s) > 4.0
+    assert what_if.arrivals_per_s("other", at_s) < 0.5
+    assert what_if.arrivals_per_s("unknown", at_s) == 0.0
+
+
+def test_families_that_share_a_device_are_imagined_together() -> None:
+    """Also those that share none with one another, but each with a third."""
+    here = rung("a/x", 1.0, 0.02, family="x"), rung("a/y", 1.0, 0.02, family="y")
+    there = rung("b/y", 1.0, 0.02, family="y"), rung("b/z", 1.0, 0.02, family="z")
+    what_if = of(rung("c/w", 1.0, 0.02, family="w"), here[0], there[1], here[1], there[0])
+    assert set(what_if._together) == {frozenset({"x", "y", "z"}), frozenset({"w"})}
+    assert what_if._of["x"] is what_if._of["z"]
+    version = what_if.version
+    what_if.set_replicas(infos(*here, *there))
+    assert set(what_if._of) == {"x", "y", "z"}
+    assert what_if.version > version
+
+
+def test_a_family_for_which_nobody_comes_any_more_has_no_say() -> None:
+    """What two families share is given to the one that is asked for."""
+    others = rung("edge/other", 1.0, 0.02, family="other"), rung("edge/less", 0.5, 0.008, family="other")
+    what_if, rng = of(*ask().offers, *others), random.Random(3)
+    for index in range(40):
+        what_if.arrived(index * 0.05, Ask(others, 0, LengthCurve.exactly(100), 0.1, 0.1, deadline_s=3.0))
+    assert what_if.favoured() == {EDGE: SMALL, ("edge", "other"): "edge/less"}
+    run(what_if, rng, 200.0, 20, 4.0)
+    assert what_if.favoured() == {EDGE: LARGE, ("edge", "other"): "edge/other"}
 
 
 def test_replicas_that_left_are_forgotten_and_new_ones_imagined() -> None:
@@ -219,7 +257,7 @@ def test_a_fleet_of_devices_has_few_configurations() -> None:
     )
     what_if = of(*offers)
     what_if.arrived(0.0, Ask(offers, 0, LengthCurve.exactly(100), 0.1, 0.1))
-    assert len(what_if._tiers) == 9
+    assert len(what_if._of["model"]._tiers) == 9
     assert len(what_if.favoured()) == 20
 
 
