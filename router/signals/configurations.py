@@ -126,8 +126,8 @@ class Configurations:
 
     def arrivals_per_s(self, family: str, now_s: float) -> float:
         """How many came lately for a family, a second, until now; 0 before there were a few."""
-        arrivals_s = self._arrivals_s.get(family, ())
-        if len(arrivals_s) < _RATE_FROM:
+        arrivals_s = self._arrivals_s.get(family)
+        if arrivals_s is None or len(arrivals_s) < _RATE_FROM:
             return 0.0
         return len(arrivals_s) / max(now_s - arrivals_s[0], 1e-3)
 
