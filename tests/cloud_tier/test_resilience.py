@@ -22,7 +22,7 @@ from tests.support.fake_engine import toy_model_directory
 from tests.support.paths import REPOSITORY
 from tests.support.waiting import until, until_true
 
-pytestmark = [pytest.mark.real_model, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.real_model
 FAMILY, BEST, SMALL = "smollm2-135m", "smollm2-135m-fp32", "smollm2-135m-pruned-fp32"
 STORY = "Tell me a long story about a lighthouse keeper and his otter."
 TWO_ENGINES = f"""

@@ -10,9 +10,7 @@ import openai
 import pytest
 
 from examples.demo.stack import API_KEY, Stack, StackOptions
-
-# Other tests load this machine: within the usual promise a step down, or the other tier, would be right.
-PATIENT = {"x-overspill-ttft-slo-ms": "60000", "x-overspill-tpot-slo-ms": "10000"}
+from tests.support.patience import PATIENT
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ WRONG = {
 
 @pytest.mark.parametrize("field", sorted(WRONG))
 def test_a_field_of_the_wrong_type_is_named(stack: Stack, field: str) -> None:
-    response = httpx.post(f"{stack.edge_url}/v1/chat/completions", json={**CHAT, field: WRONG[field]}, timeout=10)
+    response = httpx.post(f"{stack.edge_url}/v1/chat/completions", json={**CHAT, field: WRONG[field]}, timeout=60)
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
@@ -49,7 +49,7 @@ def test_a_field_of_the_wrong_type_is_named(stack: Stack, field: str) -> None:
 @pytest.mark.parametrize("body", [b"{", b"", b"[]", b'{"model": "smollm2-135m", }', b"\xff\xfe"])
 def test_malformed_json_is_a_400(stack: Stack, body: bytes) -> None:
     headers = {"content-type": "application/json"}
-    response = httpx.post(f"{stack.edge_url}/v1/chat/completions", content=body, headers=headers, timeout=10)
+    response = httpx.post(f"{stack.edge_url}/v1/chat/completions", content=body, headers=headers, timeout=60)
     assert response.status_code == 400
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 

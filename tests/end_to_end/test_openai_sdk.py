@@ -105,18 +105,18 @@ def test_cancel_in_mid_stream_frees_the_slot(stack: Stack, client: openai.OpenAI
 
     def ended() -> dict[str, Any] | None:
         record = httpx.get(
-            f"{url}/v1/decisions/cancelled-{tier}", headers={"authorization": f"Bearer {API_KEY}"}, timeout=5
+            f"{url}/v1/decisions/cancelled-{tier}", headers={"authorization": f"Bearer {API_KEY}"}, timeout=60
         ).json()
         return None if record["outcome"] == "running" else record
 
     record = until_true(ended, every_s=0.05)
     assert record["outcome"] == "cancelled"
     assert record["tokens"] < 1500
-    assert _running(url) == 0
+    until_true(lambda: _running(url) == 0, every_s=0.05)  # its slot is free a moment after its record is closed
 
 
 def _running(url: str) -> float:
-    text = httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {API_KEY}"}, timeout=5).text
+    text = httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {API_KEY}"}, timeout=60).text
     running = [line for line in text.splitlines() if line.startswith("overspill_num_requests_running{")]
     assert running, "the gauge of running requests is gone from /metrics"
     return sum(float(line.rsplit(" ", 1)[1]) for line in running)

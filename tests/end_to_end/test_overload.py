@@ -14,7 +14,7 @@ import pytest
 from examples.demo.stack import Stack
 from examples.demo.traffic import Ask, send
 
-pytestmark = [pytest.mark.real_model, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real_model, pytest.mark.timeout(600)]
 
 
 async def test_200_concurrent_streams_all_end_and_memory_comes_back(stack: Stack) -> None:

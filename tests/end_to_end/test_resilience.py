@@ -17,7 +17,7 @@ from examples.demo.stack import API_KEY, DEVICE, FLEET, Stack, StackOptions
 from examples.demo.traffic import Ask, Reply, send
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.real_model, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real_model, pytest.mark.timeout(600)]
 
 CHAT = {"model": "smollm2-135m", "messages": [{"role": "user", "content": "hello"}]}
 LONG = "Write a long story about a lighthouse keeper and the sea."
@@ -51,7 +51,7 @@ async def test_killed_engine_is_restarted_and_no_request_waits_forever(stack: St
             pinned = Ask("What is the capital of France?", max_tokens=8, model="smollm2-135m-fp32")
             return (await asyncio.wait_for(send(cloud, pinned), 60)).served
 
-        await until(is_back, 90, every_s=0.2)
+        await until(is_back, 180, every_s=0.2)
     assert killed[0] in before
     assert not psutil.pid_exists(killed[0]) or psutil.Process(killed[0]).status() == psutil.STATUS_ZOMBIE
 
@@ -71,9 +71,7 @@ async def test_cloud_killed_in_mid_stream_is_finished_on_the_edge(stack: Stack, 
         record = await stack.decision("broken-stream")
         after = await send(client, Ask("What is the capital of France?", max_tokens=8))
     finally:
-        await asyncio.to_thread(
-            subprocess.run, [*fleet_set, "router.policy=quality-in-objective"], check=True, timeout=60
-        )
+        await asyncio.to_thread(subprocess.run, [*fleet_set, "router.policy=slo-utility"], check=True, timeout=60)
         if not stack.cloud.running:
             stack.start_cloud_again()
         await stack.cloud_ready()
@@ -111,7 +109,7 @@ async def test_draining_refuses_new_requests_with_a_time_to_come_back(tmp_path: 
 
         async def stop_and_ask() -> int | None:
             stopping = asyncio.create_task(own.edge.stop(grace_s=60))
-            async with httpx.AsyncClient(timeout=5) as plain:
+            async with httpx.AsyncClient(timeout=60) as plain:
                 while (response := await plain.get(f"{own.edge_url}/health/ready")).status_code == 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
                 refused.append(response)

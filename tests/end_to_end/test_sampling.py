@@ -10,6 +10,7 @@ import pytest
 
 from examples.demo.stack import API_KEY, Stack
 from models.store.store import ModelStore
+from tests.support.patience import PATIENT
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(900)]
 
@@ -27,7 +28,7 @@ class Client:
         url = stack.cloud_url if way == "cloud" else stack.edge_url
         locality = {"device": "local-only", "cloud": "any", "through": "cloud-only"}[way]
         # The best rung of each tier: one that steps down while the machine is busy draws otherwise.
-        headers = {"x-overspill-locality": locality, "x-overspill-min-quality": "0.9"}
+        headers = {"x-overspill-locality": locality, "x-overspill-min-quality": "0.9", **PATIENT}
         self.sdk = openai.OpenAI(
             base_url=f"{url}/v1", api_key=API_KEY, default_headers=headers, max_retries=0, timeout=60
         )

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from examples.demo.stack import API_KEY, Stack
+from tests.support.patience import PATIENT
 
 pytestmark = pytest.mark.real_model
 
@@ -57,8 +58,8 @@ def test_what_one_tier_began_the_other_ends(stack: Stack, client: openai.OpenAI,
     other = stack.cloud_url if tier == "edge" else stack.edge_url
     body = {**asked, "messages": [*CITY, {"role": "assistant", "content": begun}], "max_tokens": 300}
     body |= {"continue_final_message": True, "add_generation_prompt": False}
-    key = {"authorization": f"Bearer {API_KEY}"}
-    reply = httpx.post(f"{other}/v1/chat/completions", json=body, headers=key, timeout=300).json()
+    headers = {"authorization": f"Bearer {API_KEY}", **PATIENT}
+    reply = httpx.post(f"{other}/v1/chat/completions", json=body, headers=headers, timeout=300).json()
     Place.model_validate_json(begun + reply["choices"][0]["message"]["content"])
 
 

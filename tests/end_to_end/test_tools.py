@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from examples.demo.stack import API_KEY, Stack
+from tests.support.patience import PATIENT
 
 pytestmark = pytest.mark.real_model
 
@@ -107,8 +108,8 @@ def test_a_call_that_one_tier_began_the_other_ends(stack: Stack, client: openai.
     other = stack.cloud_url if tier == "edge" else stack.edge_url
     body = {**BASE, "messages": [*ASKED, {"role": "assistant", "content": said}], "tool_choice": named}
     body |= {"continue_final_message": True, "add_generation_prompt": False}
-    key = {"authorization": f"Bearer {API_KEY}"}
-    reply = httpx.post(f"{other}/v1/chat/completions", json=body, headers=key, timeout=60).json()
+    headers = {"authorization": f"Bearer {API_KEY}", **PATIENT}
+    reply = httpx.post(f"{other}/v1/chat/completions", json=body, headers=headers, timeout=60).json()
     (choice,) = reply["choices"]
     assert choice["finish_reason"] == "tool_calls"
 

@@ -13,6 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from examples.demo.stack import API_KEY, Stack
+from tests.support.patience import PATIENT
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(900)]
 
@@ -59,12 +60,12 @@ WAYS = ("whole", "stream", "running", "kserve")
 
 
 class Door:
-    """One tier, and the header that makes it answer where it should."""
+    """One tier, and the headers that make it answer where it should, in no hurry."""
 
     def __init__(self, http: httpx.Client, url: str, locality: str) -> None:
         self._http = http
         self._url = url
-        self._headers = {"authorization": f"Bearer {API_KEY}", "x-overspill-locality": locality}
+        self._headers = {"authorization": f"Bearer {API_KEY}", "x-overspill-locality": locality, **PATIENT}
 
     def told(self, ask: Ask, way: str) -> Told:
         if way == "kserve":

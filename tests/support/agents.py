@@ -7,18 +7,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
+import msgspec
 
 from edge_agent.config import EdgeConfig
 from edge_agent.daemon import EdgeAgent
+from tests.support.patience import unhurried
+from tests.support.waiting import PATIENCE_S
 
 
 @asynccontextmanager
 async def served(config: EdgeConfig) -> AsyncIterator[tuple[EdgeAgent, httpx.AsyncClient]]:
-    """Run an agent until the block ends; give it and a client of its gateway."""
-    agent = EdgeAgent(config)
+    """Run an agent until the block ends; give it and a client of its gateway. What promises nothing has a minute."""
+    agent = EdgeAgent(msgspec.structs.replace(config, router=unhurried(config.router)))
     running = asyncio.create_task(agent.run())
     serving = asyncio.create_task(agent.serving.wait())
-    await asyncio.wait({running, serving}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({running, serving}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
     serving.cancel()
     if running.done():
         running.result()
@@ -28,4 +31,4 @@ async def served(config: EdgeConfig) -> AsyncIterator[tuple[EdgeAgent, httpx.Asy
             yield agent, client
     finally:
         agent.stop()
-        await asyncio.wait_for(running, 30)
+        await asyncio.wait_for(running, PATIENCE_S)

@@ -24,10 +24,10 @@ from router.jobs.settings import JobsSettings
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import InferenceRequest
-from router.values.settings import RouterSettings
 from tests.support.gateway_fakes import gateway_deps, prompt_text, replica_info
+from tests.support.patience import unhurried
 from tests.support.tiers import Quiet
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 SETTINGS = JobsSettings(min_free_mbytes=0)
 CLOCK = MonotonicClock()
@@ -87,7 +87,7 @@ class JobTier:
     ) -> None:
         self.telemetry = Telemetry()
         self.replica = replica
-        self.dispatcher = Dispatcher([replica], RouterSettings(), clock=CLOCK, telemetry=self.telemetry)
+        self.dispatcher = Dispatcher([replica], unhurried(), clock=CLOCK, telemetry=self.telemetry)
         self.jobs = Jobs(
             msgspec.structs.replace(settings, dir=str(folder)),
             CLOCK,
@@ -152,7 +152,7 @@ def lines_of(text: str) -> list[dict]:
     return [json.loads(each) for each in text.splitlines()]
 
 
-async def ended(client: openai.AsyncOpenAI, batch_id: str, timeout_s: float = 30.0) -> openai.types.Batch:
+async def ended(client: openai.AsyncOpenAI, batch_id: str, timeout_s: float = PATIENCE_S) -> openai.types.Batch:
     """Wait until a batch has ended."""
 
     async def look() -> openai.types.Batch | None:

@@ -28,6 +28,7 @@ from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.request import InferenceRequest
 from router.values.settings import RouterSettings
 from tests.support.gateway_fakes import WordCounter, gateway_deps, replica_info
+from tests.support.patience import unhurried
 from tests.support.waiting import until
 
 CLOCK = MonotonicClock()
@@ -98,7 +99,7 @@ class Tier:
     ) -> None:
         self.telemetry = Telemetry()
         self.dispatcher = Dispatcher(
-            replicas, settings or RouterSettings(), clock=CLOCK, telemetry=self.telemetry, traces=traces
+            replicas, unhurried(settings), clock=CLOCK, telemetry=self.telemetry, traces=traces
         )
         self.deps: GatewayDeps = gateway_deps(
             self.dispatcher,

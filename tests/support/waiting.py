@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE_S = 30.0  # a busy machine is no failure; what never comes costs a failing test this long
+PATIENCE_S = 60.0  # a busy machine is no failure; what never comes costs a failing test this long
 LOOK_EVERY_S = 0.005
 
 
