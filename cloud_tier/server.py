@@ -304,7 +304,7 @@ class CloudTier:
                 tenancy=self._tenancy,
                 embed=embedder(plan.config.cache, self._dispatcher, self._clock),
                 cache=open_cache(plan.config.cache, self._clock, self._models, self._telemetry.registry),
-                ready=self.ready,
+                closed=lambda: "" if self._phase is Phase.SERVING else self._phase.value,
                 back_in_s=self._back_in_s,
                 limits=_limits(plan.config.limits),
                 kv_usage=lambda: kv_usage([replica.engine.load() for replica in self._replicas]),
@@ -333,17 +333,11 @@ class CloudTier:
         return infos + [info for info in self.scale.absent() if info not in infos]
 
     def ready(self) -> tuple[bool, str]:
-        """Whether requests may come, and if not, why."""
+        """Whether a replica could take a request, or one is waited for; and if not, why."""
         if self._phase is not Phase.SERVING:
             return False, self._phase.value
-        snapshots = [replica.snapshot() for replica in self._serving]
-        if any(snapshot.available for snapshot in snapshots):
-            return True, ""
-        if self.scale.stands_in:
-            return True, ""
-        if not snapshots:
-            return False, "; ".join(f"{s.who}: {s.why}" for s in self._sources.unreached) or "no model is served"
-        return False, "; ".join(dict.fromkeys(snapshot.why for snapshot in snapshots))
+        readiness = self._dispatcher.readiness()
+        return readiness.ready, readiness.why
 
     def _back_in_s(self) -> float:
         """Seconds until the first engine should serve again, 0 where that is not known."""

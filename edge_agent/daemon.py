@@ -209,13 +209,11 @@ class EdgeAgent:
         await self.lineup.load(pipeline.name for pipeline in self.config.pipelines)
 
     def ready(self) -> tuple[bool, str]:
-        """Whether requests may come in, and if not, why: also when every local model is broken and nobody is behind."""
+        """Whether a model here or behind it could take a request, and if not, why."""
         if self.phase != "serving":
             return False, self.phase
-        local = self.lineup.replicas
-        if not local or self._sources or any(not replica.problem for replica in local):
-            return True, ""
-        return False, "no model can be served: " + _problems(local)
+        readiness = self.dispatcher.readiness()
+        return readiness.ready, readiness.why
 
     def _condition_changed(self) -> None:
         """A model has failed or recovered: tell the service manager, and the fleet."""
@@ -320,7 +318,7 @@ class EdgeAgent:
             tenancy=self._tenancy,
             embed=embedder(self.config.cache, self.dispatcher, self.clock),
             cache=open_cache(self.config.cache, self.clock, self.infos, self.telemetry.registry),
-            ready=self.ready,
+            closed=lambda: "" if self.phase == "serving" else self.phase,
             notices=lambda: self._fleet.notices if self._fleet is not None else (),
             limits=GatewayLimits(max_body_bytes=settings.max_body_bytes, max_requests=settings.max_requests),
             kv_usage=self._kv_usage,

@@ -33,6 +33,7 @@ from router.dispatch.journey import Journey
 from router.dispatch.opened import OpenedAnswer
 from router.dispatch.outcomes import Outcomes
 from router.dispatch.pool import MANY
+from router.dispatch.readiness import readiness_of
 from router.dispatch.record import DecisionLog, DecisionRecord
 from router.dispatch.self_test import SelfTests
 from router.dispatch.status import StatusBoard
@@ -48,6 +49,7 @@ from router.signals.signals import Signals
 from router.tracing.sink import TraceSink
 from router.upstream.source import SourceHooks
 from router.values.answer import Answer
+from router.values.readiness import Readiness
 from router.values.replica import HoldsUp, Replica, ReplicaInfo, ReplicaSnapshot, Unreached
 from router.values.request import InferenceRequest, Locality, Outcome
 from router.values.settings import RouterSettings
@@ -266,6 +268,10 @@ class Dispatcher:
     def tallies(self) -> Mapping[tuple[str, str], Tally]:
         """Return what each variant of each tier has done since the start."""
         return self._outcomes.tallies()
+
+    def readiness(self) -> Readiness:
+        """Return whether any replica could take a request now."""
+        return readiness_of(self._binder.pool)
 
     def status(self) -> RouterStatus:
         """Return what an operator is told of the router and its replicas."""

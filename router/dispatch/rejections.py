@@ -93,13 +93,14 @@ def _unreached(source: Unreached, model: str) -> Rejection:
 
 def _out_of_bounds(request: InferenceRequest, info: ReplicaInfo, pool: Pool) -> str:
     """Say why a replica lies outside of what the policy or the caller allows; empty if it does not."""
-    if not _within(pool.locality, info):
+    if not within(pool.locality, info):
         return f"{_side(info)}, the policy `{pool.settings.policy}` keeps to {pool.locality.value}"
     asked = request.objective.locality
-    return "" if _within(asked, info) else f"{_side(info)}, x-overspill-locality asks for {asked.value}"
+    return "" if within(asked, info) else f"{_side(info)}, x-overspill-locality asks for {asked.value}"
 
 
-def _within(locality: Locality, info: ReplicaInfo) -> bool:
+def within(locality: Locality, info: ReplicaInfo) -> bool:
+    """Whether a request that keeps to `locality` may go to a replica."""
     if locality is Locality.LOCAL_ONLY:
         return not info.remote
     return locality is not Locality.CLOUD_ONLY or info.tier == "cloud"

@@ -18,6 +18,7 @@ from router.tenants.tenancy import Tenancy
 from router.values.answer import Answer
 from router.values.credits import Asker, Grant, Want
 from router.values.prompt import Input, Prompt, PromptSize, TokenizerFacts
+from router.values.readiness import Readiness
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.repository import Repository
 from router.values.request import InferenceRequest, Locality
@@ -114,6 +115,10 @@ class Dispatch(Protocol):
         """Return what each variant of each tier has done since the start, by tier and variant."""
         ...
 
+    def readiness(self) -> Readiness:
+        """Return whether any replica could take a request now."""
+        ...
+
     def status(self) -> RouterStatus:
         """Return what an operator is told of the router and its replicas."""
         ...
@@ -164,13 +169,13 @@ class GatewayLimits:
     retry_after_s: float = 1.0
 
 
-def always_ready() -> tuple[bool, str]:
-    """Readiness of a tier that has nothing to wait for."""
-    return True, ""
+def always_open() -> str:
+    """What a tier says that has nothing to wait for."""
+    return ""
 
 
 def back_unknown() -> float:
-    """A tier that cannot tell when it will be ready."""
+    """A tier that cannot tell when it will be open."""
     return 0.0
 
 
@@ -194,9 +199,9 @@ class GatewayDeps:
         tenancy: who may come in and what each may ask for. Without any keys, only callers on loopback are let in.
         cache: answers that may be given again; None where none are kept.
         embed: embeds messages, so that they may be given again to what means nearly the same too.
-        ready: whether new requests may come in, and if not, why (`starting`, `draining`).
+        closed: why no request may come in (`starting`, `draining`); empty while they may.
         notices: what an operator should know although the tier is ready; told on `/health/ready`.
-        back_in_s: seconds until a tier that is not ready should be, 0 where that is not known.
+        back_in_s: seconds until a tier that is closed should be open, 0 where that is not known.
         repository: what its operator may load and unload; None where nothing is.
         cors: which web pages of other origins may read answers.
         local_pages: pages of this host may, as only this host reaches the tier.
@@ -217,7 +222,7 @@ class GatewayDeps:
     tenancy: Tenancy = field(repr=False)
     cache: AnswerCache | None = None
     embed: Embed | None = None
-    ready: Callable[[], tuple[bool, str]] = always_ready
+    closed: Callable[[], str] = always_open
     notices: Callable[[], Sequence[str]] = tuple
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     repository: Repository | None = None

@@ -328,11 +328,27 @@ def internal_error(request_id: str | None) -> OverspillError:
 
 def draining_or_starting(deps: GatewayDeps) -> Unavailable | None:
     """Return the refusal of a tier that takes no new requests now, with its reason."""
-    ready, why = deps.ready()
-    if ready:
+    why = deps.closed()
+    if not why:
         return None
     retry_after_s = max(deps.back_in_s(), deps.limits.retry_after_s)
-    return Unavailable(f"this tier takes no requests now: {why or 'not ready'}", retry_after_s=retry_after_s)
+    return Unavailable(f"this tier takes no requests now: {why}", retry_after_s=retry_after_s)
+
+
+def not_ready(deps: GatewayDeps) -> Unavailable | None:
+    """Return what probes are told of a tier that could answer no request now.
+
+    Requests are taken all the same, unless it starts or drains: one may be kept for later, or answered from a cache,
+    and each is told for itself who is away.
+    """
+    refusal = draining_or_starting(deps)
+    if refusal is not None:
+        return refusal
+    readiness = deps.dispatcher.readiness()
+    if readiness.ready:
+        return None
+    retry_after_s = max(readiness.back_in_s, deps.limits.retry_after_s)
+    return Unavailable(f"no model can be served now: {readiness.why}", retry_after_s=retry_after_s)
 
 
 def _head(status: int, media_type: str, lines: list[tuple[str, str]], request_id: str | None) -> Message:

@@ -10,7 +10,7 @@ from prometheus_client.exposition import choose_encoder
 from starlette.routing import BaseRoute, Route
 
 from router.base.extras import installed
-from router.gateway.endpoint import Endpoint, RequestContext, draining_or_starting, json_reply
+from router.gateway.endpoint import Endpoint, RequestContext, json_reply, not_ready
 from router.gateway.errors import NoSuchPage, Reply, render_error
 from router.gateway.intake import Intake
 from router.gateway.tenant_routes import require_monitor
@@ -54,7 +54,7 @@ class OpsRoutes:
     async def _ready(self, context: RequestContext) -> Reply:
         """Readiness, always with the load report: the tier below polls this page."""
         report = (wire_load.HEADER, wire_load.encode_orca(self._intake.load(context)))
-        refusal = draining_or_starting(self._deps)
+        refusal = not_ready(self._deps)
         if refusal is None:
             page: dict[str, object] = {"status": "ready", "tier": self._deps.tier}
             notices = list(self._deps.notices())
@@ -79,11 +79,11 @@ class OpsRoutes:
         """Replicas, load, breakers and GPUs: what `overspill cloud status` shows."""
         require_monitor(context)
         deps = self._deps
-        ready, why = deps.ready()
+        why = deps.closed() or deps.dispatcher.readiness().why
         status = TierStatus(
             tier=deps.tier,
             overspill=installed("overspill"),
-            ready=ready,
+            ready=not why,
             why=why,
             up_s=round(deps.clock.now_s() - self._began_s, 1),
             in_flight=self._intake.in_flight,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import subprocess
@@ -454,10 +455,65 @@ async def test_a_store_without_models_leaves_an_agent_that_says_how_to_fill_it(
 async def test_an_agent_without_models_is_a_router(world: TinyWorld) -> None:
     config = world.config(models={"variants": [], "preload": []})
     async with served(config) as (_, client):
-        assert (await client.get("/health/ready")).status_code == 200
+        ready = await client.get("/health/ready")
+        assert (ready.status_code, ready.headers["retry-after"]) == (503, "1")
+        assert "no model is served here" in ready.text
+        assert (await client.get("/health/live")).status_code == 200
         refused = await client.post("/v1/chat/completions", json=CHAT)
         assert refused.status_code in (404, 503)
         assert refused.json()["error"]["message"]
+
+
+PROBES = ("/health/ready", "/health", "/ping", "/v2/health/ready")
+
+
+async def probed(client: httpx.AsyncClient) -> set[int]:
+    """What every page of readiness says."""
+    return {(await client.get(path)).status_code for path in PROBES}
+
+
+async def test_an_agent_without_models_is_ready_while_its_upstream_is(world: TinyWorld, tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        behind, _ = await stack.enter_async_context(served(build_world(tmp_path / "behind").config()))
+        upstream = {"url": f"http://127.0.0.1:{behind.port}", "poll_interval_s": 0.1}
+        config = world.config(models={"variants": [], "preload": []}, upstream=upstream)
+        async with served(config) as (agent, client):
+            await until(lambda: agent.ready()[0])
+            assert await probed(client) == {200}
+            assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+            await stack.aclose()  # the upstream goes away
+            await until(lambda: "unreachable" in agent.ready()[1])
+            assert await probed(client) == {503}
+            told = await client.get("/health/ready")
+            assert int(told.headers["retry-after"]) >= 1
+            assert "unreachable" in told.json()["error"]["message"]
+            assert "tiny" not in told.text, "names of models are for callers"
+            assert (await client.get("/health/live")).status_code == 200
+            status = (await client.get("/v1/status")).json()
+            assert (status["ready"], "unreachable" in status["why"]) == (False, True)
+            refused = await client.post("/v1/chat/completions", json=CHAT)
+            assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+
+
+async def test_an_agent_with_a_model_is_ready_whatever_its_upstream_does(world: TinyWorld) -> None:
+    with refused_port() as port:
+        async with served(world.config(upstream={"url": f"http://127.0.0.1:{port}"})) as (agent, client):
+            await until(lambda: "ConnectError" in agent.dispatcher.unreached(Locality.ANY))
+            assert await probed(client) == {200}
+            assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+
+async def test_what_the_policy_keeps_out_makes_nobody_ready(world: TinyWorld, tmp_path: Path) -> None:
+    async with served(build_world(tmp_path / "behind").config()) as (behind, _):
+        config = world.config(
+            models={"variants": [], "preload": []},
+            upstream={"url": f"http://127.0.0.1:{behind.port}"},
+            router={"policy": "local-only"},
+        )
+        async with served(config) as (agent, client):
+            await until(agent.infos)
+            told = await client.get("/health/ready")
+            assert (told.status_code, "the policy `local-only`" in told.text) == (503, True)
 
 
 @pytest.mark.process

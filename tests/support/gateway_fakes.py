@@ -23,6 +23,7 @@ from router.values.chunk import FinishReason, TokenChunk
 from router.values.credits import Asker, Want
 from router.values.logprobs import Alternative, TokenLogprob
 from router.values.prompt import ChatPrompt, Prompt, PromptSize, TextPrompt, TokenizerFacts
+from router.values.readiness import READY, Readiness
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import InferenceRequest, Locality
 from router.values.status import RouterStatus, Tally
@@ -224,6 +225,12 @@ class FakeDispatcher:
 
     def load(self) -> list[ReplicaSnapshot]:
         return self.snapshots or [ReplicaSnapshot(info, available=True, slots=4, running=1) for info in INFOS]
+
+    def readiness(self) -> Readiness:
+        seen = self.load()
+        if any(replica.available for replica in seen):
+            return READY
+        return Readiness(seen[0].why, seen[0].back_in_s)
 
     def status(self) -> RouterStatus:
         return RouterStatus(policy="p", waiting=self.waiting, queued=self.waiting, running=0, overloaded=False)

@@ -11,7 +11,7 @@ import orjson
 from starlette.routing import BaseRoute, Route
 
 from router.base.errors import InvalidRequest, OverspillError
-from router.gateway.endpoint import Endpoint, RequestContext, StreamReply, draining_or_starting, json_reply
+from router.gateway.endpoint import Endpoint, RequestContext, StreamReply, json_reply, not_ready
 from router.gateway.errors import Reply, render_error
 from router.gateway.intake import Intake
 from router.gateway.kserve.batch import parts_of, row_of
@@ -83,8 +83,8 @@ class KServeRoutes:
         return json_reply(b'{"live":true}')
 
     async def _ready(self, context: RequestContext) -> Reply:
-        """Whether requests may come in."""
-        refusal = draining_or_starting(self._deps)
+        """Whether a replica could take a request now."""
+        refusal = not_ready(self._deps)
         return json_reply(b'{"ready":true}') if refusal is None else render_error(refusal, context.dialect)
 
     async def _show_model(self, context: RequestContext) -> Reply:

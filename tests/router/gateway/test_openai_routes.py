@@ -421,7 +421,7 @@ def test_a_client_that_breaks_off_its_body_costs_nothing(server: Server, http: h
 
 
 def test_draining_is_never_a_bare_503() -> None:
-    deps = gateway_deps(ready=lambda: (False, "draining"))
+    deps = gateway_deps(closed=lambda: "draining")
     with serving(deps) as server, httpx.Client(base_url=server.url) as client:
         for path in (CHAT, "/v1/completions", "/v2/models/tiny/infer"):
             reply = client.post(path, json=body())

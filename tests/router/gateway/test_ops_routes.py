@@ -8,8 +8,16 @@ from starlette.routing import Route
 
 from router.gateway.app import create_app
 from router.gateway.auth import Authentication
+from router.values.replica import ReplicaSnapshot
 from router.wire.load import decode_orca
-from tests.support.gateway_fakes import FAMILY, FakeDispatcher, client_of, gateway_deps, tenancy_of
+from tests.support.gateway_fakes import (
+    FAMILY,
+    FakeDispatcher,
+    client_of,
+    gateway_deps,
+    replica_info,
+    tenancy_of,
+)
 
 CHAT = "/v1/chat/completions"
 
@@ -30,12 +38,26 @@ async def test_health_carries_the_load() -> None:
 
 @pytest.mark.parametrize("path", ["/health/ready", "/v2/health/ready"])
 async def test_not_ready_says_why_and_when_to_come_back(path: str) -> None:
-    async with client_of(gateway_deps(ready=lambda: (False, "starting: loading tiny"))) as http:
+    async with client_of(gateway_deps(closed=lambda: "starting: loading tiny")) as http:
         reply = await http.get(path)
         assert (await http.get("/health/live")).status_code == 200
     assert (reply.status_code, reply.headers["retry-after"], reply.headers["retry-after-ms"]) == (503, "1", "1000")
     assert "loading tiny" in reply.text
     assert ("endpoint-load-metrics" in reply.headers) == (path == "/health/ready")
+
+
+async def test_what_no_replica_could_answer_is_told_to_probes_and_taken_all_the_same() -> None:
+    away = [ReplicaSnapshot(replica_info(), available=False, slots=0, why="restarting", back_in_s=4.5)]
+    dispatcher = FakeDispatcher(snapshots=away)
+    async with client_of(gateway_deps(dispatcher)) as http:
+        for path in ("/health/ready", "/health", "/ping", "/v2/health/ready"):
+            reply = await http.get(path)
+            assert (reply.status_code, reply.headers["retry-after"]) == (503, "5"), path
+            assert "restarting" in reply.text
+        status = (await http.get("/v1/status")).json()
+        assert (status["ready"], status["why"]) == (False, "restarting")
+        assert (await http.post(CHAT, json=chat())).status_code == 200  # for a cache, a job, or its own refusal
+    assert len(dispatcher.requests) == 1
 
 
 async def test_metrics_count_what_happened() -> None:

@@ -388,8 +388,8 @@ async def test_an_absent_upstream_is_told_of_once() -> None:
 
 
 async def test_not_ready_is_reachable_but_takes_nothing() -> None:
-    ready = [False, "draining"]
-    with serving(gateway_deps(ready=lambda: tuple(ready))) as server:
+    closed = ["draining"]
+    with serving(gateway_deps(closed=lambda: closed[0])) as server:
         async with upstream(server.url) as tier:
             await until(lambda: tier.replicas)
             await until(lambda: tier.condition.reachable)
@@ -397,7 +397,7 @@ async def test_not_ready_is_reachable_but_takes_nothing() -> None:
             with pytest.raises(Unavailable) as raised:
                 await everything(tier.replicas[0], ask())
             assert raised.value.retry_after_s == 1.0
-            ready[0] = True
+            closed[0] = ""
             await best(tier)
 
 

@@ -289,7 +289,7 @@ async def test_a_message_beyond_the_bound_is_refused_and_the_connection_lives() 
 
 
 async def test_a_tier_that_drains_refuses_and_says_when_to_come_back() -> None:
-    deps = gateway_deps(ready=lambda: (False, "draining"))
+    deps = gateway_deps(closed=lambda: "draining")
     async with grpc_gateway(deps) as listener, triton_aio.InferenceServerClient(f"127.0.0.1:{listener.port}") as client:
         assert await client.is_server_live()
         assert not await client.is_server_ready()

@@ -55,7 +55,7 @@ async def test_probes_of_other_servers_are_answered_without_a_key(path: str) -> 
     async with client_of(gateway_deps(api_keys={"k": 0})) as http:
         assert (await http.get(path)).status_code == 200
         assert (await http.head(path)).status_code == 200
-    async with client_of(gateway_deps(ready=lambda: (False, "starting"))) as http:
+    async with client_of(gateway_deps(closed=lambda: "starting")) as http:
         reply = await http.get(path)
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
 
