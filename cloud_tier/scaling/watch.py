@@ -114,11 +114,6 @@ class ScaleWatch:
         """Whether requests wait for a model without replicas, rather than being refused."""
         return self._settings.unit != TIER and self._settings.min_replicas == 0
 
-    @property
-    def stands_in(self) -> bool:
-        """Whether requests are held for any model that has no replica now."""
-        return bool(self.absent())
-
     def _know(self, info: ReplicaInfo) -> str:
         """Return the name of a replica's pool, which is made with its first one."""
         name = TIER if self._settings.unit == TIER else info.family

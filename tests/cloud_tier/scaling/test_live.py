@@ -127,7 +127,7 @@ async def test_a_request_waits_for_a_replica_where_there_is_none(toy: Path, tmp_
             assert (await client.get("/v1/scale/toy")).json()["now"] == 1
         if gone == "unlisted":
             listed.write_text("")
-        await until(lambda: _look(tier) and tier.scale.stands_in)
+        await until(lambda: _look(tier) and tier.scale.absent())
         assert (await client.get("/health/ready")).status_code == 200
         held = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
         await until(lambda: _look(tier)["inputs"]["waiting"] == 1)
@@ -143,7 +143,7 @@ async def test_a_request_waits_for_a_replica_where_there_is_none(toy: Path, tmp_
             assert reply.status_code == 200
             assert reply.json()["choices"][0]["message"]["content"] == FakeEngine.says
             assert 2000 < float(reply.headers["x-overspill-predicted-ttft-ms"]) < 8000
-            await until(lambda: _look(tier) and not tier.scale.stands_in)
+            await until(lambda: _look(tier) and not tier.scale.absent())
 
 
 def _look(tier: CloudTier) -> dict:
