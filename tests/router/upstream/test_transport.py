@@ -62,7 +62,7 @@ class Peer:
 
     @contextlib.asynccontextmanager
     async def client(self, **options) -> AsyncIterator[StreamingClient]:
-        pool = {"tls": False, "connect_timeout_s": 0.5, "max_connections": 8, "keepalive_expiry_s": 5.0, **options}
+        pool = {"tls": False, "connect_timeout_s": 10.0, "max_connections": 8, "keepalive_expiry_s": 5.0, **options}
         listening = await asyncio.start_server(self.serve, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
         client = StreamingClient(url, {"authorization": "Bearer key"}, CLOCK, PoolOptions(**pool))
@@ -426,7 +426,7 @@ async def test_an_idle_connection_expires() -> None:
 
 async def test_a_full_pool_is_told_from_an_absent_upstream() -> None:
     peer = Peer(begun)
-    async with peer.client(max_connections=1, connect_timeout_s=0.1) as client:
+    async with peer.client(max_connections=1, connect_timeout_s=1.0) as client:
         held = await post(client)
         with pytest.raises(PoolExhaustedError):
             await post(client)
@@ -473,9 +473,8 @@ async def test_a_head_that_arrives_in_the_turn_of_its_cancellation_keeps_no_conn
 
 
 async def test_a_pool_never_has_more_connections_than_places_whatever_is_cancelled() -> None:
-    for turns in range(30):
-        peer = Peer(begun)
-        async with peer.client(max_connections=1, connect_timeout_s=0.2) as client:
+    async def cancelled_after(turns: int) -> None:
+        async with Peer(begun).client(max_connections=1, connect_timeout_s=2.0) as client:
             task = asyncio.ensure_future(post(client))
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -487,6 +486,8 @@ async def test_a_pool_never_has_more_connections_than_places_whatever_is_cancell
             with pytest.raises(PoolExhaustedError):
                 await post(client)
             held.close()
+
+    await asyncio.gather(*(cancelled_after(turns) for turns in range(30)))
 
 
 async def test_who_waits_for_data_can_be_told_that_none_will_come() -> None:
