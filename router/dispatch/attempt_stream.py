@@ -107,10 +107,10 @@ class AttemptStream:
     @property
     def ready(self) -> bool:
         """Text, or the end with everything given back, is here already: handing it on waits for nothing."""
-        chunks, ended = self._chunks, self._task.done
-        return any(
-            ended() if chunk.finish_reason else chunk.text or chunk.output or chunk.reasoning for chunk in chunks
-        )
+        for chunk in self._chunks:
+            if self._task.done() if chunk.finish_reason else chunk.text or chunk.output or chunk.reasoning:
+                return True
+        return False
 
     def follow(self, arrived: Callable[[TokenChunk], TokenChunk | None], over: Callable[[], None]) -> None:
         """From now on each chunk goes through `arrived` as it comes, those that have come already do now.

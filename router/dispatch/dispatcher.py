@@ -360,6 +360,8 @@ class Dispatcher:
     def ended(self, journey: Journey, outcome: Outcome, error: str | None) -> None:
         """A request left the tier: exactly once for each `start`."""
         self._outcomes.ended(journey, outcome, error)
+        if not (self.waiting or len(self._signals.in_flight)):
+            self._signals.lengths.settle(journey.length)
 
     def _breaker_changed(self, endpoint: str, state: BreakerState, why: str) -> None:
         """Say once that an endpoint is left alone, and once that it is back; what is tried in between is detail.

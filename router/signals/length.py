@@ -271,6 +271,12 @@ class LengthModel:
                 source.table.ended(source.bin_at(position))
 
     @staticmethod
+    def settle(watch: LengthWatch) -> None:
+        """Compute what an ended answer has changed: who comes next, and asks for the same, does not wait for that."""
+        for source in watch.sources:
+            source.table.survival()
+
+    @staticmethod
     def _judge(merits: dict[str, float], source: _Source, k: int, *, whole: bool) -> None:
         """Add to a kind's log-likelihood what its curve, before it learnt, said of an answer that came to bin `k`."""
         survival, kind = source.said, source.kind

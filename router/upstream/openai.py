@@ -26,7 +26,7 @@ from router.wire.promise import objective_headers
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
 
-_DEFAULT = SamplingParams()
+_DEFAULTS = msgspec.structs.asdict(SamplingParams())
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
@@ -188,7 +188,7 @@ def _sampling(request: InferenceRequest, dialect: Dialect) -> dict[str, object]:
     found: dict[str, object] = {"temperature": sampling.temperature, **(dialect.neutral or {})}
     for name, spelled in dialect.spelling.items():
         value = getattr(sampling, name)
-        if value != getattr(_DEFAULT, name):
+        if value != _DEFAULTS[name]:
             found[spelled] = _JSON_OF.get(name, _itself)(value)
     if sampling.stop:
         found["stop"] = list(sampling.stop)

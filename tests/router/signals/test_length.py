@@ -212,6 +212,20 @@ def test_a_length_that_was_promised_is_not_renewed() -> None:
     assert watch.curve is curve
 
 
+def test_what_an_answer_changed_is_computed_before_the_next_one_comes_and_alike() -> None:
+    soon, late, rng = LengthModel(64.0), LengthModel(64.0), random.Random(4)
+    for _ in range(40):
+        tokens = rng.randint(1, 300)
+        watch = told(soon, tokens, max_tokens=400)
+        soon.settle(watch)
+        settled = [source.table._survival for source in watch.sources]
+        told(late, tokens, max_tokens=400)
+        one, other = (model.watch(ask(max_tokens=400), FAMILY).curve for model in (soon, late))
+        assert (one.survival, one.area) == (other.survival, other.area)
+        again = [source.table._survival for source in soon.watch(ask(max_tokens=400), FAMILY).sources]
+        assert all(before is after for before, after in zip(settled, again, strict=True)), "nothing was computed again"
+
+
 def test_memory_is_bounded() -> None:
     model = LengthModel(128.0)
     for index in range(2000):
