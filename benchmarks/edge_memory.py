@@ -69,16 +69,25 @@ class Daemon:
         command = [sys.executable, "-m", "overspill", "edge", "run", "--port", str(self.port)]
         self.process = subprocess.Popen(command, env=env)
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=120)
+        try:
+            # An agent that could answer nothing is not ready.
+            self._wait("/health/ready" if self._variants else "/health/live")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _wait(self, page: str) -> None:
         for _ in range(600):
             if self.process.poll() is not None:
                 raise RuntimeError(f"the agent ended with {self.process.returncode}")
             try:
-                if self.client.get("/health/ready").status_code == 200:
-                    return self
+                if self.client.get(page).status_code == 200:
+                    return
             except httpx.TransportError:
                 pass
             time.sleep(0.1)
-        raise RuntimeError("the agent was not ready within 60 s")
+        raise RuntimeError(f"the agent did not say 200 on {page} within 60 s")
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
