@@ -33,7 +33,6 @@ from router.dispatch.journey import Journey
 from router.dispatch.opened import OpenedAnswer
 from router.dispatch.outcomes import Outcomes
 from router.dispatch.pool import MANY
-from router.dispatch.readiness import readiness_of
 from router.dispatch.record import DecisionLog, DecisionRecord
 from router.dispatch.self_test import SelfTests
 from router.dispatch.status import StatusBoard
@@ -271,7 +270,7 @@ class Dispatcher:
 
     def readiness(self) -> Readiness:
         """Return whether any replica could take a request now."""
-        return readiness_of(self._binder.pool)
+        return self._board.readiness()
 
     def status(self) -> RouterStatus:
         """Return what an operator is told of the router and its replicas."""
@@ -310,15 +309,14 @@ class Dispatcher:
         """
         if self._closed:
             raise _shutting_down()
-        request = journey.request
-        until_s = self.clock.now_s() + self.settings.max_wait_ms / 1e3
+        request, began_s = journey.request, self.clock.now_s()
+        until_s = began_s + self.settings.max_wait_ms / 1e3
         if request.objective.defer:  # who can be answered later waits for no longer than the first token may take
             promised_s = request.objective.ttft_s or self.settings.ttft_slo_ms / 1e3
             until_s = min(until_s, request.accepted_at_s + promised_s)
         ends_s = request.objective.ends_s
         if ends_s is not None:
             until_s = min(until_s, request.accepted_at_s + ends_s)
-        began_s = self.clock.now_s()
         attempt = await self._binder.bind(journey.pending(until_s), journey.record)
         self.admission.waited(self.clock.now_s() - began_s)
         return attempt
@@ -345,8 +343,8 @@ class Dispatcher:
             return None
         second = self._binder.hedge(journey.pending(self.clock.now_s()), late, self._hedges)
         if second is not None:
-            names = {"replica": second.info.replica_id, "beside": late.info.replica_id}
-            journey.record.happened(self.clock.now_s(), "hedged", **names)
+            replica, beside = second.info.replica_id, late.info.replica_id
+            journey.record.happened(self.clock.now_s(), "hedged", replica=replica, beside=beside)
         return second
 
     def has_alternative(self, journey: Journey) -> bool:
@@ -360,8 +358,7 @@ class Dispatcher:
     def ended(self, journey: Journey, outcome: Outcome, error: str | None) -> None:
         """A request left the tier: exactly once for each `start`."""
         self._outcomes.ended(journey, outcome, error)
-        if not (self.waiting or len(self._signals.in_flight)):
-            self._signals.lengths.settle(journey.length)
+        self._feedback.left(journey)
 
     def _breaker_changed(self, endpoint: str, state: BreakerState, why: str) -> None:
         """Say once that an endpoint is left alone, and once that it is back; what is tried in between is detail.
@@ -389,11 +386,10 @@ class Dispatcher:
 
     def _watch(self) -> None:
         """Register the gauges."""
-        telemetry = self.telemetry
-        telemetry.watch_breakers(lambda: self.breaker_states().items())
-        self._board.watch(telemetry)
-        telemetry.watch_canaries(self._signals.canaries)
-        self.admission.watch(telemetry)
+        self.telemetry.watch_breakers(lambda: self.breaker_states().items())
+        self.telemetry.watch_canaries(self._signals.canaries)
+        self._board.watch(self.telemetry)
+        self.admission.watch(self.telemetry)
 
 
 def _unheard(_: object) -> None:

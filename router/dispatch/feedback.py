@@ -134,6 +134,11 @@ class Feedback:
                 self._signals.lengths.ended(journey.length, info.family, journey.tokens, by_itself=stopped)
         self._binder.wake(info.replica_id)
 
+    def left(self, journey: Progress) -> None:
+        """A request left the tier: where nobody else is there, who comes next does not wait for what it taught."""
+        if self._signals.in_flight.idle and not len(self._binder.queue):
+            self._signals.lengths.settle(journey.length)
+
     def _learn_times(self, attempt: Attempt, journey: Progress, now_s: float, *, finished: bool, whole: bool) -> None:
         """Learn how long an attempt took that has ended."""
         if not attempt.held_back:

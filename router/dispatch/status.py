@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator
 from typing import final
 
 from router.dispatch.binding import Binder
+from router.dispatch.readiness import readiness_of
 from router.dispatch.telemetry import Telemetry
 from router.signals.signals import Signals
+from router.values.readiness import Readiness
 from router.values.replica import Replica, ReplicaSnapshot
 from router.values.status import ReplicaStatus, RouterStatus, facts_of
 
@@ -40,6 +42,10 @@ class StatusBoard:
             replicas=replicas,
             unreached=tuple(f"{source.who}: {source.text}" for source in self._binder.pool.sources()),
         )
+
+    def readiness(self) -> Readiness:
+        """Return whether any replica could take a request now."""
+        return readiness_of(self._binder.pool)
 
     def watch(self, telemetry: Telemetry) -> None:
         """Register the gauges; each has a value from the start, since an autoscaler takes none for a failure."""

@@ -189,6 +189,11 @@ class InFlight:
     def __len__(self) -> int:
         return sum([len(sent.attempts) for sent in self._by_replica.values()])
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs anywhere."""
+        return not self._by_replica
+
     def __iter__(self) -> Iterator[Attempt]:
         return iter([attempt for sent in self._by_replica.values() for attempt in sent.attempts])
 

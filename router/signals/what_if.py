@@ -19,18 +19,15 @@ class WhatIf:
 
     Attributes:
         version: counts changes of what is favoured.
+        has_a_choice: any family has more than one configuration: else there is nothing to imagine.
     """
 
     def __init__(self) -> None:
         self.version = 0
+        self.has_a_choice = False
         self._chance = random.Random(0)  # noqa: S311 - a simulation's chance, not a secret
         self._together: dict[frozenset[str], Configurations] = {}
         self._of: dict[str, Configurations] = {}  # by family
-
-    @property
-    def has_a_choice(self) -> bool:
-        """Whether there is more than one configuration of any family: else there is nothing to imagine."""
-        return any(configurations.has_a_choice for configurations in self._together.values())
 
     def arrived(self, now_s: float, ask: Ask) -> None:
         """Take a newcomer into account; one that no replica could serve says nothing."""
@@ -65,6 +62,7 @@ class WhatIf:
             version = self._together[families].version
             self._together[families].set_replicas(members)
             self.version += self._together[families].version - version
+        self.has_a_choice = any(configurations.has_a_choice for configurations in self._together.values())
 
 
 def _sharing_devices(infos: Iterable[ReplicaInfo]) -> Mapping[frozenset[str], list[ReplicaInfo]]:
