@@ -34,6 +34,7 @@ CLOCK = MonotonicClock()
 KEY = "a key of more than sixteen"
 ASKING = {"x-overspill-instance": "0123456789abcdef", "x-overspill-demand": "3"}
 PINNED = {**ASK, "model": "tiny-fp32"}
+LIFETIME_S = 3.0  # longer than a busy machine holds up a request that is on its way with a credit
 
 
 class OneSlot(Reciter):
@@ -69,7 +70,7 @@ async def rig(issuing: CreditSettings | None = None) -> AsyncIterator[Rig]:
     best = OneSlot(replica_info("tiny-fp32", 0, tier="cloud"))
     small = Reciter(replica_info("tiny-int8", 1, tier="edge", quality=0.5))
     async with Tier("cloud", [best]) as cloud, Tier("edge", [small]) as edge:
-        cloud.dispatcher.reconfigure(RouterSettings(credits=issuing or CreditSettings(lifetime_ms=500.0)))
+        cloud.dispatcher.reconfigure(RouterSettings(credits=issuing or CreditSettings(lifetime_ms=LIFETIME_S * 1e3)))
         upstream = UpstreamTier(
             cloud.url,
             link=Link(cloud.url),
@@ -101,7 +102,8 @@ async def test_a_device_holds_back_what_it_may_not_send_and_serves_the_rest_itse
         it.best.pause = asyncio.Event()
         first = asyncio.create_task(ask(http, PINNED))
         await until(lambda: it.best.running == 1)
-        await asyncio.sleep(0.6)  # what was handed out before has expired
+        await asyncio.sleep(LIFETIME_S)  # what was handed out before expires
+        await until(lambda: it.upstream.credits.available() == 0)
         second = asyncio.create_task(ask(http, PINNED))
         await until(lambda: it.edge.dispatcher.waiting == 1 and it.upstream.credits.in_line)
         mine = await ask(http, ASK)
