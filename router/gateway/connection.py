@@ -30,8 +30,7 @@ from router.gateway.outbox import Outbox
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_TARGET_BYTES = 16 * 1024
 KEPT_FILES = 64
-"""Of what this process may open, so many are no connection's: where none is left, the event loop's library accepts
-whoever waits, and closes them all without a word."""
+"""Of what this process may open, so many are no connection's: databases and engines that begin anew need them."""
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _COME_BACK = b"retry-after: 1\r\nretry-after-ms: 1000\r\n"
 
@@ -75,7 +74,7 @@ class ConnectionLimits:
 class ServerSettings(uvicorn.Config):
     """uvicorn's settings for a tier, and what its connections share: their limits, their table and their outbox."""
 
-    def __init__(self, app: ASGIApp, limits: ConnectionLimits, *, backlog: int, close_s: int) -> None:
+    def __init__(self, app: ASGIApp, limits: ConnectionLimits, *, close_s: int) -> None:
         super().__init__(
             app,
             http=GuardedProtocol,
@@ -86,7 +85,6 @@ class ServerSettings(uvicorn.Config):
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=close_s,
-            backlog=backlog,
             # A proxy on this host may name the caller, so that "loopback only" also holds behind it.
             proxy_headers=True,
             forwarded_allow_ips=["127.0.0.1", "::1"],

@@ -23,6 +23,7 @@ from router.gateway.deps import GatewayDeps
 from router.gateway.errors import JSON, Dialect, Reply, dialect_of, render_error
 from router.gateway.http.compression import MIN_BYTES, packed, reads_gzip
 from router.gateway.metrics import GatewayMetrics
+from router.gateway.turns import Turns
 from router.tenants.stay import Stay
 from router.tenants.tenant import NOBODY, Caller
 from router.wire import headers as wire_headers
@@ -159,6 +160,7 @@ class Gate(Protocol):
     deps: GatewayDeps
     metrics: GatewayMetrics
     room: BodyRoom
+    turns: Turns
 
     def admit(self, context: RequestContext) -> None:
         """Take a place for an inference request, until it is answered; raises a `Refused` if there is none."""
@@ -229,15 +231,18 @@ class Endpoint:
         self, context: RequestContext, connection: Connection | None, receive: Receive, send: Send
     ) -> bool:
         """Let the request in and read its body; a request that is refused here is answered here."""
+        waited_s = 0.0
         try:
             context.request_id = wire_headers.request_id(context.headers)
             if self.admits:
+                waited_s = await self._gate.turns.mine()
                 self._gate.admit(context)
             if self._read is not None:
                 await self._read(receive, context)
             elif context.method not in {"GET", "HEAD"}:
                 whole = None if connection is None else connection.take_body()
                 if whole is None:
+                    waited_s = 0.0
                     context.body = await read_body(receive, context.headers, self._deps, context.share)
                 else:
                     context.body = checked(whole, self._deps.limits, context.share)
@@ -254,7 +259,7 @@ class Endpoint:
             log.exception("request crashed", request_id=context.request_id)
             await self._send_reply(render_error(internal_error(context.request_id), context.dialect), context, send)
             return False
-        context.accepted_at_s = self._deps.clock.now_s()
+        context.accepted_at_s = self._deps.clock.now_s() - waited_s
         return True
 
     async def _race(self, context: RequestContext, client: Client) -> None:

@@ -26,6 +26,7 @@ from router.gateway.endpoint import Handler, RequestContext, draining_or_startin
 from router.gateway.links import Links
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.retries import fingerprint, says_retry
+from router.gateway.turns import Turns
 from router.values.answer import Answer
 from router.values.credits import NOTHING_WANTED, Asker, Want
 from router.values.prompt import IN_THREAD_CHARS, ChatPrompt, Input, Message, PromptSize, TextPrompt, size_chars
@@ -59,6 +60,7 @@ class Intake:
         self.deps = deps
         self.metrics = metrics
         self.room = BodyRoom(deps.limits)
+        self.turns = Turns()
         self._links = Links(deps.media)
         self._in_flight: set[str] = set()
         metrics.in_flight.set_function(lambda: len(self._in_flight))

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from router.base.errors import ConfigError
 from router.base.timers import end
+from router.gateway.accept import PlainAcceptor
 from router.gateway.connection import ConnectionLimits, GuardedProtocol, ServerSettings
 from router.gateway.metrics import ConnectionMetrics
 from router.gateway.tls.accept import TlsAcceptor
@@ -27,13 +28,9 @@ from router.gateway.tls.certificates import ServerCertificates
 
 log = structlog.get_logger("router.gateway")
 
-_BACKLOG = 2048
 _CLOSE_S = 2  # after the drain: what uvicorn may take to close connections
 _SPARE_FILES = 256  # sockets and pipes of engines, log files, the model store
 _LOOK_S = 0.01
-_ACCEPTED_AT_ONCE = 16
-"""libuv accepts one connection a turn for each handle. Beside long turns, whoever asks for health would wait behind
-hundreds of others who connected before."""
 
 
 def bind(host: str, port: int, table: str) -> socket.socket:
@@ -95,7 +92,7 @@ class Listener(uvicorn.Server):
             registry: where to tell of the connections.
             tls: what to serve TLS with; without, the socket speaks plainly.
         """
-        self._settings = ServerSettings(app, _within_open_files(limits), backlog=_BACKLOG, close_s=_CLOSE_S)
+        self._settings = ServerSettings(app, _within_open_files(limits), close_s=_CLOSE_S)
         self._tls = tls
         super().__init__(self._settings)
         if registry is not None:
@@ -121,10 +118,9 @@ class Listener(uvicorn.Server):
         Raises:
             Exception: what ended the listener: instead of entering the block, or at its end.
         """
-        more = [] if self._tls is not None else [bound.dup() for _ in range(_ACCEPTED_AT_ONCE - 1)]
-        task = asyncio.create_task(self.serve(sockets=[bound, *more] if self._tls is None else []), name="gateway")
-        securing = [] if self._tls is None else self._secure(self._tls, bound)
-        for one in securing:
+        task = asyncio.create_task(self.serve(sockets=[]), name="gateway")
+        accepting = self._accept(bound)
+        for one in accepting:
             one.add_done_callback(lambda _: self._leave())
         try:
             while not self.started and not task.done():  # noqa: ASYNC110 - uvicorn announces nothing
@@ -134,12 +130,10 @@ class Listener(uvicorn.Server):
             yield task
         finally:
             self.should_exit = True
-            await end(*securing)
+            await end(*accepting)
             await asyncio.wait({task})
-            for handle in more:
-                handle.close()
         task.result()
-        for one in securing:
+        for one in accepting:
             if not one.cancelled():
                 one.result()
 
@@ -147,17 +141,20 @@ class Listener(uvicorn.Server):
         """End the listener: one that accepts nothing, or follows no certificate, must not seem to serve."""
         self.should_exit = True
 
-    def _secure(self, tls: ServerCertificates, bound: socket.socket) -> list[asyncio.Task[None]]:
-        """Accept TLS on `bound`, and follow the files of its certificate."""
+    def _accept(self, bound: socket.socket) -> list[asyncio.Task[None]]:
+        """Accept on `bound`; with TLS, follow the files of its certificate too."""
+        if self._tls is None:
+            plain = PlainAcceptor(lambda: GuardedProtocol(self._settings, self.server_state, {}))
+            return [asyncio.create_task(plain.run(bound), name="accept")]
 
         def protocol(certificate: str) -> GuardedProtocol:
             return GuardedProtocol(self._settings, self.server_state, {}, certificate=certificate)
 
         handshake_s = self._settings.limits.header_timeout_s
-        acceptor = TlsAcceptor(self._settings.table, tls, handshake_s, protocol)
+        acceptor = TlsAcceptor(self._settings.table, self._tls, handshake_s, protocol)
         return [
-            asyncio.create_task(acceptor.run(bound, _BACKLOG), name="tls"),
-            asyncio.create_task(tls.watch(), name="certificates"),
+            asyncio.create_task(acceptor.run(bound), name="tls"),
+            asyncio.create_task(self._tls.watch(), name="certificates"),
         ]
 
 

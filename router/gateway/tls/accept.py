@@ -12,19 +12,15 @@ import hashlib
 import socket
 from collections.abc import Callable
 
-import structlog
-
 from router.base.shortage import is_among_last
 from router.base.timers import end
+from router.gateway.accept import accept
 from router.gateway.connection import KEPT_FILES
 from router.gateway.connection_table import ConnectionTable, Peer
 from router.gateway.tls.certificates import ServerCertificates
 from router.gateway.tls.plain import is_plain, refuse
 
-log = structlog.get_logger("router.gateway")
-
 _LEAST_S = 0.001
-_AGAIN_S = 1.0  # after the system has refused another socket
 
 MakeProtocol = Callable[[str], asyncio.Protocol]
 
@@ -46,23 +42,15 @@ class TlsAcceptor:
         self._protocol = protocol
         self._handshakes: set[asyncio.Task[None]] = set()
 
-    async def run(self, bound: socket.socket, backlog: int) -> None:
+    async def run(self, bound: socket.socket) -> None:
         """Accept on a bound socket that does not block, until cancelled; handshakes under way end then."""
-        loop = asyncio.get_running_loop()
-        bound.listen(backlog)
         try:
-            while True:
-                try:
-                    accepted, address = await loop.sock_accept(bound)
-                except OSError as error:  # no file left, or one that has hung up already
-                    log.warning("connection not accepted", why=str(error))
-                    await asyncio.sleep(_AGAIN_S)
-                    continue
-                self._begin(loop, accepted, address)
+            await accept(bound, self._begin)
         finally:
             await end(*self._handshakes)
 
-    def _begin(self, loop: asyncio.AbstractEventLoop, accepted: socket.socket, address: object) -> None:
+    def _begin(self, accepted: socket.socket, address: object) -> None:
+        loop = asyncio.get_running_loop()
         client = (str(address[0]), int(address[1])) if isinstance(address, tuple) else None
         handshake = _Handshake(client)
         if not self._table.opened(handshake, crowded=is_among_last(accepted, KEPT_FILES)):
@@ -82,8 +70,6 @@ class TlsAcceptor:
     async def _secure(self, loop: asyncio.AbstractEventLoop, accepted: socket.socket, handshake: _Handshake) -> None:
         # ssl.SSLError is an OSError: no client of ours, or one that left.
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            accepted.setblocking(False)
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             ends_s = loop.time() + self._handshake_s
             patience = loop.call_at(ends_s, handshake.make_room)
             try:

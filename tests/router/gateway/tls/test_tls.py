@@ -139,8 +139,9 @@ async def test_a_handshake_that_makes_room_before_it_has_begun_is_closed(files: 
         for _ in range(2):
             clients.enter_context(socket.create_connection(server.getsockname()))
             accepted.append(server.accept()[0])
+            accepted[-1].setblocking(False)
         for one in accepted:
-            acceptor._begin(asyncio.get_running_loop(), one, ("192.0.2.1", 1))
+            acceptor._begin(one, ("192.0.2.1", 1))
         await until(lambda: accepted[0].fileno() == -1)  # it made room for the second
         assert len(table) == 1
         await end(*acceptor._handshakes)
