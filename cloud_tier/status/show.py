@@ -67,6 +67,8 @@ def _jobs(jobs: JobsStatus) -> Text:
     if jobs.held:
         text.append(f", held: {jobs.held}", style="yellow")
     text.append(f"; {jobs.deferred} deferred requests wait; {jobs.held_bytes / 1e6:.1f} MB on the disk")
+    if jobs.database_fault:
+        text.append(f"; no jobs are taken: {jobs.database_fault}", style="yellow")
     if jobs.webhook_fault:
         text.append(f"; the webhook is not told: {jobs.webhook_fault}", style="yellow")
     return text

@@ -28,7 +28,7 @@ from sqlalchemy.exc import (
     SQLAlchemyError,
 )
 
-from router.base.errors import ConfigError, in_words
+from router.base.errors import ConfigError, OverspillError, in_words
 from router.jobs.errors import StorageFailed, StorageFull
 from router.jobs.schema import FACTS, METADATA, SCHEMA
 
@@ -54,6 +54,9 @@ class Database:
         place: makes ready what lies beside the database, and tells this tier's folder of files from others'; a database
             belongs to one of them.
         begun: called when the database turns out to be a new one, which knows nothing of what lies there.
+
+    Attributes:
+        fault: why it could not be opened when that was tried last; empty where it could.
     """
 
     def __init__(self, url: str, place: Callable[[], str], begun: Callable[[], None]) -> None:
@@ -61,12 +64,23 @@ class Database:
         self._place = place
         self._begun = begun
         self._closed = False
+        self.fault = ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs-database")
         self._engine: Engine | None = None
         self._lock = threading.Lock()  # `run_here` may come from another thread
 
     def open(self) -> Engine:
-        """Connect, and make the tables that are missing.
+        """Connect, and make the tables that are missing; raises as `_connect` does."""
+        try:
+            self._engine = self._connect()
+        except OverspillError as error:
+            self.fault = error.message
+            raise
+        self.fault = ""
+        return self._engine
+
+    def _connect(self) -> Engine:
+        """Open the database, whose tables are there then.
 
         Raises:
             ConfigError: the URL is none, its driver is missing, or the database is another tier's, or newer.
@@ -96,7 +110,6 @@ class Database:
                 f"jobs.database: cannot use {make_url(self._url).render_as_string()}: {why}; {_REMEDY}",
                 param="jobs.database",
             ) from None
-        self._engine = engine
         return engine
 
     def close(self) -> None:

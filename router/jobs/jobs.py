@@ -352,6 +352,7 @@ class Jobs:
             deferred=0 if deferring is None else deferring.waiting,
             held_bytes=self._held_bytes,
             webhook_fault="" if webhook is None else webhook.fault,
+            database_fault=self._database.fault,
         )
 
     def _look(self) -> None:

@@ -6,10 +6,11 @@ import contextlib
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import structlog
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -27,12 +28,15 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from router.base.errors import ConfigError, in_words
 from router.base.host import on_read_only_disk
+from router.tenants.damaged import readable_rows, set_aside, tells_damage
 from router.tenants.used import Counts, UsageKey, UsageRow
+
+log = structlog.get_logger("router.tenants")
 
 PARAM = "tenants.database"
 _BUSY_MS = 5_000
@@ -55,18 +59,23 @@ class UsageDatabase:
 
     Args:
         url: an SQLAlchemy URL, or the path of an SQLite file.
+
+    Attributes:
+        damaged: what became of a file of SQLite that was found damaged; empty where none was.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url if "://" in url else f"sqlite:///{Path(url).expanduser().absolute()}"
         self._engine: Engine | None = None
         self._made = False
+        self.damaged = ""
 
     def open(self, *, make: bool = True) -> None:
         """Connect. On a disk that is full, read-only or failing the table is made by the first exchange that can.
 
         Args:
-            make: the table, and SQLite's file, where there is none; else nothing is made, and that is an error.
+            make: the table, and SQLite's file, where there is none or a damaged one, which is kept under another name;
+                else nothing is made, and that is an error.
 
         Raises:
             ConfigError: the URL is none, its driver is missing, or the database cannot be used.
@@ -79,6 +88,7 @@ class UsageDatabase:
                 event.listen(self._engine, "connect", _prepare)
             if make:
                 _METADATA.create_all(self._engine)
+                self._check()
             self._made = True
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise ConfigError(f"{PARAM}: {in_words(error)}", param=PARAM) from None
@@ -86,6 +96,8 @@ class UsageDatabase:
             shown = make_url(self._url).render_as_string()
             why = getattr(error, "orig", None) or error
             if make and (_FAILING.search(str(why)) or self._is_read_only()):
+                return
+            if make and not self.damaged and tells_damage(why) and self._begin_anew(str(why)):
                 return
             raise ConfigError(
                 f"{PARAM}: cannot use {shown}: {why}; name another file, or make its folder", param=PARAM
@@ -116,9 +128,11 @@ class UsageDatabase:
                 for key, counts in new.items():
                     _add(connection, key, counts)
                 return _spent(connection, month)
-        except SQLAlchemyError:
+        except SQLAlchemyError as error:
             if self._engine is not None:  # what was opened on a read-only disk stays read-only
                 self._engine.dispose()
+            if tells_damage(error):
+                self._begin_anew(str(getattr(error, "orig", None) or error))
             raise
 
     def spent(self, month: str) -> Counter[str] | None:
@@ -153,6 +167,48 @@ class UsageDatabase:
                 for day, tenant, device, model, *counts in connection.execute(wanted)
             ]
 
+    def _check(self) -> None:
+        """See that SQLite can read all of its file.
+
+        Raises:
+            SQLAlchemyError: it cannot.
+        """
+        if self._engine is None or self._engine.dialect.name != "sqlite":
+            return
+        with self._engine.connect() as connection:
+            said = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+        if said != "ok":
+            raise DatabaseError("PRAGMA quick_check", None, sqlite3.DatabaseError(f"malformed: {said}"))
+
+    def _begin_anew(self, why: str) -> bool:
+        """Keep a damaged file of SQLite under another name, and begin a new one with what can be read of it.
+
+        Returns:
+            Whether that was done: the folder may take no other file.
+        """
+        file = self._file()
+        if file is None or self._engine is None:
+            return False
+        self._engine.dispose()
+        rows = readable_rows(file, _USAGE.name, _USAGE.columns.keys())
+        try:
+            aside = set_aside(file)
+        except OSError as error:
+            log.warning("the damaged database of usage stays where it is", path=str(file), why=str(error))
+            return False
+        kept = [(UsageKey(tenant, device, model, day), counts) for day, tenant, device, model, *counts in rows]
+        whole = [(key, Counts(*counts)) for key, counts in kept if _is_row(key, counts)]
+        self._made = False
+        with self._begin() as connection:
+            for key, counts in whole:
+                _add(connection, key, counts)
+        read = f"{len(whole)} rows of it could be read"
+        self.damaged = f"{file} was damaged ({why}): it is kept as {aside}; {read}, and budgets go by these"
+        log.error(
+            "the database of usage was damaged; it begins anew", kept_as=str(aside), rows_read=len(whole), why=why
+        )
+        return True
+
     def _file(self) -> Path | None:
         """Return where SQLite keeps it; None for other databases."""
         url = make_url(self._url)
@@ -169,6 +225,12 @@ class UsageDatabase:
             _METADATA.create_all(self._engine)
             self._made = True
         return self._engine.begin()
+
+
+def _is_row(key: UsageKey, counts: Sequence[object]) -> bool:
+    """Whether what a damaged file holds is a row of usage."""
+    texts = (key.tenant, key.device, key.model, key.day)
+    return all(isinstance(text, str) for text in texts) and all(isinstance(n, int) and n >= 0 for n in counts)
 
 
 def _spent(connection: Connection, month: str) -> Counter[str]:

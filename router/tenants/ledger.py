@@ -33,7 +33,13 @@ _MAX_UNWRITTEN = 100_000  # rows kept while a database cannot be written
 
 
 class UsageStore(Protocol):
-    """Where usage is kept. Each call comes from one thread at a time, and may block."""
+    """Where usage is kept. Each call comes from one thread at a time, and may block.
+
+    Attributes:
+        damaged: what became of a store that was found damaged; empty where none was.
+    """
+
+    damaged: str
 
     def open(self) -> None: ...
 
@@ -82,6 +88,11 @@ class Ledger:
     def lasting(self) -> bool:
         """Whether it survives a restart."""
         return self._database is not None
+
+    @property
+    def damaged(self) -> str:
+        """What became of a database that was found damaged; empty where none was."""
+        return "" if self._database is None else self._database.damaged
 
     @property
     def unwritten(self) -> int:

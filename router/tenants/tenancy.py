@@ -115,6 +115,8 @@ class Tenancy:
             )
         if self.ledger.fault:
             found.append(f"usage cannot be written, and is kept in memory: {self.ledger.fault}")
+        if self.ledger.damaged:
+            found.append(self.ledger.damaged)
         if not self.ledger.lasting and any(t.limits.monthly_tokens for t in directory.tenants.values()):
             found.append("monthly budgets begin anew with each start: name a database in tenants.database")
         return found

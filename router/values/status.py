@@ -183,6 +183,7 @@ class JobsStatus(msgspec.Struct, frozen=True, kw_only=True):
         deferred: requests that wait to be answered.
         held_bytes: what all of it takes on the disk.
         webhook_fault: why the webhook was not told; empty where it was, or there is none.
+        database_fault: why the database of jobs cannot be opened, and what to do; empty where it is open.
     """
 
     batches: dict[str, int]
@@ -191,6 +192,7 @@ class JobsStatus(msgspec.Struct, frozen=True, kw_only=True):
     deferred: int
     held_bytes: int
     webhook_fault: str = ""
+    database_fault: str = ""
 
 
 class TierStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,7 +72,9 @@ async def test_a_tier_starts_beside_a_damaged_database_and_uses_it_once_it_is_mo
         kept = await client.files.create(file=("a.jsonl", b"acknowledged"), purpose="batch")
     path = tmp_path / "jobs.sqlite"
     path.write_bytes(b"\x07" * 8192)
-    async with job_tier(tmp_path) as (_, client):
+    async with job_tier(tmp_path) as (tier, client):
+        assert "not a database" in tier.jobs.status().database_fault
+        assert "move it away" in tier.jobs.status().database_fault
         assert (await client.chat.completions.create(**ASK)).choices[0].message.content == "word 0"
         with pytest.raises(openai.InternalServerError, match="move it away") as told:
             await client.batches.list()
@@ -80,6 +82,7 @@ async def test_a_tier_starts_beside_a_damaged_database_and_uses_it_once_it_is_mo
         assert (tmp_path / "files" / kept.id).read_bytes() == b"acknowledged"
         path.rename(tmp_path / "aside")
         assert (await client.batches.list()).data == []
+        assert tier.jobs.status().database_fault == ""
         (aside,) = tmp_path.glob("files.of-a-lost-database-*")  # noqa: ASYNC240 - a folder in memory
         assert (aside / kept.id).read_bytes() == b"acknowledged"
 
