@@ -250,6 +250,8 @@ class Endpoint:
                 self._gate.arrived(context)
         except OverspillError as error:
             context.request_id = context.request_id or wire_headers.reply_id(context.headers)
+            if isinstance(error, Refused) and context.stay is not None:
+                context.stay.give_back(error)
             await self._send_reply(render_error(error, context.dialect), context, send)
             return False
         except ClientGone:
@@ -293,7 +295,7 @@ class Endpoint:
         except OverspillError as error:
             if isinstance(error, Refused):
                 if context.stay is not None:
-                    context.stay.refused()
+                    context.stay.refused(error)
             elif error.status >= 500:
                 log.warning("request failed", request_id=context.request_id, code=error.code, error=error.message)
             return render_error(error, context.dialect)

@@ -80,7 +80,7 @@ def enter(intake: Intake, own: RequestContext, part: Part) -> None:
 def note_refusal(own: RequestContext, error: OverspillError) -> None:
     """A part that is told to come back later is one that its tenant may send again."""
     if isinstance(error, Refused) and own.stay is not None:
-        own.stay.refused()
+        own.stay.refused(error)
 
 
 async def leave(own: RequestContext) -> None:

@@ -85,6 +85,11 @@ class Quota:
             self._requests.take(now_s, 1)
         self.running += 1
 
+    def give_back(self, now_s: float) -> None:
+        """A request that entered was refused, and not for a limit of this tenant: it counts for no minute."""
+        if self._requests is not None:
+            self._requests.take(now_s, -1)
+
     def reserve(self, now_s: float, prompt_tokens: int, answer_tokens: int, *, asked: bool) -> int:
         """Set tokens aside for a request; returns how many. `settle` puts what was really used in their place.
 

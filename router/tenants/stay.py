@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.base.clock import Clock
+from router.base.errors import BudgetSpent, RateLimited, Refused
 from router.tenants.ledger import Ledger
 from router.tenants.quota import Left, Quota
 from router.values.usage import SharedPrompt, Usage
@@ -30,6 +31,7 @@ class Stay:
     _first: bool = True
     _reserved: int = 0
     _answers: list[Callable[[], tuple[str, Usage]]] = field(default_factory=list)
+    _counts: bool = True
     _over: bool = False
 
     def enter(self) -> None:
@@ -61,9 +63,16 @@ class Stay:
         """What is left of the tenant's requests and tokens a minute."""
         return self.quota.left(self.clock.now_s())
 
-    def refused(self) -> None:
+    def refused(self, why: Refused) -> None:
         """The request is told to come back later."""
         self.quota.retries.refused(self.fingerprint, self.clock.now_s())
+        self.give_back(why)
+
+    def give_back(self, why: Refused) -> None:
+        """What was refused for others or for want of capacity counts for no minute of its tenant."""
+        if self._counts and not isinstance(why, RateLimited | BudgetSpent):
+            self._counts = False
+            self.quota.give_back(self.clock.now_s())
 
     def leave(self) -> None:
         """The request is over: count what it used."""

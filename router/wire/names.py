@@ -202,17 +202,23 @@ _CARRIERS = frozenset({"extra_body", "extra_headers", "headers"})
 _MAX_DEPTH = 4
 
 
-def refuse_fields(body: bytes, known: frozenset[str]) -> AbstractSet[str]:
+def refuse_fields(body: bytes, known: frozenset[str]) -> None:
     """Refuse a JSON object, decoded before, whose fields nobody reads name a promise; so do `extra_body` and the like.
 
     Args:
         known: fields that are read.
 
-    Returns:
-        The names of its fields; where they cannot be told, all that it may have.
-
     Raises:
         InvalidRequest: naming the field and the header to send.
+    """
+    checked_field_names(body, known)
+
+
+def checked_field_names(body: bytes, known: frozenset[str]) -> AbstractSet[str]:
+    """Return the names of the fields of a JSON object; where they cannot be told, all that it may have.
+
+    Raises:
+        InvalidRequest: as `refuse_fields`.
     """
     try:
         names = _names_decoder.decode(body).keys()

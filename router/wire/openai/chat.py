@@ -13,7 +13,7 @@ from router.values.prompt import ChatPrompt, Message
 from router.values.request import ApiRequest
 from router.values.tool_calls import Tools
 from router.wire.body import decode_json
-from router.wire.names import refuse_fields
+from router.wire.names import checked_field_names
 from router.wire.openai.fields import UNSERVED, Fields, request_of
 from router.wire.openai.media import media_in
 from router.wire.openai.messages import RawMessage, message_of
@@ -74,7 +74,7 @@ def decode_chat(body: bytes) -> ApiRequest:
         InvalidRequest: naming the field at fault.
     """
     raw = decode_json(_decoder, body)
-    _UNSERVED.refuse(raw, refuse_fields(body, _FIELDS))
+    _UNSERVED.refuse(raw, checked_field_names(body, _FIELDS))
     if len(raw.messages) > MAX_MESSAGES:
         raise InvalidRequest(f"`messages`: {len(raw.messages)}, at most {MAX_MESSAGES} are read", param="messages")
     messages = [message_of(message, index) for index, message in enumerate(raw.messages)]

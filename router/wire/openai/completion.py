@@ -13,7 +13,7 @@ from router.base.errors import InvalidRequest
 from router.values.prompt import Prompt, TextPrompt, TokenPrompt
 from router.values.request import ApiRequest
 from router.wire.body import decode_json
-from router.wire.names import refuse_fields
+from router.wire.names import checked_field_names
 from router.wire.openai.fields import MAX_CHOICES, UNSERVED, Fields, request_of
 from router.wire.openai.sampling import TopLogprobs, sampling_of
 from router.wire.openai.unserved import Unserved, only
@@ -52,7 +52,7 @@ def decode_completion(body: bytes) -> ApiRequest:
         InvalidRequest: naming the field at fault.
     """
     raw = decode_json(_decoder, body)
-    _UNSERVED.refuse(raw, refuse_fields(body, _FIELDS))
+    _UNSERVED.refuse(raw, checked_field_names(body, _FIELDS))
     prompts = _prompts(raw.prompt)
     if len(prompts) * (raw.n or 1) > MAX_CHOICES:
         raise InvalidRequest(

@@ -22,7 +22,7 @@ from router.values.request import ApiRequest
 from router.values.sampling import SamplingParams
 from router.values.task import MAX_INPUTS, EmbedCall, Embeddings
 from router.wire.body import decode_json
-from router.wire.names import refuse_fields
+from router.wire.names import checked_field_names
 from router.wire.openai.unserved import Unserved, only
 
 _ONE_PIECE = SamplingParams(max_tokens=1)
@@ -85,7 +85,7 @@ def decode_embeddings(body: bytes) -> EmbeddingRequest:
         InvalidRequest: naming the field at fault.
     """
     raw = decode_json(_decoder, body)
-    _UNSERVED.refuse(raw, refuse_fields(body, _FIELDS))
+    _UNSERVED.refuse(raw, checked_field_names(body, _FIELDS))
     call = EmbedCall(_inputs(raw.input), raw.dimensions)
     return EmbeddingRequest(
         ApiRequest(raw.model, call, _ONE_PIECE, priority=raw.priority), raw.encoding_format or "float"

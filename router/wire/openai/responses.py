@@ -14,7 +14,7 @@ from router.values.request import ApiRequest
 from router.values.sampling import SamplingParams
 from router.values.tool_calls import ToolCall, Tools
 from router.wire.body import decode_json
-from router.wire.names import refuse_fields
+from router.wire.names import checked_field_names
 from router.wire.openai.chat import MAX_MESSAGES
 from router.wire.openai.constraints import JsonSchema, schema_constraint
 from router.wire.openai.sampling import Effort
@@ -120,7 +120,11 @@ _UNSERVED = Unserved(
     ("previous_response_id", only(), _STATELESS),
     ("conversation", only(), _STATELESS),
     ("background", only(False), "answers are given at once: leave it out, or use /v1/batches"),
-    ("truncation", only("disabled"), "a conversation that is too long is refused, not cut: leave it out"),
+    (
+        "truncation",
+        only("disabled", "auto"),
+        "send `auto` or `disabled`: a conversation too long is refused either way",
+    ),
     (
         "reasoning",
         lambda asked: isinstance(asked, _Reasoning) and asked.summary is None and asked.generate_summary is None,
@@ -141,7 +145,7 @@ def decode_responses(body: bytes) -> tuple[ApiRequest, ResponsesCall]:
         InvalidRequest: naming the field at fault.
     """
     raw = decode_json(_decoder, body)
-    _UNSERVED.refuse(raw, refuse_fields(body, _FIELDS))
+    _UNSERVED.refuse(raw, checked_field_names(body, _FIELDS))
     messages = _messages(raw)
     sampling = SamplingParams(
         max_tokens=raw.max_output_tokens,

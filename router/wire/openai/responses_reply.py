@@ -57,7 +57,7 @@ class ResponseHead:
             "tool_choice": "auto" if call.tool_choice is None else msgspec.to_builtins(call.tool_choice),
             "tools": msgspec.to_builtins(call.tools or []),
             "top_p": 1.0 if call.top_p is None else call.top_p,
-            "truncation": "disabled",
+            "truncation": call.truncation or "disabled",
             "usage": None if usage is None else _usage(usage),
             "user": call.user,
             "metadata": call.metadata or {},

@@ -13,7 +13,7 @@ from msgspec import Meta
 from router.base.errors import InvalidRequest
 from router.values.prompt import ChatPrompt, Prompt, TextPrompt, TokenizerFacts
 from router.wire.body import decode_json
-from router.wire.names import MAX_FIELDS, refuse_fields
+from router.wire.names import MAX_FIELDS, checked_field_names, refuse_fields
 from router.wire.openai.messages import RawMessage, message_of
 from router.wire.openai.unserved import Unserved, only
 from router.wire.sampling import token_ids
@@ -64,7 +64,7 @@ def decode_tokenize(body: bytes) -> tuple[TokenizeCall, Prompt, str]:
         InvalidRequest: naming the field at fault.
     """
     call = decode_json(_tokenize_decoder, body)
-    _UNSERVED.refuse(call, refuse_fields(body, _FIELDS))
+    _UNSERVED.refuse(call, checked_field_names(body, _FIELDS))
     if (call.prompt is None) == (call.messages is None):
         raise InvalidRequest("send either `prompt` or `messages`", param="prompt")
     if call.messages is None:

@@ -137,7 +137,7 @@ def test_some_of_the_tools_may_be_allowed(server: Server) -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"reasoning": {"summary": "auto"}}, "reasoning"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
@@ -155,6 +155,15 @@ def test_what_is_not_served_is_named(server: Server, fields: dict[str, Any], par
 def test_a_caller_that_wants_its_answer_kept_is_told_that_it_is_not(server: Server) -> None:
     reply = httpx.post(f"{server.url}/v1/responses", json={"model": FAMILY, "input": "say x", "store": True})
     assert (reply.status_code, reply.json()["store"]) == (200, False)
+
+
+def test_a_conversation_that_fits_needs_no_truncation_and_one_that_does_not_is_refused(sdk: openai.OpenAI) -> None:
+    """Of what OpenAI's own client may send; its reply has to name the value that was asked for."""
+    found = sdk.responses.create(model=FAMILY, input="say one two", truncation="auto")
+    assert (found.output_text, found.truncation) == ("one two", "auto")
+    with pytest.raises(openai.BadRequestError) as told:
+        sdk.responses.create(model=FAMILY, input="refuse long", truncation="auto")
+    assert told.value.code == "context_length_exceeded"
 
 
 def test_a_cut_answer_is_incomplete(sdk: openai.OpenAI) -> None:
