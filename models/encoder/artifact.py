@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from models.store.store import ModelStore
 
 FORMAT, VERSION = "overspill-encoder", 1
-_STEPS = {"fp32": ("encoder-fp32-2",), "int8": ("encoder-int8-rows-3",)}
+_STEPS = {"fp32": ("encoder-fp32-3",), "int8": ("encoder-int8-rows-4",)}
 _TOKENIZER = "tokenizer.json"
 
 

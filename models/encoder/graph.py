@@ -1,11 +1,13 @@
 """The ONNX graph of a sentence encoder, written node by node, in float32 or with 8-bit matrices.
 
 Inputs, with B texts of at most S tokens, both dynamic:
-    input_ids int64 (B, S), padded with any id; mask float32 (B, S), 1 for tokens and 0 for padding.
+    input_ids int64 (B, S), padded behind each text with any id; mask float32 (B, S), 1 for tokens and 0 for padding.
 Output:
     pooled float32 (B, H): the mean over the tokens of each text, not normalised.
 
-Between them the tokens of all texts are the rows of one matrix (B·S, H): attention alone looks at texts.
+Between them the T tokens of all texts, without the padding, are the rows of one matrix (T, H). Attention alone looks at
+texts: for it queries, keys and values are gathered as (S, B, heads, D), which is how products of batches read them
+without a transpose (ONNX Runtime fuses those written here), and what it finds goes back to the tokens' rows.
 
 In 8 bits, weights are rounded with a scale for each output, and inputs with a scale for each row, found while they are
 computed: a vector does not depend on its company. Static Q/DQ with one scale for a whole input, which TensorRT would
@@ -44,7 +46,7 @@ class _EncoderGraph:
     def write(self) -> Path:
         w, size = self.writer, self.weights.config.hidden_size
         self._frame()
-        x = w.add("Reshape", [self._embed(), w.ints(-1, size)], "rows")
+        x = self._embed()
         if self.int8:
             count = w.add("Shape", [x], "row_count", start=0, end=1)
             zero = helper.make_tensor("zero", TensorProto.UINT8, [1], [_ZERO])
@@ -60,22 +62,31 @@ class _EncoderGraph:
         return w.save((inputs, outputs), "overspill_encoder")
 
     def _frame(self) -> None:
-        """What all layers share: the shape of a text's rows by head, and what attention adds to hide the padding."""
-        w, config = self.writer, self.weights.config
-        shape = w.add("Shape", ["input_ids"], "texts")
-        heads = w.ints(3, config.num_attention_heads, config.head_dim)
-        w.add("Concat", [shape, heads], "texts_by_head", axis=0)
-        w.add("Concat", [shape, w.ints(config.hidden_size)], "texts_by_row", axis=0)
+        """What all layers share: where each token is among the padded, and what attention adds to hide the padding.
+
+        Where there is no token, attention gathers the last row of the same text: what is no number stays in its text.
+        """
+        w = self.writer
+        given = w.add("Reshape", ["mask", w.ints(-1)], "given")
+        w.add("Squeeze", [w.add("NonZero", [given], "found"), w.ints(0)], "places")
+        count = w.add("CumSum", [given, w.constant("first_axis", np.array(0))], "tokens_so_far")
+        row = w.add("Sub", [w.add("Cast", [count], "rows_so_far", to=TensorProto.INT64), w.ints(1)], "row")
+        by_text = w.add("Reshape", [row, w.add("Shape", ["mask"], "texts")], "rows_by_text")
+        by_position = w.add("Transpose", [by_text], "rows_by_position", perm=[1, 0])
+        thirds = w.add("Mul", [by_position, w.ints(3)], "thirds")  # of rows that hold queries, keys and values
+        for index, part in enumerate("qkv"):
+            w.add("Add", [thirds, w.ints(index)], f"{part}_thirds")
         columns = w.add("Unsqueeze", ["mask", w.ints(1, 2)], "mask_columns")
         padding = w.add("Sub", [w.constant("one", np.array(1.0, np.float32)), columns], "padding")
         w.add("Mul", [padding, w.constant("masked", np.array(_MASKED, np.float32))], "attention_bias")
 
     def _embed(self) -> str:
         w, weights = self.writer, self.weights
-        words = w.add("Gather", [w.constant("words", weights.words), "input_ids"], "word_rows")
+        ids = w.add("Gather", [w.add("Reshape", ["input_ids", w.ints(-1)], "padded_ids"), "places"], "ids")
+        words = w.add("Gather", [w.constant("words", weights.words), ids], "word_rows")
         length = w.add("Shape", ["input_ids"], "length", start=1, end=2)
-        table = w.constant("positions", weights.positions)
-        rows = w.add("Slice", [table, w.ints(0), length, w.constant("first_axis", np.array([0]))], "position_rows")
+        at = w.add("Mod", ["places", length], "position")
+        rows = w.add("Gather", [w.constant("positions", weights.positions), at], "position_rows")
         return self._norm(w.add("Add", [words, rows], "embedded"), weights.norm, "embedding_norm")
 
     def _layer(self, index: int, layer: EncoderLayer, x: str) -> str:
@@ -87,17 +98,16 @@ class _EncoderGraph:
 
     def _attention(self, at: str, layer: EncoderLayer, x: str) -> str:
         w, config = self.writer, self.weights.config
-        split = w.add("Reshape", [self._linear(f"{at}.qkv", x, layer.qkv), "texts_by_head"], f"{at}.split")
-        turned = w.add("Transpose", [split], f"{at}.by_head", perm=[2, 0, 3, 1, 4])
-        q, k, v = (
-            w.add("Squeeze", [part, w.ints(0)], f"{part}.heads")
-            for part in w.split(turned, [f"{at}.q", f"{at}.k", f"{at}.v"], 0, w.ints(1, 1, 1))
-        )
-        columns = w.add("Transpose", [k], f"{at}.columns", perm=[0, 1, 3, 2])
+        heads = w.ints(-1, config.num_attention_heads, config.head_dim)
+        parts = w.add("Reshape", [self._linear(f"{at}.qkv", x, layer.qkv), heads], f"{at}.parts")
+        q, k, v = (w.add("Gather", [parts, f"{part}_thirds"], f"{at}.{part}") for part in "qkv")
+        q, v = (w.add("Transpose", [part], f"{part}.heads", perm=[1, 2, 0, 3]) for part in (q, v))
+        columns = w.add("Transpose", [k], f"{at}.columns", perm=[1, 2, 3, 0])
         scores = w.add("Add", [w.add("MatMul", [q, columns], f"{at}.scores"), "attention_bias"], f"{at}.biased")
         mixed = w.add("MatMul", [w.add("Softmax", [scores], f"{at}.weights", axis=-1), v], f"{at}.mixed")
         rows = w.add("Transpose", [mixed], f"{at}.by_position", perm=[0, 2, 1, 3])
-        return w.add("Reshape", [rows, w.ints(-1, config.hidden_size)], f"{at}.rows")
+        rows = w.add("Reshape", [rows, w.ints(-1, config.hidden_size)], f"{at}.padded")
+        return w.add("Gather", [rows, "places"], f"{at}.rows")
 
     def _expanded(self, at: str, layer: EncoderLayer, x: str) -> str:
         w = self.writer
@@ -160,7 +170,7 @@ class _EncoderGraph:
 
     def _pool(self, x: str) -> None:
         w = self.writer
-        rows = w.add("Reshape", [x, "texts_by_row"], "last")
+        rows = w.add("Gather", [x, "rows_by_text"], "last")
         sums = w.add("MatMul", [w.add("Unsqueeze", ["mask", w.ints(1)], "token_weights"), rows], "sums")
         count = w.add("ReduceSum", ["mask", w.ints(1)], "count", keepdims=1)
         w.add("Div", [w.add("Squeeze", [sums, w.ints(1)], "total"), count], "pooled")

@@ -78,6 +78,26 @@ def test_the_8_bit_graph_is_close_and_ignores_company(source: Path, expected: np
         assert np.abs(pooled(tmp_path, [ids])[0] - together[index]).max() < 1e-5
 
 
+@pytest.mark.parametrize("int8", [False, True])
+def test_padding_is_not_computed(source: Path, tmp_path: Path, int8: bool) -> None:
+    model = onnx.load(write_encoder(read_encoder(source), tmp_path, int8=int8), load_external_data=False)
+    model.graph.output.append(onnx.helper.make_empty_tensor_value_info("l1.gelu"))
+    onnx.save(model, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    ids, mask = padded(BATCH)
+    _, expanded = session.run(None, {"input_ids": ids, "mask": mask})
+    assert expanded.shape == (sum(map(len, BATCH)), CONFIG.intermediate_size)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_what_is_no_number_stays_in_its_text(source: Path, tmp_path: Path, int8: bool) -> None:
+    weights = read_encoder(source)
+    words = weights.words.copy()
+    words[BATCH[1]] = np.nan
+    write_encoder(dataclasses.replace(weights, words=words), tmp_path, int8=int8)
+    assert np.isfinite(pooled(tmp_path, BATCH)).all(axis=1).tolist() == [True, False, True, True]
+
+
 def store_of(source: Path, root: Path) -> ModelStore:
     variants = [
         Variant(name="b-fp32", rung=0, quality=1.0, quality_measured="it is", precision="fp32", format="weights"),
