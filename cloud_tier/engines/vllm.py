@@ -109,6 +109,10 @@ class VllmServer:
         return f"vllm {self._name}"
 
     @property
+    def where(self) -> str:
+        return "" if self._server is None else self._server.where
+
+    @property
     def local(self) -> bool:
         return True
 

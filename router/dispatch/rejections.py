@@ -134,7 +134,7 @@ def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> Ov
         return _nobody_does(request, of_model, rejections)
     temporary = [r for r in of_model if r.temporary]
     if temporary:
-        reasons = "; ".join(f"{r.info.replica_id}: {r.text}" for r in temporary)
+        reasons = _told(temporary)
         again_s = min((r.again_s for r in temporary if r.again_s > 0), default=_RETRY_AFTER_S)
         # A replica that failed for this request may serve others: the refusal speaks for this request only.
         kind = ReplicasFailed if any(r.code == "already-failed" for r in temporary) else Unavailable
@@ -149,13 +149,23 @@ def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> Ov
             f"{request.model!r}, which has {best:g}",
             param="x-overspill-min-quality",
         )
-    reasons = "; ".join(f"{r.info.replica_id}: {r.text}" for r in of_model)
+    reasons = _told(of_model)
     if {"lacks"} <= {r.code for r in of_model} <= {"lacks", "locality"}:
         return _lacking(request, reasons)
     return Unavailable(
         f"locality leaves no replica that may serve {request.model!r} at present ({reasons})",
         retry_after_s=_RETRY_AFTER_S,
     )
+
+
+def _told(rejections: Sequence[Rejection]) -> str:
+    """Say why each was rejected; servers of one backend that were rejected for the same are told of once."""
+    return "; ".join(dict.fromkeys(f"{_called(r.info)}: {r.text}" for r in rejections))
+
+
+def _called(info: ReplicaInfo) -> str:
+    """Return what callers are told a replica is: ids of one backend's servers hold their addresses."""
+    return f"{info.backend}/{info.variant}" if info.backend else info.replica_id
 
 
 def _lacking(request: InferenceRequest, reasons: str) -> InvalidRequest:
@@ -182,7 +192,7 @@ def _fits_nowhere(request: InferenceRequest, largest: ReplicaInfo) -> ContextToo
         param = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
     return ContextTooLong.of(
         largest.context_tokens,
-        f"{what}, and no window that may serve it is larger than that of {largest.replica_id}",
+        f"{what}, and no window that may serve it is larger than that of {_called(largest)}",
         param=param,
     )
 

@@ -15,7 +15,7 @@ from router.dispatch.readiness import readiness_of
 from router.dispatch.telemetry import Telemetry
 from router.signals.signals import Signals
 from router.values.readiness import Readiness
-from router.values.replica import Replica, ReplicaSnapshot
+from router.values.replica import Replica, ReplicaSnapshot, Unreached
 from router.values.status import ReplicaStatus, RouterStatus, facts_of
 
 Sample = tuple[tuple[str, ...], float]
@@ -40,7 +40,7 @@ class StatusBoard:
             running=sum(replica.running for replica in replicas),
             overloaded=self._signals.ladder.overloaded,
             replicas=replicas,
-            unreached=tuple(f"{source.who}: {source.text}" for source in self._binder.pool.sources()),
+            unreached=tuple(_unreached(source) for source in self._binder.pool.sources()),
         )
 
     def readiness(self) -> Readiness:
@@ -149,3 +149,8 @@ class StatusBoard:
 
 def _labels(replica: Replica) -> tuple[str, str]:
     return replica.info.variant, replica.info.replica_id
+
+
+def _unreached(source: Unreached) -> str:
+    at = f" at {source.where}" if source.where else ""
+    return f"{source.who}{at}: {source.text}"

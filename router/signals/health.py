@@ -107,10 +107,10 @@ class HealthBook:
         info = snapshot.info
         breaker = self._breakers.get(breaker_key(info))
         if breaker is not None and not breaker.allows():
-            key, why = breaker.endpoint, breaker.why or "requests failed"
+            why = breaker.why or "requests failed"
             if breaker.state is BreakerState.HALF_OPEN:
-                return Health("breaker-open", f"{key} is being tried again: {why}", _TRIAL_WAIT_S, waits=True)
-            return Health("breaker-open", f"{key}: {why}", breaker.opens_for_s)
+                return Health("breaker-open", f"it is being tried again: {why}", _TRIAL_WAIT_S, waits=True)
+            return Health("breaker-open", why, breaker.opens_for_s)
         cooling = self._cooling.get(info.replica_id)
         if cooling is None:
             return FINE

@@ -64,6 +64,10 @@ class Backend:
         return [replica for server in self._servers.values() for replica in server.replicas]
 
     @property
+    def where(self) -> str:
+        return ", ".join(server.endpoint for server in self._servers.values())
+
+    @property
     def unreached(self) -> str:
         """Say why nothing is known of what its servers serve; empty once one of them has told."""
         if not self._servers:

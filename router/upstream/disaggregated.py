@@ -258,6 +258,10 @@ class Disaggregated:
         return found
 
     @property
+    def where(self) -> str:
+        return self._pools[1].where
+
+    @property
     def unreached(self) -> str:
         return self._pools[1].unreached
 

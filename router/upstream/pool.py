@@ -169,8 +169,8 @@ class ConnectionPool:
             if isinstance(error, asyncio.TimeoutError):
                 raise NotConnectedError("no connection within the time limit") from None
             if isinstance(error, OSError):
-                shortage = own_shortage(error)
-                raise PoolExhaustedError(shortage) if shortage else NotConnectedError(in_words(error)) from error
+                shortage, why = own_shortage(error), _without_address(error)
+                raise PoolExhaustedError(shortage) if shortage else NotConnectedError(why) from error
             raise
         trace.connect_s, trace.connected = self._clock.now_s() - began_s, True
         return connection
@@ -261,6 +261,13 @@ class ConnectionPool:
         now_s = self._clock.now_s()
         while self._idle and self._idle[0].free_until_s <= now_s:
             self._idle.popleft().abort()
+
+
+def _without_address(error: OSError) -> str:
+    """Say what went wrong; the event loop's own words name the address, and callers are told these."""
+    if isinstance(error, ssl.SSLError) or not error.errno or error.errno < 0:  # numbers of other lists
+        return in_words(error)
+    return f"{type(error).__name__}: {os.strerror(error.errno)}"
 
 
 def _is_address(host: str) -> bool:

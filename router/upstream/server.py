@@ -142,7 +142,11 @@ class PolledServer(abc.ABC):
 
     @property
     def who(self) -> str:
-        return f"backend {self.name}" if self.name else f"upstream {self.endpoint}"
+        return f"backend {self.name.partition('@')[0]}" if self.name else "the upstream"
+
+    @property
+    def where(self) -> str:
+        return self.endpoint
 
     async def __aenter__(self) -> PolledServer:
         options = self._options

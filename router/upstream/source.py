@@ -55,7 +55,12 @@ class ReplicaSource(Protocol):
 
     @property
     def who(self) -> str:
-        """What to call it in messages."""
+        """What to call it in messages, which strangers may read: as it is configured, without its address."""
+        ...
+
+    @property
+    def where(self) -> str:
+        """Its address or addresses, for operators."""
         ...
 
     @property

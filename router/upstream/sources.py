@@ -45,7 +45,7 @@ class Sources:
     def unreached(self) -> list[Unreached]:
         """The sources of which nothing is known yet."""
         told = ((source, source.unreached) for source in self._sources)
-        return [Unreached(source.who, why, remote=not source.local) for source, why in told if why]
+        return [Unreached(source.who, why, source.where, remote=not source.local) for source, why in told if why]
 
     async def __aenter__(self) -> Sources:
         for source in self._sources:

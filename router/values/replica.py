@@ -50,11 +50,13 @@ class Unreached:
     Attributes:
         who: what to call it in messages.
         why: what the last attempt met.
+        where: its address, for operators alone.
         remote: not on this very device, so `local-only` excludes it.
     """
 
     who: str
     why: str
+    where: str = ""
     remote: bool = True
 
     @property

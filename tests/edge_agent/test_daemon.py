@@ -154,8 +154,9 @@ async def test_a_cloud_that_was_never_reached_makes_nothing_final(world: TinyWor
             later = await client.post("/v1/completions", json=ask)
             assert later.status_code == 503, later.text
             assert "retry-after" in later.headers
-            assert f"upstream {url}: not reached yet" in later.text
+            assert "the upstream: not reached yet" in later.text
             assert "ConnectError" in later.text
+            assert str(port) not in later.text, "callers are not told where it is"
             final = await client.post("/v1/completions", json=ask, headers={"x-overspill-locality": "local-only"})
             assert final.status_code in {400, 404}, final.text
             for method, path in (("GET", "/v1/models/big"), ("POST", "/v2/models/big/infer")):
@@ -470,6 +471,32 @@ PROBES = ("/health/ready", "/health", "/ping", "/v2/health/ready")
 async def probed(client: httpx.AsyncClient) -> set[int]:
     """What every page of readiness says."""
     return {(await client.get(path)).status_code for path in PROBES}
+
+
+async def test_where_a_cloud_is_that_is_away_is_told_to_operators_alone(world: TinyWorld, tmp_path: Path) -> None:
+    """Neither before it was reached, nor where requests fail or its breaker is open, are strangers told its address."""
+    with refused_port() as never:
+        config = world.config(
+            models={"variants": [], "preload": []},
+            upstream={"url": f"http://127.0.0.1:{never}", "poll_interval_s": 0.1},
+        )
+        async with served(config) as (agent, client):
+            await until(lambda: "ConnectError" in agent.dispatcher.unreached(Locality.ANY))
+            told = [(await client.get(path)).text for path in PROBES]
+            told.append((await client.post("/v1/chat/completions", json=CHAT)).text)
+            assert all("127.0.0.1" not in text and str(never) not in text for text in told), told
+            assert "the upstream: not reached yet" in told[0]
+            (row,) = (await client.get("/v1/status")).json()["router"]["unreached"]
+            assert row.startswith(f"the upstream at http://127.0.0.1:{never}: ")
+    async with contextlib.AsyncExitStack() as stack:
+        behind, _ = await stack.enter_async_context(served(build_world(tmp_path / "behind").config()))
+        upstream = {"url": f"http://127.0.0.1:{behind.port}", "poll_interval_s": 60.0}
+        async with served(world.config(models={"variants": [], "preload": []}, upstream=upstream)) as (agent, client):
+            await until(lambda: agent.ready()[0])
+            await stack.aclose()  # its probes do not notice for a minute
+            refused = [await client.post("/v1/chat/completions", json=CHAT) for _ in range(5)]
+            assert {reply.status_code for reply in refused} <= {502, 503}
+            assert all("127.0.0.1" not in reply.text and str(behind.port) not in reply.text for reply in refused)
 
 
 async def test_an_agent_without_models_is_ready_while_its_upstream_is(world: TinyWorld, tmp_path: Path) -> None:
