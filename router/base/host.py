@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
-from pathlib import Path
+import resource
+from pathlib import Path, PurePosixPath
 
 import psutil
 
@@ -21,14 +23,38 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return cores
 
 
-def usable_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the memory that this process may still take: what the system has left, and its container (cgroup v2)."""
-    left = int(psutil.virtual_memory().available)
+def usable_memory_bytes(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the memory that this process may still take, at least 0.
+
+    That is the least of what the system has left, of what its control group and each group around that allow (version
+    2: `systemd-run -p MemoryMax=`, a container, a pod), and of its own address space (`ulimit -v`).
+
+    Args:
+        root: where control groups are mounted.
+        own: says in which of them this process is.
+    """
+    left = [int(psutil.virtual_memory().available)]
+    for group in _control_groups(root, own):
+        with contextlib.suppress(OSError, ValueError):  # no such group here, or `max`: no limit
+            limit, used = (int((group / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
+            left.append(limit - used)
+    space_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space_bytes != resource.RLIM_INFINITY:
+        left.append(space_bytes - int(psutil.Process().memory_info().vms))
+    return max(0, min(left))
+
+
+def _control_groups(root: Path, own: Path) -> list[Path]:
+    """Return this process's control group of version 2 and those around it, as far as they are seen from here."""
     try:
-        limit, used = ((cgroup / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
-        return max(0, min(left, int(limit) - int(used)))
-    except (OSError, ValueError):  # no cgroup v2, or `max`: no limit
-        return left
+        lines = own.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return [root]
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
+    within = PurePosixPath(path.strip("/"))
+    if ".." in within.parts:  # it was moved out of what its namespace shows
+        return [root]
+    return [root / part for part in (within, *within.parents)]
 
 
 def computes_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

@@ -119,22 +119,41 @@ class _Writer(threading.Thread):
         self._render = render
         self._unformatted = unformatted
         self._fd = fd
+        self._unwritten = 0  # and not told
 
     def run(self) -> None:
+        """Write until the last line, whatever goes wrong with one of them or with this thread."""
         ended = False
         while not ended:
-            found = [self._queue.get()]
-            if not _is_urgent(found[0]):
-                time.sleep(_GATHER_S)
-            while found[-1] is not None and len(found) < _GATHER_LINES and not self._queue.empty():
-                found.append(self._queue.get())
-            ended = found[-1] is None
-            lines = [line for line in found if line is not None]
+            found: list[logging.LogRecord | _Event | None] = []
             try:
-                self._write("".join(f"{self._format(line)}\n" for line in lines))
+                ended = self._write_some(found)
             except BaseException:  # noqa: BLE001 - a full disk, or no memory: there is nowhere to say so
-                _lost["unwritten"] += len(lines)
-            del found, lines  # while it waits for the next ones, it holds nothing of these
+                ended = None in found
+                self._lose(len(found) - ended)
+                if not found:  # its queue gives nothing: not at once again
+                    time.sleep(_GATHER_S)
+            del found  # while it waits for the next ones, it holds nothing of these
+
+    def _write_some(self, found: list[logging.LogRecord | _Event | None]) -> bool:
+        """Wait for lines, and write them: `found`, also where that fails. Returns whether they are the last ones."""
+        found.append(self._queue.get())
+        if not _is_urgent(found[0]):
+            time.sleep(_GATHER_S)
+        while found[-1] is not None and len(found) < _GATHER_LINES and not self._queue.empty():
+            found.append(self._queue.get())
+        self._write("".join(f"{self._format(line)}\n" for line in found if line is not None))
+        ended = found[-1] is None
+        found.clear()
+        if self._unwritten:
+            told = {"event": f"{self._unwritten} log lines before this one could not be written"}
+            self._write(f"{self._format(_Event(time.time(), 'warning', 'logs', told))}\n")
+            self._unwritten = 0
+        return ended
+
+    def _lose(self, lines: int) -> None:
+        _lost["unwritten"] += lines
+        self._unwritten += lines
 
     def _format(self, line: logging.LogRecord | _Event) -> str:
         try:

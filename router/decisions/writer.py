@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
-from router.base.errors import ConfigError
+from router.base.errors import ConfigError, in_words
 from router.decisions.line import Decision
 from router.decisions.line_file import LineFile
 from router.decisions.settings import DecisionFileSettings
@@ -160,28 +160,44 @@ class DecisionFile:
         self._ended.append((tell, self._wall_s()))
 
     def _run(self) -> None:
+        """Write what gathers until the end, whatever goes wrong with some of it or with this thread."""
         closing = False
         while not closing:
             closing = self._closing.wait(_GATHER_S)
             while self._ended:
-                file = self._lines or self._opened()
                 lines: list[bytes] = []
-                while self._ended and len(lines) < _MOST_AT_ONCE:
-                    tell, ended_unix_s = self._ended.popleft()
-                    if file is None:
-                        self._unwritten += 1
-                        continue
-                    self._add_line(file, tell, ended_unix_s, lines)
-                    if not closing and len(self._ended) < _HURRY:
-                        time.sleep(_NAP_S)
-                if file is not None:
-                    self._write(file, lines)
+                try:
+                    self._write_some(lines, closing=closing)
+                except Exception as error:  # noqa: BLE001 - a bug, or no memory: those to come may well be written
+                    self._unwritten += len(lines)
+                    self._fail(in_words(error))
+                    self._begin_anew()
+
+    def _write_some(self, lines: list[bytes], *, closing: bool) -> None:
+        file = self._lines or self._opened()
+        while self._ended and len(lines) < _MOST_AT_ONCE:
+            tell, ended_unix_s = self._ended.popleft()
+            if file is None:
+                self._unwritten += 1
+                continue
+            self._add_line(file, tell, ended_unix_s, lines)
+            if not closing and len(self._ended) < _HURRY:
+                time.sleep(_NAP_S)
+        if file is not None:
+            self._write(file, lines)
 
     def _opened(self) -> LineFile | None:
-        """Open the file that could not be opened at the start; None where it still cannot."""
+        """Open the file that could not be opened before; None where it still cannot."""
         with contextlib.suppress(ConfigError):
             self._lines = LineFile(self._settings)
         return self._lines
+
+    def _begin_anew(self) -> None:
+        """Open the file anew for what comes next: something was wrong that is no matter of its disk."""
+        file, self._lines = self._lines, None
+        if file is not None:
+            with contextlib.suppress(Exception):
+                file.close()
 
     def _add_line(self, file: LineFile, tell: Callable[[], Decision], ended_unix_s: float, lines: list[bytes]) -> None:
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,48 @@ def test_memory_is_what_the_system_has_left_and_its_container(tmp_path: Path) ->
         assert usable_memory_bytes(tmp_path) == expected
     (tmp_path / "memory.max").write_text("max\n")
     assert usable_memory_bytes(tmp_path) > 1000
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"a/b": "1000"}, 700),
+        ({"a/b": "max", "a": "900"}, 600),
+        ({"a/b": "1000", "a": "500", "": "max"}, 200),
+        ({"a/b": "1000", "a": "max", "": "301"}, 1),
+        ({"a": "100"}, 0),
+    ],
+)
+def test_every_group_around_the_own_one_bounds_the_memory(
+    tmp_path: Path, limits: dict[str, str], expected: int
+) -> None:
+    own = tmp_path / "own"
+    own.write_text("1:name=systemd:/elsewhere\n0::/a/b\n")
+    for group, limit in limits.items():
+        (tmp_path / group).mkdir(parents=True, exist_ok=True)
+        (tmp_path / group / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / group / "memory.current").write_text("300\n")
+    assert usable_memory_bytes(tmp_path, own) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0::/../../other\n", "12:memory:/docker\n"])
+def test_a_group_that_is_not_seen_from_here_bounds_nothing(tmp_path: Path, text: str) -> None:
+    own = tmp_path / "own"
+    own.write_text(text)
+    assert usable_memory_bytes(tmp_path, own) > 1_000_000
+
+
+@pytest.mark.process
+def test_the_own_address_space_bounds_the_memory() -> None:
+    code = "from router.base.host import usable_memory_bytes; print(usable_memory_bytes())"
+    found = {}
+    for limit in (400_000_000, 4_000_000_000):
+        run = subprocess.run(
+            ["prlimit", f"--as={limit}", sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        found[limit] = int(run.stdout)
+        assert 0 <= found[limit] < limit
+    assert found[400_000_000] < found[4_000_000_000]
 
 
 @pytest.mark.parametrize(

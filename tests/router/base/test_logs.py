@@ -178,6 +178,22 @@ def test_what_is_lost_is_counted() -> None:
     assert done.stdout == "{'dropped': 0, 'unformatted': 3, 'unwritten': 0}\n"
 
 
+def test_what_goes_wrong_in_the_writing_thread_costs_the_lines_at_hand_and_is_told() -> None:
+    done = _run(
+        "import time, types\n"
+        "def fails(seconds):\n    logs.time.sleep = time.sleep\n    raise MemoryError\n"
+        "logs.time = types.SimpleNamespace(time=time.time, sleep=fails)\n"
+        "log.info('lost')\n"
+        "until = time.monotonic() + 60\n"
+        "while not logs.lost()['unwritten'] and time.monotonic() < until: time.sleep(0.01)\n"
+        "log.info('kept')\n"
+        "print(logs.lost())"
+    )
+    assert done.stdout == "{'dropped': 0, 'unformatted': 0, 'unwritten': 1}\n"
+    events = [json.loads(line)["event"] for line in done.stderr.splitlines()]
+    assert events == ["kept", "1 log lines before this one could not be written"]
+
+
 def test_a_full_disk_stops_nothing() -> None:
     with Path("/dev/full").open("wb") as full:
         done = _run("for n in range(100): log.info('line', n=n)\nprint('served')", stderr=full.fileno())

@@ -291,6 +291,29 @@ async def test_a_record_that_cannot_be_told_ends_nothing(tmp_path: Path) -> None
     assert [entry["log_level"] for entry in logs] == ["error"]
 
 
+async def test_what_goes_wrong_in_the_writing_thread_costs_the_lines_at_hand_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug, no memory: the file is opened anew, and what comes after is written."""
+    real, failed = RotatingFile.append, []
+
+    def fails_once(file: RotatingFile, lines: bytes) -> None:
+        if not failed:
+            failed.append(lines)
+            raise MemoryError
+        real(file, lines)
+
+    monkeypatch.setattr(RotatingFile, "append", fails_once)
+    with structlog.testing.capture_logs() as told:
+        async with DecisionFile(settings(tmp_path), lambda: 5000.0) as file:
+            file.append(partial(decision, "lost"))
+            await until(lambda: file.lost.unwritten == 1)
+            file.append(partial(decision, "kept"))
+            await until(lambda: file.written == 1)
+    assert len(written(tmp_path)) == 1
+    assert [line["event"] for line in told] == ["decisions cannot be written", "decisions are written again"]
+
+
 async def test_two_processes_cannot_write_one_file(tmp_path: Path) -> None:
     async with DecisionFile(settings(tmp_path)):
         with pytest.raises(ConfigError, match="another process"):
