@@ -27,6 +27,7 @@ class EncoderManifest(msgspec.Struct, frozen=True):
 
     Attributes:
         files: every other file of the directory, by name.
+        computes_padding: whether its graph computes rows for padding, as those of older recipes do.
     """
 
     format: str
@@ -40,6 +41,7 @@ class EncoderManifest(msgspec.Struct, frozen=True):
     vocab_size: Count
     context_tokens: Count
     files: dict[str, FileDigest]
+    computes_padding: bool = True
 
     @property
     def weights_bytes(self) -> int:

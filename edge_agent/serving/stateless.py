@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from edge_agent.batching.encoder import load_encoder, shape_of
 from edge_agent.batching.manifest import EncoderManifest
@@ -158,7 +159,8 @@ class StatelessReplica(OverPipeline):
             )
         self._fallbacks = encoder.opened.fallbacks
         shape = shape_of(held.folder, manifest)
-        stages = embedding_stages(shape, encoder.work, batching.settings, instances=batching.instances)
+        pads_to: Literal["longest", "nothing"] = "longest" if manifest.computes_padding else "nothing"
+        stages = embedding_stages(shape, encoder.work, batching.settings, instances=batching.instances, pads_to=pads_to)
         return PipelinePlan(manifest.variant, stages, batching.queue_inputs)
 
 

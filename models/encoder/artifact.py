@@ -73,6 +73,7 @@ def _write_manifest(folder: Path, variant: Variant, shape: _Shape, recipe: Recip
         "num_heads": config.num_attention_heads,
         "vocab_size": config.vocab_size,
         "context_tokens": shape.context_tokens,
+        "computes_padding": False,
         "source_sha256": recipe.source_sha256,
         "recipe": recipe.digest,
         "steps": list(recipe.steps),

@@ -9,7 +9,7 @@ one of its items, by what batches of that size took. Its size is the one that gi
 takes: under load a batch of everybody would be late for all, and one for each that is nearly late would leave no time
 for the others. One that would take long is no larger than it pays: whoever comes while it is computed waits for its
 end. Where items are padded to the longest among them, short and long ones are computed one after the other if that
-takes less time than together.
+takes less time than together; where padding is not computed, nobody gains by that.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ class BatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             workers were busy is company enough.
         max_cost: bound on items times the size that they are padded to; 0 for none. What a batch takes of the memory.
         buckets: sizes that items are padded to, ascending; larger ones, and all without buckets, wait in one line.
-        pads_to: what items are padded to: their bucket, or the longest of their batch, which buckets only bound.
+        pads_to: what items are padded to: their bucket, or the longest of their batch, which buckets only bound; or
+            nothing, where what computes them pays for padding in memory alone.
     """
 
     max_size: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
     max_wait_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0
     max_cost: Annotated[int, msgspec.Meta(ge=0)] = 0
     buckets: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
-    pads_to: Literal["bucket", "longest"] = "bucket"
+    pads_to: Literal["bucket", "longest", "nothing"] = "bucket"
 
     def __post_init__(self) -> None:
         if list(self.buckets) != sorted(set(self.buckets)):
@@ -62,15 +63,15 @@ class Batch(Generic[I]):
     """Items to compute together.
 
     Attributes:
-        size: what each is padded to.
+        size: what each is padded to; None where padding is not computed.
     """
 
     items: tuple[I, ...]
-    size: int
+    size: int | None
 
     @property
     def cost(self) -> int:
-        return len(self.items) * self.size
+        return sum(map(_cost_of, self.items)) if self.size is None else len(self.items) * self.size
 
 
 @dataclass(slots=True)
@@ -109,12 +110,15 @@ def _cost_of(item: I) -> int:
     return item.cost
 
 
-def _batch(items: Sequence[I], least: int) -> Batch[I]:
-    return Batch(tuple(items), max([least, *map(_cost_of, items)]))
+def _batch(items: Sequence[I], least: int | None) -> Batch[I]:
+    return Batch(tuple(items), None if least is None else max([least, *map(_cost_of, items)]))
 
 
-def _costs(items: Sequence[I], least: int) -> dict[int, int]:
+def _costs(items: Sequence[I], least: int | None) -> dict[int, int]:
     """Return what the first so many of some items cost together, the most first."""
+    if least is None:
+        costs = list(itertools.accumulate(map(_cost_of, items)))
+        return {count: costs[count - 1] for count in _tried(len(items))}
     sizes = list(itertools.accumulate((max(least, item.cost) for item in items), max))
     return {count: count * sizes[count - 1] for count in _tried(len(items))}
 
@@ -176,9 +180,9 @@ class Waiting(Generic[I]):
             self._lines.put_back(others, bucket)
         return _batch(chosen, least)
 
-    def _least_size(self, bucket: int) -> int:
-        """Return what items of a line are padded to at least."""
-        return 0 if self.settings.pads_to == "longest" else bucket
+    def _least_size(self, bucket: int) -> int | None:
+        """Return what items of a line are padded to at least; None: to nothing."""
+        return {"bucket": bucket, "longest": 0, "nothing": None}[self.settings.pads_to]
 
     def _apart(self, chosen: list[I]) -> tuple[list[I], list[I]]:
         """Divide items by size where that is faster than padding all: those to compute now, and those right after.
@@ -203,16 +207,17 @@ class Waiting(Generic[I]):
 
     def _may_wait_until(self, batch: Batch[I]) -> float:
         oldest_s = min(item.arrived_s for item in batch.items)
-        needs_s = self.pace.expected_s(batch.cost + batch.size)
+        count = len(batch.items)
+        needs_s = self.pace.expected_s(batch.cost * (count + 1) // count)
         lost_s = min(item.due_s for item in batch.items) - needs_s
         return min(oldest_s + self.settings.max_wait_ms / 1e3, lost_s)
 
-    def _gathered(self, line: Line[I], least: int) -> tuple[list[I], list[I]]:
+    def _gathered(self, line: Line[I], least: int | None) -> tuple[list[I], list[I]]:
         """Take the first items of a line, as many as fit one batch, and at least one; and those who have left."""
         most, bound = self.settings.max_size, self.settings.max_cost or math.inf
         chosen: list[I] = []
         left: list[I] = []
-        size = least
+        size = least or 0
         while len(chosen) < most and (head := line.head()) is not None:
             item = head[1]
             if item.over:
@@ -224,7 +229,7 @@ class Waiting(Generic[I]):
             chosen.append(self._lines.pop(line))
         return chosen, left
 
-    def _in_time(self, chosen: list[I], least: int, now_s: float) -> tuple[list[I], list[I]]:
+    def _in_time(self, chosen: list[I], least: int | None, now_s: float) -> tuple[list[I], list[I]]:
         """Divide items by how many to compute at once: as many as give most answers in time for what they take.
 
         Whoever is too late whatever the size counts for none; where that is everybody, all are computed at once.
@@ -245,7 +250,7 @@ class Waiting(Generic[I]):
                 return chosen[:best], chosen[best:]
         return chosen, []
 
-    def _brief(self, chosen: list[I], least: int) -> tuple[list[I], list[I]]:
+    def _brief(self, chosen: list[I], least: int | None) -> tuple[list[I], list[I]]:
         """Divide items that would take long together: as few at once as are computed nearly as fast as all of them."""
         costs = _costs(chosen, least)
         whole_s = self.pace.expected_s(costs[len(chosen)])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -78,17 +78,24 @@ Encode = Callable[[list[list[int]]], Array]
 
 
 def embedding_stages(
-    shape: EncoderShape, encode: Opens, batching: BatchSettings, *, instances: int = 1, pool: Any = "threads"
+    shape: EncoderShape,
+    encode: Opens,
+    batching: BatchSettings,
+    *,
+    instances: int = 1,
+    pool: Any = "threads",
+    pads_to: Literal["longest", "nothing"] = "longest",
 ) -> tuple[StagePlan, ...]:
     """Return the stages around an encoder.
 
     Args:
         encode: makes the stage's function from `encoding` and an `Encode`.
         batching: of the encoder, in tokens; without buckets it gets `BUCKETS` up to the model's window.
+        pads_to: see `BatchSettings`.
     """
     fitting = tuple(size for size in BUCKETS if size < shape.context_tokens)
     buckets = batching.buckets or (*fitting, shape.context_tokens)
-    batching = msgspec.structs.replace(batching, buckets=buckets, pads_to="longest")
+    batching = msgspec.structs.replace(batching, buckets=buckets, pads_to=pads_to)
     return (
         StagePlan("tokenize", partial(open_tokenize, shape), batching=BatchSettings(max_size=_TOKENIZE_AT_ONCE)),
         StagePlan("encode", encode, workers=instances, batching=batching, cost=tokens_of, pool=pool),

@@ -14,6 +14,7 @@ import torch
 from transformers import BertConfig, BertModel
 from typer.testing import CliRunner
 
+from edge_agent.batching.manifest import read_encoder_manifest
 from models.catalogue.families import Catalogue, Family, Source, Variant
 from models.cli import app
 from models.encoder import artifact
@@ -123,6 +124,7 @@ def test_an_artifact_is_made_once(source: Path, tmp_path: Path) -> None:
         folder = make_encoder(store.catalogue.variant(name), store, note=notes.append)
         manifest = json.loads((folder / "manifest.json").read_text())
         assert (manifest["dimensions"], manifest["context_tokens"], manifest["precision"]) == (64, 24, name[2:6])
+        assert not read_encoder_manifest(folder).computes_padding
         store.check_artifact(name)
         before = (folder / "manifest.json").stat().st_mtime_ns
         make_encoder(store.catalogue.variant(name), store, note=notes.append)

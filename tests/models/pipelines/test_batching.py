@@ -172,7 +172,7 @@ def test_turns_hold_for_all_lengths_of_a_request() -> None:
     st.lists(st.tuples(st.integers(1, 30), st.booleans(), inputs), min_size=1, max_size=12),
     st.integers(1, 8),
     st.sampled_from([(), (8, 64, 256)]),
-    st.sampled_from(["bucket", "longest"]),
+    st.sampled_from(["bucket", "longest", "nothing"]),
     st.floats(1e-6, 0.1),
 )
 def test_everybody_of_every_request_is_computed_once(
@@ -313,6 +313,17 @@ def test_lengths_share_a_batch_where_each_batch_costs_much(pads_to: str) -> None
     seconds = {"longest": lambda _: 0.01, "bucket": lambda cost: 1e-5 * cost}[pads_to]
     line = paced(waiting(*mixed, max_size=16, pads_to=pads_to, buckets=(256,)), seconds)
     assert set(map(id, taken(line))) == set(map(id, mixed))
+
+
+def test_lengths_share_a_batch_where_padding_is_not_computed() -> None:
+    """It costs what its items do; of the memory it takes what they take padded."""
+    mixed = [Input(cost=cost) for cost in (130, 256, 140, 250)]
+    line = paced(waiting(*mixed, max_size=16, pads_to="nothing", buckets=(256,)), lambda cost: 1e-5 * cost)
+    batch = line.take(0.0)
+    assert isinstance(batch, Batch)
+    assert (set(map(id, batch.items)), batch.size, batch.cost) == (set(map(id, mixed)), None, 776)
+    bounded = waiting(*mixed, max_size=16, max_cost=512, pads_to="nothing", buckets=(256,))
+    assert [len(taken(bounded)) for _ in range(2)] == [2, 2]
 
 
 @given(
