@@ -161,7 +161,7 @@ def _of_call(prediction: Prediction, view: ReplicaView, demand: Demand) -> Predi
 def _asked_within(pending: PendingRequest, context_tokens: int) -> tuple[Demand, int | None]:
     """Return what a request asks of replicas with that window, and the longest answer where that is less than asked."""
     request, left_tokens = pending.request, pending.left_tokens
-    room = context_tokens - request.least_prompt_tokens
+    room = context_tokens - pending.least_prompt_tokens
     expected, longest = pending.expected_tokens(context_tokens), pending.longest_tokens(context_tokens)
     cut = left_tokens is not None and left_tokens > room
     demand = Demand(request.prompt_tokens, expected, request.prompt_bytes, 0, longest)

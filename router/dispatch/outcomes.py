@@ -39,6 +39,7 @@ class Outcomes:
         self._decisions = decisions
         self._traces = traces
         self._tallies: dict[tuple[str, str], Tally] = {}
+        self._log = log.bind()  # once: for each line structlog would put a logger together anew
 
     def tallies(self) -> Mapping[tuple[str, str], Tally]:
         """Return what each variant of each tier has done since the start."""
@@ -75,7 +76,7 @@ class Outcomes:
         tier, variant = (route.tier, route.variant) if route else ("none", "none")
         reason = route.reason if route else outcome.value
         telemetry.requests.labels(outcome.value, tier, variant, reason).inc()
-        log.info(
+        self._log.info(
             "request",
             request_id=record.request_id,
             outcome=outcome.value,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -22,6 +22,8 @@ class PendingRequest:
         failed: replica ids that failed for it.
         wait_until_s: when it is given up, on the tier's clock.
         length: what is believed of the length of its whole answer.
+        left_tokens: longest rest of the answer under the caller's cap, None without one.
+        least_prompt_tokens: what the prompt surely has.
     """
 
     request: InferenceRequest
@@ -30,18 +32,19 @@ class PendingRequest:
     length: LengthWatch
     _defaulted: Objective | None = None
     _needs: frozenset[Feature] | None = None
+    left_tokens: int | None = field(init=False)
+    least_prompt_tokens: int = field(init=False)
 
-    @property
-    def left_tokens(self) -> int | None:
-        """Longest rest of the answer under the caller's cap, None without one."""
-        cap = self.request.sampling.max_tokens
-        return None if cap is None else max(1, cap - self.request.continuation_tokens)
+    def __post_init__(self) -> None:
+        request, cap = self.request, self.request.sampling.max_tokens
+        self.left_tokens = None if cap is None else max(1, cap - request.continuation_tokens)
+        self.least_prompt_tokens = request.least_prompt_tokens
 
     @property
     def whole_tokens(self) -> float:
         """Length of the prompt and the longest answer that the caller's cap allows, infinity without one."""
         left_tokens = self.left_tokens
-        return math.inf if left_tokens is None else self.request.least_prompt_tokens + left_tokens
+        return math.inf if left_tokens is None else self.least_prompt_tokens + left_tokens
 
     @property
     def needs(self) -> frozenset[Feature]:
@@ -62,7 +65,7 @@ class PendingRequest:
         """Shortest window that it may be served with."""
         left_tokens = self.left_tokens
         least = 1 if left_tokens is None else min(left_tokens, settings.min_answer_tokens)
-        return self.request.least_prompt_tokens + least
+        return self.least_prompt_tokens + least
 
     def kv_tokens(self, settings: RouterSettings) -> int:
         """Room in a KV cache with which it may begin."""
@@ -70,7 +73,7 @@ class PendingRequest:
 
     def most_tokens(self, context_tokens: int) -> int:
         """Longest rest of the answer that the caller's cap and a window of that length allow."""
-        room, left_tokens = context_tokens - self.request.least_prompt_tokens, self.left_tokens
+        room, left_tokens = context_tokens - self.least_prompt_tokens, self.left_tokens
         return max(1, room if left_tokens is None else min(left_tokens, room))
 
     def expected_tokens(self, context_tokens: int) -> int:

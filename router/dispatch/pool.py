@@ -131,7 +131,7 @@ class Pool:
 
     def line(self, replica_id: str) -> str:
         """Return the name of the line in which requests wait for a replica: its own, or that of all its peers."""
-        return self._peers.line(replica_id)
+        return self._peers.line(replica_id) if self.many else replica_id
 
     def lines(self, waits_for: Mapping[str, float]) -> Mapping[str, float]:
         """Return the lines that a request stands in who waits for replicas, with its highest rank in each."""
@@ -144,6 +144,8 @@ class Pool:
 
     def ahead(self, replica_id: str, priority: int) -> int:
         """Count who goes first at a replica, of that priority or a higher one: its part, where peers share a line."""
+        if not self.many:
+            return self._queue.ahead(replica_id, priority)
         return self._queue.ahead(self.line(replica_id), priority) // self._peers.number(replica_id)
 
     def to_look_at(self, part: Part, request: InferenceRequest, without: Collection[str]) -> Sequence[str]:

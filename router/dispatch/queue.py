@@ -43,6 +43,7 @@ class QueueEntry:
         moment: the moment of its last decision, see `Pool`.
         offered: the imagined tiers know of it.
         order: in which it entered the queue; tells equals apart, so that being decided again costs nobody their place.
+        in_slack: it is served when nobody else is: no reason to step down, to scale, or to put its caller back.
     """
 
     pending: PendingRequest
@@ -58,10 +59,12 @@ class QueueEntry:
     offered: bool = False
     order: int = 0
     bound: asyncio.Future[Attempt] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    request: InferenceRequest = field(init=False)
+    in_slack: bool = field(init=False)
 
-    @property
-    def request(self) -> InferenceRequest:
-        return self.pending.request
+    def __post_init__(self) -> None:
+        self.request = self.pending.request
+        self.in_slack = self.request.objective.in_slack
 
     @property
     def continuing(self) -> bool:
@@ -72,11 +75,6 @@ class QueueEntry:
     def sheddable(self) -> bool:
         """Whether it counts in the class of requests that are turned away first."""
         return self.request.objective.priority < 0 and not self.continuing
-
-    @property
-    def in_slack(self) -> bool:
-        """Whether it is served when nobody else is: no reason to step down, to scale, or to put its caller back."""
-        return self.request.objective.in_slack
 
     @property
     def takes_a_slot(self) -> bool:
@@ -304,13 +302,15 @@ class RequestQueue:
 
     def displace(self, entry: QueueEntry) -> None:
         """Take an entry out of where it waits; it stays in the queue."""
+        entry.version += 1
+        if not entry.places:
+            return
         priority = entry.request.objective.priority
         for replica_id in entry.waits_for:
             waiting = self._waiting_by_priority[replica_id]
             waiting[priority] -= 1
             if not waiting[priority]:
                 del waiting[priority]
-        entry.version += 1
         entry.waits_for = {}
         for line, place in entry.places:
             line.remove(place)

@@ -23,7 +23,7 @@ import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -84,6 +84,7 @@ class Configurations:
         self.version = 0
         self._rungs: dict[str, _Rung] = {}
         self._tiers: dict[_Levels, ShadowTier] = {}
+        self._run: dict[_Levels, dict[str, list[_Rung]]] = {}  # by configuration and family: the rungs that are run
         self._levels: _Levels = (0, 0)
         self._favoured: Mapping[Place, str] = {}
         self._seen = 0
@@ -166,6 +167,12 @@ class Configurations:
             )
             for here, there in itertools.product(range(depth[0]), range(depth[1]))
         }
+        self._run = {}
+        for at, tier in self._tiers.items():
+            run: dict[str, list[_Rung]] = {}
+            for (_, family), name in tier.rungs.items():
+                run.setdefault(family, []).append(self._rungs[name])
+            self._run[at] = run
         levels = self._levels if self._seen else (_MOST_LEVELS, _MOST_LEVELS)
         self._favour((min(levels[0], depth[0] - 1), min(levels[1], depth[1] - 1)))
 
@@ -181,26 +188,33 @@ class Configurations:
             for family, arrivals_s in self._arrivals_s.items()
             if len(arrivals_s) >= _RATE_FROM and self._at_s - arrivals_s[-1] <= _FORGET_S
         }
-        score = {at: tier.gain + counts_for * self._sustained(tier, rates) for at, tier in self._tiers.items()}
+        score = {at: tier.gain + counts_for * _sustained(self._run[at], rates) for at, tier in self._tiers.items()}
         leader = max(score, key=lambda levels: score[levels])
         up = sum(leader) < sum(self._levels)
         margin = (_UP if up else _DOWN) * math.sqrt(0.25 + self._tiers[self._levels].gain)
         if leader != self._levels and score[leader] >= score[self._levels] + margin:
             self._favour(leader)
 
-    def _sustained(self, tier: ShadowTier, rates: Mapping[str, float]) -> float:
-        """Value an arrival that a configuration can go on to earn, each family's most valuable devices first.
 
-        Args:
-            rates: arrivals a second of each family, by which it counts; a family of which few came is not there.
-        """
-        value = 0.0
-        for family, rate in rates.items():
-            left = 1.0
-            rungs = [self._rungs[name] for place, name in tier.rungs.items() if place[1] == family]
-            for rung in sorted(rungs, key=lambda r: -r.value):
-                if rung.seen:
-                    part = min(left, 1.0 / max(rung.cost_s * rate, 1e-9))
-                    value += part * rung.value * rate
-                    left -= part
-        return value / sum(rates.values()) if rates else 0.0
+def _sustained(run: Mapping[str, Sequence[_Rung]], rates: Mapping[str, float]) -> float:
+    """Value an arrival that a configuration can go on to earn, each family's most valuable devices first.
+
+    Args:
+        run: by family, the rungs that devices run.
+        rates: arrivals a second of each family, by which it counts; a family of which few came is not there.
+    """
+    if not rates:
+        return 0.0
+    value = 0.0
+    for family, rate in rates.items():
+        left = 1.0
+        for rung in sorted(run.get(family, ()), key=_value_of, reverse=True):
+            if rung.seen:
+                part = min(left, 1.0 / max(rung.cost_s * rate, 1e-9))
+                value += part * rung.value * rate
+                left -= part
+    return value / sum(rates.values())
+
+
+def _value_of(rung: _Rung) -> float:
+    return rung.value

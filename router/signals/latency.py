@@ -162,7 +162,7 @@ class LatencyModel:
     def _explores(self, state: ReplicaState, now_s: float) -> bool:
         speeds = self._of(state.snapshot.info)
         link_log = 0.0 if state.link is None else state.link.pessimism_log
-        return self._exploration.due(speeds, max(state.pessimism_log, link_log), now_s)
+        return self._exploration.due(speeds, max(speeds.pessimism_log(now_s), link_log), now_s)
 
     def sent(
         self,
@@ -241,7 +241,7 @@ class LatencyModel:
             speeds.prefill.observe(_log_ratio(actual_s, shape_s) - level_log, now_s)
             speeds.line.observe(tokens, actual_s * math.exp(-speeds.prefill.log(now_s)))
         speeds.seen_s = now_s
-        self._learnt(info)
+        _learnt(speeds, device)
 
     def ended(self, attempt: Attempt, now_s: float, *, whole: bool, length: LengthCurve | None = None) -> None:
         """An attempt ended, whichever way: learn its pace, and its finish where that is known or censored.
@@ -272,7 +272,7 @@ class LatencyModel:
                 out_tokens = attempt.tokens + (now_s - attempt.last_at_s) / pace_s  # the last chunk may be long ago
                 kept = length.left_within(out_tokens, (told.finish_high_s - took_s) / pace_s)
             device.finish_high.kept(sent.band, kept)
-            self._learnt(info)
+            _learnt(self._of(info), device)
 
     def _observe_pace(self, attempt: Attempt, pace_s: float | None, now_s: float) -> None:
         info, sent, mark = attempt.info, attempt.work, attempt.mark
@@ -299,9 +299,9 @@ class LatencyModel:
                 if share >= _LEAST_SHARE or own >= _LEAST_SHARE * total:
                     other = self._speeds[name]
                     other.pace.observe(error_log, now_s, share=share, others_variance=total - own)
-                    self._learnt(other.info)
+                    _learnt(other, device)
         speeds.seen_s = now_s
-        self._learnt(info)
+        _learnt(speeds, device)
 
     def wait_factor(self, info: ReplicaInfo) -> float:
         """Return the factor that was learnt for waits on that replica."""
@@ -321,9 +321,10 @@ class LatencyModel:
         device = self._device(info)
         ratio_log = _log_ratio(max(actual_s, _MIN_LEARNT_WAIT_S / 2), predicted_s)
         device.wait_high.observe(0, ratio_log)
-        truth_log = ratio_log + math.log(factor) - self._of(info).pace.log(self._now_s())
+        speeds = self._of(info)
+        truth_log = ratio_log + math.log(factor) - speeds.pace.log(self._now_s())
         device.wait_log = _clip(device.wait_log + _WAIT_GAIN * (_clip(truth_log) - device.wait_log))
-        self._learnt(info)
+        _learnt(speeds, device)
 
     def step_s(self, info: ReplicaInfo, batch: int, slots: int) -> float:
         """Return the seconds of one step of `batch` sequences on a replica whose device has so many slots."""
@@ -340,11 +341,6 @@ class LatencyModel:
             del self._devices[key]
         self._states.clear()
 
-    def _learnt(self, info: ReplicaInfo) -> None:
-        """Something was learnt of a replica: what was computed for its device stands no more."""
-        self._of(info).changed()
-        self._device(info).changed()
-
     def _of(self, info: ReplicaInfo) -> Speeds:
         speeds = self._speeds.get(info.replica_id)
         if speeds is None:
@@ -359,6 +355,12 @@ class LatencyModel:
 
     def _advance(self, device: Device, now_s: float) -> None:
         device.clock.advance(now_s, lambda name, batch: self._speeds[name].step_s(batch, now_s))
+
+
+def _learnt(speeds: Speeds, device: Device) -> None:
+    """Something was learnt of a replica: what was computed for its device stands no more."""
+    speeds.changed()
+    device.changed()
 
 
 def _log_ratio(actual: float, predicted: float) -> float:

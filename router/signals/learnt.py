@@ -39,7 +39,6 @@ class Figures(FrozenStruct, frozen=True):
     Attributes:
         step_s: one step of one sequence; slope: its relative growth for each further one.
         a_s, b_s: of its prefill, the level included; prefill_sigma: spread of its log errors.
-        pessimism_log: by how much it is believed slower than it has been or was said to be.
     """
 
     at_s: float
@@ -48,7 +47,6 @@ class Figures(FrozenStruct, frozen=True):
     a_s: float
     b_s: float
     prefill_sigma: float
-    pessimism_log: float
 
 
 class Factors(FrozenStruct, frozen=True):
@@ -93,9 +91,13 @@ class Speeds:
                 a_s=level * self.line.a_s,
                 b_s=level * self.line.b_s,
                 prefill_sigma=self.prefill.sigma(now_s),
-                pessimism_log=max(self.prefill.pessimism(now_s), self.pace.pessimism(now_s)),
             )
         return found
+
+    def pessimism_log(self, now_s: float) -> float:
+        """By how much it is believed slower than it has been or was said to be, by the figures of that time."""
+        at_s = self.figures(now_s).at_s
+        return max(self.prefill.pessimism(at_s), self.pace.pessimism(at_s))
 
     def changed(self) -> None:
         """Something was learnt."""

@@ -50,7 +50,6 @@ class ReplicaState:
         "pace_s",
         "pace_sigma",
         "pace_spread",
-        "pessimism_log",
         "position",
         "prefill_sigma",
         "scale",
@@ -121,7 +120,6 @@ class ReplicaState:
         self.token_device_s = figures.step_s * (1.0 + figures.slope * (slots - 1)) / slots
         self.prefill_sigma, self.pace_sigma = figures.prefill_sigma, device.pace_sigma
         self.pace_spread = spread_log * spread_log
-        self.pessimism_log = figures.pessimism_log
         self._waited: list[int] | None = None
 
     def stands(

@@ -96,10 +96,12 @@ class _Device:
         while deadlines and deadlines[0][2].over:
             heapq.heappop(deadlines)
         if self.prefills:
-            soonest_s, of = self.at_s + max(self.prefill_left_s, 0.0), self.prefills[0]
+            left_s, of = self.prefill_left_s, self.prefills[0]
+            soonest_s = self.at_s + left_s if left_s > 0.0 else self.at_s
         elif ends:
             due_tau, _, of = ends[0]
-            soonest_s = self.at_s + max(due_tau - self.tau, 0.0) * self._round_s()
+            left = due_tau - self.tau
+            soonest_s = self.at_s + left * self._round_s() if left > 0.0 else self.at_s
         if deadlines and deadlines[0][0] < soonest_s:
             soonest_s, of = max(deadlines[0][0], self.at_s), deadlines[0][2]
         self.next_s, self.next_of = soonest_s, of
@@ -202,6 +204,7 @@ class ShadowTier:
     def __init__(self, rungs: Mapping[tuple[str, str], str]) -> None:
         self.rungs = rungs
         self.gain = 0.0
+        self._runs = frozenset(rungs.values())
         self._devices: dict[str, _Device] = {}
         self._waiting: list[_Waiting] = []
 
@@ -227,7 +230,7 @@ class ShadowTier:
         """Return one offer by device: of the rung that it runs, or where that cannot serve it, of another."""
         found: dict[str, Offer] = {}
         for offer in offers:
-            if offer.device not in found or self.rungs.get((offer.device, offer.family)) == offer.replica_id:
+            if offer.device not in found or offer.replica_id in self._runs:
                 found[offer.device] = offer
         return found
 
@@ -249,13 +252,17 @@ class ShadowTier:
     def _fill(self, name: str, device: _Device, now_s: float) -> None:
         """Give free slots to who stands first."""
         while device.held < device.slots and self._waiting:
-            self._waiting = [waiting for waiting in self._waiting if waiting.until_s >= now_s]
-            begins_s = now_s + device.backlog_s
+            begins_s, lost = now_s + device.backlog_s, False
             first, first_key = None, (0, 0.0)
             for waiting in self._waiting:
+                if waiting.until_s < now_s:
+                    lost = True
+                    continue
                 place = waiting.places.get(name)
                 if place is not None and begins_s <= place[0] and (first is None or place[1] > first_key):
                     first, first_key = waiting, place[1]
+            if lost:
+                self._waiting = [waiting for waiting in self._waiting if waiting.until_s >= now_s]
             if first is None:
                 return
             self._waiting.remove(first)

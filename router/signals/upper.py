@@ -69,7 +69,12 @@ class RunningQuantile:
         """
         self.seen += 1
         step = max(self._step, _FIRST_STEP * self._step / _STEP / self.seen)
-        self.log = min(max(self.log + step * (self._coverage - probability), self._least), _MAX_LOG)
+        log = self.log + step * (self._coverage - probability)
+        if log < self._least:
+            log = self._least
+        elif log > _MAX_LOG:
+            log = _MAX_LOG
+        self.log = log
 
 
 class BandedQuantile:

@@ -36,9 +36,10 @@ class Work:
         tokens: how many it generates here.
         noise: factor on its decode pace.
         deliver: called with the tokens that are new; the last call brings the count to `tokens`.
+        out: how many it has generated; due: how many it will have with the next chunk.
     """
 
-    __slots__ = ("deliver", "left", "noise", "out", "prefill_s", "rung", "started", "tau_first", "tokens")
+    __slots__ = ("deliver", "due", "left", "noise", "out", "prefill_s", "rung", "started", "tau_first", "tokens")
 
     def __init__(self, rung: int, prefill_s: float, tokens: int, noise: float, deliver: Callable[[int], None]) -> None:
         self.rung = rung
@@ -46,7 +47,7 @@ class Work:
         self.tokens = tokens
         self.noise = noise
         self.deliver = deliver
-        self.out = 0
+        self.out = self.due = 0
         self.tau_first = 0.0
         self.started = False
         self.left = False
@@ -70,6 +71,7 @@ class Device:
         self.most_running = 0
         self._loop = loop
         self._speed = 1.0
+        self._computing = False
         self._held = 0
         self._waiting: deque[Work] = deque()
         self._prefills: deque[Work] = deque()
@@ -99,7 +101,7 @@ class Device:
 
     @property
     def computing(self) -> bool:
-        return self._prefill_rate > 0.0 or self._decode_rate > 0.0
+        return self._computing
 
     @property
     def decoding(self) -> Sequence[int]:
@@ -181,7 +183,7 @@ class Device:
         self._at_s = now_s
         if passed_s <= 0.0:
             return
-        if self.computing:
+        if self._computing:
             self.busy_s += passed_s
             self._prefill_left_s -= passed_s * self._prefill_rate
             if self._decode_rate:
@@ -189,14 +191,17 @@ class Device:
 
     def _set_rates(self) -> bool:
         """Set how fast prefills and decode go from now on; return whether it began or ceased to compute."""
-        before = self.computing
-        spec, speed = self.spec, self._speed
+        before, spec, speed = self._computing, self.spec, self._speed
         if self._neighbours and any(neighbour.computing for neighbour in self._neighbours):
             speed *= spec.beside
-        both = bool(self._prefills and self._round_s)
-        self._prefill_rate = speed * (spec.prefill_share if both else 1.0) if self._prefills else 0.0
-        self._decode_rate = speed * (spec.decode_share if both else 1.0) if self._round_s else 0.0
-        return self.computing is not before
+        if not self._prefills:
+            self._prefill_rate, self._decode_rate = 0.0, speed if self._round_s else 0.0
+        elif not self._round_s:
+            self._prefill_rate, self._decode_rate = speed, 0.0
+        else:
+            self._prefill_rate, self._decode_rate = speed * spec.prefill_share, speed * spec.decode_share
+        self._computing = self._prefill_rate > 0.0 or self._decode_rate > 0.0
+        return self._computing is not before
 
     def _arrange(self) -> None:
         """Set the one timer to the next event."""
@@ -250,7 +255,7 @@ class Device:
             work = heapq.heappop(events)[2]
             if work.left:
                 continue
-            before, work.out = work.out, work.next_count()
+            before, work.out = work.out, work.due
             if work.out == work.tokens:
                 self._finish(work)
             else:
@@ -258,7 +263,8 @@ class Device:
             work.deliver(work.out - before)
 
     def _schedule(self, work: Work) -> None:
-        due_tau = work.tau_first + (work.next_count() - 1) * work.noise
+        work.due = work.next_count()
+        due_tau = work.tau_first + (work.due - 1) * work.noise
         heapq.heappush(self._events, (due_tau, next(self._order), work))
 
     def _finish(self, work: Work) -> None:

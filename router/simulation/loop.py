@@ -66,27 +66,30 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             if not ready:
                 if not timers:
                     raise NothingLeft("the simulation hangs: every task waits, and no timer is set")
-                self.now_s = max(self.now_s, timers[0][0])
-                while timers and timers[0][0] <= self.now_s:
+                now_s = self.now_s = max(self.now_s, timers[0][0])
+                while timers and timers[0][0] <= now_s:
                     ready.append(heapq.heappop(timers)[2])
             while ready:
                 handle = ready.popleft()
                 callback = handle.callback
                 if callback is not None:
                     handle.callback = None
-                    handle.context.run(callback, *handle.args)
+                    if handle.context is None:
+                        callback(*handle.args)
+                    else:
+                        handle.context.run(callback, *handle.args)
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> _Handle:
-        handle = _Handle(callback, args, contextvars.copy_context() if context is None else context)
+        handle = _Handle(callback, args, context)
         self._ready.append(handle)
         return handle
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> _Handle:
-        handle = _Handle(callback, args, contextvars.copy_context() if context is None else context)
+        handle = _Handle(callback, args, context)
         self._order += 1
         heapq.heappush(self._timers, (when, self._order, handle))
         return handle
@@ -142,11 +145,17 @@ class LoopClock:
 
 
 class _Handle:
-    """A callback that waits for its turn or its time, unless it is cancelled."""
+    """A callback that waits for its turn or its time, unless it is cancelled.
+
+    Attributes:
+        context: to run it in; None for the loop's own: only tasks have one of theirs.
+    """
 
     __slots__ = ("args", "callback", "context")
 
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context) -> None:
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context | None
+    ) -> None:
         self.callback: Callable[..., object] | None = callback
         self.args = args
         self.context = context

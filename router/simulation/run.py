@@ -273,8 +273,10 @@ def _row(index: int, request: SimRequest, record: DecisionRecord, answer: Answer
 
 
 def _bound_s(record: DecisionRecord) -> float | None:
-    sent = [event["at_ms"] for event in record.events if event["event"] == "sent"]
-    return float(str(sent[-1])) / 1e3 if sent else None
+    for event in reversed(record.events):
+        if event["event"] == "sent":
+            return float(str(event["at_ms"])) / 1e3
+    return None
 
 
 def _share_of_value(asked: Objective, got: _Got) -> float:
