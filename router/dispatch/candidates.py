@@ -68,7 +68,8 @@ def _candidates(
     objective, views, now_s, failed = request.objective, pool.views, pool.now_s, pending.failed
     needed, least_quality = pending.needed_tokens(settings), objective.min_quality
     bounded = pool.locality is not Locality.ANY or objective.locality is not Locality.ANY
-    generates, brief, wants = request.task is Task.GENERATE, request.task in _BRIEF, bool(request.wants)
+    generates, wants = request.task is Task.GENERATE, bool(request.wants)
+    brief = not generates and request.task in _BRIEF
     choosy = (
         not generates
         or bounded

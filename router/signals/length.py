@@ -164,7 +164,7 @@ class _Source:
         self.shift = shift
         self.seen = 0
         curve = table.survival()
-        self.said: Curve = curve if shift == 0.0 else _shifted(curve, shift)
+        self.said: Curve = curve if shift == 0.0 else np.interp(_AXIS + shift, _AXIS, curve)
 
     def bin_at(self, position: float) -> int:
         """Return the bin of a length that lies there on the request's own axis; see `position_of`."""
@@ -339,20 +339,6 @@ def _cross(watch: LengthWatch, tokens: int) -> None:
         if bin_ > seen:
             source.table.crossed(seen, bin_)
             source.seen = bin_
-
-
-def _shifted(curve: Curve, shift: float) -> Curve:
-    """Return `np.interp(_AXIS + shift, _AXIS, curve)`, which looks for each place where all of them are known."""
-    whole = math.floor(shift)
-    first, end = max(0, -whole), min(BINS, BINS - 1 - whole)  # between two edges; what lies beyond is as the last one
-    if first >= end:
-        return np.full(BINS, curve[0] if shift < 0.0 else curve[-1])
-    found = np.empty(BINS)
-    found[:first], found[end:] = curve[0], curve[-1]
-    low, high, inside = curve[first + whole : end + whole], curve[first + whole + 1 : end + whole + 1], found[first:end]
-    part = np.subtract(_AXIS[first:end] + shift, _AXIS[first + whole : end + whole])
-    np.add(np.multiply(np.subtract(high, low), part, inside), low, inside)
-    return found
 
 
 def _curve(survival: Curve, cap: float, scratch: _Scratch) -> LengthCurve:

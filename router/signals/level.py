@@ -126,10 +126,11 @@ class Level:
         error = min(max(error_log, -MAX_LOG), MAX_LOG)
         deviation = math.sqrt(share * share * self.variance + others_variance + self.noise)
         scaled = min(max(error / deviation, -_MOST_DEVIATIONS), _MOST_DEVIATIONS)
-        changed = [side for side in (self._up, self._down) if side.observe(scaled, error)]
-        if changed:
-            moved = changed[0].errors / changed[0].seen * share
-            self.variance = self.noise / changed[0].seen
+        rose, fell = self._up.observe(scaled, error), self._down.observe(scaled, error)
+        if rose or fell:
+            side = self._up if rose else self._down
+            moved = side.errors / side.seen * share
+            self.variance = self.noise / side.seen
             self.changes += 1
             self._up.clear()
             self._down.clear()

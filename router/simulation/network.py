@@ -215,7 +215,8 @@ class NetworkPath:
     def report_age_s(self) -> float:
         """Return the age of the last load report; one that came since the last call has taught the round trip."""
         now_s = self._loop.time()
-        last_s = (self._cut_from_s if self.cut else now_s) // self._interval_s * self._interval_s
+        heard_s = self._cut_from_s if now_s < self._cut_until_s else now_s
+        last_s = heard_s // self._interval_s * self._interval_s
         if last_s > self._reported_at_s:
             self._reported_at_s = last_s
             self.known.observe_rtt(self._spec.rtt_ms / 1e3 * self._slower)

@@ -7,13 +7,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from router.signals.length import LengthModel, LengthWatch, _shifted
-from router.values.length import BINS
+from router.signals.length import LengthModel, LengthWatch
 from router.values.request import InferenceRequest
 from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import request
@@ -246,12 +242,3 @@ def test_an_answer_told_token_by_token_teaches_what_one_told_in_pieces_does() ->
     for share in (0.25, 0.5, 0.9):
         told_slowly = slowly.watch(ask(), FAMILY).curve.quantile(share)
         assert told_slowly == pytest.approx(quickly.watch(ask(), FAMILY).curve.quantile(share), rel=0.05)
-
-
-@given(
-    st.lists(st.floats(0.0, 1.0), min_size=BINS, max_size=BINS),
-    st.one_of(st.floats(-200.0, 200.0), st.integers(-120, 120).map(float), st.sampled_from([1e-15, -1e-15])),
-)
-def test_a_curve_in_units_of_a_request_is_interpolated_at_its_own_edges(heights: list[float], shift: float) -> None:
-    curve, axis = np.array(sorted(heights, reverse=True)), np.arange(BINS, dtype=np.float64)
-    assert _shifted(curve, shift) == pytest.approx(np.interp(axis + shift, axis, curve), abs=1e-12)
