@@ -89,7 +89,7 @@ def relate(views: Sequence[ReplicaView]) -> None:
     if len(views) > 1:
         for view in views:
             if view.own and view.as_sibling is None:
-                view.as_sibling = sibling_load(view.snapshot, view.mine)
+                view.as_sibling = sibling_load(view.snapshot, view.mine, view.own)
             if view.as_sibling is not None:
                 busy.append(view.as_sibling)
     for view in views:

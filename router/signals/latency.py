@@ -28,7 +28,7 @@ from router.signals.exploration import AFTER_S, Exploration
 from router.signals.in_flight import Attempt
 from router.signals.learnt import Device, Speeds
 from router.signals.level import MAX_LOG
-from router.signals.occupancy import line_tokens, occupied_slots
+from router.signals.occupancy import line_tokens
 from router.signals.prefill import PrefillLine
 from router.signals.replica_state import ReplicaState
 from router.signals.token_clock import Mark
@@ -176,12 +176,11 @@ class LatencyModel:
         """Return what a request that is sent now finds on the replica, and is told: what its answer is judged by."""
         now_s, info = self._now_s(), snapshot.info
         told = self.predict(snapshot, link, demand, mine, siblings=siblings)
-        device, speeds = self._device(info), self._of(info)
+        device, speeds, state = self._device(info), self._of(info), self._states[info.replica_id]
         self._advance(device, now_s)
         device.clock.prefilling += 1
-        device.clock.foreign[info.replica_id] = max(0, occupied_slots(snapshot, mine) - mine.requests)
+        device.clock.foreign[info.replica_id] = max(0, state.own - mine.requests)
         self._exploration.sent(speeds, now_s, explores=told.explore)
-        state = self._states[info.replica_id]
         return TtftFeatures(
             prefill_tokens=line_tokens(snapshot, demand, mine, state.scale),
             network_s=told.network_s,

@@ -13,13 +13,17 @@ from router.values.replica import ReplicaSnapshot
 _STALE_HALF_LIFE_S: Final = 5.0
 
 
-def sibling_load(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> SiblingLoad:
-    """Return what a replica has, as the other rungs of its device meet it."""
+def sibling_load(snapshot: ReplicaSnapshot, mine: InFlightLoad, occupied: int) -> SiblingLoad:
+    """Return what a replica has, as the other rungs of its device meet it.
+
+    Args:
+        occupied: its `occupied_slots`.
+    """
     return SiblingLoad(
         snapshot.info,
-        occupied=occupied_slots(snapshot, mine),
+        occupied=occupied,
         slots=max(snapshot.slots, 1),
-        left_tokens=left_tokens(snapshot, mine),
+        left_tokens=left_tokens(snapshot, mine, occupied),
         prefill_tokens=backlog_tokens(snapshot, mine),
     )
 
@@ -33,9 +37,12 @@ def occupied_slots(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> int:
     return there if there > mine.requests else mine.requests
 
 
-def left_tokens(snapshot: ReplicaSnapshot, mine: InFlightLoad) -> Sequence[int]:
-    """Return what each sequence of a replica still generates, ascending: known for this tier's own, else spread."""
-    occupied = occupied_slots(snapshot, mine)
+def left_tokens(snapshot: ReplicaSnapshot, mine: InFlightLoad, occupied: int) -> Sequence[int]:
+    """Return what each sequence of a replica still generates, ascending: known for this tier's own, else spread.
+
+    Args:
+        occupied: its `occupied_slots`.
+    """
     if len(mine.left_tokens) >= occupied:
         return mine.left_tokens
     pending = snapshot.pending_decode_tokens * fresh(snapshot) + mine.unopened_decode_tokens

@@ -20,6 +20,7 @@ class ReplicaState:
     Attributes:
         version: of what was learnt of its device.
         at_s: of the oldest figures in it; it stands as long as those.
+        own: its sequences, those queued inside it included.
         position: how many answers have to end before a request starts, 0 or less: none.
         band: of the device's occupancy with the request.
         network_s: round trip, and a new connection where one is needed; uplink_bytes_per_s: infinite on this host.
@@ -46,6 +47,7 @@ class ReplicaState:
         "link",
         "mine",
         "network_s",
+        "own",
         "pace_high_s",
         "pace_s",
         "pace_sigma",
@@ -104,7 +106,7 @@ class ReplicaState:
         bias, spread_log = factors.ttft_bias, NORMAL_90 * device.pace_sigma
         line_b_s = bias * figures.b_s * scale
         self.snapshot, self.link = snapshot, link
-        self.mine, self.siblings = mine, siblings
+        self.mine, self.siblings, self.own = mine, siblings, own
         self.device, self.version = device, device.version
         self.at_s, self.idle_since_s = at_s, math.inf if mine.requests else speeds.seen_s
         self.position, self.slots, self.band = position, slots, band
@@ -147,7 +149,7 @@ class ReplicaState:
         """Time until the `position`-th answer ends; after those that run, whole answers of `answer_s` follow."""
         left = self._waited
         if left is None:
-            left = list(left_tokens(self.snapshot, self.mine))
+            left = list(left_tokens(self.snapshot, self.mine, self.own))
             for sibling in self.siblings:
                 left += sibling.left_tokens
             left.sort()
