@@ -39,7 +39,7 @@ class Outcomes:
         self._decisions = decisions
         self._traces = traces
         self._tallies: dict[tuple[str, str], Tally] = {}
-        self._log = log.bind()  # once: for each line structlog would put a logger together anew
+        self._tell = log.info  # looked up once: structlog would put a logger together anew for each line
 
     def tallies(self) -> Mapping[tuple[str, str], Tally]:
         """Return what each variant of each tier has done since the start."""
@@ -76,7 +76,7 @@ class Outcomes:
         tier, variant = (route.tier, route.variant) if route else ("none", "none")
         reason = route.reason if route else outcome.value
         telemetry.requests.labels(outcome.value, tier, variant, reason).inc()
-        self._log.info(
+        self._tell(
             "request",
             request_id=record.request_id,
             outcome=outcome.value,
