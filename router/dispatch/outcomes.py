@@ -16,7 +16,7 @@ from router.dispatch.stages import stages_of
 from router.dispatch.telemetry import Telemetry
 from router.tracing.sink import TraceSink
 from router.values.answer import Route
-from router.values.request import Outcome
+from router.values.request import ANSWERED, Outcome
 from router.values.status import Tally
 
 log = structlog.get_logger("router")
@@ -93,20 +93,17 @@ class Outcomes:
             telemetry.promises.labels(promise, "yes" if kept else "no").inc()
         if record.cut:
             telemetry.shortened.inc()
-        if outcome in _ANSWERED and not record.objective.in_slack:
+        if outcome in ANSWERED and not record.objective.in_slack:
             telemetry.e2e_s.labels(tier, variant).observe(finish_s)
 
     def _tally(self, record: DecisionRecord, outcome: Outcome, route: Route, now_s: float) -> None:
         finish_s = record.finish_s or 0.0
-        if outcome in _ANSWERED:
+        if outcome in ANSWERED:
             ended = Tally(answered=1, answered_s=finish_s, waited_s=record.waited_s, last_at_s=now_s)
         else:
             ended = Tally(failed=1, failed_s=finish_s, last_at_s=now_s)
         key = (route.tier, route.variant)
         self._tallies[key] = self._tallies[key] + ended if key in self._tallies else ended
-
-
-_ANSWERED = frozenset({Outcome.COMPLETED, Outcome.DEGRADED})
 
 
 def _unheard(_: DecisionRecord) -> None:

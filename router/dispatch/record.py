@@ -13,7 +13,7 @@ from router.values.choice import Choice
 from router.values.chunk import FinishReason
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
-from router.values.request import InferenceRequest, Objective, Outcome
+from router.values.request import ANSWERED, InferenceRequest, Objective, Outcome
 from router.values.situation import Situation
 from router.values.trace import TraceContext
 
@@ -200,7 +200,7 @@ class DecisionRecord:
             last_s: accepted → last token.
         """
         asked, ended_s = self.objective, self.finish_s or 0.0
-        whole, left = self.outcome in {Outcome.COMPLETED, Outcome.DEGRADED}, self.outcome is Outcome.CANCELLED
+        whole, left = self.outcome in ANSWERED, self.outcome is Outcome.CANCELLED
         for name, limit_s, took_s in (
             ("ttft", asked.ttft_s, self.ttft_s),
             ("deadline", asked.deadline_s, (last_s or ended_s) if whole else None),

@@ -34,6 +34,10 @@ class Outcome(enum.Enum):
     FAILED = "failed"
 
 
+ANSWERED = (Outcome.COMPLETED, Outcome.DEGRADED)
+"""The caller got an answer. No set: to hash a member of an enum is a call in Python."""
+
+
 class CacheUse(enum.Enum):
     """What a caller lets the cache of answers do."""
 
