@@ -13,7 +13,8 @@ documents instead of asking questions.
 
 **ceiling**: the same texts through ONNX Runtime alone, in this process, without server, queue or tokenizer: inputs a
 second of CPU time, in batches of 1 and of more. What a batch gains there is the most that dynamic batching can gain on
-this machine, whatever the server; `gain` is over batches of 1.
+this machine, whatever the server; `gain` is over batches of 1. `mixed` are texts of 1 to 24 words as they come, which
+would be padded to the longest of their batch.
 
 **slow post-process**: the same encoder in a pipeline whose last stage takes 10 ms an input, by 4 threads of its own;
 and the same functions one after the other in one worker, as a server does that knows no stages. `model_busy` is the
@@ -31,7 +32,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,9 @@ PIPELINE_INPUTS = 600
 WARM_UP_S = 2.0
 
 
-def text_of(number: int) -> str:
+def text_of(number: int, words: int = TEXT_WORDS) -> str:
     """Return a short text; no two are the same, or they would count as retries."""
-    return f"{number} " + " ".join(WORDS[(number * 7 + step * step) % len(WORDS)] for step in range(TEXT_WORDS))
+    return f"{number} " + " ".join(WORDS[(number * 7 + step * step) % len(WORDS)] for step in range(words))
 
 
 @dataclass
@@ -159,17 +160,24 @@ def under_clients(servers: dict[int, Server], load: Load, rounds: int) -> list[d
 
 CEILING_TEXTS = 64
 CEILING_ROUNDS = 5
+MOST_WORDS = 24
+LENGTHS: dict[str, Callable[[int], int]] = {
+    "alike": lambda _: TEXT_WORDS,
+    "mixed": lambda number: 1 + 7 * number % MOST_WORDS,
+}
+"""Words of each text."""
 
 
 def ceiling(variants: Sequence[str], sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Compute the clients' texts in batches of each size, by turns; the best round of each counts."""
+    """Compute the clients' texts, and mixed ones, in batches of each size, by turns; the best round of each counts."""
     store, rows = ModelStore(), []
-    for variant in variants:
+    for variant, lengths in itertools.product(variants, LENGTHS):
         folder = store.artifact_dir(variant)
         manifest = read_encoder_manifest(folder)
         encoder = load_encoder(folder, manifest, RuntimeOptions(intra_op_threads=1), None)
         tokenize = open_tokenize(shape_of(folder, manifest))
-        ids = [value.ids for value in tokenize([Text(text_of(number), None) for number in range(CEILING_TEXTS)])]
+        texts = [Text(text_of(number, LENGTHS[lengths](number)), None) for number in range(CEILING_TEXTS)]
+        ids = [value.ids for value in tokenize(texts)]
         took_s = {size: float("inf") for size in sizes}
         for _ in range(CEILING_ROUNDS):
             for size in sizes:
@@ -180,6 +188,7 @@ def ceiling(variants: Sequence[str], sizes: Sequence[int]) -> list[dict[str, Any
         rows += [
             {
                 "variant": variant,
+                "lengths": lengths,
                 "batch": size,
                 "tokens_an_input": round(sum(map(len, ids)) / len(ids), 1),
                 "inputs_per_cpu_s": round(CEILING_TEXTS / took_s[size], 1),

@@ -15,7 +15,9 @@ import pytest
 import pytest_asyncio
 import tritonclient.http as tritonclient
 
+from edge_agent.batching.manifest import read_encoder_manifest
 from edge_agent.config import AgentSettings, EdgeConfig, GatewaySettings, LocalModels
+from models.store.store import ModelStore
 from tests.support.agents import served
 from tests.support.embedding import FAMILY, TEXTS, reference
 
@@ -176,6 +178,21 @@ async def test_stages_are_measured(agent: httpx.AsyncClient) -> None:
         assert f'overspill_stage_batch_inputs_count{{stage="{stage}",variant="{INT8}"}}' in metrics.replace(
             f'variant="{INT8}",stage="{stage}"', f'stage="{stage}",variant="{INT8}"'
         )
+
+
+async def test_padding_counts_only_where_it_is_computed(agent: httpx.AsyncClient, models_root: Path) -> None:
+    """Six and eight tokens wait in one line, and are computed together."""
+    await agent.post(
+        "/v1/embeddings", json={"model": INT8, "input": [[101, *[1000] * 4, 102], [101, *[1000] * 6, 102]]}
+    )
+    metrics = (await agent.get("/metrics")).text.splitlines()
+    lines = [line for line in metrics if f'variant="{INT8}"' in line and 'stage="encode"' in line]
+    tokens, padded = (
+        next(float(line.split()[-1]) for line in lines if line.startswith(f"overspill_stage_{name}_total"))
+        for name in ("tokens", "padded_tokens")
+    )
+    computed = read_encoder_manifest(ModelStore(models_root).artifact_dir(INT8)).computes_padding
+    assert computed or padded == tokens
 
 
 async def test_triton_s_client_gets_the_same_vectors(
