@@ -193,7 +193,8 @@ class AttemptRun:
     def begin(self, first: TokenChunk) -> TokenChunk:
         """The answer is this attempt's, and begins with that chunk."""
         chunk = self._hand_on(first, self._clock.now_s())
-        self.stream.follow(self._arrived, self._give_back)
+        self.stream.follow(self._arrived, self._give_back, self._due)
+        self.stream.wait_until(self._ends_s)
         return chunk
 
     def _fit(self, read: TokenChunk) -> TokenChunk | None:
@@ -226,6 +227,15 @@ class AttemptRun:
         if read.finish_reason is None and chunk.finish_reason is not None:  # it was cut, and would go on
             self.stream.stop(self._give_back)
         return chunk
+
+    def _due(self) -> None:
+        """Nothing has come for long, and the reader is away: at the deadline a silent replica is ended too."""
+        if self._finished is not None:
+            return
+        if self._clock.now_s() < self._ends_s:
+            self.stream.wait_until(self._ends_s)
+        else:
+            self._end_late()
 
     def _end_late(self) -> None:
         """The deadline has passed while the reader was away: the slot is free now, the reader is told when it comes."""

@@ -77,13 +77,14 @@ class AttemptStream:
         self._request = request
         self._clock = clock
         self._alarms = alarms
-        self._deadline = alarms.deadline(self._wake_reader)
+        self._deadline = alarms.deadline(self._rang)
         self._chunks: deque[TokenChunk] = deque()
         self._error: Exception | None = None
         self._bug: Exception | None = None
         self._take: Give | None = None
         self._arrived: Callable[[TokenChunk], TokenChunk | None] | None = None
         self._over: Callable[[], None] | None = None
+        self._due: Callable[[], None] | None = None
         self._ended = False
         self._reader: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
@@ -102,7 +103,7 @@ class AttemptStream:
             await asyncio.shield(self._ending)
         elif not self._task.done():
             await self._end_task()
-        self._arrived = self._over = None  # they hold who holds this
+        self._arrived = self._over = self._due = None  # they hold who holds this
 
     @property
     def ready(self) -> bool:
@@ -112,14 +113,20 @@ class AttemptStream:
                 return True
         return False
 
-    def follow(self, arrived: Callable[[TokenChunk], TokenChunk | None], over: Callable[[], None]) -> None:
+    def follow(
+        self,
+        arrived: Callable[[TokenChunk], TokenChunk | None],
+        over: Callable[[], None],
+        due: Callable[[], None],
+    ) -> None:
         """From now on each chunk goes through `arrived` as it comes, those that have come already do now.
 
         Args:
             arrived: returns what its reader is to get, None for nothing. What it raises is raised by the reader.
             over: called once the replica has ended, whether or not anybody reads.
+            due: called when the time has come that a reader waited until last, and nobody waits any more.
         """
-        self._arrived, self._over = arrived, over
+        self._arrived, self._over, self._due = arrived, over, due
         came, self._chunks = self._chunks, deque()
         for chunk in came:
             self._put(chunk)
@@ -283,6 +290,13 @@ class AttemptStream:
             self._bug = bug
             self._wake_reader()
             return True
+
+    def _rang(self) -> None:
+        """The time has come that a reader waited until: it hears of it, or, while it is away, who follows does."""
+        if self._reader is not None and not self._reader.done():
+            self._wake_reader()
+        elif self._due is not None and not self._ended and self._ending is None:
+            self._due()
 
     def _make_room(self) -> None:
         room, self._room = self._room, None

@@ -121,6 +121,31 @@ async def test_what_nobody_reads_is_bounded_and_a_replica_that_waits_teaches_no_
         w.nothing_is_held()
 
 
+@pytest.mark.parametrize("fault", [("stall", 5), None], ids=["silent", "waits for its reader"])
+async def test_at_its_deadline_a_slot_is_free_whatever_its_replica_and_its_reader_do(
+    fault: tuple[str, int] | None,
+) -> None:
+    """One that was silent, or waited for its reader, kept it until the client was taken for gone."""
+    async with world(remote=False) as w:
+        w.dispatcher.set_replicas([w.local])
+        if fault is None:
+            w.local.generate, _ = writes(150, logprobs=(TokenLogprob("x", -1.0, b"x"),))
+        else:
+            w.local.faults = [fault]
+        ask = request(w.clock, max_tokens=150, ignore_eos=True, deadline_s=10.0)
+        running = await w.clock.run(w.dispatcher.start(ask))
+        await w.clock.advance(9.0)
+        assert len(w.dispatcher._signals.in_flight) == 1
+        await w.clock.advance(3.0)
+        assert len(w.dispatcher._signals.in_flight) == 0
+        text, tokens, finish = await w.clock.run(rest_of(running))
+        assert finish is FinishReason.LENGTH
+        assert 0 < tokens < 150
+        assert text == answer(tokens)
+        w.nothing_is_held()
+        assert w.record(ask.request_id)["outcome"] == "degraded"
+
+
 async def test_who_leaves_with_text_unread_is_told_as_gone_and_pays_for_what_was_made() -> None:
     async with world(remote=False) as w:
         ask = request(w.clock, max_tokens=20, ignore_eos=True)
