@@ -31,7 +31,7 @@ class Told:
             reason = FinishReason.STOP
         elif reason is not None:
             text += self._text.finish()
-            tokens += reason is FinishReason.STOP  # the token that ends it was generated too
+            tokens += new.closed  # the token that ended it was generated too
         prompt_tokens = None if reason is None else self._prompt_tokens
         chunk = TokenChunk(text, tokens, reason, prompt_tokens, cached_tokens=new.cached_tokens)
         if self._logprobs is None:

@@ -320,7 +320,7 @@ class EngineCore:
             finish_reason = sequence.append(token)
             if finish_reason is not None:
                 break
-        guide = sequence.guide
+        closed, guide = finish_reason is FinishReason.STOP, sequence.guide
         if guide is not None and len(sequence.tokens) == length + len(drawn) and guide.complete:
             finish_reason = FinishReason.STOP  # whole, and nothing may follow: no need to compute that it ends
         if entry.draft:
@@ -340,6 +340,7 @@ class EngineCore:
             cached_tokens=cached_tokens,
             logprobs=told,
             prompt_logprobs=prompt_told,
+            closed=closed,
         )
 
 

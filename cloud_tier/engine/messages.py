@@ -82,6 +82,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         failure: why this request ended without an answer, while the engine goes on.
         invalid: the field of the request that is to blame for that, as far as one is.
+        closed: a token that is no part of the answer ended it.
         cached_tokens: with its first token: tokens of the prompt that were found in the prefix cache.
         logprobs: of `token_ids`, where they were asked for.
         prompt_logprobs: of the prompt, with its first token, where they were asked for.
@@ -95,6 +96,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[DrawnToken, ...] = ()
     prompt_logprobs: tuple[DrawnToken, ...] = ()
     invalid: str | None = None
+    closed: bool = False
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):

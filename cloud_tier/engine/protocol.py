@@ -145,10 +145,11 @@ class EngineRequest:
 class EngineChunk:
     """New tokens of one request: at least one, except in a last chunk, which carries the finish reason.
 
-    `STOP` means that a token of `ending_ids` was drawn (it is not in `token_ids`, and counts); `LENGTH`, that
+    `STOP` means that a token of `ending_ids` was drawn, or that the constraint lets nothing follow; `LENGTH`, that
     `max_tokens` or the context window was reached. Stop strings are the caller's: it closes the generator.
 
     Attributes:
+        closed: with `STOP`: a token of `ending_ids` ended it. It is not in `token_ids`, and counts.
         cached_tokens: set on the first chunk: tokens of the prompt that were found in the prefix cache.
         logprobs: of `token_ids`, where they were asked for; prompt_logprobs: of the prompt, on the first chunk.
     """
@@ -158,6 +159,7 @@ class EngineChunk:
     cached_tokens: int | None = None
     logprobs: tuple[DrawnToken, ...] = ()
     prompt_logprobs: tuple[DrawnToken, ...] = ()
+    closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

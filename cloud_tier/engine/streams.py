@@ -30,6 +30,7 @@ class Stream:
         self._logprobs: list[DrawnToken] = []
         self._prompt_logprobs: tuple[DrawnToken, ...] = ()
         self._finish_reason: FinishReason | None = None
+        self._closed = False
         self._failure: Callable[[], OverspillError] | None = None
         self._news = asyncio.Event()
 
@@ -42,6 +43,7 @@ class Stream:
         if brought.cached_tokens is not None:
             self._cached_tokens = brought.cached_tokens
         self._finish_reason = brought.finish_reason
+        self._closed = brought.closed
         self.finished = brought.finish_reason is not None
         self._news.set()
 
@@ -86,6 +88,7 @@ class Stream:
             self._cached_tokens,
             tuple(self._logprobs),
             self._prompt_logprobs,
+            closed=self._closed,
         )
         self._tokens.clear()
         self._logprobs.clear()

@@ -49,6 +49,20 @@ def test_too_few_tokens_end_by_length(client: openai.OpenAI) -> None:
         client.chat.completions.parse(model=MODEL, messages=CITY, response_format=Place, max_tokens=4)
 
 
+@pytest.mark.parametrize("choice", ["yes", "Hello World", "NaN"])
+def test_a_cap_that_it_just_fits_cuts_nothing(client: openai.OpenAI, choice: str) -> None:
+    def ask(max_tokens: int) -> tuple[str, str, int]:
+        extra = {"structured_outputs": {"choice": [choice]}}
+        reply = client.completions.create(
+            model=MODEL, prompt="It is", temperature=0, max_tokens=max_tokens, extra_body=extra
+        )
+        assert reply.usage is not None
+        return reply.choices[0].text, reply.choices[0].finish_reason, reply.usage.completion_tokens
+
+    needed = ask(60)[2]
+    assert ask(60) == ask(needed) == (choice, "stop", needed)
+
+
 @pytest.mark.parametrize("tokens", [1, 7, 20])
 def test_what_one_tier_began_the_other_ends(stack: Stack, client: openai.OpenAI, tier: str, tokens: int) -> None:
     schema: dict[str, Any] = {"name": "place", "schema": Place.model_json_schema()}

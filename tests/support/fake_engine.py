@@ -150,7 +150,7 @@ class FakeEngine:
                 last = FinishReason.LENGTH if sent == request.max_tokens else None
                 yield EngineChunk(piece, last, cached_tokens)
             if sent < request.max_tokens:
-                yield EngineChunk((), FinishReason.STOP)
+                yield EngineChunk((), FinishReason.STOP, closed=True)
         finally:
             self.open -= 1
 

@@ -16,16 +16,19 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from cloud_tier.answers import Told
 from cloud_tier.engine import drawing
 from cloud_tier.engine.constrained import Guided
 from cloud_tier.engine.drawing import Drawn
 from cloud_tier.engine.protocol import EngineRequest
 from cloud_tier.engine.sampler import SamplerState, sample
 from cloud_tier.engine.speculation import Speculation
+from cloud_tier.engine.streams import Stream
 from cloud_tier.engine.torch_engine import TorchEngine
 from models.text import grammar
 from models.text.grammar import Grammars, Matcher
 from models.text.guide import Guide, Lookahead
+from models.text.stream import TextStream
 from models.text.tokenizer import Tokenizer
 from router.base.errors import InvalidRequest
 from router.values.chunk import FinishReason
@@ -196,6 +199,23 @@ def test_it_goes_on_behind_what_was_said_and_ends_without_an_end_token(speaking:
     bench.add(0, tokenizer.encode("x" + said), 150, sampling=under(WORDS), said=said)
     whole = said + tokenizer.decode(bench.run()[0])
     assert re.fullmatch(WORDS.source, whole), "no token ends an answer of this request, so the constraint did"
+
+
+async def test_what_its_constraint_ends_counts_no_token_that_was_not_drawn(
+    speaking: Path, tokenizer: Tokenizer
+) -> None:
+    bench = Bench(small(speaking))
+    bench.add(0, tokenizer.encode("the"), 190, sampling=under(WORDS))
+    told = Told(TextStream(tokenizer), tokenizer, 1, logprobs=False)
+    stream = Stream(EngineRequest("r", (1,), under(WORDS), 190))
+    drawn, chunks = 0, []
+    while bench.core.busy or len(bench.core.compiling):
+        for brought in bench.core.step():
+            drawn += len(brought.token_ids)
+            stream.push(brought)
+            chunks.append(told.chunk(await stream.next()))
+    assert chunks[-1].finish_reason is FinishReason.STOP
+    assert sum(chunk.tokens for chunk in chunks) == drawn
 
 
 def test_a_cap_that_is_too_small_ends_by_length(speaking: Path, tokenizer: Tokenizer) -> None:
