@@ -11,6 +11,7 @@ from router.values.constraint import ANY_OBJECT, Constraint, ConstraintKind
 from router.wire.openai.sampling import SamplingFields
 
 _MAX_CHOICES = 1_024
+_ONE_OF = ("json", "regex", "choice", "grammar", "json_object")  # of `structured_outputs`
 
 
 class JsonSchema(msgspec.Struct, frozen=True):
@@ -29,7 +30,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True):
-    """vLLM's; one of the first five."""
+    """vLLM's; one of the first five, `_ONE_OF`."""
 
     json: dict[str, Any] | bool | str | None = None
     regex: str | None = None
@@ -118,6 +119,8 @@ def _structured(raw: ConstraintFields) -> list[Constraint | None]:
     for name in ("whitespace_pattern", "disable_additional_properties"):
         if getattr(wanted, name):
             raise InvalidRequest(f"`{at}.{name}` is not served: leave it out", param=f"{at}.{name}")
+    if all(getattr(wanted, name) is None for name in _ONE_OF):  # mistyped, most likely: the answer would be free
+        raise InvalidRequest(f"`{at}` holds no constraint: send one of {', '.join(_ONE_OF)}", param=at)
     return [
         _json(wanted.json, f"{at}.json"),
         _regex(wanted.regex, f"{at}.regex"),

@@ -89,6 +89,8 @@ def test_other_servers_say_it_by_their_own_fields(
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regx": "a"}}, "structured_outputs"),
         ({"guided_regex": "a", "regex": "a"}, "regex"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"guided_choice": ["a", 1]}, "guided_choice[1]"),
