@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -56,7 +57,7 @@ class Database:
         begun: called when the database turns out to be a new one, which knows nothing of what lies there.
 
     Attributes:
-        fault: why it could not be opened when that was tried last; empty where it could.
+        fault: why it could not be opened, or written to as it was gone, when that was tried last; empty where it could.
     """
 
     def __init__(self, url: str, place: Callable[[], str], begun: Callable[[], None]) -> None:
@@ -67,12 +68,14 @@ class Database:
         self.fault = ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs-database")
         self._engine: Engine | None = None
+        self._file: _File | None = None
         self._lock = threading.Lock()  # `run_here` may come from another thread
 
     def open(self) -> Engine:
         """Connect, and make the tables that are missing; raises as `_connect` does."""
         try:
             self._engine = self._connect()
+            self._file = _file_of(self._engine)
         except OverspillError as error:
             self.fault = error.message
             raise
@@ -123,7 +126,7 @@ class Database:
         """Do `work` in one transaction; a caller that is cancelled leaves it running to its end.
 
         Raises:
-            StorageFailed: the disk has no room or does not take it, the database is locked, damaged or away.
+            StorageFailed: the disk has no room or does not take it, the database is locked, damaged, replaced or away.
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.run_here, work)
 
@@ -142,7 +145,37 @@ class Database:
                 raise StorageFailed(error.message, retry_after_s=_RETRY_S) from error
             log.info("the database of jobs was opened")
             return opened
+        if self._file is not None:
+            self.fault = self._file.fault()
+            if self.fault:
+                raise StorageFailed(self.fault, retry_after_s=_RETRY_S)
         return self._engine
+
+
+class _File:
+    """SQLite's file. It goes on taking what is written after it was deleted, and all of that ends with the process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = path.stat().st_ino
+
+    def fault(self) -> str:
+        """Return what is wrong where another file, or none, stands at its path; empty where nothing is."""
+        try:
+            there = self._path.stat().st_ino == self._inode
+        except FileNotFoundError:
+            there = False
+        if there:
+            return ""
+        return (
+            f"{self._path.name} was deleted or replaced while this tier has it open: put it back, or start the tier "
+            "again, which forgets the batches and files that stood in it"
+        )
+
+
+def _file_of(engine: Engine) -> _File | None:
+    path = Path(engine.url.database or "")
+    return _File(path) if engine.dialect.name == "sqlite" and path.is_file() else None
 
 
 def _claim(connection: Connection, place: str) -> bool:
