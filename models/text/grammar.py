@@ -42,6 +42,7 @@ _WALK_TOKENS = 8
 _SAID_S = 2.0  # of work for the text that a continuation stands behind; ten thousand tokens take a quarter of it
 _HELD_S = 0.01  # that one token may hold the interpreter's lock, and with it everybody; it takes 0.0001 as a rule
 _ERROR_CHARS = 300
+_NO_ANSWER = "no answer of this model matches it"
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 20_000,  # a schema of some thousand optional properties
     "initial_lexer_fuel": 1_000_000,  # about 20 ms
@@ -212,7 +213,7 @@ def _compile(constraint: Constraint, tokenizer: llguidance.LLTokenizer) -> llgui
         _walk(compiled.deep_copy(), tokenizer.vocab_size, constraint)
         compiled.compute_bitmask()  # what it builds for the first mask is copied with it
     if compiled.is_error():
-        raise _refusal(constraint, compiled.get_error())
+        raise _refusal(constraint, _error_of(compiled))
     return compiled
 
 
@@ -225,13 +226,13 @@ def _walk(matcher: llguidance.LLMatcher, vocab_size: int, constraint: Constraint
     for _ in range(_WALK_TOKENS):
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")[:vocab_size]
         if matcher.is_error():
-            raise _refusal(constraint, matcher.get_error())
+            raise _refusal(constraint, _error_of(matcher))
         allowed = np.flatnonzero(bits)
         if not allowed.size:
-            raise _refusal(constraint, "no answer of this model matches it")
+            raise _refusal(constraint, _NO_ANSWER)
         matcher.consume_token(int(allowed[allowed.size // 2]))
         if matcher.is_error():
-            raise _refusal(constraint, matcher.get_error())
+            raise _refusal(constraint, _error_of(matcher))
         if matcher.is_stopped():
             return
 
@@ -315,6 +316,11 @@ def _lark_of_gbnf(source: str) -> str:
         return str(gbnf_to_lark(source))
     except (GbnfToLarkError, AssertionError, LookupError) as error:
         raise ValueError(str(error)) from error
+
+
+def _error_of(matcher: llguidance.LLMatcher) -> str:
+    error = matcher.get_error()
+    return _NO_ANSWER if error.startswith("NoExtensionBias") else error
 
 
 def _refusal(constraint: Constraint, why: str) -> InvalidRequest:

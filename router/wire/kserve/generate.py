@@ -48,7 +48,7 @@ def decode_generate(body: bytes) -> InferCall:
         if name in INPUTS:
             given[name] = msgspec.json.decode(value)
         elif name == SAMPLING_INPUT:
-            tensors.append(_sampling_tensor(msgspec.json.decode(value)))
+            tensors.append(_sampling_tensor(bytes(value)))
         elif name not in _Generate.__struct_fields__:
             known = ", ".join([TEXT_INPUT, SAMPLING_INPUT, *INPUTS, "parameters", "id"])
             raise InvalidRequest(f"`{name[:80]}`: no such input; known inputs: {known}", param=name[:80])
@@ -64,9 +64,10 @@ def decode_generate(body: bytes) -> InferCall:
     )
 
 
-def _sampling_tensor(value: Any) -> Tensor:
-    text = value if isinstance(value, str) else orjson.dumps(value).decode()
-    return Tensor(SAMPLING_INPUT, "BYTES", (1,), (text.encode(),))
+def _sampling_tensor(value: bytes) -> Tensor:
+    """Return what stands there as the text of a tensor: a JSON object, or a string that holds one."""
+    text = msgspec.json.decode(value, type=str).encode() if value.startswith(b'"') else value
+    return Tensor(SAMPLING_INPUT, "BYTES", (1,), (text,))
 
 
 def _outputs(wanted: list[str], read: Parameters) -> tuple[tuple[str, bool], ...]:

@@ -145,6 +145,12 @@ def test_what_cannot_be_enforced_is_refused_by_name_and_in_no_time(name: str) ->
     assert len(refused.value.message) < 500
 
 
+@pytest.mark.parametrize("constraint", [of_regex(r"[^\s\S]"), HOSTILE["itself"]])
+def test_that_nothing_matches_is_said_in_words(constraint: Constraint) -> None:
+    with pytest.raises(InvalidRequest, match="no answer of this model matches it"):
+        GRAMMARS.matcher(constraint)
+
+
 def test_a_schema_that_is_not_strict_leaves_out_what_cannot_be_enforced() -> None:
     schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
     assert isinstance(json.loads(say(GRAMMARS.matcher(of_schema(schema, strict=False)), 1)), list)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import orjson
 import pytest
 from hypothesis import given
@@ -253,11 +255,13 @@ def test_outputs_are_asked_for_by_inputs_too_as_tritons_vllm_backend_has_them() 
         ({"locality": "local-only"}, "x-overspill-locality"),
         ({"parameters": {"locality": "local-only"}}, "locality"),
         ({"sampling_parameters": [1]}, "sampling_parameters"),
+        ({"sampling_parameters": 2**64}, "sampling_parameters"),
+        ({"sampling_parameters": {"seed": 2**64}}, "sampling_parameters"),
     ],
 )
 def test_what_generate_does_not_read_is_named(fields: dict, named: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
-        decode_generate(orjson.dumps({"text_input": "hello", **fields}))
+        decode_generate(json.dumps({"text_input": "hello", **fields}).encode())
     assert named in raised.value.message
 
 
