@@ -94,6 +94,7 @@ class ForeignServer(PolledServer):
         self._settings = settings
         self._surroundings = surroundings
         self._slots: dict[str, int] = {}
+        self._declared: set[str] = set()  # variants whose slots an operator has configured
         self._speeds: dict[str, SpeedPrior] = {}
         self._measuring: asyncio.Task[None] | None = None
         self._served_as: dict[str, str] = {}
@@ -162,6 +163,8 @@ class ForeignServer(PolledServer):
         slots = model.slots or served.slots
         if slots is not None:
             self._slots[variant] = slots
+        if model.slots is not None:
+            self._declared.add(variant)
         tasks = model.does or served.does
         offers = served.offers if model.takes is None else served.offers - MEDIA | model.takes
         offers -= self._text_alone.refuses(variant)

@@ -112,6 +112,7 @@ class OpenAIServer(ForeignServer):
         self._missing: list[str] = []
         self._exports = True
         self._seen = SeenSlots()
+        self._fewer_told = False
 
     def expect(self, served: str, context_tokens: int, speeds: Mapping[str, SpeedPrior]) -> ReplicaInfo:
         """Return what a model will be, before the server has told of it; speeds known from before are not measured."""
@@ -266,7 +267,7 @@ class OpenAIServer(ForeignServer):
                 VariantLoad(
                     name,
                     available=True,
-                    slots=self._slots.get(name, self._seen.slots),
+                    slots=self._runs_at_once(name, load),
                     running=round((load.running or 0) * share),
                     queued=round((load.waiting or 0) * share),
                     kv_free_tokens=load.kv_free_tokens,
@@ -275,6 +276,29 @@ class OpenAIServer(ForeignServer):
             ]
         )
         self._report(LoadReport(loads), at_s, counts_ours=load.running is not None)
+
+    def _runs_at_once(self, name: str, load: ExportedLoad) -> int:
+        """Return the slots of a model: those told or configured, and of these no more than its server really has.
+
+        What a server exports is of all its models: where it has several, nobody can tell whose requests wait.
+        """
+        slots = self._slots.get(name)
+        if slots is None:
+            return self._seen.slots
+        if name not in self._declared or len(self._replicas) > 1:
+            return slots
+        seen = self._seen.of(slots)
+        if seen < slots and not self._fewer_told:
+            log.warning(
+                "a backend runs fewer requests at once than its `slots` say, the rest wait inside it: lower `slots`",
+                backend=self.name,
+                model=name,
+                slots=slots,
+                seen=seen,
+                waiting=load.waiting,
+            )
+        self._fewer_told = seen < slots
+        return seen
 
 
 def _read_cards(body: bytes) -> list[_Card]:

@@ -14,7 +14,11 @@ class SeenSlots:
 
     def __init__(self) -> None:
         self.slots = _ASSUMED
-        self._waited = False
+        self._waited = self._was_full = False
+
+    def of(self, declared: int) -> int:
+        """Return how many of so many declared ones there are: fewer, once less ran while others waited."""
+        return min(declared, self.slots) if self._was_full else declared
 
     def saw(self, running: int | None, waiting: int | None) -> None:
         """Take in what a server says at a poll; None where it says nothing."""
@@ -22,7 +26,7 @@ class SeenSlots:
             return
         waits = bool(waiting) and running > 0
         if waits and self._waited:
-            self.slots = running
+            self.slots, self._was_full = running, True
         elif not waits and running >= self.slots:
             self.slots = max(running, int(self.slots * _MORE) + 1)
         self._waited = waits

@@ -173,6 +173,23 @@ async def test_the_load_that_is_exported_is_the_replicas() -> None:
             await until(lambda: replica.snapshot().slots == 90)
 
 
+async def test_more_slots_are_declared_than_there_are() -> None:
+    model = BackendModel(served="m", slots=32)
+    async with ForeignServer("m", max_model_len=2048) as server:
+        server.pages["/metrics"] = VLLM_METRICS.replace(" 1.0\nvllm:num", " 0.0\nvllm:num")
+        with structlog.testing.capture_logs() as told:
+            async with behind(server, models=(model,)) as client:
+                replica = await found(client)
+                await until(lambda: replica.snapshot().running == 3)
+                assert replica.snapshot().slots == 32, "nothing waits there"
+                server.pages["/metrics"] = VLLM_METRICS
+                await until(lambda: replica.snapshot().slots == 3)
+                await until(lambda: any("lower `slots`" in line["event"] for line in told))
+    assert sum("lower `slots`" in line["event"] for line in told) == 1
+    (line,) = [line for line in told if "lower `slots`" in line["event"]]
+    assert (line["backend"], line["slots"], line["seen"], line["waiting"]) == ("b", 32, 3, 1)
+
+
 async def test_room_shrinks_by_what_was_sent_and_grows_by_what_has_ended() -> None:
     async with ForeignServer(max_model_len=4096) as server:
         server.pages["/metrics"] = VLLM_METRICS

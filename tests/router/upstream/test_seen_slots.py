@@ -31,6 +31,19 @@ def test_more_are_tried_once_nothing_waits_any_more() -> None:
     assert saw((100, 0)) == 100
 
 
+def test_declared_slots_hold_until_fewer_are_seen_to_run_and_are_found_again() -> None:
+    seen = SeenSlots()
+    assert seen.of(200) == 200
+    seen.saw(4, 9)
+    assert seen.of(200) == 200, "it may wait for a step"
+    seen.saw(4, 9)
+    assert seen.of(200) == 4
+    assert seen.of(2) == 2
+    for _ in range(30):
+        seen.saw(seen.slots, 0)
+    assert seen.of(200) == 200
+
+
 @given(st.lists(st.tuples(st.none() | st.integers(0, 500), st.none() | st.integers(0, 500)), max_size=50))
 def test_there_is_always_one(polls: list[tuple[int | None, int | None]]) -> None:
     assert saw(*polls) >= 1
