@@ -165,7 +165,7 @@ class PromptEncoder:
                 )
             return
         is_chat = isinstance(prompt, ChatPrompt)
-        texts = list(texts_of(prompt)) if isinstance(prompt, ChatPrompt) else [prompt.text]
+        texts = texts_of(prompt) if isinstance(prompt, ChatPrompt) else [prompt.text]
         turns = len(prompt.messages) if isinstance(prompt, ChatPrompt) else 0
         characters = sum(map(len, texts))
         limit = _NORMALISED * window_tokens

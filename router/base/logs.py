@@ -274,10 +274,16 @@ def _as_json(logger: structlog.typing.WrappedLogger, method: str, event: structl
     """
     if _PLAIN.issuperset(map(type, event.values())):
         with contextlib.suppress(TypeError, ValueError):
-            line = b", ".join([b"%b: %b" % (orjson.dumps(name), orjson.dumps(value)) for name, value in event.items()])
+            line = b", ".join([_named(name) + orjson.dumps(value) for name, value in event.items()])
             if line.isascii() and b"\x7f" not in line:
                 return f"{{{line.decode()}}}"
     return str(_JSON(logger, method, event))
+
+
+@lru_cache(maxsize=256)
+def _named(field: str) -> bytes:
+    """Return the name of a field as it stands before its value: the same few stand in every line."""
+    return orjson.dumps(field) + b": "
 
 
 def _clip(

@@ -39,7 +39,7 @@ class Interruptible:
         self.interrupted = False
 
     def __enter__(self) -> Interruptible:
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         self._task = task
         if task is not None and _COUNTS_CANCELLATIONS:
             self._cancelling = task.cancelling()  # type: ignore[attr-defined,unused-ignore]  # from Python 3.11 on

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,10 +30,9 @@ class Direct:
             if "POST" in (route.methods or ()) and "{" not in route.path
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("root_path"):
             endpoint = self._endpoints.get(scope["path"])
             if endpoint is not None:
-                await endpoint(scope, receive, send)
-                return
-        await self._rest(scope, receive, send)
+                return endpoint(scope, receive, send)
+        return self._rest(scope, receive, send)

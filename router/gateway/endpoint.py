@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
@@ -83,8 +84,7 @@ class StreamReply:
     pour: Callable[[Sink], None] | None = None
 
 
-@dataclass(slots=True)
-class RequestContext:
+class RequestContext(msgspec.Struct, eq=False):
     """The request side of one context.
 
     Attributes:
@@ -118,9 +118,9 @@ class RequestContext:
     request_id: str | None = None
     accepted_at_s: float = 0.0
     chunks: AsyncGenerator[object, None] | None = None
-    closers: list[Callable[[], None]] = field(default_factory=list)
-    timings_ms: list[tuple[str, float]] = field(default_factory=list)
-    told: list[tuple[str, str]] = field(default_factory=list)
+    closers: list[Callable[[], None]] = msgspec.field(default_factory=list)
+    timings_ms: list[tuple[str, float]] = msgspec.field(default_factory=list)
+    told: list[tuple[str, str]] = msgspec.field(default_factory=list)
     stay: Stay | None = None
     in_slack: bool = False
     received: Any = None
@@ -304,7 +304,7 @@ class Endpoint:
             return render_error(internal_error(context.request_id), context.dialect)
 
     async def _send_reply(self, reply: Reply, context: RequestContext, send: Send) -> None:
-        self._metrics.responses.labels(self._name, reply.status).inc()
+        self._metrics.responses.labels(self._name, str(reply.status)).inc()
         body, lines = reply.body, [*reply.headers, *context.told_lines()]
         if len(body) >= MIN_BYTES:
             lines.append(("vary", "accept-encoding"))
@@ -316,7 +316,7 @@ class Endpoint:
         await send({"type": "http.response.body", "body": b"" if context.method == "HEAD" else body})
 
     async def _send_stream(self, reply: StreamReply, context: RequestContext, send: Client) -> None:
-        self._metrics.responses.labels(self._name, 200).inc()
+        self._metrics.responses.labels(self._name, "200").inc()
         lines = [*reply.headers, *context.told_lines(), ("cache-control", "no-cache"), ("x-accel-buffering", "no")]
         await send(_head(200, reply.media_type, lines, context.request_id))
         pieces, piece, pour = reply.pieces, reply.first, reply.pour
@@ -362,7 +362,7 @@ def _head(status: int, media_type: str, lines: list[tuple[str, str]], request_id
     raw = [(b"content-type", media_type.encode())]
     if request_id is not None:
         raw.append((b"x-request-id", request_id.encode("latin-1")))
-    raw.extend((name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in lines)
+    raw += [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in lines]
     return {"type": "http.response.start", "status": status, "headers": raw}
 
 

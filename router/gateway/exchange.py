@@ -115,33 +115,33 @@ class Exchange:
 
     def _begin(self, status: int, lines: list[tuple[bytes, bytes]]) -> None:
         """Make the head; it goes out with the first piece."""
-        if _IN_NO_NAME.search(b"".join([name for name, _ in lines])) or _IN_NO_VALUE.search(
-            b"".join([value for _, value in lines])
-        ):
+        names, values = zip(*lines, strict=True) if lines else ((), ())
+        if _IN_NO_NAME.search(b"".join(names)) or _IN_NO_VALUE.search(b"".join(values)):
             raise RuntimeError("a header of the reply holds what none may")
         cycle = self._cycle
         cycle.response_started, cycle.waiting_for_100_continue = True, False
         closes = self._read_framing(lines)
-        head = [STATUS_LINE[status], *[b"%b: %b\r\n" % line for line in lines]]
         if not (cycle.keep_alive or closes):
-            head.append(b"connection: close\r\n")
+            lines.append((b"connection", b"close"))
         if self._left_bytes is None and not (self._chunked or self._plain or self._is_bodiless(status)):
             self._chunked = True
-            head.append(b"transfer-encoding: chunked\r\n")
-        head.append(b"\r\n")
-        self._head = b"".join(head)
+            lines.append((b"transfer-encoding", b"chunked"))
+        self._head = STATUS_LINE[status] + b"\r\n".join([*map(b": ".join, lines), b"\r\n"])
 
     def _read_framing(self, lines: Iterable[tuple[bytes, bytes]]) -> bool:
         """Read how the body will be framed; returns whether the reply says that it is the connection's last."""
-        closes = False
-        for name, value in lines:
-            if name == b"content-length":
-                self._left_bytes = int(value)
-            elif name == b"transfer-encoding" and value.lower() == b"chunked":
-                self._chunked = True
-            elif name == b"connection" and b"close" in [word.strip() for word in value.lower().split(b",")]:
-                self._cycle.keep_alive, closes = False, True
-        return closes
+        told = dict(lines)
+        if b"content-length" in told:
+            self._left_bytes = int(told[b"content-length"])
+        if b"transfer-encoding" in told:
+            self._chunked = told[b"transfer-encoding"].lower() == b"chunked"
+        if b"connection" not in told:
+            return False
+        said = b",".join([value for name, value in lines if name == b"connection"])
+        if b"close" not in [word.strip() for word in said.lower().split(b",")]:
+            return False
+        self._cycle.keep_alive = False
+        return True
 
     def _is_bodiless(self, status: int) -> bool:
         return status in _BODILESS or self._cycle.scope["method"] == "HEAD"

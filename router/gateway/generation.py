@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from router.base.errors import OverspillError
 from router.gateway.choices import ChoiceStream, Interleaved, parts_of, total
@@ -39,15 +39,15 @@ class Generation:
         self._parts = parts_of(call, body)
         self._created_s = int(time.time())
 
-    async def reply(self) -> Reply | StreamReply:
+    def reply(self) -> Awaitable[Reply | StreamReply]:
         """Answer it.
 
         Raises:
             OverspillError: any of the tree; no choice was answered.
         """
         if len(self._parts) > 1:
-            return await (self._stream_all() if self._call.stream else self._answer_all())
-        return await (self._stream_one() if self._call.stream else self._answer_one())
+            return self._stream_all() if self._call.stream else self._answer_all()
+        return self._stream_one() if self._call.stream else self._answer_one()
 
     async def _answer_one(self) -> Reply:
         answer, prompt_tokens = await self._begin()
@@ -105,8 +105,8 @@ class Generation:
         extras = self._extras(self._parts[index].request.prompt)
         return ChoiceEvents(self._encoder(first, index), prompt_tokens, extras, usage)
 
-    async def _begin(self) -> tuple[Answer, int]:
-        return await self._intake.start(self._context, self._call)
+    def _begin(self) -> Awaitable[tuple[Answer, int]]:
+        return self._intake.start(self._context, self._call)
 
     def _head(self, answer: Answer) -> ReplyHead:
         return ReplyHead(

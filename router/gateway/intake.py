@@ -18,6 +18,7 @@ from router.base.errors import (
     Shed,
     Unavailable,
 )
+from router.cache.exact import AnswerCache
 from router.cache.meaning import meaning_of
 from router.gateway.bodies import BodyRoom
 from router.gateway.deps import GatewayDeps
@@ -240,7 +241,8 @@ class Intake:
             context.body = b""  # the call holds it, and its room, until it is answered
         else:
             context.drop_body()
-        answer = await self._answered(context, request)
+        kept = self.deps.cache
+        answer = await (self._dispatched(context, request) if kept is None else self._answered(context, request, kept))
         if api_request.unanswered:
             answer.chunks, answer.used = prompt_alone(answer.chunks), prompt_used(answer.used)
         context.chunks = answer.chunks
@@ -254,11 +256,9 @@ class Intake:
             answer.when_computed(context.computed)
         return answer, size.tokens
 
-    async def _answered(self, context: RequestContext, request: InferenceRequest) -> Answer:
+    async def _answered(self, context: RequestContext, request: InferenceRequest, cache: AnswerCache) -> Answer:
         """Give an answer again that is kept, or have the request answered and perhaps keep that."""
-        cache, meaning = self.deps.cache, None
-        if cache is None:
-            return await self._dispatched(context, request)
+        meaning = None
         answer = cache.find(request)
         if answer is None and self.deps.embed is not None:
             meaning = await meaning_of(request, self.deps.embed)
@@ -315,12 +315,12 @@ class Intake:
 
     async def _count(self, api_request: ApiRequest) -> PromptSize:
         prompts = _with_continuation(api_request.prompt, api_request.continuation)
-        if sum(size_chars(prompt) for prompt in prompts) < IN_THREAD_CHARS:
+        if sum(map(size_chars, prompts)) < IN_THREAD_CHARS:
             return self._count_all(api_request.model, prompts)
         return await asyncio.to_thread(self._count_all, api_request.model, prompts)
 
     def _count_all(self, model: str, prompts: list[Input]) -> PromptSize:
-        first, *others = (self.deps.prompts.count(model, prompt) for prompt in prompts)
+        first, *others = [self.deps.prompts.count(model, prompt) for prompt in prompts]
         whole = first if not others else sum(others, start=first)
         prompt = prompts[0]
         return with_media(whole, prompt) if isinstance(prompt, ChatPrompt) and prompt.media else whole
@@ -330,7 +330,7 @@ class Intake:
         lines = wire_headers.route_headers(answer.route)
         if answer.cache:
             lines.append((wire_names.CACHE, answer.cache))
-        lines.append(("server-timing", ", ".join(f"{name};dur={ms:.2f}" for name, ms in context.timings_ms)))
+        lines.append(("server-timing", ", ".join([f"{name};dur={ms:.2f}" for name, ms in context.timings_ms])))
         if wire_load.FORMAT_HEADER in context.headers:
             lines.append((wire_load.HEADER, wire_load.encode_orca(self.load(context))))
         return lines

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from router.base import logs
 from router.base.build import build_of
+from router.dispatch.counts import Counts
 from router.gateway.connection_table import ConnectionTable
 
 
@@ -18,12 +19,15 @@ class GatewayMetrics:
     """Counters of the HTTP surface."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.responses = Counter(
-            "overspill_gateway_responses",
-            "HTTP replies by route and status; a stream counts when it starts.",
-            ["route", "status"],
-            registry=registry,
+        self.responses = Counts(
+            Counter(
+                "overspill_gateway_responses",
+                "HTTP replies by route and status; a stream counts when it starts.",
+                ["route", "status"],
+                registry=None,
+            )
         )
+        registry.register(self.responses)
         self.stream_errors = Counter(
             "overspill_gateway_stream_errors",
             "Streams that ended with an error event, by error code.",

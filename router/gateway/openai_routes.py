@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -42,13 +42,13 @@ class OpenAIRoutes:
             page("/v1/models/{model:path}", "model", self._show_model),
         ]
 
-    async def _chat(self, context: RequestContext) -> Reply | StreamReply:
+    def _chat(self, context: RequestContext) -> Awaitable[Reply | StreamReply]:
         """Answer a conversation; whole, or with `stream` as server-sent events."""
-        return await self._generate(context, decode_chat)
+        return self._generate(context, decode_chat)
 
-    async def _completions(self, context: RequestContext) -> Reply | StreamReply:
+    def _completions(self, context: RequestContext) -> Awaitable[Reply | StreamReply]:
         """Continue a raw prompt; whole, or with `stream` as server-sent events."""
-        return await self._generate(context, decode_completion)
+        return self._generate(context, decode_completion)
 
     async def _generate(self, context: RequestContext, decode: Callable[[bytes], ApiRequest]) -> Reply | StreamReply:
         require_json(context)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from router.base.errors import OverspillError, Refused
 from router.base.timers import end
@@ -18,8 +20,7 @@ from router.values.usage import SharedPrompt
 from router.wire.headers import MAX_REQUEST_ID_CHARS
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """One of them.
 
     Attributes:
@@ -33,8 +34,7 @@ class Part:
     first: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True):
     """What became of it, and how it was routed."""
 
     whole: Whole

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -39,8 +39,7 @@ class Encoder(Protocol):
     def close(self, usage: Usage) -> bytes: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Extras:
+class Extras(msgspec.Struct, frozen=True):
     """What an answer tells beside its text.
 
     Attributes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from router.base.clock import Clock
 from router.base.errors import BudgetSpent, RateLimited, Refused
@@ -12,8 +13,7 @@ from router.tenants.quota import Left, Quota
 from router.values.usage import SharedPrompt, Usage
 
 
-@dataclass(slots=True)
-class Stay:
+class Stay(msgspec.Struct, eq=False):
     """A place of a request under its tenant's limits. `enter` takes it, `leave` gives it back, once.
 
     Attributes:
@@ -30,7 +30,7 @@ class Stay:
     _prompt: SharedPrompt | None = None
     _first: bool = True
     _reserved: int = 0
-    _answers: list[Callable[[], tuple[str, Usage]]] = field(default_factory=list)
+    _answers: list[Callable[[], tuple[str, Usage]]] = msgspec.field(default_factory=list)
     _counts: bool = True
     _over: bool = False
 

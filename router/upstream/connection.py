@@ -309,11 +309,11 @@ class Exchange:
             return
         self._had_body = True
         self._pieces.append(data)
-        self.left_bytes += len(data)
-        if self.left_bytes > _READ_AHEAD_BYTES and not self.paused:
+        self.left_bytes = left_bytes = self.left_bytes + len(data)
+        if left_bytes > _READ_AHEAD_BYTES and not self.paused:
             self.paused = True
             self._connection.pause()
-        if self._heard is None:
+        if self._heard is None and self._waiter is not None:
             self._wake()
 
     def is_all_fields(self, read_bytes: int) -> bool:
@@ -341,6 +341,6 @@ class Exchange:
 
     def _wake(self) -> None:
         self._heard = None
-        waiter = self._waiter
+        waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from router.upstream import constrained
 from router.values.feature import NOTHING, Feature
 from router.values.prompt import ChatPrompt
 from router.values.request import InferenceRequest
+from router.values.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,20 @@ class Dialect:
     tools: Literal["no", "yes", "strictly"] = "yes"
     salts: bool = False
     offers: frozenset[Feature] = NOTHING
+    _values_of: Callable[[SamplingParams], tuple[Any, ...]] = field(init=False, repr=False, compare=False)
+    _usual: tuple[Any, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_values_of", attrgetter(*self.spelling))
+        object.__setattr__(self, "_usual", self._values_of(SamplingParams()))
+
+    def asked(self, sampling: SamplingParams) -> list[tuple[str, str, Any]]:
+        """Return what differs from the defaults, of what is taken: name, name there, value. It is nothing as a rule."""
+        values = self._values_of(sampling)
+        if values == self._usual:
+            return []
+        told = zip(self.spelling.items(), values, self._usual, strict=True)
+        return [(name, spelled, value) for (name, spelled), value, usual in told if value != usual]
 
     @property
     def lacks(self) -> frozenset[Feature]:

@@ -159,7 +159,14 @@ class EventParser:
     def feed(self, data: bytes) -> list[Event]:
         """Return the events that `data` completes. What is no completion chunk becomes an event with an error."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        events = [_event(line) for line in lines if line.startswith(_FIELD)]  # not blank lines, comments, other fields
+        events: list[Event] = []
+        for line in lines:
+            if line.startswith(_FIELD):  # not blank lines, comments, other fields
+                payload = line[len(_FIELD) :]
+                try:
+                    events.append(_event_decoder.decode(payload))
+                except UNREADABLE as error:
+                    events.append(_unreadable(payload, error))
         if len(self._rest) > _MAX_EVENT_BYTES:
             events.append(Event(error=f"an event of more than {_MAX_EVENT_BYTES} bytes"))
         return events
@@ -169,14 +176,11 @@ class EventParser:
         return []
 
 
-def _event(line: bytes) -> Event:
-    payload = line[len(_FIELD) :]
-    try:
-        return _event_decoder.decode(payload)
-    except UNREADABLE as error:
-        if payload.strip() == _DONE:
-            return Event(done=True)
-        return Event(error=f"an event that is no completion chunk: {error}")
+def _unreadable(payload: bytes, error: Exception) -> Event:
+    """Return what an event says that is no completion chunk: the end, or nothing that could be read."""
+    if payload.strip() == _DONE:
+        return Event(done=True)
+    return Event(error=f"an event that is no completion chunk: {error}")
 
 
 def origin_of(headers: Mapping[str, str]) -> Origin | None:

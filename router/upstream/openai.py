@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,6 @@ from router.upstream.dialect import OVERSPILL, Dialect
 from router.upstream.tools import message_of, tool_fields
 from router.values.prompt import ChatPrompt, TextPrompt
 from router.values.request import InferenceRequest, Objective
-from router.values.sampling import SamplingParams
 from router.values.task import Call, EmbedCall, PassedCall, TensorCall
 from router.wire import headers as wire_headers
 from router.wire import load as wire_load
@@ -25,8 +24,6 @@ from router.wire.promise import objective_headers
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
-
-_DEFAULTS = msgspec.structs.asdict(SamplingParams())
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
@@ -80,16 +77,15 @@ def encode_http(
     return HttpRequest(path_of(request, model), headers, body, method)
 
 
-def check_headers(headers: Iterable[tuple[str, str]]) -> None:
+def check_headers(headers: Sequence[tuple[str, str]]) -> None:
     """Refuse what no header can carry.
 
     Raises:
         InvalidRequest: names the header.
     """
-    lines = list(headers)
-    if _is_ascii_line("".join([text for line in lines for text in line])):
+    if _is_ascii_line("".join(map("".join, headers))):
         return
-    for name, value in lines:
+    for name, value in headers:
         if not (_is_ascii_line(name) and _is_ascii_line(value)):
             safe = wire_names.header_safe(name[:64])
             raise InvalidRequest(f"`{safe}` cannot be passed on: it holds more than printable ASCII", param=safe)
@@ -186,10 +182,8 @@ def _sampling(request: InferenceRequest, dialect: Dialect) -> dict[str, object]:
     if sampling.min_tokens:
         sampling = replace(sampling, min_tokens=request.min_tokens_left)
     found: dict[str, object] = {"temperature": sampling.temperature, **(dialect.neutral or {})}
-    for name, spelled in dialect.spelling.items():
-        value = getattr(sampling, name)
-        if value != _DEFAULTS[name]:
-            found[spelled] = _JSON_OF.get(name, _itself)(value)
+    for name, spelled, value in dialect.asked(sampling):
+        found[spelled] = _JSON_OF.get(name, _itself)(value)
     if sampling.stop:
         found["stop"] = list(sampling.stop)
     constraint = sampling.constraint

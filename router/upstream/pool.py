@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohappyeyeballs
+import msgspec
 
 from router.base.clock import Clock
 from router.base.errors import in_words
@@ -34,8 +35,7 @@ class PoolExhaustedError(TransportError):
     """Every connection of the pool stayed in use, or this process may open no more of them."""
 
 
-@dataclass(slots=True)
-class ConnectTrace:
+class ConnectTrace(msgspec.Struct):
     """What a new connection cost: an exchange on it says nothing about the link before that is taken off.
 
     Attributes:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from router.base.clock import Clock
@@ -91,8 +92,7 @@ class UpstreamContext(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Reported:
+class _Reported(msgspec.Struct):
     """The last load report."""
 
     load: VariantLoad | None = None
@@ -211,7 +211,7 @@ class UpstreamReplica:
             yield TokenChunk("", 0, finish_reason=FinishReason.LENGTH)
             return
         tier = self._tier
-        with self._counted(request, left or _UNBOUNDED_ANSWER_TOKENS) as running:
+        with _Counted(tier, self._running, request, self.info, left or _UNBOUNDED_ANSWER_TOKENS) as running:
             stream, transfer = await open_stream(tier.client, self._call(request, fields), tier.clock, tier.lost)
             soon = asyncio.get_running_loop().call_soon
             try:
@@ -248,7 +248,7 @@ class UpstreamReplica:
     async def _called(self, request: InferenceRequest) -> TokenChunk:
         """Put a call to the server; its answer comes in one piece."""
         tier, call = self._tier, self._call(request, None)
-        with self._counted(request, 1):
+        with _Counted(tier, self._running, request, self.info):
             whole = await fetch_answer(tier.client, call, tier.clock, tier.lost)
             tier.learn(whole.transfer)
             self.chunks_received += 1
@@ -262,7 +262,7 @@ class UpstreamReplica:
     async def _passed(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
         """Put a call to the server, and pass its reply on as it comes."""
         tier, call = self._tier, self._call(request, None)
-        with self._counted(request, 1):
+        with _Counted(tier, self._running, request, self.info):
             reply = await passed.open_reply(tier.client, call, tier.clock, tier.lost)
             try:
                 tier.learn(reply.transfer)
@@ -280,29 +280,43 @@ class UpstreamReplica:
             OverspillError: as `generate`.
         """
         tier, alone = self._tier, {"stream": False, "stream_options": None, "max_tokens": 1, **fields}
-        with self._counted(request, 1):
+        with _Counted(tier, self._running, request, self.info):
             return await fetch_whole(tier.client, self._call(request, alone), tier.clock, tier.lost)
 
     def _call(self, request: InferenceRequest, fields: Mapping[str, object] | None) -> UpstreamRequest:
         call = self._tier.call(request, self.info)
         return replace(call, fields=fields) if fields else call
 
-    @contextmanager
-    def _counted(self, request: InferenceRequest, answer_tokens: int) -> Iterator[Running]:
-        """Count a request as running there, and learn from how it fails."""
+
+class _Counted:
+    """Counts a request as running there while the block lasts, and learns from how it fails."""
+
+    __slots__ = ("_held", "_info", "_own", "_request", "_running", "_tier")
+
+    def __init__(
+        self, tier: UpstreamContext, running: RunningWork, request: InferenceRequest, info: ReplicaInfo, tokens: int = 1
+    ) -> None:
+        self._tier = tier
+        self._running = running
+        self._request = request
+        self._info = info
+        self._own = running.begin(request.prompt_tokens, tokens, tier.clock.now_s())
+        self._held = tier.credits.spend()
+
+    def __enter__(self) -> Running:
+        return self._own
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         tier = self._tier
-        running = self._running.begin(request.prompt_tokens, answer_tokens, tier.clock.now_s())
-        held = tier.credits.spend()
         try:
-            yield running
-        except InvalidRequest as error:
-            tier.refused(self.info, request, error)
-            raise
-        except (ReplicaUnreachable, Refused) as error:
-            if held is not None:  # nothing was computed there
-                tier.credits.give_back(held)
-            if isinstance(error, ReplicaUnreachable):
-                tier.doubt()
-            raise
+            if isinstance(error, InvalidRequest):
+                tier.refused(self._info, self._request, error)
+            elif isinstance(error, (ReplicaUnreachable, Refused)):
+                if self._held is not None:  # nothing was computed there
+                    tier.credits.give_back(self._held)
+                if isinstance(error, ReplicaUnreachable):
+                    tier.doubt()
         finally:
-            self._running.end(running)
+            self._running.end(self._own)

@@ -6,11 +6,10 @@ when that changes, which is when its next token comes or its end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(slots=True, eq=False)
-class Running:
+class Running(msgspec.Struct, eq=False):
     """A request of this tier.
 
     Attributes:
@@ -34,8 +33,7 @@ class Running:
         return self.prompt_tokens + self.came_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Unseen:
+class Unseen(msgspec.Struct, frozen=True):
     """What the last report does not know of yet."""
 
     requests: int

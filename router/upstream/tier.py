@@ -38,6 +38,7 @@ class UpstreamTier(PolledServer):
     """
 
     _unreadable_told = False
+    _last_report: tuple[str, wire_load.LoadReport | None] = ("", None)
 
     def call(self, request: InferenceRequest, info: ReplicaInfo) -> UpstreamRequest:
         return UpstreamRequest(
@@ -53,9 +54,15 @@ class UpstreamTier(PolledServer):
         """Learn about link and load: it sends its head at once, and tells how long it took to."""
         super().learn(transfer)
         self.link.observe_transfer(transfer.sent_bytes, transfer.transfer_s - self.link.snapshot().rtt_s)
-        report = wire_load.decode_orca(transfer.report)
+        report = self._read_report(transfer.report)
         if report is not None:
             self._report(report, transfer.at_s)
+
+    def _read_report(self, told: str) -> wire_load.LoadReport | None:
+        """Read the load that came with an answer; one that says what the last one said is not read again."""
+        if told != self._last_report[0]:
+            self._last_report = told, wire_load.decode_orca(told)
+        return self._last_report[1]
 
     @property
     def local(self) -> bool:

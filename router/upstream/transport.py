@@ -103,7 +103,7 @@ class StreamingClient:
         parts = urlsplit(base_url)
         self._prefix = parts.path.rstrip("/")
         own = {"host": parts.netloc.rpartition("@")[2], "user-agent": user_agent(), "accept-encoding": "identity"}
-        self._fixed = "".join(_line(name, value) for name, value in {**own, **headers}.items())
+        self._fixed = _lines(list({**own, **headers}.items()))
 
     @property
     def warm(self) -> bool:
@@ -137,8 +137,8 @@ class StreamingClient:
         return await _asked(await self._pool.fresh(trace), request)
 
     def _encode(self, method: str, path: str, body: bytes, headers: Sequence[tuple[str, str]]) -> bytes:
-        lines = "".join(_line(name, value) for name, value in headers)
-        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._fixed}{lines}content-length: {len(body)}\r\n\r\n"
+        told = f"{self._fixed}{_lines(headers)}content-length: {len(body)}\r\n\r\n"
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{told}"
         try:
             return head.encode() + body
         except UnicodeEncodeError as error:
@@ -155,7 +155,10 @@ async def _asked(connection: Connection, request: bytes) -> Exchange:
     return exchange
 
 
-def _line(name: str, value: str) -> str:
-    if "\n" in value or "\r" in value or "\0" in value:
+def _lines(headers: Sequence[tuple[str, str]]) -> str:
+    """Return headers as lines of a head; raises an `UnsendableError` where one would be more than a line."""
+    values = "".join([value for _, value in headers])
+    if "\n" in values or "\r" in values or "\0" in values:
+        name = next(name for name, value in headers if not {"\n", "\r", "\0"}.isdisjoint(value))
         raise UnsendableError(f"the header `{name}` holds a line break or a zero byte")
-    return f"{name}: {value}\r\n"
+    return "".join([f"{name}: {value}\r\n" for name, value in headers])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 import msgspec
@@ -76,8 +75,7 @@ def _at_once(told: Callable[[], None]) -> None:
     told()
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct, eq=False):
     """A running answer.
 
     Attributes:

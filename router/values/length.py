@@ -85,6 +85,8 @@ class LengthCurve:
 
     def quantile(self, share: float) -> float:
         """Smallest length that so large a share of answers does not exceed."""
+        if self.cap <= 1.0:
+            return 1.0
         left = 1.0 - share
         low, high = 0, _LAST
         if self.survival[low] <= left:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -95,20 +95,23 @@ IN_THREAD_CHARS = 20_000
 _MESSAGE_CHARS = 32  # what an empty message costs the template, as text
 
 
-def texts_of(prompt: ChatPrompt) -> Iterator[str]:
+def texts_of(prompt: ChatPrompt) -> list[str]:
     """Return the texts of a conversation: what was said and called, and the tools."""
+    texts: list[str] = []
     for message in prompt.messages:
-        yield message.content
-        for call in message.tool_calls:
-            yield call.name + call.arguments
-    for tool in () if prompt.tools is None else prompt.tools.offered:
-        yield tool.name + tool.description + tool.parameters
+        texts.append(message.content)
+        if message.tool_calls:
+            texts += [call.name + call.arguments for call in message.tool_calls]
+    if prompt.tools is not None:
+        texts += [tool.name + tool.description + tool.parameters for tool in prompt.tools.offered]
+    return texts
 
 
 def size_chars(prompt: Input) -> int:
     """Return how much text there is to encode; 0 for token ids, and for calls, which their replica encodes."""
     if isinstance(prompt, ChatPrompt):
-        return sum(len(text) + _MESSAGE_CHARS for text in texts_of(prompt))
+        texts = texts_of(prompt)
+        return sum(map(len, texts)) + _MESSAGE_CHARS * len(texts)
     return len(prompt.text) if isinstance(prompt, TextPrompt) else 0
 
 

@@ -22,8 +22,8 @@ def estimate_size(prompt: Input) -> PromptSize:
         return _estimate_call(prompt)
     if isinstance(prompt, TokenPrompt):
         return PromptSize(len(prompt.token_ids))
-    texts = list(texts_of(prompt)) if isinstance(prompt, ChatPrompt) else [prompt.text]
-    size = sum(len(text.encode()) for text in texts)
+    texts = texts_of(prompt) if isinstance(prompt, ChatPrompt) else [prompt.text]
+    size = len("".join(texts).encode())
     template = _TOKENS_PER_MESSAGE * (len(texts) + 1) if isinstance(prompt, ChatPrompt) else 1
     tokens = int(size / _BYTES_PER_TOKEN) + template
     return PromptSize(tokens, tokens - size // _MOST_BYTES_PER_TOKEN)

@@ -210,6 +210,8 @@ def trace_context(kept: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
 
 def next_hop(kept: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
     """Return the headers of `passed_on` for the next tier, one hop further."""
+    if not kept:
+        return [(HOPS, "1")]
     hops = next((int(value) for name, value in kept if name == HOPS), 0)
     return [(name, value) for name, value in kept if name != HOPS] + [(HOPS, str(hops + 1))]
 

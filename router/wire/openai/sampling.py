@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -31,7 +31,6 @@ _MAX_ALLOWED_IDS = 131_072
 _MAX_BAD_WORDS = 256
 _MAX_WORD_CHARS = 256
 
-S = TypeVar("S")
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
@@ -73,30 +72,30 @@ def sampling_of(
         InvalidRequest: naming the field at fault.
     """
     max_tokens = raw.max_completion_tokens or raw.max_tokens or default_max_tokens
-    min_tokens = _or(raw.min_tokens, 0)
+    min_tokens = raw.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise InvalidRequest(
             f"`min_tokens` = {min_tokens}: more than the {max_tokens} that the answer may have", param="min_tokens"
         )
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=_or(raw.temperature, 1.0),
-        top_p=_or(raw.top_p, 1.0),
-        top_k=max(0, _or(raw.top_k, 0)),
+        temperature=1.0 if raw.temperature is None else raw.temperature,
+        top_p=1.0 if raw.top_p is None else raw.top_p,
+        top_k=max(0, raw.top_k or 0),
         seed=raw.seed,
         stop=stop_strings(raw.stop),
-        presence_penalty=_or(raw.presence_penalty, 0.0),
-        frequency_penalty=_or(raw.frequency_penalty, 0.0),
-        repetition_penalty=_or(raw.repetition_penalty, 1.0),
+        presence_penalty=raw.presence_penalty or 0.0,
+        frequency_penalty=raw.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if raw.repetition_penalty is None else raw.repetition_penalty,
         ignore_eos=bool(raw.ignore_eos),
-        min_p=_or(raw.min_p, 0.0),
+        min_p=raw.min_p or 0.0,
         min_tokens=min_tokens,
         stop_token_ids=token_ids(raw.stop_token_ids, "stop_token_ids", _MAX_STOP_IDS),
         logit_bias=logit_biases(raw.logit_bias),
         allowed_token_ids=token_ids(raw.allowed_token_ids, "allowed_token_ids", _MAX_ALLOWED_IDS),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        bad_words=_bad_words(raw.bad_words or []),
+        bad_words=_bad_words(raw.bad_words) if raw.bad_words else (),
     )
 
 
@@ -106,7 +105,3 @@ def _bad_words(raw: list[str]) -> tuple[str, ...]:
             f"`bad_words`: at most {_MAX_BAD_WORDS} texts of 1 to {_MAX_WORD_CHARS} characters", param="bad_words"
         )
     return tuple(raw)
-
-
-def _or(value: S | None, default: S) -> S:
-    return default if value is None else value
