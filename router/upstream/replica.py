@@ -221,7 +221,7 @@ class UpstreamReplica:
                 while not finished:
                     if stream.waits:
                         await stream.news(counted)  # a token wakes no more coroutines than it has to
-                    for chunk in stream.take(begin=begin) or await stream.read():
+                    for chunk in _given(stream.take(begin=begin) or await stream.read(), counted):
                         self.chunks_received += 1
                         self._running.came(running, chunk.tokens)
                         finished = chunk.finish_reason is not None
@@ -286,6 +286,11 @@ class UpstreamReplica:
     def _call(self, request: InferenceRequest, fields: Mapping[str, object] | None) -> UpstreamRequest:
         call = self._tier.call(request, self.info)
         return replace(call, fields=fields) if fields else call
+
+
+def _given(chunks: list[TokenChunk], give: Give | None) -> list[TokenChunk]:
+    """Give on what came at once, but for the last of it, with which the answer may end; return what is left to read."""
+    return chunks[-1:] if give is not None and len(chunks) > 1 and give(chunks[:-1]) else chunks
 
 
 class _Counted:

@@ -30,7 +30,7 @@ from router.signals.link import Link
 from router.upstream.server import ServerOptions
 from router.upstream.source import SourceHooks
 from router.upstream.tier import UpstreamTier
-from router.values.chunk import FinishReason
+from router.values.chunk import FinishReason, TokenChunk
 from router.values.feature import Feature
 from router.values.prompt import ChatPrompt, Message, TextPrompt, TokenPrompt
 from router.values.replica import ReplicaSnapshot, SpeedPrior
@@ -545,6 +545,38 @@ async def test_of_much_that_came_at_once_the_beginning_goes_on_before_the_rest_i
         await chunks.aclose()
     assert [chunk.text for chunk in got] == [*(f"w{index} " for index in range(words)), ""]
     assert got[-1].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("takes", [True, False])
+async def test_what_came_at_once_is_given_on_at_once_but_for_the_last_of_it(*, takes: bool) -> None:
+    words = [f"w{index} " for index in range(40)]
+    told: list[str] = []
+    given = 0
+
+    def give(chunks: list[TokenChunk]) -> bool:
+        nonlocal given
+        if takes:
+            told.extend(chunk.text for chunk in chunks)
+            given += 1
+        return takes
+
+    async def burst(reader, writer) -> None:
+        head = STREAM_HEAD.replace(b"connection: close", b"transfer-encoding: chunked")
+        events = [*map(event, words), FINISH]
+        writer.write(head + b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in events) + b"0\r\n\r\n")
+
+    async with raw_server(scripted(burst)) as url, upstream(url) as tier:
+        replica = await best(tier)
+        read = []
+        async for chunk in replica.push(ask(), give):
+            read.append(chunk)
+            told.append(chunk.text)
+        assert replica.chunks_received == 41
+        assert not replica.busy
+    assert told == [*words, ""], "in their order, whichever way each went"
+    assert [chunk.text for chunk in read][-2:] == [words[-1], ""], "an answer may end with its last text"
+    assert read[-1].finish_reason is FinishReason.STOP
+    assert (given > 0, len(read) < 10) == (takes, takes)
 
 
 async def test_events_of_other_servers_are_understood() -> None:
