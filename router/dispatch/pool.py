@@ -108,6 +108,7 @@ class Pool:
     def set_replicas(self, replicas: dict[str, Replica]) -> None:
         self.replicas = replicas
         self.views = {}
+        self._served.clear()
         self._families.clear()
         self._devices, self._beside = {}, {}
         shared: dict[str, dict[str, None]] = {}

@@ -544,6 +544,14 @@ async def test_reconfiguring_drops_nobody_and_rules_the_next_request():
         assert (route.tier, route.reason) == ("cloud", "cloud-first")
 
 
+async def test_a_model_whose_replicas_have_all_left_is_not_found():
+    async with world() as w:
+        await w.clock.run(w.read(request(w.clock, max_tokens=8)))
+        w.dispatcher.set_replicas([])
+        with pytest.raises(ModelNotFound):
+            await w.clock.run(w.read(request(w.clock, max_tokens=8)))
+
+
 async def test_replicas_may_leave_and_come_while_requests_run():
     async with world() as w:
         work = [asyncio.ensure_future(w.ask(max_tokens=24, locality="local-only")) for _ in range(8)]
