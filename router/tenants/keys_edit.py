@@ -46,11 +46,13 @@ class NewKey:
 
 
 def read_keys(path: Path) -> KeysFile:
-    """Read a file that need not be there yet.
+    """Read a file.
 
     Raises:
-        ConfigError: it cannot be read, or is none.
+        ConfigError: it is not there, cannot be read, or is none.
     """
+    if not path.exists():
+        raise ConfigError(f"there is no file {path}: `overspill cloud keys add NAME` makes one", param=PARAM)
     return decode(_raw(path), str(path))
 
 

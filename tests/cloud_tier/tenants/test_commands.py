@@ -54,6 +54,8 @@ def test_the_file_is_the_one_of_the_configuration(tmp_path: Path) -> None:
     assert "role=operator" in (tmp_path / "keys").read_text()
     with pytest.raises(ConfigError, match="no keys file"):
         run("keys", "list")
+    with pytest.raises(ConfigError, match="there is no file"):
+        run("keys", "list", "--file", str(tmp_path / "mistyped"))
     with pytest.raises(ConfigError, match="name a limit to change"):
         run("keys", "set", "acme", "--config", str(config))
 

@@ -123,7 +123,7 @@ async def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
 
 async def test_a_database_that_is_gone_takes_nothing_until_it_is_back(tmp_path: Path) -> None:
     path, aside = tmp_path / "jobs.sqlite", tmp_path / "aside"
-    async with job_tier(tmp_path) as (_, client):
+    async with job_tier(tmp_path) as (tier, client):
         kept = await client.files.create(file=("a.jsonl", b"acknowledged"), purpose="batch")
         path.rename(aside)
         for other in (lambda: None, path.touch):  # nothing there, or another file
@@ -131,9 +131,11 @@ async def test_a_database_that_is_gone_takes_nothing_until_it_is_back(tmp_path: 
             with pytest.raises(openai.InternalServerError, match="deleted or replaced") as told:
                 await client.files.create(file=("b.jsonl", b"lost with the process"), purpose="batch")
             assert (told.value.status_code, told.value.code) == (503, "storage_failed")
+            assert "deleted or replaced" in tier.jobs._database.fault
         assert (await client.chat.completions.create(**ASK)).choices[0].message.content == "word 0"
         aside.replace(path)
         assert [file.id for file in (await client.files.list()).data] == [kept.id]
+        assert not tier.jobs._database.fault
 
 
 async def test_lines_whose_file_is_gone_are_told_as_such(tmp_path: Path) -> None:
