@@ -42,6 +42,9 @@ _FEW = 4
 """Answers at once, up to which a first text goes out before much that came with it is parsed. More of them have more of
 fewer turns of the event loop."""
 
+_BURST = 8
+"""Chunks that came at once, from which on they are given on apart from the last: that is one write more."""
+
 
 @dataclass(slots=True)
 class Condition:
@@ -289,8 +292,8 @@ class UpstreamReplica:
 
 
 def _given(chunks: list[TokenChunk], give: Give | None) -> list[TokenChunk]:
-    """Give on what came at once, but for the last of it, with which the answer may end; return what is left to read."""
-    return chunks[-1:] if give is not None and len(chunks) > 1 and give(chunks[:-1]) else chunks
+    """Give on a burst, but for the last of it, with which the answer may end; return what is left to read."""
+    return chunks[-1:] if give is not None and len(chunks) > _BURST and give(chunks[:-1]) else chunks
 
 
 class _Counted:
