@@ -20,7 +20,7 @@ MASKED = -1e9  # finite: a fully masked row must not become NaN
 
 
 class Step(NamedTuple):
-    """Outputs of one pass: logits (B, L, V) float32 and, per layer, the new keys and values (B, G, S, D)."""
+    """Outputs of one pass: logits (B, L, V) and, per layer, the new keys and values (B, G, S, D)."""
 
     logits: torch.Tensor
     new_k: list[torch.Tensor]
@@ -70,16 +70,22 @@ class _Tensors:
 
 
 class Decoder:
-    """Runs a `FusedModel` on the CPU in float32."""
+    """Runs a `FusedModel` on the CPU.
 
-    def __init__(self, model: FusedModel) -> None:
+    Args:
+        dtype: of all arithmetic. In float64 what is rounded to float32 afterwards is the same on every processor; each
+            matrix is widened while it is used.
+    """
+
+    def __init__(self, model: FusedModel, dtype: torch.dtype = torch.float32) -> None:
         self.model = model
+        self._dtype = dtype
         self._embedding = torch.from_numpy(model.embedding)
         self._head = torch.from_numpy(model.head)
         self._layers = [
             _Tensors(layer, *(torch.from_numpy(matrix) for _, matrix in layer.matrices())) for layer in model.layers
         ]
-        self._turn = torch.from_numpy(half_turn(model.config.head_dim))
+        self._turn = torch.from_numpy(half_turn(model.config.head_dim)).to(dtype)
         self._rope: tuple[torch.Tensor, torch.Tensor] = self._tables(512)
 
     def _tables(self, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,7 +96,7 @@ class Decoder:
     def __call__(self, inputs: Inputs, tap: Tap | None = None) -> Step:
         """Run one pass; `tap` sees the input of every matrix multiplication."""
         frame = self.frame(inputs)
-        x = self._embedding[inputs.input_ids]
+        x = self.embed(inputs)
         new_k, new_v = [], []
         for index in range(len(self._layers)):
             x, k, v = self._block(_Site(index, tap), x, frame, (inputs.past_k[index], inputs.past_v[index]))
@@ -109,7 +115,7 @@ class Decoder:
     @torch.inference_mode()
     def embed(self, inputs: Inputs) -> torch.Tensor:
         """The residual stream in front of the first layer, (B, S, H)."""
-        return self._embedding[inputs.input_ids]
+        return self._embedding[inputs.input_ids].to(self._dtype)
 
     @torch.inference_mode()
     def layer(self, index: int, x: torch.Tensor, frame: Frame, inputs: Inputs) -> torch.Tensor:
@@ -124,7 +130,7 @@ class Decoder:
     def _logits(self, x: torch.Tensor, logits_at: torch.Tensor, tap: Tap | None) -> torch.Tensor:
         rows = torch.gather(x, 1, logits_at[:, :, None].expand(-1, -1, x.shape[-1]))
         rows = self._norm(rows, self.model.head_gain)
-        return _Site(len(self._layers), tap).see("head", rows) @ self._head
+        return _Site(len(self._layers), tap).see("head", rows) @ self._head.to(self._dtype)
 
     def _block(
         self, site: _Site, x: torch.Tensor, frame: Frame, past: tuple[torch.Tensor, torch.Tensor]
@@ -151,7 +157,7 @@ class Decoder:
         batch, length, _ = x.shape
         cos, sin, bias = frame
         normed = site.see("qkv", self._norm(x, layer.source.attention_gain))
-        qkv = normed @ layer.qkv
+        qkv = normed @ layer.qkv.to(self._dtype)
         if layer.source.qkv_bias is not None:
             qkv = qkv + torch.from_numpy(layer.source.qkv_bias)
         qkv = qkv.reshape(batch, length, (n + 2) * groups, dim).transpose(1, 2)
@@ -165,17 +171,17 @@ class Decoder:
         weights = F.softmax(q @ keys.transpose(-1, -2) + bias, dim=-1)
         mixed = (weights @ values).reshape(batch, groups * n, length, dim).transpose(1, 2)
         mixed = site.see("o", mixed.reshape(batch, length, groups * n * dim))
-        return mixed @ layer.o, k, v
+        return mixed @ layer.o.to(self._dtype), k, v
 
     def _mlp(self, site: _Site, layer: _Tensors, x: torch.Tensor) -> torch.Tensor:
         normed = site.see("gate_up", self._norm(x, layer.source.mlp_gain))
-        gate, up = (normed @ layer.gate_up).chunk(2, -1)
+        gate, up = (normed @ layer.gate_up.to(self._dtype)).chunk(2, -1)
         hidden = site.see("down_raw", F.silu(gate) * up)
         block = layer.source.down_block
         if block:
-            turned = hidden.reshape(*hidden.shape[:-1], -1, block) @ torch.tensor(hadamard(block))
+            turned = hidden.reshape(*hidden.shape[:-1], -1, block) @ torch.tensor(hadamard(block), dtype=self._dtype)
             hidden = turned.reshape(hidden.shape)
-        return site.see("down", hidden) @ layer.down
+        return site.see("down", hidden) @ layer.down.to(self._dtype)
 
     def fresh(self, ids: Sequence[int], past: tuple[np.ndarray, np.ndarray] | None = None) -> Inputs:
         """Inputs for one whole sequence (B = 1), asking for the logits of every position.

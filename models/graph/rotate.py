@@ -102,4 +102,5 @@ def turn_down(layer: FusedLayer, block: int) -> FusedLayer:
     if block <= 1:
         return layer
     blocks = layer.down.reshape(-1, block, layer.down.shape[1])
-    return replace(layer, down=(hadamard(block) @ blocks).reshape(layer.down.shape), down_block=block)
+    turned = (hadamard(block).astype(np.float64) @ blocks).astype(np.float32)
+    return replace(layer, down=turned.reshape(layer.down.shape), down_block=block)

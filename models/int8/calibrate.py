@@ -1,5 +1,8 @@
 """Statistics of the inputs of every matrix over real chats, position 0 left out.
 
+They are computed in float64 and told in float32, so that every processor calibrates, and then rounds, alike: sums of
+float32 differ from one to the next by what decides some roundings, and with them what a small model says.
+
 Position 0 carries activations a thousand times larger than any other; artifacts ship its keys and values in float32
 instead of running it, so it must not set the scales.
 """
@@ -45,7 +48,7 @@ class Observed:
         largest = float(site.largest.max())
         if largest == 0.0:
             return 1.0
-        rows = torch.cat(site.rows)
+        rows = torch.cat(site.rows).to(torch.float64)
         best_scale, lowest = largest / LEVELS, float("inf")
         for clip in _CLIPS:
             scale = largest * clip / LEVELS
@@ -57,8 +60,8 @@ class Observed:
 
 
 def observe(model: FusedModel, sequences: Sequence[Sequence[int]]) -> Observed:
-    """Run `sequences` through the float32 decoder and watch every matrix."""
-    decoder = Decoder(model)
+    """Run `sequences` through the decoder and watch every matrix."""
+    decoder = Decoder(model, torch.float64)
     sites: dict[tuple[int, str], Site] = {}
     tokens = sum(len(sequence) - 1 for sequence in sequences)
     stride = max(1, tokens // _SAMPLED_ROWS)
@@ -67,7 +70,7 @@ def observe(model: FusedModel, sequences: Sequence[Sequence[int]]) -> Observed:
         later = inputs.position_ids[0] > 0
 
         def watch(layer: int, name: str, x: torch.Tensor, later: torch.Tensor = later) -> None:
-            rows = x[0] if name == "head" else x[0, later]
+            rows = (x[0] if name == "head" else x[0, later]).to(torch.float32)
             largest = rows.abs().amax(dim=0)
             site = sites.get((layer, name))
             if site is None:

@@ -1,4 +1,4 @@
-"""What the first token of a sequence leaves behind, computed in float32 because INT8 scales cannot hold it.
+"""What the first token of a sequence leaves behind, kept in float32 because INT8 scales cannot hold it.
 
 Models of this kind park attention on the first position: a few of its activations grow a thousand times larger than
 any other (massive activations, Sun et al., 2024), far beyond what one scale a tensor can carry. An artifact therefore
@@ -54,7 +54,8 @@ def _alone(model: FusedModel, ids: list[int]) -> tuple[Array, Array, Array]:
     config, count = model.config, len(ids)
     nothing = [torch.zeros(count, config.num_kv_heads, 0, config.head_dim)] * len(model.layers)
     zeros = torch.zeros(count, 1, dtype=torch.int64)
-    step = Decoder(model)(
+    step = Decoder(model, torch.float64)(
         Inputs(torch.tensor(ids)[:, None], zeros, torch.zeros(count, 1, 1, 1), zeros, nothing, nothing)
     )
-    return torch.stack(step.new_k).numpy(), torch.stack(step.new_v).numpy(), step.logits[:, 0].numpy()
+    keys, values = (torch.stack(part).to(torch.float32).numpy() for part in (step.new_k, step.new_v))
+    return keys, values, step.logits[:, 0].to(torch.float32).numpy()

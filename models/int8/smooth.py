@@ -24,7 +24,7 @@ def factors(inputs: Array, weights: Array) -> Array:
     Args:
         inputs, weights: largest magnitude per channel, both of the same shape.
     """
-    x, w = (np.maximum(part, max(float(part.max()) * _FLOOR, 1e-12)) for part in (inputs, weights))
+    x, w = (np.maximum(part.astype(np.float64), max(float(part.max()) * _FLOOR, 1e-12)) for part in (inputs, weights))
     logs = ALPHA * np.log(x) - (1 - ALPHA) * np.log(w)
     result: Array = np.exp(logs - logs.mean()).astype(np.float32)
     return result
