@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from router.base.credentials import url_fault
 from router.upstream.settings import BackendSettings
+
+_SETTLED_S = 1.0
+"""Who rewrites a file empties it first: one that was changed so lately may not be whole."""
+_LOOKS = 10
 
 
 class DiscoveryError(Exception):
@@ -19,13 +24,13 @@ async def find_servers(backend: BackendSettings) -> list[str]:
     """Return the base URLs of a backend's servers, each once, in a stable order.
 
     Raises:
-        DiscoveryError: the name does not resolve, or the file cannot be read or holds what is no URL.
+        DiscoveryError: the name does not resolve, or the file cannot be read, holds what is no URL, or never rests.
     """
     if backend.urls:
         return list(dict.fromkeys(_base(url) for url in backend.urls))
     if backend.dns:
         return await _resolved(backend.dns)
-    return await asyncio.to_thread(_listed, backend.file)
+    return _listed(await _settled(backend.file), backend.file)
 
 
 async def _resolved(url: str) -> list[str]:
@@ -40,21 +45,36 @@ async def _resolved(url: str) -> list[str]:
     return [_base(urlunsplit((parts.scheme, netloc, parts.path, "", ""))) for netloc in netlocs]
 
 
-def _listed(file: str) -> list[str]:
+async def _settled(file: str) -> str:
+    """Return the text of a file that nobody has just changed; waits for that."""
+    for _ in range(_LOOKS):
+        text, age_s = await asyncio.to_thread(_read, file)
+        if abs(age_s) >= _SETTLED_S:
+            return text
+        await asyncio.sleep(_SETTLED_S - abs(age_s))
+    raise DiscoveryError(f"{file} changes all the time: write another file, and rename it")
+
+
+def _read(file: str) -> tuple[str, float]:
+    """Return the text of a file, and how many seconds ago it was changed."""
     path = Path(file).expanduser()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
+        return text, time.time() - path.stat().st_mtime
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise DiscoveryError(f"cannot read {path}: {why}") from error
+
+
+def _listed(text: str, file: str) -> list[str]:
     urls: dict[str, None] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.splitlines(), 1):
         url = line.partition("#")[0].strip()
         if not url:
             continue
         fault = url_fault(url, "the backend's `api_key`")
         if fault:  # half a file, perhaps still being written, must not end servers that it does not name yet
-            raise DiscoveryError(f"{path}:{number}: {fault}")
+            raise DiscoveryError(f"{file}:{number}: {fault}")
         urls[_base(url)] = None
     return list(urls)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,17 @@ async def test_a_half_written_file_is_told_and_ends_no_server(tmp_path: Path, co
     with pytest.raises(DiscoveryError, match=why) as raised:
         await find_servers(backend(file=str(listed)))
     assert "key@" not in str(raised.value)
+
+
+async def test_a_file_that_is_just_rewritten_is_read_once_it_is_whole(tmp_path: Path) -> None:
+    listed = tmp_path / "servers"
+    listed.touch()
+    soon_s = time.time() + 0.9  # a busy machine takes as long to look at it
+    os.utime(listed, (soon_s, soon_s))
+    finding = asyncio.create_task(find_servers(backend(file=str(listed))))
+    await asyncio.sleep(0.05)
+    listed.write_text("http://a:1\n")
+    assert await finding == ["http://a:1"]
 
 
 async def test_a_missing_file_is_told(tmp_path: Path) -> None:
