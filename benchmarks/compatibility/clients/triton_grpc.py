@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as client_module
 from checking import Checks, Pieces, Server
-from triton_calls import PROMPT, Caller, add_checks
+from triton_calls import GREEDY, PROMPT, Caller, add_checks
 
 checks = Checks(("tritonclient", "grpcio"))
 
@@ -59,7 +59,9 @@ def stream(server: Server) -> None:
         caller.client.start_stream(
             callback=lambda result, error: done.put((result, error)), headers=caller.headers, stream_timeout=60
         )
-        caller.client.async_stream_infer(server.stream_model, built, request_id="s1", enable_empty_final_response=True)
+        caller.client.async_stream_infer(
+            server.stream_model, built, request_id="s1", enable_empty_final_response=True, parameters=GREEDY
+        )
         final = False
         while not final:
             result, error = done.get(timeout=60)
