@@ -14,7 +14,7 @@ from router.values.replica import Place
     [
         ("smollm2-135m", Place("smollm2-135m")),
         ("HuggingFaceTB/SmolLM2-135M-Instruct", Place("smollm2-135m")),
-        ("smollm2-135m-int8", Place("smollm2-135m", 1, 0.995)),
+        ("smollm2-135m-int8", Place("smollm2-135m", 1, 0.994)),
         ("smollm2-135m-pruned-int8", Place("smollm2-135m", 3, 0.686)),
         ("smollm2", None),
         ("", None),
