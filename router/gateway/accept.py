@@ -13,7 +13,9 @@ from collections.abc import Callable
 
 import structlog
 
+from router.base.shortage import is_among_last
 from router.base.timers import end
+from router.gateway.connection import KEPT_FILES
 
 log = structlog.get_logger("router.gateway")
 
@@ -63,6 +65,8 @@ def _accept_some(bound: socket.socket, begin: Begin, failed: asyncio.Future[str]
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         begin(accepted, address)
+        if is_among_last(accepted, KEPT_FILES):  # whoever makes room for it is closed at the end of this turn
+            return
 
 
 class PlainAcceptor:

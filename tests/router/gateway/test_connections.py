@@ -21,8 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
+from router.base.shortage import is_among_last
+from router.gateway.accept import _accept_some
 from router.gateway.app import create_app
-from router.gateway.connection import ConnectionLimits, GuardedProtocol
+from router.gateway.connection import KEPT_FILES, ConnectionLimits, GuardedProtocol
 from router.gateway.connection_table import ConnectionTable, address_of
 from router.gateway.lingering import LingeringTransport
 from router.gateway.listener import Listener, allow_open_files, bind
@@ -231,6 +233,21 @@ crowd = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in rang
 print("there", flush=True)
 sys.stdin.read()
 """
+
+
+async def test_one_turn_takes_no_more_than_the_first_of_the_last_files() -> None:
+    """Those that make room are closed behind it: a burst would take what is kept for others meanwhile."""
+    taken: list[socket.socket] = []
+    with contextlib.ExitStack() as opened:
+        bound = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=100))
+        bound.setblocking(False)
+        for _ in range(80):
+            opened.enter_context(socket.create_connection(bound.getsockname()))
+        with few_files(100):
+            _accept_some(bound, lambda accepted, _: taken.append(accepted), asyncio.get_running_loop().create_future())
+            assert [is_among_last(one, KEPT_FILES) for one in taken].count(True) == 1
+        for one in taken:
+            opened.enter_context(one)
 
 
 @pytest.mark.process
