@@ -90,7 +90,13 @@ class PlainAcceptor:
     def _begin(self, accepted: socket.socket, _: object) -> None:
         task = asyncio.get_running_loop().create_task(self._connect(accepted), name="connection")
         self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        task.add_done_callback(lambda _: self._ended(task, accepted))
+
+    def _ended(self, task: asyncio.Task[None], accepted: socket.socket) -> None:
+        """Let go of a connection that nobody serves: its task may have been ended before it began."""
+        self._connecting.discard(task)
+        if task.cancelled():
+            accepted.close()
 
     async def _connect(self, accepted: socket.socket) -> None:
         with contextlib.suppress(OSError):
