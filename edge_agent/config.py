@@ -41,6 +41,8 @@ Megabits = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 Price = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
+_METERED_POLL_S = 30.0
+
 
 class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`[agent]`.
@@ -144,6 +146,8 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         url: base URL of its gateway, e.g. `https://cloud.example:8700`, without credentials; empty: there is none.
         api_key: bearer token; `env:NAME` is read from the environment.
         ca_file, client_cert, client_key: PEM files for a private authority and mutual TLS.
+        idle_poll_interval_s: between two looks at its load and health once it was not used for a minute; 0: as
+            `poll_interval_s`, and 30 s where the link is metered.
         uplink_mbps, downlink_mbps: megabits a second, believed until some were measured, and again when none was for
             long.
         price_per_mbyte: what a megabyte on the link costs, either way, in answers of full quality; 0: it is not
@@ -153,6 +157,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     url: str = ""
     api_key: str = ""
     poll_interval_s: Seconds = 1.0
+    idle_poll_interval_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     connect_timeout_s: Seconds = 2.0
     ca_file: str = ""
     client_cert: str = ""
@@ -169,6 +174,15 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if fault:
             raise ValueError(f"upstream.url: {fault}")
+
+    @property
+    def unused_poll_s(self) -> float:
+        """Seconds between two polls of an upstream that nobody uses; 0: as many as between any two.
+
+        One poll a second is two gigabytes a month, more than many a metered link is paid for.
+        """
+        chosen = self.idle_poll_interval_s
+        return _METERED_POLL_S if chosen == 0 and self.price_per_mbyte > 0 else chosen
 
 
 class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

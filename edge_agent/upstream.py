@@ -31,6 +31,7 @@ def _tier(settings: UpstreamSettings, surroundings: Surroundings) -> UpstreamTie
         options=ServerOptions(
             api_key=secret(settings.api_key, "upstream.api_key") or None,
             poll_interval_s=settings.poll_interval_s,
+            idle_poll_interval_s=settings.unused_poll_s,
             ca_file=file_of(settings.ca_file),
             client_cert=file_of(settings.client_cert),
             client_key=file_of(settings.client_key),

@@ -94,6 +94,10 @@ class UpstreamContext(Protocol):
         """Ask for a probe now: a request could not reach the upstream."""
         ...
 
+    def used(self) -> None:
+        """A request goes there now."""
+        ...
+
 
 class _Reported(msgspec.Struct):
     """The last load report."""
@@ -310,6 +314,7 @@ class _Counted:
         self._info = info
         self._own = running.begin(request.prompt_tokens, tokens, tier.clock.now_s())
         self._held = tier.credits.spend()
+        tier.used()
 
     def __enter__(self) -> Running:
         return self._own

@@ -53,6 +53,7 @@ class ServerOptions:
     Attributes:
         api_key: sent as bearer key.
         poll_interval_s: between two polls of its load.
+        idle_poll_interval_s: the same, once it was not used for a minute; at least `poll_interval_s`.
         ca_file: PEM bundle to trust instead of the system's.
         client_cert, client_key: PEM files for mutual TLS, both or neither.
         connect_timeout_s: TCP and TLS handshake.
@@ -64,6 +65,7 @@ class ServerOptions:
 
     api_key: str | None = None
     poll_interval_s: float = 1.0
+    idle_poll_interval_s: float = 0.0
     ca_file: Path | None = None
     client_cert: Path | None = None
     client_key: Path | None = None
@@ -113,7 +115,8 @@ class PolledServer(abc.ABC):
         self._options = options or ServerOptions()
         draw = random.Random(self.instance)  # noqa: S311 - spreads polls, hides nothing
         self.credits = CreditAccount(clock, draw)
-        self._schedule = PollSchedule(self._options.poll_interval_s, clock, self.credits, draw)
+        often_s, idle_s = self._options.poll_interval_s, self._options.idle_poll_interval_s
+        self._schedule = PollSchedule(often_s, clock, self.credits, draw, idle_s)
         self._hooks = hooks or SourceHooks()
         secure = self.endpoint.startswith("https:")
         files = (self._options.ca_file, self._options.client_cert, self._options.client_key)
@@ -192,6 +195,11 @@ class PolledServer(abc.ABC):
 
     def doubt(self) -> None:
         self._wake.set()
+
+    def used(self) -> None:
+        """A request goes there: polls that had become rare are due again."""
+        if self._schedule.used():
+            self._wake.set()
 
     def wanted(self) -> None:
         """A request has begun to wait, perhaps for a credit of this server."""

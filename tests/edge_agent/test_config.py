@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_agent.config import EdgeConfig, GatewaySettings, key_sources, load_config
+from edge_agent.config import EdgeConfig, GatewaySettings, UpstreamSettings, key_sources, load_config
 from router.base.config import Flag, decode
 from router.base.credentials import secret
 from router.base.errors import ConfigError
@@ -182,3 +182,11 @@ def test_what_is_no_origin_is_refused_with_its_line(tmp_path: Path) -> None:
         load_config(path)
     path.write_text('[cors]\nallow_origins = ["https://app.example"]\n')
     assert load_config(path).cors.allow_origins == ("https://app.example",)
+
+
+@pytest.mark.parametrize(
+    ("upstream", "seconds"),
+    [({}, 0.0), ({"price_per_mbyte": 0.01}, 30.0), ({"price_per_mbyte": 0.01, "idle_poll_interval_s": 5.0}, 5.0)],
+)
+def test_a_metered_link_is_polled_seldom_while_nobody_uses_it(upstream: dict[str, float], seconds: float) -> None:
+    assert UpstreamSettings(**upstream).unused_poll_s == seconds

@@ -11,10 +11,10 @@ from router.values.credits import Grant
 from tests.support.clocks import VirtualClock
 
 
-def schedule(seed: int = 1) -> tuple[PollSchedule, CreditAccount, VirtualClock]:
+def schedule(seed: int = 1, idle_interval_s: float = 0.0) -> tuple[PollSchedule, CreditAccount, VirtualClock]:
     clock, draw = VirtualClock(), random.Random(seed)
     account = CreditAccount(clock, draw)
-    return PollSchedule(1.0, clock, account, draw), account, clock
+    return PollSchedule(1.0, clock, account, draw, idle_interval_s), account, clock
 
 
 def test_the_usual_pause_is_the_interval_give_or_take_a_tenth() -> None:
@@ -73,3 +73,53 @@ def test_who_wants_nothing_polls_as_seldom_as_a_large_fleet_must_and_asks_when_i
     assert polls.wants_poll()
     account.told(Grant(credits=1, for_s=2.0), clock.now_s())
     assert not polls.wants_poll()
+
+
+def pauses_of(polls: PollSchedule, clock: VirtualClock, seconds: float) -> list[float]:
+    pauses = []
+    until_s = clock.now_s() + seconds
+    while clock.now_s() < until_s:
+        pauses.append(polls.pause_s(reachable=True))
+        clock.pass_s(pauses[-1])
+    return pauses
+
+
+def test_who_is_not_used_for_a_minute_is_polled_as_seldom_as_was_asked() -> None:
+    polls, _, clock = schedule(idle_interval_s=30.0)
+    first = pauses_of(polls, clock, 59.0)
+    assert max(first) <= 1.1
+    assert not polls.resting
+    clock.pass_s(2.0)
+    later = pauses_of(polls, clock, 600.0)
+    assert min(later) >= 27.0
+    assert polls.resting
+    assert polls.wants_poll(), "a request that waits brings the next one forward"
+    assert polls.pause_s(reachable=True, busy=True) <= 1.1
+    assert not polls.resting
+    assert max(pauses_of(polls, clock, 59.0)) <= 1.1, "used a moment ago"
+
+
+def test_rest_is_over_while_a_credit_is_waited_for_or_a_probe_is_confirmed() -> None:
+    polls, account, clock = schedule(idle_interval_s=30.0)
+    clock.pass_s(100.0)
+    assert polls.pause_s(reachable=True) >= 27.0
+    account.told(Grant(again_s=0.2), clock.now_s(), wanted=1)
+    assert polls.pause_s(reachable=True) <= 0.22
+    assert polls.pause_s(reachable=True, confirming=True) == polls.soonest_s
+    assert not polls.resting
+
+
+def test_a_lost_upstream_is_polled_as_ever_and_for_a_minute_after_it_came_back() -> None:
+    polls, _, clock = schedule(idle_interval_s=30.0)
+    clock.pass_s(100.0)
+    assert polls.pause_s(reachable=False) <= 1.5
+    assert polls.pause_s(reachable=True) <= 1.1
+
+
+def test_an_idle_interval_below_the_usual_one_changes_nothing() -> None:
+    polls, account, clock = schedule(idle_interval_s=0.5)
+    clock.pass_s(100.0)
+    assert polls.pause_s(reachable=True) >= 0.9
+    assert not polls.resting
+    account.told(Grant(again_s=20.0), clock.now_s())
+    assert polls.pause_s(reachable=True) >= 18.0, "as a large fleet must"

@@ -416,6 +416,42 @@ async def test_rungs_that_change_are_taken_over() -> None:
             await until(lambda: len(changes) == 2)
 
 
+class HastyClock(MonotonicClock):
+    """The real time, and `ahead_s` more."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def now_s(self) -> float:
+        return super().now_s() + self.ahead_s
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_an_upstream_that_nobody_used_is_polled_again_once_a_request_goes_there(
+    server: Server, *, waits: bool
+) -> None:
+    clock, polls = HastyClock(), 0
+
+    def polled(_: str) -> None:
+        nonlocal polls
+        polls += 1
+
+    options = replace(FAST, idle_poll_interval_s=3000.0)
+    hooks = SourceHooks(probe_succeeded=polled)
+    async with UpstreamTier(server.url, link=Link(server.url), clock=clock, options=options, hooks=hooks) as tier:
+        await until(lambda: polls > 2)
+        clock.ahead_s = 100.0
+        seen = -1
+        while polls != seen:  # ten usual pauses without one
+            seen = polls
+            await asyncio.sleep(10 * FAST.poll_interval_s)
+        if waits:
+            tier.wanted()
+        else:
+            assert [chunk async for chunk in tier.replicas[0].generate(ask())]
+        await until(lambda: polls > seen + 2)  # the next would be due in 45 minutes
+
+
 async def test_what_was_sent_since_the_report_counts(server: Server) -> None:
     async with upstream(server.url, poll_interval_s=60) as tier:
         replica = await best(tier)
