@@ -48,7 +48,7 @@ MODULES = {
     "router/dispatch": (
         "admission answer_room attempt_run attempt_stream binding blame candidates decision_value dispatcher feedback "
         "give_up hedge imagining journey lost outcomes peers pending pool queue record refusals rejections served "
-        "slots telemetry view"
+        "slots telemetry tries view"
     ),
     "router/simulation": "call device loop network prefix_cache run values",
 }

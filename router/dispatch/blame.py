@@ -2,8 +2,10 @@
 
 | verdict         | errors                                         | breaker          | cools down  | this request |
 |-----------------|------------------------------------------------|------------------|-------------|--------------|
-| `REQUEST`       | `InvalidRequest`: HTTP 4xx but those below; it | -                | -           | elsewhere,   |
-|                 | cannot be written as HTTP or JSON              |                  |             | else fails   |
+| `REQUEST`       | `InvalidRequest`: HTTP 4xx but those below; it | -                | -           | to another   |
+|                 | cannot be written as HTTP or JSON              |                  |             | kind of      |
+|                 |                                                |                  |             | server, else |
+|                 |                                                |                  |             | fails        |
 | `REFUSED_ONE`   | `RefusedAlone`: deadline, TTFT or TPOT lost,   | -                | -           | elsewhere,   |
 |                 | all replicas there failed for it;              |                  |             | else refused |
 |                 | `BodyShed`: no room for one so large;          |                  |             |              |

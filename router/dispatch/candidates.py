@@ -65,7 +65,7 @@ def _candidates(
     """Return the candidates among `names`, and the longest length expected on any of them; adds to `rejections`."""
     request, settings, signals = pending.request, pool.settings, pool.signals
     latency, affinity, ahead_of = signals.latency, signals.affinity, pool.ahead
-    objective, views, now_s, failed = request.objective, pool.views, pool.now_s, pending.failed
+    objective, views, now_s, failed = request.objective, pool.views, pool.now_s, bool(pending.failed)
     needed, least_quality = pending.needed_tokens(settings), objective.min_quality
     bounded = pool.locality is not Locality.ANY or objective.locality is not Locality.ANY
     generates, wants = request.task is Task.GENERATE, bool(request.wants)
@@ -74,7 +74,7 @@ def _candidates(
         not generates
         or bounded
         or wants
-        or bool(failed)
+        or failed
         or needed > served.least_context_tokens
         or least_quality > served.least_quality
     )
@@ -96,7 +96,7 @@ def _candidates(
                     bounded
                     or wants
                     or not generates
-                    or name in failed
+                    or failed
                     or needed > info.context_tokens
                     or info.quality < least_quality
                 )

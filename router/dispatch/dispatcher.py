@@ -330,10 +330,10 @@ class Dispatcher:
         settings = self.settings.hedge
         prediction = attempt.choice.candidate.prediction
         self._hedges.earn(device_seconds(prediction, attempt.expected_tokens), settings.budget)
-        clean = journey.spent == 0 and not journey.request.continuation and not attempt.trial
+        clean = journey.tries.spent == 0 and not journey.request.continuation and not attempt.trial
         background = journey.request.objective.priority < 0
         alone = self._binder.pool.devices < 2  # a second attempt goes to another one
-        if not settings.enabled or alone or background or not clean or journey.attempts_left < _HEDGED_ATTEMPTS:
+        if not settings.enabled or alone or background or not clean or journey.tries.left < _HEDGED_ATTEMPTS:
             return math.inf
         return attempt.sent_at_s + max(prediction.ttft_high_s, LEAST_WAIT_S)
 

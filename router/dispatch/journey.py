@@ -18,11 +18,12 @@ from router.base.errors import (
     ReplicasFailed,
 )
 from router.dispatch.attempt_run import AttemptRun, Surroundings
-from router.dispatch.blame import Verdict, outcome_of, verdict
+from router.dispatch.blame import Verdict, outcome_of
 from router.dispatch.feedback import Feedback
 from router.dispatch.hedge import HedgedRun
 from router.dispatch.pending import PendingRequest
 from router.dispatch.record import DecisionRecord
+from router.dispatch.tries import Tries
 from router.signals.in_flight import Attempt
 from router.signals.length import LengthWatch
 from router.values.answer import Answer, Route, Tap
@@ -31,7 +32,6 @@ from router.values.request import InferenceRequest, Outcome
 from router.values.usage import Usage
 
 _RETRY_AFTER_S = 1.0
-_MAX_CRASHES = 2  # replicas on which one request may crash: its content may be what does it
 
 
 class Dispatching(Surroundings, Protocol):
@@ -77,10 +77,7 @@ class Journey:
         last_at_s: when the last token came.
         ended_at_s: when the answer was whole and no replica worked on it any more, None where it never was.
         tap: who takes its text past its reader.
-        failed: replica ids that may not serve it again.
-        attempts: replicas that were tried.
-        spent: attempts that failed, those told by upstream tiers included: what the budget has lost.
-        crashes: how many of them crashed.
+        tries: what it was tried on.
         tokens, chars: what was made for the caller, who may still have to read some of it.
     """
 
@@ -90,10 +87,6 @@ class Journey:
     record: DecisionRecord
     length: LengthWatch
     route: Route | None = None
-    failed: set[str] = field(default_factory=set)
-    attempts: int = 0
-    spent: int = 0
-    crashes: int = 0
     tokens: int = 0
     chars: int = 0
     degraded: bool = False
@@ -111,11 +104,14 @@ class Journey:
     _cached_tokens: int | None = None
     _text: list[str] = field(default_factory=list)
     _passed: bool = False  # a piece of a reply that nobody else can go on with
+    tries: Tries = field(init=False)
     _accepted: InferenceRequest = field(init=False)
     _run: HedgedRun | None = None
 
     def __post_init__(self) -> None:
         self._accepted = self.request
+        most, told = self.dispatcher.settings.max_attempts, self.request.attempts_left
+        self.tries = Tries(self.record, most if told is None else min(most, told))
 
     @property
     def ready(self) -> bool:
@@ -152,7 +148,7 @@ class Journey:
     def refused(self, error: OverspillError) -> Outcome:
         """Note what the caller is told of a request that nobody finished."""
         self.record.failed_with(error)
-        error.attempts = self.spent or error.attempts
+        error.attempts = self.tries.spent or error.attempts
         return outcome_of(error)
 
     async def bind(self) -> Attempt:
@@ -169,12 +165,15 @@ class Journey:
             raise self._broken(error) from error
 
     def pending(self, wait_until_s: float) -> PendingRequest:
-        return PendingRequest(self.request, frozenset(self.failed), wait_until_s, self.length)
+        tries = self.tries
+        return PendingRequest(self.request, frozenset(tries.failed), wait_until_s, self.length, tries.refused_by)
 
     def begin(self, attempt: Attempt) -> HedgedRun:
         """Return the attempt as it is led from now on: a second one may be made beside it."""
-        self.attempts += 1
-        request = self._for_upstream(attempt, self._capped(attempt))
+        self.tries.number += 1
+        request = self._capped(attempt)
+        if attempt.info.remote:
+            request = replace(request, attempts_left=self.tries.left_for(attempt))
         due_s = self.dispatcher.hedge_due_s(self, attempt)
         self._run = HedgedRun(self, self._running(attempt, request), due_s)
         return self._run
@@ -210,31 +209,6 @@ class Journey:
         """Say who answers: `second`, if it was the later attempt."""
         self.hedged = second
         self.feedback.hedge_decided(winner, self, second=second)
-
-    @property
-    def attempts_left(self) -> int:
-        """Replicas that may still be tried, here and in upstream tiers together."""
-        most, told = self.dispatcher.settings.max_attempts, self._accepted.attempts_left
-        return (most if told is None else min(most, told)) - self.spent
-
-    def _for_upstream(self, attempt: Attempt, request: InferenceRequest) -> InferenceRequest:
-        """Hand on what is left of the budget; one attempt stays here where the request might still go another way."""
-        if not attempt.info.remote:
-            return request
-        left = self.attempts_left
-        return replace(request, attempts_left=max(1, left - 1 if self._another_way(attempt) else left))
-
-    def _another_way(self, attempt: Attempt) -> bool:
-        """Whether the request might be served at another endpoint than the one of this attempt."""
-        situation, endpoint = self.record.situation, attempt.info.endpoint
-        return situation is not None and any(c.info.endpoint != endpoint for c in situation.candidates)
-
-    def _at(self, endpoint: str) -> set[str]:
-        """Replicas of an endpoint, as the last decision knew them: those that could serve, and those that could not."""
-        situation = self.record.situation
-        infos = [c.info for c in situation.candidates] if situation is not None else []
-        infos += [rejection.info for rejection in self.record.rejections]
-        return {info.replica_id for info in infos if info.endpoint == endpoint}
 
     def ends_s(self) -> float:
         """When the answer has to end; infinity without a deadline, or where it no longer applies."""
@@ -322,7 +296,7 @@ class Journey:
 
     def _route(self, attempt: Attempt, origin: Origin | None) -> Route:
         info, choice = attempt.info, attempt.choice
-        reason = "failover" if self.attempts > 1 else "hedge" if self.hedged else choice.reason
+        reason = "failover" if self.tries.number > 1 else "hedge" if self.hedged else choice.reason
         if origin is not None and origin.degraded and not choice.degraded and origin.reason:
             reason = origin.reason
         return Route(
@@ -387,12 +361,9 @@ class Journey:
         own = self._note_failure(attempt, error) in {Verdict.REQUEST, Verdict.REFUSED_ONE}
         if self._passed:
             raise ReplicaBroken(f"the reply broke off, nobody can finish it: {error.message}") from error
-        if attempt.info.remote and self.attempts_left == 1 and self._another_way(attempt):  # the one that was kept
-            self.failed |= self._at(attempt.info.endpoint)
-        last = self.attempts_left < 1
-        if isinstance(error, ReplicaCrashed):  # perhaps on what the request holds
-            own, last = True, last or self.crashes >= _MAX_CRASHES
-        if last or (own and not self.dispatcher.has_alternative(self)):
+        self.tries.keep_one_for_others(attempt)
+        own = own or isinstance(error, ReplicaCrashed)  # perhaps on what the request holds
+        if self.tries.over or (own and not self.dispatcher.has_alternative(self)):
             raise self._final(error) from error
 
     def _is_out_of_time(self, attempt: Attempt, error: OverspillError) -> bool:
@@ -401,11 +372,7 @@ class Journey:
         return late and isinstance(error, DeadlineLost)
 
     def _note_failure(self, attempt: Attempt, error: OverspillError) -> Verdict:
-        found = verdict(error)
-        self.spent += (error.attempts or 1) if attempt.info.remote else 1
-        self.crashes += isinstance(error, ReplicaCrashed)
-        if not found.cools:
-            self.failed.add(attempt.info.replica_id)
+        found = self.tries.note(attempt, error)
         self.feedback.failed(attempt, self, error)
         return found
 
@@ -414,7 +381,7 @@ class Journey:
             return self._broken(error)
         if isinstance(error, ReplicaError) and not isinstance(error, ReplicaCrashed):
             return ReplicasFailed(
-                f"{self.attempts} replicas failed, the last: {error.message}", retry_after_s=_RETRY_AFTER_S
+                f"{self.tries.number} replicas failed, the last: {error.message}", retry_after_s=_RETRY_AFTER_S
             )
         return error
 

@@ -19,6 +19,25 @@ _TRIES = 8
 _FEW = 4  # so many are looked at anyway
 
 
+def alike(refusing: ReplicaInfo, other: ReplicaInfo) -> bool:
+    """Tell whether what one replica says of a request itself holds for another: neither is known to differ in it.
+
+    Servers of one backend are of one kind, so are the rungs of one upstream tier, and copies of one engine. A longer
+    window may take what a shorter one refused.
+    """
+    if refusing.backend or other.backend:
+        related = refusing.backend == other.backend
+    elif refusing.remote or other.remote:
+        related = refusing.endpoint == other.endpoint
+    else:
+        related = refusing.variant == other.variant
+    return related and other.context_tokens <= refusing.context_tokens and _abilities(refusing) == _abilities(other)
+
+
+def _abilities(info: ReplicaInfo) -> tuple[object, ...]:
+    return info.version, info.lacks, info.offers, info.signature
+
+
 class _Bag:
     """Names to draw from; what is done takes the same time, however many there are."""
 

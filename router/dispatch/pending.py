@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from router.signals.length import LengthWatch
 from router.values.feature import Feature
+from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest, Objective
 from router.values.settings import RouterSettings
 
@@ -22,6 +23,7 @@ class PendingRequest:
         failed: replica ids that failed for it.
         wait_until_s: when it is given up, on the tier's clock.
         length: what is believed of the length of its whole answer.
+        refused_by: who refused it as its caller's mistake.
         left_tokens: longest rest of the answer under the caller's cap, None without one.
         least_prompt_tokens: what the prompt surely has.
     """
@@ -30,6 +32,7 @@ class PendingRequest:
     failed: frozenset[str]
     wait_until_s: float
     length: LengthWatch
+    refused_by: tuple[ReplicaInfo, ...] = ()
     _defaulted: Objective | None = None
     _needs: frozenset[Feature] | None = None
     left_tokens: int | None = field(init=False)

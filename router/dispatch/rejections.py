@@ -12,6 +12,7 @@ from router.base.errors import (
     ReplicasFailed,
     Unavailable,
 )
+from router.dispatch.peers import alike
 from router.dispatch.pending import PendingRequest
 from router.dispatch.pool import Pool
 from router.dispatch.record import Rejection
@@ -57,8 +58,13 @@ def reject(pending: PendingRequest, view: ReplicaView, pool: Pool) -> Rejection 
 
 def _reject_now(pending: PendingRequest, view: ReplicaView) -> Rejection | None:
     info, health, snapshot = view.info, view.health, view.snapshot
-    if info.replica_id in pending.failed:
-        return Rejection(info, "already-failed", "failed for this request", temporary=True)
+    if pending.failed:
+        if info.replica_id in pending.failed:
+            return Rejection(info, "already-failed", "failed for this request", temporary=True)
+        for other in pending.refused_by:
+            if alike(other, info):
+                text = f"like {_called(other)}, which refused it as the caller's mistake"
+                return Rejection(info, "already-failed", text, temporary=True)
     if not snapshot.available:
         why = snapshot.why or "not available"
         return Rejection(info, "unhealthy", why, temporary=True, again_s=snapshot.back_in_s)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from router.base.errors import InvalidRequest, ReplicaBroken, ReplicaUnreachable, Unavailable
+from router.base.errors import InvalidRequest, OverspillError, ReplicaBroken, ReplicaUnreachable, Unavailable
 from router.dispatch.dispatcher import Dispatcher
 from router.signals.link import Link, LinkPrior
 from router.values.chunk import FinishReason, Origin, TokenChunk
@@ -59,7 +59,7 @@ class FakeReplica:
 
     Attributes:
         faults: taken from the front, one a call: `unreachable`, `crash`, `invalid`, `hang`, `silent`, `("refuse", s)`,
-            `("break", n)`, `("stall", n)`, `("empty", n)` after n tokens, or None.
+            `("break", n)`, `("stall", n)`, `("empty", n)` after n tokens, an error of the tree, or None.
         cuts: its answers end by length, whatever their cap.
         kv_tokens: size of its KV cache, of which the requests inside hold their prompts; None tells nothing of it.
         most_kv_tokens: the most that they ever held.
@@ -117,6 +117,8 @@ class FakeReplica:
         self.sent.append(request)
         fault = self.faults.pop(0) if self.faults else None
         kind, at = fault if isinstance(fault, tuple) else (fault, 0)
+        if isinstance(kind, OverspillError):
+            raise kind
         if kind == "unreachable":
             raise ReplicaUnreachable("connection refused")
         if kind == "refuse":
