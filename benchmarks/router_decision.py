@@ -107,7 +107,7 @@ def measure(candidates: int, policy_name: str, decisions: int) -> dict[str, obje
             accepted_at_s=now_s,
             prompt_bytes=5 * prompt_tokens,
         )
-        return PendingRequest(request, frozenset(), now_s + 30.0, signals.lengths.watch(request, request.model))
+        return PendingRequest(request, {}, now_s + 30.0, signals.lengths.watch(request, request.model))
 
     def took_us(index: int, *, anew: bool) -> float:
         asked, moved = newcomer(150 + index), replicas[index % candidates]

@@ -291,18 +291,18 @@ class AttemptRun:
             if self._clock.now_s() >= self._ends_s:
                 return self._journey.end_at_deadline(attempt)
             if attempt.first_at_s is None:
-                raise ReplicaUnreachable(f"{attempt.info.replica_id}: silent for too long") from None
-            raise self._broken("silent for too long") from None
+                silent = f"no first token within {self._timeout_s:g} s (`router.first_token_timeout_ms`)"
+                raise ReplicaUnreachable(f"{attempt.info.called}: {silent}") from None
+            raise self._broken(f"silent for {self._timeout_s:g} s in its answer (`router.stall_timeout_ms`)") from None
         except OverspillError:
             raise
         except Exception as error:  # its bug is its failure, or the request's: one other replica may try
-            name = attempt.info.replica_id
-            log.exception("replica crashed", replica=name, request_id=self._request_id)
-            raise ReplicaCrashed(f"{name}: crashed with {type(error).__name__}") from error
+            log.exception("replica crashed", replica=attempt.info.replica_id, request_id=self._request_id)
+            raise ReplicaCrashed(f"{attempt.info.called}: crashed with {type(error).__name__}") from error
 
     def _broken(self, why: str) -> ReplicaError:
         kind = ReplicaFailed if self.attempt.first_at_s is None else ReplicaBroken
-        return kind(f"{self.attempt.info.replica_id}: {why}")
+        return kind(f"{self.attempt.info.called}: {why}")
 
 
 def _is_over() -> bool:

@@ -166,7 +166,7 @@ class Journey:
 
     def pending(self, wait_until_s: float) -> PendingRequest:
         tries = self.tries
-        return PendingRequest(self.request, frozenset(tries.failed), wait_until_s, self.length, tries.refused_by)
+        return PendingRequest(self.request, dict(tries.failed), wait_until_s, self.length, tries.refused_by)
 
     def begin(self, attempt: Attempt) -> HedgedRun:
         """Return the attempt as it is led from now on: a second one may be made beside it."""
@@ -230,7 +230,7 @@ class Journey:
         if not self._text:
             deadline_s = self.request.objective.deadline_s
             raise DeadlineLost(
-                f"the deadline of {deadline_s:g} s passed before the first token of {attempt.info.replica_id}",
+                f"the deadline of {deadline_s:g} s passed before the first token of {attempt.info.called}",
                 retry_after_s=_RETRY_AFTER_S,
             )
         return TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
@@ -247,7 +247,7 @@ class Journey:
         """
         if not self._text:
             raise DeadlineLost(
-                f"the request gave up its slot on {attempt.info.replica_id}: it could no longer keep its deadline of "
+                f"the request gave up its slot on {attempt.info.called}: it could no longer keep its deadline of "
                 f"{self.request.objective.deadline_s:g} s, and others wait",
                 retry_after_s=_RETRY_AFTER_S,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -20,7 +21,7 @@ class PendingRequest:
 
     Attributes:
         request: what is left of it: `prompt_tokens` holds the text emitted so far, and so does `continuation_tokens`.
-        failed: replica ids that failed for it.
+        failed: replica ids that failed for it, and what it met there.
         wait_until_s: when it is given up, on the tier's clock.
         length: what is believed of the length of its whole answer.
         refused_by: who refused it as its caller's mistake.
@@ -29,7 +30,7 @@ class PendingRequest:
     """
 
     request: InferenceRequest
-    failed: frozenset[str]
+    failed: Mapping[str, str]
     wait_until_s: float
     length: LengthWatch
     refused_by: tuple[ReplicaInfo, ...] = ()

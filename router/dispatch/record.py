@@ -52,7 +52,7 @@ REJECTIONS = {
     "unhealthy": "it cannot take requests now",
     "breaker-open": "its endpoint failed and is left alone for a while",
     "cooling-down": "it refused a moment ago and said when to come back",
-    "already-failed": "it failed for this very request",
+    "already-failed": "it failed for this very request, or is like one that refused it as the caller's mistake",
     "canary": "it is the other deployment of a canary, or a canary that stepped back",
 }
 

@@ -59,11 +59,12 @@ def reject(pending: PendingRequest, view: ReplicaView, pool: Pool) -> Rejection 
 def _reject_now(pending: PendingRequest, view: ReplicaView) -> Rejection | None:
     info, health, snapshot = view.info, view.health, view.snapshot
     if pending.failed:
-        if info.replica_id in pending.failed:
-            return Rejection(info, "already-failed", "failed for this request", temporary=True)
+        met = pending.failed.get(info.replica_id)
+        if met is not None:
+            return Rejection(info, "already-failed", f"failed for this request: {met}", temporary=True)
         for other in pending.refused_by:
             if alike(other, info):
-                text = f"like {_called(other)}, which refused it as the caller's mistake"
+                text = f"like {other.called}, which refused it as the caller's mistake"
                 return Rejection(info, "already-failed", text, temporary=True)
     if not snapshot.available:
         why = snapshot.why or "not available"
@@ -166,12 +167,7 @@ def explain_none(pending: PendingRequest, rejections: Sequence[Rejection]) -> Ov
 
 def _told(rejections: Sequence[Rejection]) -> str:
     """Say why each was rejected; servers of one backend that were rejected for the same are told of once."""
-    return "; ".join(dict.fromkeys(f"{_called(r.info)}: {r.text}" for r in rejections))
-
-
-def _called(info: ReplicaInfo) -> str:
-    """Return what callers are told a replica is: ids of one backend's servers hold their addresses."""
-    return f"{info.backend}/{info.variant}" if info.backend else info.replica_id
+    return "; ".join(dict.fromkeys(f"{r.info.called}: {r.text}" for r in rejections))
 
 
 def _lacking(request: InferenceRequest, reasons: str) -> InvalidRequest:
@@ -198,7 +194,7 @@ def _fits_nowhere(request: InferenceRequest, largest: ReplicaInfo) -> ContextToo
         param = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
     return ContextTooLong.of(
         largest.context_tokens,
-        f"{what}, and no window that may serve it is larger than that of {_called(largest)}",
+        f"{what}, and no window that may serve it is larger than that of {largest.called}",
         param=param,
     )
 

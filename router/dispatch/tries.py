@@ -19,7 +19,7 @@ class Tries:
 
     Attributes:
         most: replicas that may be tried, here and in upstream tiers together.
-        failed: replica ids that may not serve it again.
+        failed: replica ids that may not serve it again, and what it met there.
         refused_by: who refused it as its caller's mistake: those that are like them (`peers.alike`) are not asked.
         number: replicas that were tried.
         spent: attempts that failed, those told by upstream tiers included: what the budget has lost.
@@ -28,7 +28,7 @@ class Tries:
 
     record: DecisionRecord
     most: int
-    failed: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)
     refused_by: tuple[ReplicaInfo, ...] = ()
     number: int = 0
     spent: int = 0
@@ -54,7 +54,7 @@ class Tries:
         self.spent += (error.attempts or 1) if attempt.info.remote else 1
         self.crashes += isinstance(error, ReplicaCrashed)
         if not found.cools:
-            self.failed.add(attempt.info.replica_id)
+            self.failed[attempt.info.replica_id] = error.message.removeprefix(f"{attempt.info.called}: ")
         if isinstance(error, InvalidRequest) and not isinstance(error, (ModelNotFound, NoTokenizer)):
             self.refused_by += (attempt.info,)
         return found
@@ -62,7 +62,8 @@ class Tries:
     def keep_one_for_others(self, attempt: Attempt) -> None:
         """Where the one attempt is left that was kept for other endpoints, leave that of a failed attempt alone."""
         if attempt.info.remote and self.left == 1 and self._another_way(attempt):
-            self.failed |= self._at(attempt.info.endpoint)
+            kept = "its server had all attempts but the one that is kept for others"
+            self.failed = {**dict.fromkeys(self._at(attempt.info.endpoint), kept), **self.failed}
 
     def _another_way(self, attempt: Attempt) -> bool:
         """Whether the request might be served at another endpoint than the one of this attempt."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
@@ -120,9 +121,22 @@ class ReplicaInfo:
         return turn if 0 < turn < prompt_tokens else prompt_tokens
 
     @property
+    def called(self) -> str:
+        """What callers are told it is: the ids of a backend's servers hold their addresses."""
+        return without_address(self.replica_id)
+
+    @property
     def device_key(self) -> str:
         """Name the device: replicas with one key divide its slots and its time."""
         return self.device or self.endpoint
+
+
+_ADDRESS = re.compile(r"^([^@/]+)@[^/]*")
+
+
+def without_address(replica_id: str) -> str:
+    """Return a replica's id without the address by which servers of one backend are told apart."""
+    return _ADDRESS.sub(r"\1", replica_id)
 
 
 class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False):

@@ -37,7 +37,7 @@ def entry(
     tokens = 4 if continuing else 0
     asked = request(clock, accepted_at_s=1000.0 - age_s, priority=priority, continuation_tokens=tokens, caller=caller)
     watch = LengthWatch([], LengthCurve.exactly(10), None, math.inf)
-    pending = PendingRequest(asked, frozenset(), wait_until_s=math.inf, length=watch)
+    pending = PendingRequest(asked, {}, wait_until_s=math.inf, length=watch)
     return QueueEntry(pending, DecisionRecord.of(asked, "slo-utility"), clock.now_s())
 
 
