@@ -11,14 +11,48 @@ import pytest
 
 from router.base.host import computes_bfloat16, usable_cores, usable_memory_bytes
 
+EVERY = len(os.sched_getaffinity(0))
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n")
+
 
 def test_a_container_quota_bounds_the_cores(tmp_path: Path) -> None:
-    quota = tmp_path / "cpu.max"
-    every = len(os.sched_getaffinity(0))
-    assert usable_cores(quota) == every
-    for text, cores in (("max 100000\n", every), ("100000 100000\n", 1), ("50000 100000\n", 1)):
-        quota.write_text(text)
-        assert usable_cores(quota) == cores
+    assert usable_cores(tmp_path) == EVERY
+    for text, cores in (("max 100000", EVERY), ("100000 100000", 1), ("50000 100000", 1), ("0 0", EVERY), ("", EVERY)):
+        write(tmp_path / "cpu.max", text)
+        assert usable_cores(tmp_path) == cores
+
+
+@pytest.mark.parametrize(
+    ("quotas", "expected"),
+    [
+        ({"a/b/cpu.max": "100000 100000"}, 1),
+        ({"a/b/cpu.max": "max 100000", "a/cpu.max": "100000 100000"}, 1),
+        ({"a/b/cpu.max": "900000000 100000", "a/cpu.max": "max 100000"}, EVERY),
+        ({"cpu/c/cpu.cfs_quota_us": "150000", "cpu/c/cpu.cfs_period_us": "100000"}, 1),
+        ({"cpu,cpuacct/cpu.cfs_quota_us": "100000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 1),
+        ({"cpu/c/cpu.cfs_quota_us": "-1", "cpu/c/cpu.cfs_period_us": "100000"}, EVERY),
+        ({"elsewhere/cpu.max": "100000 100000"}, EVERY),
+    ],
+)
+def test_every_group_around_the_own_one_bounds_the_cores(tmp_path: Path, quotas: dict[str, str], expected: int) -> None:
+    write(tmp_path / "own", "1:name=systemd:/elsewhere\n3:cpu,cpuacct:/c/d\n0::/a/b")
+    for name, text in quotas.items():
+        write(tmp_path / name, text)
+    assert usable_cores(tmp_path, tmp_path / "own") == expected
+
+
+def test_groups_of_version_1_bound_the_memory(tmp_path: Path) -> None:
+    write(tmp_path / "own", "4:memory:/c/d\n0::/")
+    write(tmp_path / "memory/c/memory.limit_in_bytes", "1000")
+    write(tmp_path / "memory/c/memory.usage_in_bytes", "300")
+    assert usable_memory_bytes(tmp_path, tmp_path / "own") == 700
+    write(tmp_path / "memory/memory.limit_in_bytes", "9223372036854771712")
+    write(tmp_path / "memory/memory.usage_in_bytes", "300")
+    assert usable_memory_bytes(tmp_path, tmp_path / "own") == 700
 
 
 def test_memory_is_what_the_system_has_left_and_its_container(tmp_path: Path) -> None:
