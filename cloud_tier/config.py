@@ -81,8 +81,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         tensor_parallel: ranks, one process each; at most the model's number of KV heads.
         device: `auto` takes CUDA where torch finds a GPU.
         dtype: `auto` is bfloat16 on CUDA and on CPUs that multiply it themselves, else float32.
-        threads: of a rank; None shares the cores that this process may use between all ranks, and lets an engine of
-            one rank find out how many are idle (see `cloud_tier.engine.threads`).
+        threads: of a rank, or of each of an encoder's instances; None shares the cores that this process may use
+            between all ranks and instances, and lets an engine of one rank find out how many are idle (see
+            `cloud_tier.engine.threads`).
         max_running, token_budget, kv_cache_tokens: as in `cloud_tier.engine.protocol.EngineConfig`; None sizes them:
             the cache by the memory that is left, see `lineup`.
         gpus: which GPUs the ranks take, e.g. `["2", "3"]`, one for each rank, as in CUDA_VISIBLE_DEVICES; empty lets

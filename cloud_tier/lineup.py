@@ -67,15 +67,20 @@ def line_up(
     catalogue: Catalogue,
     store: ModelStore,
     gpus: GpuFinder = find_gpus,
+    *,
+    beside: int = 0,
 ) -> tuple[EngineSpec, ...]:
     """Resolve every entry, and check what can be checked before an engine starts.
+
+    Args:
+        beside: processes of other models that compute on this machine: all of them share its cores alike.
 
     Raises:
         ConfigError: two entries clash, or one fits neither its model nor this machine.
         ModelNotFound: the catalogue has no such model.
         ArtifactError: weights are missing or damaged; names the command that brings them.
     """
-    room = _Room.of(entries)
+    room = _Room.of(entries, beside)
     devices = {entry.device for entry in entries}
     found = gpus(expected="cuda" in devices) if devices != {"cpu"} else ()
     specs = [_spec(entry, catalogue, store, len(found), room) for entry in entries]
@@ -163,9 +168,9 @@ class _Room:
     kv_bytes: int
 
     @classmethod
-    def of(cls, entries: Sequence[ModelConfig]) -> _Room:
+    def of(cls, entries: Sequence[ModelConfig], beside: int) -> _Room:
         ranks, cores = max(1, sum(entry.tensor_parallel for entry in entries)), usable_cores()
-        few, most = (max(1, min(_MAX_THREADS, number // ranks)) for number in (cores - 1, cores))
+        few, most = (max(1, min(_MAX_THREADS, number // (ranks + beside))) for number in (cores - 1, cores))
         halves = [1 << power for power in range(few.bit_length()) if 1 << power < few]
         return cls(tuple(sorted({*halves, few, most})), few, int(_KV_SHARE * usable_memory_bytes() / ranks))
 

@@ -11,7 +11,7 @@ import msgspec
 
 from cloud_tier.backends import plan_servers
 from cloud_tier.config import CloudConfig, key_sources, require_keys
-from cloud_tier.encoders.lineup import divide, line_up_encoders
+from cloud_tier.encoders.lineup import divide, line_up_encoders, processes_of
 from cloud_tier.encoders.pipelines import line_up_pipelines
 from cloud_tier.engines.command import ServerSpec
 from cloud_tier.lineup import EngineSpec, line_up
@@ -79,15 +79,14 @@ def make_plan(config: CloudConfig, environ: Mapping[str, str] = os.environ) -> P
     catalogue = load_catalogue()
     store = ModelStore(file_of(folder) or default_root(), catalogue)
     generating, encoding = divide(config.models, catalogue)
-    encoders = line_up_encoders(encoding, catalogue, store)
-    if encoders:
-        _require_engine()
-    encoders += line_up_pipelines(config.pipelines, catalogue, store)
     config = msgspec.structs.replace(config, models=tuple(generating))
     servers = plan_servers(config, catalogue, store)
-    if servers.config.models:
+    engines = servers.config.models
+    encoders = line_up_encoders(encoding, catalogue, store, beside=sum(entry.tensor_parallel for entry in engines))
+    if encoders or engines:
         _require_engine()
-    specs = line_up(servers.config.models, catalogue, store, servers.engine_gpus)
+    encoders += line_up_pipelines(config.pipelines, catalogue, store)
+    specs = line_up(engines, catalogue, store, servers.engine_gpus, beside=processes_of(encoding))
     return Plan(
         servers.config, specs, catalogue, keys, database, templates_in(catalogue, store), servers.specs, encoders
     )

@@ -42,19 +42,28 @@ def _family(name: str, catalogue: Catalogue) -> Family:
     return known[name] if name in known else catalogue.family_of(name)
 
 
+def processes_of(entries: Sequence[ModelConfig]) -> int:
+    """Count the processes in which encoders compute."""
+    return sum(entry.batching.instances for entry in entries)
+
+
 def line_up_encoders(
-    entries: Sequence[ModelConfig], catalogue: Catalogue, store: ModelStore
+    entries: Sequence[ModelConfig], catalogue: Catalogue, store: ModelStore, *, beside: int = 0
 ) -> tuple[ServedPipeline, ...]:
     """Resolve every entry of an encoder.
+
+    Args:
+        beside: processes of other models that compute on this machine: all of them share its cores alike.
 
     Raises:
         ConfigError: an entry asks for what encoders do not have, or for an artifact of devices.
         ArtifactError: weights are missing or damaged; names the command that brings them.
     """
-    return tuple(_served(entry, catalogue, store) for entry in entries)
+    threads = max(1, usable_cores() // max(1, processes_of(entries) + beside))
+    return tuple(_served(entry, catalogue, store, threads) for entry in entries)
 
 
-def _served(entry: ModelConfig, catalogue: Catalogue, store: ModelStore) -> ServedPipeline:
+def _served(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, threads: int) -> ServedPipeline:
     family = _family(str(entry.variant), catalogue)
     named = [v for v in family.variants if v.name == entry.variant] or [
         v for v in family.variants if v.format == "weights"
@@ -75,7 +84,7 @@ def _served(entry: ModelConfig, catalogue: Catalogue, store: ModelStore) -> Serv
     source = store.source_path(family)
     config = read_encoder_config(source)
     window = min(entry.max_context_tokens or family.context_tokens, family.context_tokens)
-    opens = OpenTorchEncoder(source, entry.device, dtype, entry.threads or usable_cores())
+    opens = OpenTorchEncoder(source, entry.device, dtype, entry.threads or threads)
     shape = EncoderShape(source / "tokenizer.json", window, config.vocab_size, config.hidden_size)
     batching = entry.batching
     stages = embedding_stages(shape, opens, batching.settings, instances=batching.instances, pool="processes")
