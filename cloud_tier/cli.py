@@ -19,6 +19,7 @@ from router.base.config import Flag
 from router.base.credentials import resolved
 from router.base.garbage import spare_what_was_imported
 from router.base.json_output import print_json
+from router.base.large_pages import move_heap
 from router.client.tier import CLOUD_URL, KEY_VARIABLE, TierAddress
 from router.decisions.settings import describe
 from router.tracing import otlp as traces
@@ -92,6 +93,7 @@ def serve(
     logs.configure(settings.server.log_level, settings.server.log_format)
     plan = make_plan(settings)
     spare_what_was_imported()
+    move_heap()
     uvloop.run(server.serve(plan))
 
 

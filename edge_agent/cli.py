@@ -12,6 +12,7 @@ from router.base import logs
 from router.base.config import Flag
 from router.base.garbage import spare_what_was_imported
 from router.base.json_output import print_json
+from router.base.large_pages import move_heap
 
 app = typer.Typer(
     no_args_is_help=True, help="The agent on the device.", add_completion=False, pretty_exceptions_enable=False
@@ -41,6 +42,7 @@ def run(
 
     logs.configure(settings.log_level, settings.log_format)
     spare_what_was_imported()
+    move_heap()
     serve(loaded)
 
 
