@@ -10,7 +10,7 @@ from router.upstream.foreign import Surroundings
 from router.upstream.server import ServerOptions
 from router.upstream.source import ReplicaSource
 from router.upstream.sources import backend_sources
-from router.upstream.tier import UpstreamTier
+from router.upstream.tier import IDLE_CONNECTION_S, UpstreamTier
 
 
 def sources_behind(config: EdgeConfig, surroundings: Surroundings) -> list[ReplicaSource]:
@@ -36,6 +36,7 @@ def _tier(settings: UpstreamSettings, surroundings: Surroundings) -> UpstreamTie
             client_cert=file_of(settings.client_cert),
             client_key=file_of(settings.client_key),
             connect_timeout_s=settings.connect_timeout_s,
+            keepalive_expiry_s=IDLE_CONNECTION_S,
         ),
         hooks=surroundings.hooks,
     )

@@ -291,6 +291,15 @@ class ReplicaBroken(ReplicaError):
     code = "replica_broken"
 
 
+class LinkLost(ReplicaError):
+    """This machine has left the network by which a request went: nothing is known of the replica.
+
+    What was emitted so far stands; the same replica may go on with it, over another connection.
+    """
+
+    code = "link_lost"
+
+
 class RequestFailed(ReplicaError):
     """One request failed in a replica that goes on with the others: it says nothing about the replica's health."""
 

@@ -17,6 +17,8 @@
 |                 | starting, draining                             |                  |             | elsewhere    |
 | `DOWN`          | `ReplicaUnreachable`: no connection, its       | counts once      | -           | elsewhere    |
 |                 | process is gone; silence to a time limit       | a request        |             |              |
+| `LINK`          | `LinkLost`: this machine left the network that | -                | -           | anywhere,    |
+|                 | the request went by                            |                  |             | there too    |
 | `FAILED`        | all else, unknown exceptions too: HTTP 401,    | counts once      | -           | elsewhere    |
 |                 | 403, 408, 5xx, garbage, crash, broken off      | a prompt         |             |              |
 
@@ -37,6 +39,7 @@ import msgspec
 from router.base.errors import (
     BodyShed,
     InvalidRequest,
+    LinkLost,
     Refused,
     RefusedAlone,
     ReplicaFailed,
@@ -57,6 +60,7 @@ class Verdict(enum.Enum):
     REFUSED_CLASS = "refused_class"
     REFUSED_ALL = "refused_all"
     DOWN = "down"
+    LINK = "link"
     FAILED = "failed"
 
     @property
@@ -65,24 +69,31 @@ class Verdict(enum.Enum):
         return self in {Verdict.REFUSED_CLASS, Verdict.REFUSED_ALL}
 
     @property
+    def excludes(self) -> bool:
+        """The replica may not serve this request again."""
+        return not self.cools and self is not Verdict.LINK
+
+    @property
     def counts(self) -> bool:
         """The breaker hears of it."""
         return self in {Verdict.DOWN, Verdict.FAILED}
 
 
+_VERDICTS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Verdict], ...] = (
+    (InvalidRequest, Verdict.REQUEST),
+    ((RefusedAlone, RequestFailed, BodyShed), Verdict.REFUSED_ONE),
+    (Shed, Verdict.REFUSED_CLASS),
+    (Refused, Verdict.REFUSED_ALL),
+    (LinkLost, Verdict.LINK),
+    (ReplicaFailed, Verdict.FAILED),
+    (ReplicaUnreachable, Verdict.DOWN),
+)
+"""The first that fits."""
+
+
 def verdict(error: BaseException) -> Verdict:
     """Say whose fault `error` is, which ended an attempt on a replica."""
-    if isinstance(error, InvalidRequest):
-        return Verdict.REQUEST
-    if isinstance(error, (RefusedAlone, RequestFailed, BodyShed)):
-        return Verdict.REFUSED_ONE
-    if isinstance(error, Shed):
-        return Verdict.REFUSED_CLASS
-    if isinstance(error, Refused):
-        return Verdict.REFUSED_ALL
-    if isinstance(error, ReplicaUnreachable) and not isinstance(error, ReplicaFailed):
-        return Verdict.DOWN
-    return Verdict.FAILED
+    return next((found for kinds, found in _VERDICTS if isinstance(error, kinds)), Verdict.FAILED)
 
 
 def source_of(request: InferenceRequest, found: Verdict) -> str:

@@ -53,7 +53,7 @@ class Tries:
         found = verdict(error)
         self.spent += (error.attempts or 1) if attempt.info.remote else 1
         self.crashes += isinstance(error, ReplicaCrashed)
-        if not found.cools:
+        if found.excludes:
             self.failed[attempt.info.replica_id] = error.message.removeprefix(f"{attempt.info.called}: ")
         if isinstance(error, InvalidRequest) and not isinstance(error, (ModelNotFound, NoTokenizer)):
             self.refused_by += (attempt.info,)

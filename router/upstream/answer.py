@@ -8,13 +8,13 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from router.base.errors import OverspillError, ReplicaBroken, ReplicaFailed
+from router.base.errors import LinkLost, OverspillError, ReplicaBroken, ReplicaFailed
 from router.upstream.call import UpstreamRequest
 from router.upstream.events import Event, ToldUsage, origin_of
 from router.upstream.silence import Bound, LostNews, SilentError
 from router.upstream.told import EchoedPrompt
 from router.upstream.tools import calls_in_text
-from router.upstream.transport import Response, TransportError
+from router.upstream.transport import LeftError, Response, TransportError
 from router.values.chunk import FinishReason, Origin, TokenChunk
 from router.values.logprobs import TokenLogprob
 from router.values.replica import Give
@@ -47,6 +47,7 @@ class OpenStream:
         self._give: Give | None = None
         self._held: list[TokenChunk] = []
         self._failure: str | None = None
+        self._left = False
         self._attempts: int | None = None
         self._done = False
         self._cut = False
@@ -157,7 +158,7 @@ class OpenStream:
             data = await (self._response.read() if self._last is None else self._read_usage())
         except TransportError as error:
             if self._last is None:
-                self._failure = str(error)
+                self._failure, self._left = str(error), isinstance(error, LeftError)
             data = b""
         self._parse(data, chunks)
         if not data and self._failure is None:
@@ -289,7 +290,7 @@ class OpenStream:
         return self._cached_tokens
 
     def _broken(self, why: str) -> OverspillError:
-        kind = ReplicaBroken if self._emitted else ReplicaFailed
+        kind = LinkLost if self._left else ReplicaBroken if self._emitted else ReplicaFailed
         when = f"after {self.tokens} tokens" if self._emitted else "before the first token"
         error = kind(f"{self._call.who}: the stream broke {when}: {why}")
         error.attempts = self._attempts

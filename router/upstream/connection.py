@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import httptools
 
@@ -24,6 +24,10 @@ class TransportError(Exception):
     """The connection broke, or never came about. Never leaves this package."""
 
 
+class LeftError(TransportError):
+    """This machine has left the network of the connection: the server may know nothing of it."""
+
+
 class DisconnectedError(TransportError):
     """The connection ended before anything of a response came."""
 
@@ -35,6 +39,7 @@ class Connection(asyncio.Protocol):
         loop: the event loop, asked for once: each time is a call of the kernel.
         kept: it serves further requests.
         free_until_s: how long it may stay idle, on the clock of its pool.
+        local: address of this side, as `getsockname` gives it; empty until it was made.
     """
 
     def __init__(self, freed: Callable[[Connection], None], lost: Callable[[Connection], None], *, kept: bool) -> None:
@@ -46,6 +51,7 @@ class Connection(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self.kept = kept
         self.free_until_s = 0.0
+        self.local: tuple[Any, ...] = ()
 
     def send(self, request: bytes) -> Exchange:
         """Send a request, head and body; the response is the exchange's."""
@@ -68,6 +74,10 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         self._leave()
 
+    def lose_link(self) -> None:
+        """Close it now, and tell whoever waits for its response that it went with its network."""
+        self._break(LeftError("this machine has left the network that it was connected by"))
+
     def pause(self) -> None:
         self._transport.pause_reading()
 
@@ -78,6 +88,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._made = True
+        self.local = transport.get_extra_info("sockname") or ()
 
     def data_received(self, data: bytes) -> None:
         exchange, parser = self._exchange, self._parser

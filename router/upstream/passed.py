@@ -5,12 +5,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from router.base.clock import Clock
-from router.base.errors import ReplicaBroken, ReplicaFailed
+from router.base.errors import LinkLost, ReplicaBroken, ReplicaFailed
 from router.upstream.call import UpstreamRequest
 from router.upstream.events import origin_of
 from router.upstream.silence import LostNews
 from router.upstream.stream import TransferSample, WholeAnswer, send_request
-from router.upstream.transport import Response, StreamingClient, TransportError
+from router.upstream.transport import LeftError, Response, StreamingClient, TransportError
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.task import Passed, PassedCall
 from router.wire.openai.passed import fault_of, told_tokens
@@ -70,12 +70,13 @@ class OpenReply:
         Raises:
             ReplicaFailed: it broke before the first one, or there was none.
             ReplicaBroken: it broke later.
+            LinkLost: this machine has left the network that it came by.
         """
         first, self._first = self._first, False
         try:
             data = await self._response.read()
         except TransportError as error:
-            kind = ReplicaFailed if first else ReplicaBroken
+            kind = LinkLost if isinstance(error, LeftError) else ReplicaFailed if first else ReplicaBroken
             raise kind(f"{self._who}: the reply broke off: {error}") from None
         if not data and first:
             raise ReplicaFailed(f"{self._who}: the reply is empty")

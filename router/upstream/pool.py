@@ -21,6 +21,7 @@ from router.base.errors import in_words
 from router.base.shortage import is_among_last, own_shortage
 from router.base.timers import within
 from router.upstream.connection import Connection, TransportError
+from router.upstream.path import is_here, watch_over
 
 _SECOND_FAMILY_S = 0.25  # RFC 8305: how long an address of one family goes first
 _ADDRESSES_KEPT_S = 10.0
@@ -128,6 +129,22 @@ class ConnectionPool:
                 waiter.set_exception(NotConnectedError("the client was closed"))
         await asyncio.sleep(0)  # the loop closes what was aborted
 
+    def drop_idle(self) -> None:
+        """Close what nobody uses: the server has fallen silent, and may never have heard of its end."""
+        while self._idle:
+            self._idle.popleft().abort()
+
+    def drop_gone(self) -> bool:
+        """End every connection of an address that this machine no longer has: nothing comes over it any more.
+
+        Returns:
+            Whether there was one.
+        """
+        gone = {local for local in {connection.local for connection in self._open} if local and not is_here(local)}
+        for connection in [connection for connection in self._open if connection.local in gone]:
+            connection.lose_link()
+        return bool(gone)
+
     def _take_idle(self) -> Connection | None:
         self._expire()
         while self._idle:
@@ -185,6 +202,7 @@ class ConnectionPool:
             if is_among_last(sock, _KEPT_FILES):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # noqa: TRY301 - told where others are
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            watch_over(sock)
             _, connection = await loop.create_connection(
                 lambda: self._noted(made, Connection(self._freed, lost, kept=kept)),
                 sock=sock,

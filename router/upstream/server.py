@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("router.gateway")
 
+FOREIGN_IDLE_S = 4.0
+"""Uvicorn, before most engines, closes a connection that was idle for 5 s."""
 _REDISCOVER_EVERY_POLLS = 30
 
 
@@ -59,8 +61,8 @@ class ServerOptions:
         connect_timeout_s: TCP and TLS handshake.
         probe_timeout_s: whole exchange of a load poll or discovery.
         max_connections: to this server at once.
-        keepalive_expiry_s: how long an idle connection is kept; less than the server keeps it (uvicorn: 5 s), or a
-            request now and then meets a connection that is just being closed.
+        keepalive_expiry_s: how long an idle connection is kept; less than the server keeps it, or a request now and
+            then meets a connection that is just being closed.
     """
 
     api_key: str | None = None
@@ -72,7 +74,7 @@ class ServerOptions:
     connect_timeout_s: float = 2.0
     probe_timeout_s: float = 3.0
     max_connections: int = 512
-    keepalive_expiry_s: float = 4.0
+    keepalive_expiry_s: float = FOREIGN_IDLE_S
 
 
 class PolledServer(abc.ABC):
@@ -257,10 +259,14 @@ class PolledServer(abc.ABC):
 
     async def _poll(self) -> None:
         self._answers_seen = self._answers()
+        if self.client.drop_gone():  # and with it what probes go by
+            await self._probe_client.aclose()
+            self._probe_client = self._new_probe_client()
         try:
             await within(self._options.probe_timeout_s, self._probe())
         except (asyncio.TimeoutError, httpx.TimeoutException):
             self._refused = False
+            self.client.drop_idle()
             self._missed(f"no answer to a probe within {self._options.probe_timeout_s:g} s", silent=True)
         except (httpx.HTTPError, *UNREADABLE) as error:
             shortage = own_shortage(error)

@@ -16,10 +16,10 @@ from router.upstream.disaggregated import Disaggregated
 from router.upstream.foreign import Surroundings
 from router.upstream.kserve_server import KServeServer
 from router.upstream.openai_server import OpenAIServer
-from router.upstream.server import PolledServer, ServerOptions
+from router.upstream.server import FOREIGN_IDLE_S, PolledServer, ServerOptions
 from router.upstream.settings import BackendSettings
 from router.upstream.source import ReplicaSource
-from router.upstream.tier import UpstreamTier
+from router.upstream.tier import IDLE_CONNECTION_S, UpstreamTier
 from router.values.replica import Replica, Unreached
 
 Entry = TypeVar("Entry", bound=BackendSettings)
@@ -107,6 +107,7 @@ def _maker(
         client_cert=file_of(entry.client_cert),
         client_key=file_of(entry.client_key),
         connect_timeout_s=entry.connect_timeout_s,
+        keepalive_expiry_s=IDLE_CONNECTION_S if entry.kind == "overspill" else FOREIGN_IDLE_S,
     )
     clock, hooks = surroundings.clock, surroundings.hooks
 

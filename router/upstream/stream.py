@@ -11,6 +11,7 @@ import msgspec
 from router.base.clock import Clock
 from router.base.errors import (
     InvalidRequest,
+    LinkLost,
     OverspillError,
     ReplicaFailed,
     ReplicaUnreachable,
@@ -23,6 +24,7 @@ from router.upstream.refusals import decode_error, not_offered
 from router.upstream.silence import Bound, LostNews, SilentError
 from router.upstream.transport import (
     ConnectTrace,
+    LeftError,
     NotConnectedError,
     PoolExhaustedError,
     Response,
@@ -65,7 +67,7 @@ async def open_stream(
     """Send the request and wait for the response head.
 
     Raises:
-        InvalidRequest, Refused, ReplicaUnreachable: as `Replica.generate` says.
+        InvalidRequest, LinkLost, Refused, ReplicaUnreachable: as `Replica.generate` says.
     """
     response, transfer = await send_request(client, call, clock, lost)
     try:
@@ -90,7 +92,7 @@ async def fetch_answer(client: StreamingClient, call: UpstreamRequest, clock: Cl
     """Send a request whose answer comes in one piece; cancelling it cancels the work there.
 
     Raises:
-        InvalidRequest, Refused, ReplicaUnreachable: as `Replica.generate` says.
+        InvalidRequest, LinkLost, Refused, ReplicaUnreachable: as `Replica.generate` says.
     """
     response, transfer = await send_request(client, call, clock, lost)
     body = await _whole_body(response, call, lost)
@@ -108,7 +110,8 @@ async def _whole_body(response: Response, call: UpstreamRequest, lost: LostNews)
         with Bound(lost, None):
             body = await _read_some(response, _MAX_WHOLE_BYTES)
     except (TransportError, SilentError) as error:
-        raise ReplicaFailed(f"{call.who}: the answer broke: {error}") from None
+        kind = LinkLost if isinstance(error, LeftError) else ReplicaFailed
+        raise kind(f"{call.who}: the answer broke: {error}") from None
     finally:
         response.close()
     if len(body) >= _MAX_WHOLE_BYTES:
@@ -122,7 +125,7 @@ async def send_request(
     """Send a request and wait for the head of a good response.
 
     Raises:
-        InvalidRequest, Refused, ReplicaUnreachable: as `Replica.generate` says.
+        InvalidRequest, LinkLost, Refused, ReplicaUnreachable: as `Replica.generate` says.
     """
     objective = remaining(call.request, clock.now_s(), call.rtt_s, call.who, local=call.local)
     sent = call.encode(objective)
@@ -141,6 +144,8 @@ async def send_request(
         raise InvalidRequest(f"{call.who}: the request cannot be written as HTTP: {error}") from error
     except NotConnectedError as error:
         raise ReplicaUnreachable(f"{call.who}: {error}") from error
+    except LeftError as error:
+        raise LinkLost(f"{call.who}: {error}") from error
     except TransportError as error:
         raise ReplicaFailed(f"{call.who}: {error}") from error
     came_s = clock.now_s()

@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 
 from router.base.build import user_agent
 from router.base.clock import Clock
-from router.upstream.connection import Connection, DisconnectedError, Exchange, TransportError
+from router.upstream.connection import Connection, DisconnectedError, Exchange, LeftError, TransportError
 from router.upstream.pool import ConnectionPool, ConnectTrace, NotConnectedError, PoolExhaustedError, PoolOptions
 
 __all__ = [
     "ConnectTrace",
+    "LeftError",
     "NotConnectedError",
     "PoolExhaustedError",
     "PoolOptions",
@@ -112,6 +113,14 @@ class StreamingClient:
 
     async def close(self) -> None:
         await self._pool.close()
+
+    def drop_idle(self) -> None:
+        """See `ConnectionPool.drop_idle`."""
+        self._pool.drop_idle()
+
+    def drop_gone(self) -> bool:
+        """See `ConnectionPool.drop_gone`."""
+        return self._pool.drop_gone()
 
     async def send(
         self, method: str, path: str, body: bytes, headers: Sequence[tuple[str, str]], trace: ConnectTrace

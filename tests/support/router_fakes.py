@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from router.base.errors import InvalidRequest, OverspillError, ReplicaBroken, ReplicaUnreachable, Unavailable
+from router.base.errors import InvalidRequest, LinkLost, OverspillError, ReplicaBroken, ReplicaUnreachable, Unavailable
 from router.dispatch.dispatcher import Dispatcher
 from router.signals.link import Link, LinkPrior
 from router.values.chunk import FinishReason, Origin, TokenChunk
@@ -59,7 +59,7 @@ class FakeReplica:
 
     Attributes:
         faults: taken from the front, one a call: `unreachable`, `crash`, `invalid`, `hang`, `silent`, `("refuse", s)`,
-            `("break", n)`, `("stall", n)`, `("empty", n)` after n tokens, an error of the tree, or None.
+            `("break", n)`, `("stall", n)`, `("empty", n)`, `("left", n)` after n tokens, an error of the tree, or None.
         cuts: its answers end by length, whatever their cap.
         kv_tokens: size of its KV cache, of which the requests inside hold their prompts; None tells nothing of it.
         most_kv_tokens: the most that they ever held.
@@ -157,11 +157,13 @@ class FakeReplica:
         cached = self._found(request)
         await self.clock.sleep(self._slowed((request.prompt_tokens - (cached or 0)) / prior.prefill_tokens_per_s))
         for index in range(begun, total):
-            if kind in {"break", "stall", "silent", "empty"} and index - begun >= at:
+            if kind in {"break", "stall", "silent", "empty", "left"} and index - begun >= at:
                 if kind == "stall":
                     await self.clock.sleep(1e9)
                 if kind == "silent":
                     return
+                if kind == "left":
+                    raise LinkLost("this machine left the network")
                 if kind == "empty":
                     yield TokenChunk("", 1)
                 raise ReplicaBroken("power cut")

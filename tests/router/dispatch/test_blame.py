@@ -80,6 +80,7 @@ def quiet() -> Iterator[None]:
         (ReplicaUnreachable("x"), Verdict.DOWN),
         (ReplicaFailed("x"), Verdict.FAILED),
         (ReplicaBroken("x"), Verdict.FAILED),
+        (errors.LinkLost("x"), Verdict.LINK),
         (ZeroDivisionError(), Verdict.FAILED),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else value.value,

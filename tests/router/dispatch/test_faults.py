@@ -63,6 +63,26 @@ def warnings(logs: list) -> list[str]:
     return [log["state"] for log in logs if log["event"] == "breaker" and log["log_level"] == "warning"]
 
 
+@pytest.mark.parametrize("tokens", [0, 5])
+async def test_the_same_replica_goes_on_once_this_machine_is_in_another_network(tokens: int) -> None:
+    async with world(remote=False) as w:
+        w.local.faults = [("left", tokens)] * 2
+        _, text = await w.clock.run(w.ask(model="tiny-int8"))
+        assert text == answer(24)
+        assert [len(sent.continuation.split()) for sent in w.local.sent] == [0, tokens, 2 * tokens]
+        assert w.dispatcher.breaker_states()["local/tiny-int8"] == "closed"
+        w.nothing_is_held()
+
+
+async def test_a_network_that_is_left_again_and_again_ends_a_request() -> None:
+    async with world(remote=False) as w:
+        w.local.faults = [("left", 0)] * 50
+        with pytest.raises(OverspillError, match="left the network"):
+            await w.clock.run(w.ask(model="tiny-int8"))
+        assert len(w.local.sent) <= 5
+        w.nothing_is_held()
+
+
 async def test_an_endpoint_that_stays_away_is_told_of_once():
     async with world(breaker=BreakerSettings(failures=2, open_ms=1000.0, max_open_ms=1000.0)) as w:
         for _ in range(2):

@@ -19,6 +19,7 @@ from router.upstream.dialect import DIALECTS, OVERSPILL, Dialect
 from router.upstream.openai import encode_http
 from router.upstream.transport import (
     ConnectTrace,
+    LeftError,
     NotConnectedError,
     PoolExhaustedError,
     PoolOptions,
@@ -422,6 +423,47 @@ async def test_an_idle_connection_expires() -> None:
             await read_all(await post(client))
             await asyncio.sleep(0.2)
     assert peer.connections == 2
+
+
+async def test_connections_of_a_network_that_this_machine_left_end_and_others_go_on() -> None:
+    peer = Peer(begun)
+    async with peer.client() as client:
+        left, stays = await post(client), await post(client)
+        assert await left.read() == await stays.read() == b"hello"
+        next(iter(client._pool._open)).local = ("192.0.2.1", 4711)  # RFC 5737: no machine has it
+        assert client.drop_gone()
+        assert not client.drop_gone()
+        ends = await asyncio.gather(
+            *(asyncio.wait_for(each.read(), 0.3) for each in (left, stays)), return_exceptions=True
+        )
+        assert {type(end) for end in ends} == {asyncio.TimeoutError, LeftError}
+        for each in (left, stays):
+            each.close()
+
+
+async def test_a_request_without_an_answer_hears_that_its_network_was_left() -> None:
+    peer = Peer(nothing)
+    async with peer.client() as client:
+        asked = asyncio.create_task(post(client))
+        await peer.asked.wait()
+        next(iter(client._pool._open)).local = ("192.0.2.1", 4711)
+        client.drop_gone()
+        with pytest.raises(LeftError, match="left the network"):
+            await asked
+    assert len(peer.requests) == 1, "who decides where requests go sends it again"
+
+
+async def test_idle_connections_are_dropped_and_those_in_use_are_not() -> None:
+    peer = Peer(whole)
+    async with peer.client() as client:
+        held = await post(client)
+        await read_all(await post(client))
+        assert client.warm
+        client.drop_idle()
+        assert not client.warm
+        assert await read_all(held) == b"ok"
+        await read_all(await post(client))
+    assert peer.connections <= 3
 
 
 async def test_a_full_pool_is_told_from_an_absent_upstream() -> None:
