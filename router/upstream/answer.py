@@ -99,6 +99,8 @@ class OpenStream:
     def take(self, *, begin: bool = False) -> list[TokenChunk]:
         """Return the chunks of the text that has arrived; none where there is none, and `read` has to tell why.
 
+        Where the end has arrived as well, the last of them tells it: an end of its own would go all the way once more.
+
         Args:
             begin: return no more than the beginning of what has arrived, where that is much.
         """
@@ -108,6 +110,8 @@ class OpenStream:
                 self._take_arrived(chunks, _FIRST_BYTES)
         elif self._is_open:
             self._take_arrived(chunks)
+        if chunks and self._last is not None and self._done and self._response.complete:
+            self._finish(chunks)
         return chunks
 
     def _take_arrived(self, chunks: list[TokenChunk], enough_bytes: int | None = None) -> None:
@@ -236,7 +240,10 @@ class OpenStream:
         if self._calls is not None and reason is FinishReason.STOP:
             text += self._calls.finish()
         thought = self._last.told()[1]
-        chunks.append(self._told(self._last, text, thought, reason, counted) or self._chunk(text, reason, counted))
+        last = self._told(self._last, text, thought, reason, counted) or self._chunk(text, reason, counted)
+        if chunks and not (last.text or last.reasoning or last.logprobs or last.prompt_logprobs):
+            last = _ended(chunks.pop(), last)
+        chunks.append(last)
 
     def _told(
         self,
@@ -295,3 +302,15 @@ class OpenStream:
         error = kind(f"{self._call.who}: the stream broke {when}: {why}")
         error.attempts = self._attempts
         return error
+
+
+def _ended(chunk: TokenChunk, end: TokenChunk) -> TokenChunk:
+    """Return the last text of an answer with what its end tells."""
+    return replace(
+        chunk,
+        tokens=chunk.tokens + end.tokens,
+        finish_reason=end.finish_reason,
+        prompt_tokens=chunk.prompt_tokens if end.prompt_tokens is None else end.prompt_tokens,
+        cached_tokens=end.cached_tokens if chunk.cached_tokens is None else chunk.cached_tokens,
+        details=end.details,
+    )

@@ -188,7 +188,7 @@ async def test_an_answer_arrives_token_by_token_with_its_origin(server: Server) 
         replica = await best(tier)
         chunks = await everything(replica, ask())
     assert "".join(chunk.text for chunk in chunks) == "hello there world"
-    assert [chunk.tokens for chunk in chunks] == [1, 1, 1, 0]
+    assert [chunk.tokens for chunk in chunks if chunk.text] == [1, 1, 1]
     assert chunks[0].origin is not None
     assert (chunks[0].origin.variant, chunks[0].origin.rung, chunks[0].origin.tier) == ("tiny-fp32", 1, "cloud")
     assert chunks[0].origin.degraded
@@ -363,7 +363,7 @@ async def test_an_upstream_may_come_later_go_and_come_back() -> None:
         again = await asyncio.to_thread(Server(gateway_deps(), port).start)
         try:
             assert await best(tier) is replica
-            assert len(await everything(replica, ask())) == 4
+            assert "".join(chunk.text for chunk in await everything(replica, ask())) == "hello there world"
         finally:
             await asyncio.to_thread(again.stop)
 
@@ -645,6 +645,27 @@ async def test_events_of_other_servers_are_understood() -> None:
     assert chunks[0].origin is None
 
 
+async def test_an_end_that_came_with_the_last_text_is_told_by_it() -> None:
+    usage = b'"prompt_tokens":9,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":4,"audio_tokens":2}'
+
+    async def at_once(reader, writer) -> None:
+        told = b'data: {"choices":[],"usage":{' + usage + b"}}\n\ndata: [DONE]\n\n"
+        body = event("one") + event(" two") + FINISH + told
+        length = b"content-length: %d" % len(body)
+        writer.write(STREAM_HEAD.replace(b"connection: close", length) + body)
+
+    async with raw_server(scripted(at_once)) as url, upstream(url) as tier:
+        chunks = await everything(await best(tier), ask())
+    assert [(c.text, c.tokens, c.finish_reason) for c in chunks] == [
+        ("one", 1, None),
+        (" two", 4, FinishReason.STOP),
+    ]
+    last = chunks[-1]
+    assert (last.prompt_tokens, last.cached_tokens) == (9, 4)
+    assert last.details is not None
+    assert last.details.prompt == {"audio_tokens": 2}
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"headers": (("tracestate", "a\r\nb"),)}, {"prompt": TextPrompt("\ud800")}],
@@ -674,7 +695,9 @@ async def test_an_impossible_usage_is_not_believed() -> None:
 
     async with raw_server(scripted(lies)) as url, upstream(url) as tier:
         chunks = await everything(await best(tier), ask(sampling=SamplingParams(max_tokens=8)))
-    assert [(c.text, c.tokens, c.prompt_tokens) for c in chunks] == [("one", 1, None), (" two", 1, None), ("", 0, None)]
+    assert [(c.text, c.tokens) for c in chunks if c.text] == [("one", 1), (" two", 1)]
+    assert sum(chunk.tokens for chunk in chunks) == 2
+    assert {chunk.prompt_tokens for chunk in chunks} == {None}
 
 
 async def test_an_upstream_that_does_not_close_a_finished_stream_holds_nobody() -> None:
