@@ -21,6 +21,7 @@ from router.values.link import LinkSnapshot
 
 _MIN_SAMPLE_BYTES = 4096  # below this, time is round trip and scheduling, not throughput
 _MIN_TRANSFER_S = 1e-4
+_SLOW_BYTES_PER_S = 1.0e6
 _MAX_RTT_S = 60.0
 # The round trip is polled every second; without an answer for so long, its deviation counts twice.
 _RTT_STALE_S = 30.0
@@ -79,6 +80,7 @@ class Link:
         self._down_log = 0.0
         self._down_at_s = 0.0
         self._token_bytes = _TOKEN_BYTES_PRIOR
+        self._packs_to = 1.0
         self._snapshots: tuple[float, LinkSnapshot, LinkSnapshot] | None = None
 
     def observe_rtt(self, rtt_s: float) -> None:
@@ -93,13 +95,18 @@ class Link:
         self._rtt_at_s = self._now_s()
         self._snapshots = None
 
-    def observe_transfer(self, sent_bytes: int, transfer_s: float) -> None:
+    def observe_transfer(self, sent_bytes: int, transfer_s: float, body_bytes: int = 0) -> None:
         """Learn the uplink from a request body.
 
         Args:
+            sent_bytes: as they went over the link; body_bytes: before they were compressed, as predictions know them.
             transfer_s: from its first to its last byte: the exchange less one round trip and the server's work. Small
                 bodies and times at or below 0, which that difference can come to, teach nothing.
         """
+        if max(sent_bytes, body_bytes) >= _MIN_SAMPLE_BYTES:
+            share = min(sent_bytes / body_bytes, 1.0) if body_bytes else 1.0
+            self._packs_to += _SMOOTHING * (share - self._packs_to)
+            self._snapshots = None
         if sent_bytes >= _MIN_SAMPLE_BYTES and math.isfinite(transfer_s) and transfer_s > 0:
             now_s = self._now_s()
             prior_s = sent_bytes / self._prior.uplink_bytes_per_s
@@ -142,7 +149,7 @@ class Link:
         slower = self._slower
         slower_log = slower.log(now_s)
         unheard_s = 0.0 if self._rtt_at_s is None else max(0.0, now_s - self._rtt_at_s)
-        uplink = self._prior.uplink_bytes_per_s * math.exp(-slower_log)
+        uplink = self._prior.uplink_bytes_per_s * math.exp(-slower_log) / self._packs_to
         setup_s = self._prior.connect_round_trips * self._rtt_s if self._setup_s is None else self._setup_s
         warm = LinkSnapshot(
             endpoint=self.endpoint,
@@ -156,6 +163,11 @@ class Link:
             pessimism_log=slower.pessimism(now_s),
         )
         return warm, msgspec.structs.replace(warm, setup_s=setup_s)
+
+    @property
+    def slow(self) -> bool:
+        """Whether its uplink is worth the time that it takes to compress what is sent."""
+        return self._prior.uplink_bytes_per_s * math.exp(-self._slower.log(self._now_s())) < _SLOW_BYTES_PER_S
 
     def _down(self, now_s: float) -> float:
         """Return log(downlink / configured), which is relaxed to 0."""

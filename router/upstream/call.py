@@ -31,6 +31,7 @@ class UpstreamRequest(msgspec.Struct, frozen=True):
         local: it runs on this device, so that a `local-only` request may go there.
         codec: of a server that does not speak OpenAI's API; `dialect` says nothing then.
         fields: of the body, over its own; one that is None is left out.
+        packs: a large body goes compressed: the server reads that, and the way to it is slow.
     """
 
     request: InferenceRequest
@@ -43,6 +44,7 @@ class UpstreamRequest(msgspec.Struct, frozen=True):
     local: bool = False
     codec: Codec | None = None
     fields: Mapping[str, object] | None = None
+    packs: bool = False
 
     def encode(self, objective: Objective) -> openai_client.HttpRequest:
         """Return it as it goes over the wire; `objective` is what is left of the request's own.

@@ -20,6 +20,7 @@ from router.base.errors import (
 from router.upstream.answer import OpenStream
 from router.upstream.call import UpstreamRequest, remaining
 from router.upstream.events import origin_of
+from router.upstream.packing import packed
 from router.upstream.refusals import decode_error, not_offered
 from router.upstream.silence import Bound, LostNews, SilentError
 from router.upstream.transport import (
@@ -47,6 +48,7 @@ class TransferSample(msgspec.Struct, frozen=True):
     """What the head of a real response tells about the link.
 
     Attributes:
+        sent_bytes: of the body; body_bytes: before it was compressed.
         transfer_s: request sent → response head, without the time to connect and without what the upstream says it
             spent itself: one round trip and the transfer of the body.
         at_s: when the head was there, on the tier's clock.
@@ -59,6 +61,7 @@ class TransferSample(msgspec.Struct, frozen=True):
     at_s: float
     report: str
     connect_s: float = 0.0
+    body_bytes: int = 0
 
 
 async def open_stream(
@@ -129,6 +132,9 @@ async def send_request(
     """
     objective = remaining(call.request, clock.now_s(), call.rtt_s, call.who, local=call.local)
     sent = call.encode(objective)
+    body_bytes = len(sent.body)
+    if call.packs:
+        sent = packed(sent)
     if call.instance is not None:
         sent.headers.append((wire_names.INSTANCE, call.instance))
     trace = ConnectTrace(clock)
@@ -155,6 +161,7 @@ async def send_request(
     return response, TransferSample(
         transfer_s=max(0.0, elapsed_s - _spent_there_s(response.headers.get("server-timing", ""))),
         sent_bytes=len(sent.body),
+        body_bytes=body_bytes,
         at_s=came_s,
         report=response.headers.get(wire_load.HEADER, ""),
         connect_s=trace.connect_s,

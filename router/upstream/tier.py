@@ -52,13 +52,15 @@ class UpstreamTier(PolledServer):
             who=self.who,
             context_tokens=info.context_tokens,
             rtt_s=self.link.snapshot().rtt_s,
+            packs=self.link.slow,
             instance=self.instance if self.credits.limited else None,
         )
 
     def learn(self, transfer: TransferSample) -> None:
         """Learn about link and load: it sends its head at once, and tells how long it took to."""
         super().learn(transfer)
-        self.link.observe_transfer(transfer.sent_bytes, transfer.transfer_s - self.link.snapshot().rtt_s)
+        took_s = transfer.transfer_s - self.link.snapshot().rtt_s
+        self.link.observe_transfer(transfer.sent_bytes, took_s, transfer.body_bytes)
         report = self._read_report(transfer.report)
         if report is not None:
             self._report(report, transfer.at_s)

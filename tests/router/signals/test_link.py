@@ -154,3 +154,23 @@ def test_estimates_stay_positive_and_finite(observed):
     assert 0 < now.uplink_low_bytes_per_s <= now.uplink_bytes_per_s < math.inf
     assert 0 < now.downlink_bytes_per_s < math.inf
     assert 0 <= now.setup_s <= 120
+
+
+def test_a_body_that_packs_makes_an_uplink_faster_and_stays_what_is_worth_packing() -> None:
+    link = Link("http://cloud", LinkPrior(uplink_bytes_per_s=100_000.0))
+    assert link.slow
+    for _ in range(60):
+        link.observe_transfer(10_000, 0.1, 30_000)
+    assert link.slow, "the link is what it was"
+    assert link.snapshot().uplink_bytes_per_s == pytest.approx(300_000.0, rel=0.02)
+    for _ in range(60):
+        link.observe_transfer(30_000, 0.3, 30_000)
+    assert link.snapshot().uplink_bytes_per_s == pytest.approx(100_000.0, rel=0.02)
+
+
+def test_a_link_as_fast_as_is_believed_of_any_is_not_slow() -> None:
+    link = Link("http://cloud")
+    assert not link.slow
+    for _ in range(60):
+        link.observe_transfer(100_000, 0.5)
+    assert link.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -26,7 +27,7 @@ from router.base.errors import (
     Unavailable,
 )
 from router.dispatch.dispatcher import Dispatcher
-from router.signals.link import Link
+from router.signals.link import Link, LinkPrior
 from router.upstream.server import ServerOptions
 from router.upstream.source import SourceHooks
 from router.upstream.tier import UpstreamTier
@@ -739,6 +740,40 @@ async def test_garbage_is_broken_not_swallowed() -> None:
             await everything(await best(tier), ask())
 
 
+SLOW = LinkPrior(uplink_bytes_per_s=30_000.0)
+
+
+@pytest.mark.parametrize(("prior", "encoding"), [(SLOW, b"gzip"), (None, b"")])
+async def test_a_long_prompt_goes_compressed_over_a_slow_uplink_alone(prior: LinkPrior | None, encoding: bytes) -> None:
+    heads: list[bytes] = []
+    bodies: list[bytes] = []
+
+    async def noted(head: bytes, reader, writer) -> None:
+        if head.startswith(b"POST"):
+            heads.append(head)
+            bodies.append(await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])))
+        await scripted(answered)(head, reader, writer)
+
+    async def answered(_, writer) -> None:
+        writer.write(STREAM_HEAD + event("one") + FINISH + b"data: [DONE]\n\n")
+
+    text = "a long context, " * 2000
+    async with raw_server(noted) as url, upstream(url, link=Link(url, prior)) as tier:
+        for asked in ("short", text):
+            assert (await everything(await best(tier), ask(asked)))[0].text == "one"
+    assert [b"content-encoding: gzip" in head for head in heads] == [False, bool(encoding)]
+    read = gzip.decompress(bodies[1]) if encoding else bodies[1]
+    assert text in read.decode()
+    assert not encoding or len(bodies[1]) < len(text) / 2
+
+
+async def test_a_compressed_prompt_arrives_as_it_was(server: Server) -> None:
+    text = "say äöü 😀 " * 1000
+    async with upstream(server.url, link=Link(server.url, SLOW)) as tier:
+        await everything(await best(tier), ask(text))
+    assert server.dispatcher.requests[0].prompt.messages[1].content == text
+
+
 async def test_real_exchanges_teach_the_link(server: Server) -> None:
     async with upstream(server.url) as tier:
         replica = await best(tier)
@@ -754,7 +789,7 @@ async def test_the_time_an_upstream_spends_itself_is_not_the_links() -> None:
     class Recorder(Link):
         seen: tuple[int, float] = (0, 1.0)
 
-        def observe_transfer(self, sent_bytes: int, took_s: float) -> None:
+        def observe_transfer(self, sent_bytes: int, took_s: float, body_bytes: int = 0) -> None:
             self.seen = (sent_bytes, took_s)
 
     link = Recorder("upstream")
