@@ -64,5 +64,5 @@ async def prompt_alone(chunks: AsyncGenerator[TokenChunk, None]) -> AsyncGenerat
 
 
 def prompt_used(used: Callable[[], Usage]) -> Callable[[], Usage]:
-    """Return what tells the usage of such an answer: that of the prompt."""
+    """Return what tells the usage of an answer that has no tokens: that of the prompt."""
     return lambda: replace(used(), completion_tokens=0)

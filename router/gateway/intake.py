@@ -244,7 +244,9 @@ class Intake:
         kept = self.deps.cache
         answer = await (self._dispatched(context, request) if kept is None else self._answered(context, request, kept))
         if api_request.unanswered:
-            answer.chunks, answer.used = prompt_alone(answer.chunks), prompt_used(answer.used)
+            answer.chunks = prompt_alone(answer.chunks)
+        if api_request.unanswered or isinstance(api_request.prompt, Call):  # the one value of a call is no token
+            answer.used = prompt_used(answer.used)
         context.chunks = answer.chunks
         if context.stay is not None:
             context.stay.answered(lambda: (answer.route.variant, answer.used()))

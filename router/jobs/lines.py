@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,9 +103,13 @@ def check(path: Path, batch_id: str, rules: LineRules) -> Checked:
 
 
 def _raw_lines(path: Path, max_line_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield where each line begins, and the line; one that is too long is cut behind the bound."""
+    """Yield where each line begins, and the line; one that is too long is cut behind the bound.
+
+    The byte order mark that some editors begin a file with is no part of a line.
+    """
     with path.open("rb") as file:
-        at = 0
+        at = len(BOM_UTF8) if file.read(len(BOM_UTF8)) == BOM_UTF8 else 0
+        file.seek(at)
         while raw := file.readline(max_line_bytes + 1):
             begin, at = at, at + len(raw)
             piece = raw

@@ -23,10 +23,12 @@ from router.values.chunk import FinishReason, TokenChunk
 from router.values.credits import Asker, Want
 from router.values.logprobs import Alternative, TokenLogprob
 from router.values.prompt import ChatPrompt, Prompt, PromptSize, TextPrompt, TokenizerFacts
+from router.values.prompt_size import estimate_size
 from router.values.readiness import READY, Readiness
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import InferenceRequest, Locality
 from router.values.status import RouterStatus, Tally
+from router.values.task import Call
 
 FAMILY = "tiny"
 PRIOR = SpeedPrior(prefill_tokens_per_s=900.0, decode_tokens_per_s=60.0, decode_batch_slope=0.1, source="test")
@@ -69,6 +71,8 @@ class WordCounter:
         self.threads.append(threading.current_thread().name)
         if isinstance(prompt, ChatPrompt):
             return PromptSize(sum(len(message.content.split()) + 1 for message in prompt.messages))
+        if isinstance(prompt, Call):
+            return estimate_size(prompt)
         return PromptSize(len(prompt.text.split() if isinstance(prompt, TextPrompt) else prompt.token_ids))
 
     def tokenizer(self, model: str) -> WordTokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
 
@@ -30,6 +31,16 @@ def test_blank_lines_and_ends_of_lines_are_nobody_s_concern(tmp_path: Path) -> N
     found = check(path, "b", RULES)
     assert [(line.number, line.custom_id) for line in found.lines] == [(2, "id-1"), (5, "id-2")]
     assert [json.loads(body_of(path, line)) for line in found.lines] == [{"model": "m"}] * 2
+
+
+def test_a_byte_order_mark_at_the_beginning_of_a_file_is_no_part_of_its_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(codecs.BOM_UTF8 + _line(1) + b"\n" + _line(2))
+    found = check(path, "b", RULES)
+    assert [(line.number, line.custom_id) for line in found.lines] == [(1, "id-1"), (2, "id-2")]
+    assert [json.loads(body_of(path, line)) for line in found.lines] == [{"model": "m"}] * 2
+    path.write_bytes(codecs.BOM_UTF8)
+    assert _codes(path) == [("empty_file", None)]
 
 
 @pytest.mark.parametrize("blank", [b"\n", b" \n", b"\r\n"])

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from router.gateway.choices import total
 from router.tenants.keys_edit import NewKey, add_key
 from router.tenants.quota import Quota
+from router.tenants.used import Counts
 from router.values.usage import SharedPrompt, Usage
+from tests.router.dispatch.test_calls import Encoder
 from tests.router.tenants.test_tenancy import CHAT, House
 from tests.support.gateway_fakes import FAMILY
 from tests.support.waiting import until
@@ -60,6 +62,16 @@ async def test_the_ledger_counts_what_the_reply_tells(
         assert sum(count.prompt_tokens for count in counts) == told[0]
         assert sum(count.completion_tokens for count in counts) == told[1]
         assert sum(used.total_tokens for used in settled) == sum(told)
+
+
+async def test_an_answer_that_is_no_text_has_no_tokens(tmp_path: Path) -> None:
+    key = add_key(tmp_path / "keys", NewKey("acme"), {})
+    async with House(tmp_path / "keys", beside=[Encoder("tiny-fp32")]).open() as house:
+        body = {"model": "tiny-fp32", "input": "three tokens here"}
+        reply = await house.http.post("/v1/embeddings", json=body, headers={"authorization": f"Bearer {key}"})
+        assert reply.json()["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+        await until(lambda: house.tenancy.quotas["acme"].running == 0)
+        assert list(house.tenancy.ledger.totals.values()) == [Counts(1, 3, 0, 0)]
 
 
 async def test_a_prompt_is_set_aside_once_for_its_choices(tmp_path: Path) -> None:

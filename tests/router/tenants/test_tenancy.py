@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -33,6 +33,7 @@ from router.tenants.settings import TenantSettings
 from router.tenants.tenancy import KeySources, Tenancy
 from router.tenants.tenant import Role
 from router.tenants.used import Counts
+from router.values.replica import Replica
 from router.values.settings import RouterSettings
 from router.values.usage import Usage
 from tests.support.gateway_fakes import FAMILY, gateway_deps, replica_info
@@ -46,14 +47,21 @@ DER = b"not really a certificate, and hashed like one"
 
 
 class House:
-    """A gateway with tenants, over a real dispatcher and a replica that recites ten words."""
+    """A gateway with tenants, over a real dispatcher and a replica that recites ten words, and others beside it."""
 
-    def __init__(self, path: Path, settings: TenantSettings | None = None, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: TenantSettings | None = None,
+        ledger: Ledger | None = None,
+        beside: Sequence[Replica] = (),
+    ) -> None:
         self.path = path
         self.clock = MonotonicClock()
         self.reciter = Reciter(replica_info("tiny-int8"))
+        self.replicas = [self.reciter, *beside]
         self.telemetry = Telemetry()
-        self.dispatcher = Dispatcher([self.reciter], RouterSettings(), clock=self.clock, telemetry=self.telemetry)
+        self.dispatcher = Dispatcher(self.replicas, RouterSettings(), clock=self.clock, telemetry=self.telemetry)
         directory = KeySources(path=path).directory()
         self.tenancy = Tenancy(directory, self.clock, ledger=ledger, settings=settings)
         self.tenancy.watch(self.telemetry.registry)
@@ -65,7 +73,7 @@ class House:
             telemetry=self.telemetry,
             clock=self.clock,
             tenancy=self.tenancy,
-            models=lambda: [self.reciter.info],
+            models=lambda: [replica.info for replica in self.replicas],
         )
         transport = httpx.ASGITransport(create_app(deps), client=("10.0.0.5", 5), raise_app_exceptions=False)
         async with self.tenancy, self.dispatcher, httpx.AsyncClient(transport=transport, base_url="http://a") as http:
