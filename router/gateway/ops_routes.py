@@ -10,6 +10,7 @@ from prometheus_client.exposition import choose_encoder
 from starlette.routing import BaseRoute, Route
 
 from router.base.extras import installed
+from router.decisions.tenant_view import without_addresses
 from router.gateway.endpoint import Endpoint, RequestContext, json_reply, not_ready
 from router.gateway.errors import NoSuchPage, Reply, render_error
 from router.gateway.intake import Intake
@@ -118,4 +119,6 @@ class OpsRoutes:
             )
         seen = tuple(row for row in decision.candidates if caller.may_use(row.variant))
         shown = msgspec.structs.replace(decision, candidates=seen)
+        if caller.role is Role.CALLER:
+            shown = without_addresses(shown)
         return json_reply(orjson.dumps(shown.to_json(), option=orjson.OPT_NON_STR_KEYS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import threading
 import time
@@ -216,6 +217,23 @@ async def test_a_decision_tells_of_no_model_that_is_not_its_tenants(keys: Path) 
         await house.ask(mine, **{"x-request-id": "r1"})
         own, all_of_it = [(await house.get("/v1/decisions/r1", key)).json() for key in (mine, operator)]
     assert (len(own.get("candidates", ())), len(all_of_it["candidates"])) == (0, 1)
+
+
+async def test_a_decision_tells_its_tenant_no_address_of_a_server(keys: Path) -> None:
+    mine, monitor = (add_key(keys, NewKey(role.value, role=role), {}) for role in (Role.CALLER, Role.MONITOR))
+    house = House(keys)
+    server = {"replica_id": "pod@10.0.0.7:8000/tiny-int8", "endpoint": "http://10.0.0.7:8000", "backend": "pod"}
+    house.reciter.info = dataclasses.replace(house.reciter.info, **server)
+    house.dispatcher.set_replicas([house.reciter])
+    async with house.open():
+        pages = []
+        for key in (mine, monitor):
+            await house.ask(key, **{"x-request-id": "r1"})
+            pages.append(await house.get("/v1/decisions/r1", key))
+    own, all_of_it = (page.json() for page in pages)
+    assert "10.0.0.7" not in pages[0].text
+    assert {own["chosen"]["replica"], own["events"][0]["replica"], own["candidates"][0]["replica"]} == {"pod/tiny-int8"}
+    assert all_of_it["candidates"][0]["endpoint"] == "http://10.0.0.7:8000"
 
 
 # ── changes while it runs ───────────────────────────────────────────────────────────────────────────────────────────
