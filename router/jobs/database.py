@@ -30,6 +30,7 @@ from sqlalchemy.exc import (
 )
 
 from router.base.errors import ConfigError, OverspillError, in_words
+from router.base.held_file import HeldFile
 from router.jobs.errors import StorageFailed, StorageFull
 from router.jobs.schema import FACTS, METADATA, SCHEMA
 
@@ -44,6 +45,10 @@ _FAILING_DISK = {*_NO_ROOM, errno.EROFS, errno.EIO}
 _FAILING = re.compile("full|disk I/O error", re.IGNORECASE)  # as SQLite words it
 _DAMAGED = re.compile("malformed|not a database", re.IGNORECASE)
 _REMEDY = "if the file is damaged, move it away: batches and files are then forgotten, and the files set aside"
+_GONE = (
+    "{file} was deleted or replaced while this tier has it open: put it back, or start the tier again, which forgets "
+    "the batches and files that stood in it"
+)
 _OURS = (DataError, IntegrityError, NotSupportedError, ProgrammingError)  # mistakes of ours: the log has to show them
 
 
@@ -68,7 +73,7 @@ class Database:
         self.fault = ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs-database")
         self._engine: Engine | None = None
-        self._file: _File | None = None
+        self._file: HeldFile | None = None
         self._lock = threading.Lock()  # `run_here` may come from another thread
 
     def open(self) -> Engine:
@@ -146,36 +151,16 @@ class Database:
             log.info("the database of jobs was opened")
             return opened
         if self._file is not None:
-            self.fault = self._file.fault()
-            if self.fault:
+            gone = self._file.change() in {"deleted", "replaced"}
+            self.fault = _GONE.format(file=Path(self._engine.url.database or "").name) if gone else ""
+            if gone:
                 raise StorageFailed(self.fault, retry_after_s=_RETRY_S)
         return self._engine
 
 
-class _File:
-    """SQLite's file. It goes on taking what is written after it was deleted, and all of that ends with the process."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._inode = path.stat().st_ino
-
-    def fault(self) -> str:
-        """Return what is wrong where another file, or none, stands at its path; empty where nothing is."""
-        try:
-            there = self._path.stat().st_ino == self._inode
-        except FileNotFoundError:
-            there = False
-        if there:
-            return ""
-        return (
-            f"{self._path.name} was deleted or replaced while this tier has it open: put it back, or start the tier "
-            "again, which forgets the batches and files that stood in it"
-        )
-
-
-def _file_of(engine: Engine) -> _File | None:
+def _file_of(engine: Engine) -> HeldFile | None:
     path = Path(engine.url.database or "")
-    return _File(path) if engine.dialect.name == "sqlite" and path.is_file() else None
+    return HeldFile(path) if engine.dialect.name == "sqlite" and path.is_file() else None
 
 
 def _claim(connection: Connection, place: str) -> bool:

@@ -32,6 +32,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, NoSuchM
 from sqlalchemy.pool import NullPool
 
 from router.base.errors import ConfigError, in_words
+from router.base.held_file import HeldFile
 from router.base.host import on_read_only_disk
 from router.tenants.damaged import readable_rows, set_aside, tells_damage
 from router.tenants.used import Counts, UsageKey, UsageRow
@@ -61,13 +62,15 @@ class UsageDatabase:
         url: an SQLAlchemy URL, or the path of an SQLite file.
 
     Attributes:
-        damaged: what became of a file of SQLite that was found damaged; empty where none was.
+        damaged: what became of a file of SQLite that was found damaged, deleted, replaced or of 0 bytes; empty where
+            none was.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url if "://" in url else f"sqlite:///{Path(url).expanduser().absolute()}"
         self._engine: Engine | None = None
         self._made = False
+        self._held: HeldFile | None = None
         self.damaged = ""
 
     def open(self, *, make: bool = True) -> None:
@@ -86,10 +89,14 @@ class UsageDatabase:
                 self._expect_usage()
             if self._engine.dialect.name == "sqlite":
                 event.listen(self._engine, "connect", _prepare)
+            file = self._file()
+            if make and file is not None and file.is_file() and not file.stat().st_size:
+                self._tell(f"{file} had 0 bytes: usage is counted anew in it, and so are budgets")
             if make:
                 _METADATA.create_all(self._engine)
                 self._check()
             self._made = True
+            self._hold()
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise ConfigError(f"{PARAM}: {in_words(error)}", param=PARAM) from None
         except SQLAlchemyError as error:
@@ -123,17 +130,50 @@ class UsageDatabase:
 
     def exchange(self, new: Mapping[UsageKey, Counts], month: str) -> Counter[str]:
         """Add what is new, in one transaction; return the tokens of each tenant in a month, such as `2026-11`."""
+        self._find_again()
         try:
             with self._begin() as connection:
                 for key, counts in new.items():
                     _add(connection, key, counts)
-                return _spent(connection, month)
+                spent = _spent(connection, month)
         except SQLAlchemyError as error:
             if self._engine is not None:  # what was opened on a read-only disk stays read-only
                 self._engine.dispose()
             if tells_damage(error):
                 self._begin_anew(str(getattr(error, "orig", None) or error))
             raise
+        if self._held is None:
+            self._hold()
+        return spent
+
+    def _hold(self) -> None:
+        """Remember which file it is that is open now."""
+        file = self._file()
+        self._held = HeldFile(file) if file is not None and file.is_file() else None
+
+    def _find_again(self) -> None:
+        """See that what is open still stands where it was; what was deleted is written anew from what is open.
+
+        Raises:
+            OSError: that cannot be done.
+        """
+        file, change = self._file(), self._held.change() if self._held is not None else ""
+        if not change or file is None or self._engine is None:
+            return
+        what = {
+            "emptied": "cut to 0 bytes while this tier had it open: usage is counted anew, and so are budgets",
+            "replaced": "replaced while this tier had it open: usage and budgets go by what stands there now",
+        }
+        if change == "deleted":
+            rows = _write_anew(self._engine, file)
+            what[change] = f"deleted while this tier had it open: it was written anew, with all its {rows} rows"
+        self._engine.dispose()
+        self._made, self._held = False, None
+        self._tell(f"{file} was {what[change]}")
+
+    def _tell(self, what: str) -> None:
+        self.damaged = what
+        log.error("the database of usage is not what it was", what=what)
 
     def spent(self, month: str) -> Counter[str] | None:
         """Return the tokens of each tenant in a month without writing anything; None where that cannot be read.
@@ -198,7 +238,7 @@ class UsageDatabase:
             return False
         kept = [(UsageKey(tenant, device, model, day), counts) for day, tenant, device, model, *counts in rows]
         whole = [(key, Counts(*counts)) for key, counts in kept if _is_row(key, counts)]
-        self._made = False
+        self._made, self._held = False, None
         with self._begin() as connection:
             for key, counts in whole:
                 _add(connection, key, counts)
@@ -225,6 +265,25 @@ class UsageDatabase:
             _METADATA.create_all(self._engine)
             self._made = True
         return self._engine.begin()
+
+
+def _write_anew(engine: Engine, file: Path) -> int:
+    """Write what an engine has open to a file of the name that it had; returns the number of its rows.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    for left in (file.with_name(f"{file.name}-wal"), file.with_name(f"{file.name}-shm")):
+        left.unlink(missing_ok=True)  # of the file that is gone: they say nothing about the one to come
+    try:
+        with engine.connect() as connection:
+            rows = connection.execute(select(func.count()).select_from(_USAGE)).scalar_one()
+            connection.commit()
+            connection.exec_driver_sql("VACUUM INTO ?", (str(file),))
+    except SQLAlchemyError as error:
+        why = getattr(error, "orig", None) or error
+        raise OSError(f"{file} was deleted, and cannot be written anew: {why}") from error
+    return rows
 
 
 def _is_row(key: UsageKey, counts: Sequence[object]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -16,16 +18,17 @@ from router.values.usage import Usage
 
 NOVEMBER = 1_795_312_800.0  # 2026-11-22T02:00:00Z
 ROWS = 4_000
+FEW = 40
 
 
 def ledger_of(path: Path) -> Ledger:
     return Ledger(UsageDatabase(str(path)), MonotonicClock(), lambda: NOVEMBER)
 
 
-def filled(path: Path) -> None:
+def filled(path: Path, rows: int = ROWS) -> None:
     database = UsageDatabase(str(path))
     database.open()
-    keys = [UsageKey(f"tenant-{n:05d}", "", "tiny", "2026-11-21") for n in range(ROWS)]
+    keys = [UsageKey(f"tenant-{n:05d}", "", "tiny", "2026-11-21") for n in range(rows)]
     database.exchange({key: Counts(1, 10, 0, 5) for key in keys}, "2026-11")
     database.close()
 
@@ -92,3 +95,85 @@ def test_one_damaged_file_does_not_take_the_name_of_another(tmp_path: Path) -> N
         path.with_name("usage.db-wal").write_text("y")
         assert set_aside(path).name == f"usage.db.damaged-{number}"
         assert (tmp_path / f"usage.db.damaged-{number}-wal").exists()
+
+
+# ── a file that is gone, replaced or empty ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("names", [["usage.db"], ["usage.db", "usage.db-wal", "usage.db-shm"]])
+async def test_a_file_that_is_deleted_under_a_running_tier_is_written_anew(tmp_path: Path, names: list[str]) -> None:
+    path = tmp_path / "usage.db"
+    filled(path, FEW)
+    async with ledger_of(path) as ledger:
+        for name in names:
+            (tmp_path / name).unlink()
+        ledger.add("tenant-00007", "", "tiny", Usage(10, 5))
+        await ledger.write()
+        assert (ledger.fault, ledger.spent("tenant-00007")) == ("", 30)
+        assert "was deleted" in ledger.damaged
+        assert f"{FEW} rows" in ledger.damaged
+    async with ledger_of(path) as ledger:
+        assert sum(ledger.spent(f"tenant-{n:05d}") == 15 for n in range(FEW)) == FEW - 1
+        assert (ledger.spent("tenant-00007"), ledger.damaged) == (30, "")
+
+
+async def test_where_a_deleted_file_cannot_be_written_anew_that_is_told_and_counting_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    filled(folder / "usage.db", FEW)
+    async with ledger_of(folder / "usage.db") as ledger:
+        shutil.rmtree(folder)
+        for _ in range(2):
+            ledger.add("tenant-00007", "", "tiny", Usage(10, 5))
+            await ledger.write()
+        assert "was deleted" in ledger.fault
+        assert ledger.spent("tenant-00007") == 45
+        folder.mkdir()
+        await ledger.write()
+        assert (ledger.fault, ledger.spent("tenant-00007")) == ("", 45)
+    async with ledger_of(folder / "usage.db") as ledger:
+        assert (ledger.spent("tenant-00007"), ledger.spent("tenant-00001")) == (45, 15)
+
+
+async def test_a_file_that_takes_the_place_of_another_is_told_and_counts(tmp_path: Path) -> None:
+    path, other = tmp_path / "usage.db", tmp_path / "restored.db"
+    filled(other, FEW)
+    async with ledger_of(path) as ledger:
+        ledger.add("acme", "", "tiny", Usage(10, 5))
+        await ledger.write()
+        for name in ("usage.db-wal", "usage.db-shm"):
+            (tmp_path / name).unlink()
+        other.replace(path)
+        ledger.add("tenant-00007", "", "tiny", Usage(10, 5))
+        await ledger.write()
+        assert (ledger.fault, ledger.spent("tenant-00007"), ledger.spent("acme")) == ("", 30, 0)
+        assert "was replaced" in ledger.damaged
+
+
+async def test_an_empty_file_is_told_as_what_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "usage.db"
+    filled(path, FEW)
+    path.write_bytes(b"")
+    async with ledger_of(path) as ledger:
+        assert "0 bytes" in ledger.damaged
+        ledger.add("acme", "", "tiny", Usage(10, 5))
+    async with ledger_of(path) as ledger:
+        assert (ledger.spent("acme"), ledger.damaged) == (15, "")
+
+
+async def test_a_file_that_is_emptied_under_a_running_tier_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "usage.db"
+    filled(path, FEW)
+    async with ledger_of(path) as ledger:
+        os.truncate(path, 0)
+        for _ in range(3):
+            ledger.add("acme", "", "tiny", Usage(10, 5))
+            await ledger.write()
+        assert (ledger.fault, "0 bytes" in ledger.damaged) == ("", True)
+    async with ledger_of(path) as ledger:
+        assert ledger.spent("acme") == 45
+
+
+async def test_a_tier_that_starts_for_the_first_time_has_nothing_to_tell(tmp_path: Path) -> None:
+    async with ledger_of(tmp_path / "usage.db") as ledger:
+        assert ledger.damaged == ""
