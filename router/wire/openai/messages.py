@@ -72,7 +72,7 @@ def _calls(raw: RawMessage, at: str) -> tuple[ToolCall, ...]:
             raise InvalidRequest(f"`{at}.{name}`: only a turn of role `assistant` calls", param=f"{at}.{name}")
     if raw.function_call is not None:  # the older way has no ids: the name is one
         called = raw.function_call
-        return (ToolCall(called.name, called.name, arguments_of(called.arguments, f"{at}.function_call")),)
+        return (ToolCall(called.name, called.name, arguments_of(called.arguments)),)
     return calls_of(raw.tool_calls or [], f"{at}.tool_calls")
 
 

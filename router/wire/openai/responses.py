@@ -182,7 +182,7 @@ def _take(item: _Item, at: str, messages: list[Message]) -> None:
         call = ToolCall(
             _given(item.call_id, f"{at}.call_id"),
             _given(item.name, f"{at}.name"),
-            arguments_of(item.arguments or "{}", at),
+            arguments_of(item.arguments or ""),
         )
         last = messages[-1] if messages else None
         if last is not None and last.role == "assistant":

@@ -98,25 +98,21 @@ def calls_of(raw: list[RawCall], at: str) -> tuple[ToolCall, ...]:
     for index, call in enumerate(raw):
         if call.function is None:
             raise InvalidRequest(f"`{at}[{index}].function` is required", param=f"{at}[{index}].function")
-        calls.append(ToolCall(call.id, call.function.name, arguments_of(call.function.arguments, f"{at}[{index}]")))
+        calls.append(ToolCall(call.id, call.function.name, arguments_of(call.function.arguments)))
     return tuple(calls)
 
 
-def arguments_of(text: str, at: str) -> str:
-    """Return the arguments of a call in the history, checked.
+def arguments_of(text: str) -> str:
+    """Return the arguments of a call in the history as a JSON object.
 
-    Raises:
-        InvalidRequest: they are no JSON object.
+    What is none, as those of an answer that was cut, is kept as text under `invalid_json`: agents send it back beside
+    what went wrong, and templates and servers take objects only.
     """
     try:
         value = msgspec.json.decode(text or "{}")
     except UNREADABLE:
         value = None
-    if not isinstance(value, dict):
-        raise InvalidRequest(
-            f"`{at}.function.arguments`: expected a JSON object, as text", param=f"{at}.function.arguments"
-        )
-    return text or "{}"
+    return text or "{}" if isinstance(value, dict) else msgspec.json.encode({"invalid_json": text}).decode()
 
 
 def _tool(raw: RawTool, at: str) -> Tool:

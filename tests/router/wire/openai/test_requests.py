@@ -15,6 +15,7 @@ from router.values.request import ApiRequest
 from router.values.sampling import SamplingParams
 from router.wire.openai.chat import decode_chat
 from router.wire.openai.completion import decode_completion
+from router.wire.openai.responses import decode_responses
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -352,6 +353,32 @@ def test_fields_that_change_no_answer_here_are_passed_over() -> None:
         "suffix": "",
     }
     assert chat(**harmless) == chat()
+
+
+CALLED = [
+    ('{"city": "Paris"}', {"city": "Paris"}),
+    ("", {}),
+    ('{"city": "Par', {"invalid_json": '{"city": "Par'}),
+    ("[1]", {"invalid_json": "[1]"}),
+    ('"Paris"', {"invalid_json": '"Paris"'}),
+    ("[" * 5000, {"invalid_json": "[" * 5000}),
+]
+
+
+@pytest.mark.parametrize(("arguments", "kept"), CALLED, ids=["object", "none", "cut", "list", "text", "nested"])
+def test_a_call_of_the_history_is_kept_whatever_its_arguments_are(arguments: str, kept: dict[str, object]) -> None:
+    called = {"name": "weather", "arguments": arguments}
+    newer = {"tool_calls": [{"id": "call_1", "type": "function", "function": called}]}
+    item = {"type": "function_call", "call_id": "call_1", **called}
+    asked = [
+        chat(messages=[*HELLO, {"role": "assistant", "content": None, **newer}, *HELLO]),
+        chat(messages=[*HELLO, {"role": "assistant", "content": None, "function_call": called}, *HELLO]),
+        decode_responses(orjson.dumps({"model": "m", "input": [*HELLO, item, *HELLO]}))[0],
+    ]
+    for request in asked:
+        assert isinstance(request.prompt, ChatPrompt)
+        (call,) = request.prompt.messages[1].tool_calls
+        assert (call.name, json.loads(call.arguments)) == ("weather", kept)
 
 
 WRONG_COMPLETION = [
