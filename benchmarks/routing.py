@@ -1,6 +1,6 @@
 """How much of the possible each policy keeps: `make bench-routing`, or `python -m benchmarks routing [-- --quick]`.
 
-Every policy of the registry, and late binding in its simplest forms (`benchmarks.late_binding`), serve the same slices
+Every policy of the registry, and plain late binding in several forms (`benchmarks.late_binding`), serve the same slices
 of published traces in a simulated world: the real dispatcher, learnt speeds, unknown lengths. A figure is the share of
 an upper bound that knows the future (`router.simulation.bound`), in whole answers that kept all that was asked, by
 quality and weight; its spread is the standard deviation over the seeds. `clairvoyant-greedy` is a schedule that could
@@ -52,6 +52,7 @@ PEERS = {
     "late-binding-earliest-deadline": "benchmarks.late_binding.earliest_deadline",
     "late-binding-value-density": "benchmarks.late_binding.value_density",
     "late-binding-value-density-known": "benchmarks.late_binding.value_density_known",
+    "late-binding-expected-value": "benchmarks.late_binding.expected_value",
 }
 TOLD = {"late-binding-value-density-known"}
 """Peers that are told each length, as the caller's cap."""

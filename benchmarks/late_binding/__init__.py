@@ -1,7 +1,7 @@
-"""Late binding in its simplest forms, as peers for `benchmarks.routing`: policies in no registry but that benchmark's.
+"""Plain late binding, as peers for `benchmarks.routing`: policies in no registry but that benchmark's.
 
-All judge by one length, the mean, and predicted medians: what then misses its promise waits no longer. They differ in
-who goes first and where to.
+All but `expected_value` judge by one length, the mean, and predicted medians: what then misses its promise waits no
+longer. They differ in who goes first and where to.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Judged:
 
 
 class LateBinding(WithoutWhatIf, ABC):
-    """The frame of all of them."""
+    """The frame of those that judge by one length."""
 
     @abstractmethod
     def rank(self, judged: Judged, situation: Situation) -> float:

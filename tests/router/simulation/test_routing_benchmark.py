@@ -134,6 +134,7 @@ def test_peers_order_by_deadline_or_by_density(peers: None) -> None:
     assert _served("late-binding-earliest-deadline", *asked) == [0, 1, 2]
     assert _served("late-binding-value-density", *asked) == [0, 2, 1]
     assert _served("late-binding-value-density-known", *asked) == [0, 2, 1]
+    assert _served("late-binding-expected-value", *asked) == [0, 2, 1]
 
 
 def test_a_peer_drops_what_cannot_be_kept_any_more(peers: None) -> None:
