@@ -41,7 +41,9 @@ from router.values.settings import RouterSettings
 
 ENV_PREFIX = "OVERSPILL_CLOUD"
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Cores = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -103,14 +105,14 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     rung: Annotated[int, msgspec.Meta(ge=0, le=99)] = 0
     quality: Fraction = 1.0
     engine: Literal["auto", "torch", "vllm"] = "auto"
-    tensor_parallel: Positive = 1
+    tensor_parallel: Cores = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
-    max_running: Positive | None = None
-    token_budget: Positive | None = None
-    kv_cache_tokens: Positive | None = None
-    max_context_tokens: Positive | None = None
-    threads: Positive | None = None
+    max_running: Count | None = None
+    token_budget: Tokens | None = None
+    kv_cache_tokens: Tokens | None = None
+    max_context_tokens: Tokens | None = None
+    threads: Cores | None = None
     draft: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     draft_tokens: Annotated[int, msgspec.Meta(ge=0, le=32)] | None = None
     prefix_caching: bool = True
@@ -171,12 +173,12 @@ class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         send_stall_s: a client that reads nothing for so long is taken for gone.
     """
 
-    max_body_bytes: Positive = 16 * 1024 * 1024
+    max_body_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] = 16 * 1024 * 1024
     body_timeout_s: Seconds = 60.0
     header_timeout_s: Seconds = 15.0
     keep_alive_s: Seconds = 75.0
-    max_connections: Positive = 8192
-    max_requests: Positive = 4096
+    max_connections: Count = 8192
+    max_requests: Count = 4096
     send_stall_s: Seconds = 60.0
 
 

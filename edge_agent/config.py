@@ -36,7 +36,7 @@ from router.values.settings import RouterSettings
 
 ENV_PREFIX = "OVERSPILL_EDGE"
 
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 Megabits = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 Price = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -92,8 +92,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_keys: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
     keys_file: str = ""
     max_priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
-    max_requests: Annotated[int, msgspec.Meta(ge=1)] = 1024
-    max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 16 * 1024 * 1024
+    max_requests: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1024
+    max_body_bytes: Annotated[int, msgspec.Meta(ge=1024, le=1 << 40)] = 16 * 1024 * 1024
 
 
 class LocalModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,12 +115,12 @@ class LocalModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     preload: tuple[str, ...] | None = None
     catalogue: str = ""
     kv_slots: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
-    context_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    context_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
     intra_op_threads: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
     queue_limit: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
     prefill_chunk_tokens: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
     allow_provider_fallback: bool = True
-    unload_idle_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    unload_idle_s: Annotated[float, msgspec.Meta(ge=0, le=31_536_000)] = 0.0
     keep_kv: bool = True
     batching: ModelBatching = ModelBatching()
 

@@ -22,8 +22,10 @@ from router.values.replica import SpeedPrior
 
 BUILTIN_DIR = Path(__file__).resolve().parent
 
-Positive = Annotated[int, msgspec.Meta(gt=0)]
-PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(gt=0, le=2**31 - 1)]
+Bytes = Annotated[int, msgspec.Meta(gt=0, le=1 << 50)]
+Speed = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+Degrees = Annotated[float, msgspec.Meta(gt=0, le=1_000)]
 ComputeCapability = Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+$")]
 Name = Annotated[str, msgspec.Meta(min_length=1, pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 
@@ -74,8 +76,8 @@ class MatchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compatible: tuple[str, ...] = ()
     cuda_compute_capability: tuple[ComputeCapability, ...] = ()
     architecture: tuple[str, ...] = ()
-    memory_min_bytes: Positive | None = None
-    memory_max_bytes: Positive | None = None
+    memory_min_bytes: Bytes | None = None
+    memory_max_bytes: Bytes | None = None
 
     def fit(self, facts: DeviceFacts) -> Fit | None:
         """Return how well the rules fit, None when one does not hold."""
@@ -132,10 +134,10 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cuda_compute_capability: `8.7` for Orin.
     """
 
-    memory_bytes: Positive | None = None
-    memory_bytes_per_s: PositiveFloat | None = None
-    int8_dense_tops: PositiveFloat | None = None
-    cpu_cores: Positive | None = None
+    memory_bytes: Bytes | None = None
+    memory_bytes_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
+    int8_dense_tops: Speed | None = None
+    cpu_cores: Count | None = None
     cuda_compute_capability: ComputeCapability | None = None
 
 
@@ -147,9 +149,9 @@ class PowerMode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: str
-    id: Annotated[int, msgspec.Meta(ge=0)]
+    id: Annotated[int, msgspec.Meta(ge=0, le=1_000)]
     speed: Annotated[float, msgspec.Meta(gt=0, le=2)] = 1.0
-    watts: PositiveFloat | None = None
+    watts: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
 
 
 class Thermal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,10 +164,10 @@ class Thermal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         gpu_load_path: sysfs file with the GPU load in tenths of a percent.
     """
 
-    passive_c: PositiveFloat
-    critical_c: PositiveFloat
-    shed_margin_c: PositiveFloat = 10.0
-    resume_margin_c: PositiveFloat = 15.0
+    passive_c: Degrees
+    critical_c: Degrees
+    shed_margin_c: Degrees = 10.0
+    resume_margin_c: Degrees = 15.0
     gpu_load_path: str | None = None
 
     def __post_init__(self) -> None:
@@ -189,10 +191,10 @@ class Power(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TensorRtOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds of the engines that are built for this device class; what is served must not exceed them."""
 
-    workspace_bytes: Positive = 1 << 30
-    max_batch: Positive = 4
-    max_sequence_tokens: Positive = 256
-    max_past_tokens: Positive = 2048
+    workspace_bytes: Bytes = 1 << 30
+    max_batch: Count = 4
+    max_sequence_tokens: Count = 256
+    max_past_tokens: Count = 2048
 
 
 class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -226,7 +228,7 @@ class Serving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     kv_slots: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
-    context_tokens: Annotated[int, msgspec.Meta(ge=64)] = 2048
+    context_tokens: Annotated[int, msgspec.Meta(ge=64, le=2**31 - 1)] = 2048
     prefill_chunk_tokens: Annotated[int, msgspec.Meta(ge=16, le=4096)] = 128
     decode_steps_per_chunk: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
     queue_limit: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 16
@@ -235,10 +237,10 @@ class Serving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Prior(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Speed of a model of about `parameters` at one precision, before anything was observed here."""
 
-    parameters: Positive
+    parameters: Annotated[int, msgspec.Meta(gt=0, le=10**15)]
     precision: Literal["fp32", "fp16", "int8", "int4"]
-    prefill_tokens_per_s: PositiveFloat
-    decode_tokens_per_s: PositiveFloat
+    prefill_tokens_per_s: Speed
+    decode_tokens_per_s: Speed
     source: Annotated[str, msgspec.Meta(min_length=10)]
     decode_batch_slope: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.2
 

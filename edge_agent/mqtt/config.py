@@ -14,7 +14,7 @@ from router.base.errors import ConfigError
 from router.base.tls import client_context
 from router.fleetwire.topics import Address, check_name
 
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 
 
 class FleetTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -80,8 +80,8 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     reconnect_max_s: Seconds = 120.0
     takeover_min_s: Seconds = 30.0
     apply_timeout_s: Seconds = 600.0
-    outbox_max_rows: Annotated[int, msgspec.Meta(ge=16)] = 20_000
-    outbox_max_bytes: Annotated[int, msgspec.Meta(ge=256 * 1024)] = 64 * 1024 * 1024
+    outbox_max_rows: Annotated[int, msgspec.Meta(ge=16, le=100_000_000)] = 20_000
+    outbox_max_bytes: Annotated[int, msgspec.Meta(ge=256 * 1024, le=1 << 40)] = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
         try:

@@ -43,7 +43,7 @@ class StageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     instances: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     max_batch: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     max_wait_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0
-    buckets: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
+    buckets: tuple[Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)], ...] = ()
     queue_inputs: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1024
     timeout_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 300.0
 
@@ -80,7 +80,7 @@ class PipelineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     inputs_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 50.0
     queue_inputs: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 4096
     queue_mib: Annotated[int, msgspec.Meta(ge=1, le=1_048_576)] = 512
-    unload_idle_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    unload_idle_s: Annotated[float, msgspec.Meta(ge=0, le=31_536_000)] = 0.0
 
     def __post_init__(self) -> None:
         for key, text in (("name", self.name), ("family", self.family_name)):

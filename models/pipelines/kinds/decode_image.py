@@ -35,7 +35,7 @@ class DecodeImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         max_pixels: larger images are refused by their header: a few kilobytes can hold gigabytes of pixels.
     """
 
-    max_pixels: Annotated[int, msgspec.Meta(ge=1)] = 50_000_000
+    max_pixels: Annotated[int, msgspec.Meta(ge=1, le=10**10)] = 50_000_000
 
     shared = True
 
