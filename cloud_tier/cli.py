@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cloud_tier.config import CloudConfig, load, replace_models
+from cloud_tier.config import ENV_PREFIX, CloudConfig, load, replace_models
 from cloud_tier.jobs.batches import app as jobs_app
 from cloud_tier.tenants.keys import app as keys_app
 from router.base.clock import MonotonicClock
-from router.base.config import Flag
+from router.base.config import Flag, naming_origins
 from router.base.credentials import resolved
 from router.base.garbage import spare_what_was_imported
 from router.base.json_output import print_json
@@ -89,12 +91,12 @@ def serve(
     from cloud_tier.plan import make_plan  # noqa: PLC0415
     from router.base import logs  # noqa: PLC0415
 
-    settings = _settings(config, model, (host, port), (tensor_parallel, device, dtype, engine))
-    logs.configure(settings.server.log_level, settings.server.log_format)
-    plan = make_plan(settings)
-    spare_what_was_imported()
-    move_heap()
-    uvloop.run(server.serve(plan))
+    with _settings(config, model, (host, port), (tensor_parallel, device, dtype, engine)) as settings:
+        logs.configure(settings.server.log_level, settings.server.log_format)
+        plan = make_plan(settings)
+        spare_what_was_imported()
+        move_heap()
+        uvloop.run(server.serve(plan))
 
 
 @app.command()
@@ -112,10 +114,10 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check configuration, keys, weights and GPUs. Exit status 2 names what is wrong."""
-    settings = _settings(config, model, (host, port), (tensor_parallel, device, dtype, engine))
     from cloud_tier.plan import make_plan  # noqa: PLC0415 - as above
 
-    plan = make_plan(settings)
+    with _settings(config, model, (host, port), (tensor_parallel, device, dtype, engine)) as settings:
+        plan = make_plan(settings)
     if not as_json:
         _describe(plan)
     reports = asyncio.run(_run_engines(plan, quiet=as_json)) if start_engines else []
@@ -184,18 +186,23 @@ def usage(
         typer.echo(as_csv(rows), nl=False)
 
 
+@contextlib.contextmanager
 def _settings(
     config: Path | None,
     models: list[str] | None,
     address: tuple[str | None, int | None],
     engine: tuple[int | None, str | None, str | None, str | None],
-) -> CloudConfig:
-    """The configuration under the options: (host, port), (tensor_parallel, device, dtype, engine)."""
-    settings = load(
-        config, flags={"server.host": Flag("--host", address[0]), "server.port": Flag("--port", address[1])}
-    )
+) -> Iterator[CloudConfig]:
+    """Read the configuration under the options: (host, port), (tensor_parallel, device, dtype, engine).
+
+    What proves to be wrong with it in the block is told with the place that set it.
+    """
+    flags = {"server.host": Flag("--host", address[0]), "server.port": Flag("--port", address[1])}
     changes = dict(zip(("tensor_parallel", "device", "dtype", "engine"), engine, strict=True))
-    return replace_models(settings, models or [], changes)
+    of_models = {f"models.{key}": Flag(f"--{key.replace('_', '-')}", value) for key, value in changes.items()}
+    of_models |= {f"models.{key}": Flag("--model", models or None) for key in ("variant", "path")}
+    with naming_origins(config, CloudConfig, env_prefix=ENV_PREFIX, flags={**flags, **of_models}):
+        yield replace_models(load(config, flags=flags), models or [], changes)
 
 
 async def _run_engines(plan: Plan, *, quiet: bool) -> list[EngineReport]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from edge_agent.config import EdgeConfig, load_config
+from edge_agent.config import ENV_PREFIX, EdgeConfig, load_config
 from router.base import logs
-from router.base.config import Flag
+from router.base.config import Flag, naming_origins
 from router.base.garbage import spare_what_was_imported
 from router.base.json_output import print_json
 from router.base.large_pages import move_heap
@@ -36,14 +38,13 @@ def run(
     config: ConfigOption = None, host: HostOption = None, port: PortOption = None, upstream: UpstreamOption = None
 ) -> None:
     """Serve until SIGTERM; streams in flight then finish before it ends."""
-    loaded = _load(config, host, port, upstream)
-    settings = loaded.agent
-    from edge_agent.daemon import serve  # noqa: PLC0415  (`edge --help` must be quick)
+    with _loaded(config, host, port, upstream) as loaded:
+        from edge_agent.daemon import serve  # noqa: PLC0415  (`edge --help` must be quick)
 
-    logs.configure(settings.log_level, settings.log_format)
-    spare_what_was_imported()
-    move_heap()
-    serve(loaded)
+        logs.configure(loaded.agent.log_level, loaded.agent.log_format)
+        spare_what_was_imported()
+        move_heap()
+        serve(loaded)
 
 
 @app.command()
@@ -59,35 +60,38 @@ def check(
 
     Exits 2 if it could not run; an upstream that is away now is a warning.
     """
-    loaded = _load(config, host, port, upstream)
     from edge_agent.report import check_as_json, check_lines  # noqa: PLC0415
 
-    if as_json:
-        print_json(check_as_json(loaded))
-        return
-    for line in check_lines(loaded):
-        typer.echo(line)
+    with _loaded(config, host, port, upstream) as loaded:
+        if as_json:
+            print_json(check_as_json(loaded))
+            return
+        for line in check_lines(loaded):
+            typer.echo(line)
 
 
 @app.command()
 def profile(config: ConfigOption = None, *, as_json: AsJson = False) -> None:
     """Say which device this is, which profile it gets and why, and how it is doing."""
-    loaded = _load(config)
     from edge_agent.report import profile_as_json, profile_lines  # noqa: PLC0415
 
-    if as_json:
-        print_json(profile_as_json(loaded))
-        return
-    for line in profile_lines(loaded):
-        typer.echo(line)
+    with _loaded(config) as loaded:
+        if as_json:
+            print_json(profile_as_json(loaded))
+            return
+        for line in profile_lines(loaded):
+            typer.echo(line)
 
 
-def _load(
+@contextlib.contextmanager
+def _loaded(
     config: Path | None, host: str | None = None, port: int | None = None, upstream: str | None = None
-) -> EdgeConfig:
+) -> Iterator[EdgeConfig]:
+    """Read the configuration; what proves to be wrong with it in the block is told with the place that set it."""
     flags = {
         "gateway.host": Flag("--host", host),
         "gateway.port": Flag("--port", port),
         "upstream.url": Flag("--upstream", upstream),
     }
-    return load_config(config, flags=flags)
+    with naming_origins(config, EdgeConfig, env_prefix=ENV_PREFIX, flags=flags):
+        yield load_config(config, flags=flags)

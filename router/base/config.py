@@ -6,6 +6,7 @@ An unknown key, a wrong type or a value out of range is a `ConfigError` that nam
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import os
@@ -137,6 +138,45 @@ def decode(tree: Mapping[str, Any], shape: type[T], *, source: str, text: str | 
     return decode(as_text, shape, source=source, text=text)
 
 
+@contextlib.contextmanager
+def naming_origins(
+    path: Path | None,
+    shape: type[msgspec.Struct],
+    *,
+    env_prefix: str,
+    environ: Mapping[str, str] = os.environ,
+    flags: Mapping[str, Flag] | None = None,
+) -> Iterator[None]:
+    """Say where a key was set that turns out to be wrong after it was decoded, when it met this machine.
+
+    Args:
+        path, env_prefix, environ, flags: that `shape` was read from; see `load`.
+
+    Raises:
+        ConfigError: of the block, with the line, the variable or the flag in front.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        key = _key_of(error.param or "")
+        if error.placed or key[:1] not in {(field.encode_name,) for field in msgspec.structs.fields(shape)}:
+            raise
+        text = "" if path is None else path.read_text(encoding="utf-8-sig")
+        place = _place(overlay({}, env_prefix, environ, flags), "" if path is None else str(path), text, key)
+        raise (_placed(place, error.message, key) if place else error) from error
+
+
+def _key_of(named: str) -> Key:
+    """Read a key as `dotted` writes it."""
+    return tuple([int(step) if step.isdecimal() else step for step in re.findall(r"[^.\[\]]+", named)])
+
+
+def _placed(place: str, what: str, key: Key) -> ConfigError:
+    error = ConfigError(f"{place}: {what}", param=dotted(key) or None)
+    error.placed = True
+    return error
+
+
 def file_of(text: str | None) -> Path | None:
     """Return the file or folder that a setting names, None where it names none."""
     return Path(text).expanduser() if text else None
@@ -163,14 +203,12 @@ def _explain(found: Misfit, tree: Any, source: str, text: str | None) -> ConfigE
         key = (*key, found.unknown)
         close = difflib.get_close_matches(found.unknown, found.known, n=1)
         remedy = f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(found.known) or 'none'}"
-        return ConfigError(
-            f"{_place(tree, source, text, key)}: unknown key `{dotted(key)}`; {remedy}", param=dotted(key)
-        )
+        return _placed(_place(tree, source, text, key), f"unknown key `{dotted(key)}`; {remedy}", key)
     place = _place(tree, source, text, key, what)
     if key and what.startswith(f"{dotted(key)}."):  # a table's own check has named its key
-        return ConfigError(f"{place}: {what}", param=dotted(key))
+        return _placed(place, what, key)
     shown = f"`{dotted(key)}`{_shown(tree, key)}" if key else "`(top level)`"
-    return ConfigError(f"{place}: {shown}: {what}", param=dotted(key) or None)
+    return _placed(place, f"{shown}: {what}", key)
 
 
 def _check_beside(tree: Overlaid, shape: type) -> None:
@@ -186,10 +224,7 @@ def _check_beside(tree: Overlaid, shape: type) -> None:
         key = named.get(re.sub("_+", "_", rest.lower()))
         if key is not None and name not in read:
             meant = "__".join((name[: -len(rest) - 1], *(step.upper() for step in key)))
-            raise ConfigError(
-                f"{name}: unknown variable; two underscores stand for each dot: did you mean {meant}?",
-                param=dotted(key),
-            )
+            raise _placed(name, f"unknown variable; two underscores stand for each dot: did you mean {meant}?", key)
 
 
 def _check_finite(tree: Mapping[str, Any], source: str, text: str | None) -> None:
@@ -197,7 +232,7 @@ def _check_finite(tree: Mapping[str, Any], source: str, text: str | None) -> Non
     for key, value in _leaves(tree, ()):
         if isinstance(value, float) and not math.isfinite(value):
             where = _place(tree, source, text, key)
-            raise ConfigError(f"{where}: `{dotted(key)}` = {value}: Expected a finite number", param=dotted(key))
+            raise _placed(where, f"`{dotted(key)}` = {value}: Expected a finite number", key)
 
 
 def _leaves(value: Any, key: Key) -> Iterator[tuple[Key, Any]]:

@@ -81,9 +81,14 @@ class OverspillError(Exception):
 
 
 class ConfigError(OverspillError):
-    """A configuration value is wrong; the message names the key, the value, the line and the remedy."""
+    """A configuration value is wrong; the message names the key, the value, the line and the remedy.
+
+    Attributes:
+        placed: the message says where the key was set: a line of a file, a variable or a flag.
+    """
 
     code = "invalid_config"
+    placed: bool = False
 
 
 class InvalidRequest(OverspillError):

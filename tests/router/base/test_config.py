@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.base.config import Flag, decode, load, overlay
+from router.base.config import Flag, decode, load, naming_origins, overlay
 from router.base.errors import ConfigError
 
 
@@ -247,3 +247,41 @@ def test_variables_of_others_are_left_alone(read) -> None:
     assert read("", kubernetes) == Whole()
     own = read("[part]\napi_key = 'env:P_PART_API_KEY'", {"P_PART_API_KEY": "k"})
     assert own.part.api_key == "env:P_PART_API_KEY"
+
+
+# ── what is found wrong after decoding ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("param", "environ", "flags", "told"),
+    [
+        ("part.count", {}, {}, "tier.toml:3: taken"),
+        ("part.names", {}, {}, "tier.toml:2: taken"),
+        ("part.count", {"T__PART__COUNT": "3"}, {}, "T__PART__COUNT: taken"),
+        ("part.count", {"T__PART__COUNT": "3"}, {"part.count": Flag("--count", 4)}, "--count: taken"),
+        ("--database", {}, {}, "taken"),
+        (None, {}, {}, "taken"),
+    ],
+)
+def test_what_is_found_wrong_after_decoding_is_told_with_its_place(
+    tmp_path: Path, param: str | None, environ: dict[str, str], flags: dict[str, Flag], told: str
+) -> None:
+    path = tmp_path / "tier.toml"
+    path.write_text("# a tier\n[part]\ncount = 2\n")
+    with (
+        pytest.raises(ConfigError) as caught,
+        naming_origins(path, Whole, env_prefix="T", environ=environ, flags=flags),
+    ):
+        raise ConfigError("taken", param=param)
+    assert caught.value.message.removeprefix(f"{tmp_path}/") == told
+    assert caught.value.param == param
+
+
+def test_a_place_is_told_once_and_none_where_there_is_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "tier.toml"
+    path.write_text("[part]\ncount = 'x'\n")
+    with pytest.raises(ConfigError) as caught, naming_origins(path, Whole, env_prefix="T", environ={}):
+        load(path, Whole, environ={})
+    assert caught.value.message.count("tier.toml:2") == 1
+    with pytest.raises(ConfigError, match=r"^taken$"), naming_origins(None, Whole, env_prefix="T", environ={}):
+        raise ConfigError("taken", param="part.count")
