@@ -112,6 +112,7 @@ class AttemptRun:
         self._finished: FinishReason | None = None
         self._quiet_since_s = self._clock.now_s()
         self._over = False
+        self._silent = False  # it was ended for that, while its reader was away
         self.stream = AttemptStream(attempt, request, self._clock, surroundings.alarms)
 
     async def __aenter__(self) -> AttemptRun:
@@ -194,7 +195,8 @@ class AttemptRun:
         """The answer is this attempt's, and begins with that chunk."""
         chunk = self._hand_on(first, self._clock.now_s())
         self.stream.follow(self._arrived, self._give_back, self._due)
-        self.stream.wait_until(self._ends_s)
+        self._quiet_since_s = self._clock.now_s()
+        self.stream.wait_until(min(self._quiet_since_s + self._timeout_s, self._ends_s))
         return chunk
 
     def _fit(self, read: TokenChunk) -> TokenChunk | None:
@@ -224,18 +226,26 @@ class AttemptRun:
         if fitting is None:
             return None
         chunk = self._hand_on(fitting, now_s)
+        self._quiet_since_s = now_s
         if read.finish_reason is None and chunk.finish_reason is not None:  # it was cut, and would go on
             self.stream.stop(self._give_back)
         return chunk
 
     def _due(self) -> None:
-        """Nothing has come for long, and the reader is away: at the deadline a silent replica is ended too."""
+        """Time has passed while the reader is away: at the deadline, or where it is silent for too long, it ends."""
         if self._finished is not None:
             return
-        if self._clock.now_s() < self._ends_s:
-            self.stream.wait_until(self._ends_s)
-        else:
+        now_s = self._clock.now_s()
+        if now_s >= self._ends_s:
             self._end_late()
+            return
+        if self.stream.waits_for_reader:
+            self._quiet_since_s = now_s + self._timeout_s  # that is none of its silence, and it may go on at any moment
+        elif now_s >= self._quiet_since_s + self._timeout_s:
+            self._silent = True
+            self.stream.stop(self._give_back)
+            return
+        self.stream.wait_until(min(self._quiet_since_s + self._timeout_s, self._ends_s))
 
     def _end_late(self) -> None:
         """The deadline has passed while the reader was away: the slot is free now, the reader is told when it comes."""
@@ -286,6 +296,8 @@ class AttemptRun:
                 return self._journey.end_given_up(attempt)
             if attempt.overdue:
                 return self._journey.end_at_deadline(attempt)
+            if self._silent:
+                raise self._stood_still() from None
             if isinstance(nothing, StopAsyncIteration):
                 raise self._broken("the stream ended without a finish reason") from None
             if self._clock.now_s() >= self._ends_s:
@@ -293,12 +305,15 @@ class AttemptRun:
             if attempt.first_at_s is None:
                 silent = f"no first token within {self._timeout_s:g} s (`router.first_token_timeout_ms`)"
                 raise ReplicaUnreachable(f"{attempt.info.called}: {silent}") from None
-            raise self._broken(f"silent for {self._timeout_s:g} s in its answer (`router.stall_timeout_ms`)") from None
+            raise self._stood_still() from None
         except OverspillError:
             raise
         except Exception as error:  # its bug is its failure, or the request's: one other replica may try
             log.exception("replica crashed", replica=attempt.info.replica_id, request_id=self._request_id)
             raise ReplicaCrashed(f"{attempt.info.called}: crashed with {type(error).__name__}") from error
+
+    def _stood_still(self) -> ReplicaError:
+        return self._broken(f"silent for {self._timeout_s:g} s in its answer (`router.stall_timeout_ms`)")
 
     def _broken(self, why: str) -> ReplicaError:
         kind = ReplicaFailed if self.attempt.first_at_s is None else ReplicaBroken

@@ -134,6 +134,11 @@ class AttemptStream:
             self._tell_over()
 
     @property
+    def waits_for_reader(self) -> bool:
+        """As much as may be is unread, and the replica waits until the reader has come."""
+        return self._room is not None
+
+    @property
     def whole(self) -> bool:
         """The replica has ended its stream, or said the last word of it."""
         return self._task.done() or bool(self._chunks and self._chunks[-1].finish_reason is not None)

@@ -168,7 +168,7 @@ async def test_who_leaves_while_it_is_made_ends_the_work() -> None:
         assert 0 < w.record(ask.request_id)["tokens"] < 2000
 
 
-@pytest.mark.parametrize("fault", [("break", 5), ("silent", 5), ("empty", 5)])
+@pytest.mark.parametrize("fault", [("break", 5), ("silent", 5), ("empty", 5), ("stall", 5)])
 async def test_what_breaks_while_nobody_reads_frees_its_slot_and_is_finished_elsewhere(fault: tuple[str, int]) -> None:
     async with world() as w:
         w.local.faults = [fault]
