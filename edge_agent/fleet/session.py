@@ -44,6 +44,7 @@ _DESIRED_BACKLOG = 16
 _COMMAND_BACKLOG = 64
 _GOODBYE_S = 2.0
 _RESTART_S = 1.0
+_REPORT_AGAIN_S = 3600.0  # nobody tells a device that its retained `reported` was cleared
 
 
 class _NameTaken(Exception):
@@ -103,6 +104,7 @@ class FleetSession:
         self._closing = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._started_s = 0.0
+        self._report_again_s = 0.0
 
     async def __aenter__(self) -> FleetSession:
         """Restore the last good configuration and begin to connect; does nothing at all when not enabled.
@@ -172,6 +174,7 @@ class FleetSession:
         if not self.config.enabled:
             return
         self._reports += 1
+        self._report_again_s = self._clock.now_s() + _REPORT_AGAIN_S
         row = Row(
             key=f"reported:{self._life}:{self._reports}",
             kind="state",
@@ -290,6 +293,8 @@ class FleetSession:
         ours = status is not None and (status.birth, status.session) == (self._birth, self._life)
         if status is not None and ours and status.state == "online":
             return
+        if not payload:  # who cleared it has cleared `reported` too, as `overspill fleet forget` does
+            self._report_again_s = 0.0
         self._overwritten.note(status)
 
     def _announce_again(self) -> None:
@@ -348,6 +353,8 @@ class FleetSession:
                 await self._sender.put(Row(sample.key, "telemetry", topic, encode(sample)))
             elif self._connection is not None:
                 self._connection.publish(Outgoing(topic, encode(sample), qos=0, key=sample.key))
+            if self._clock.now_s() >= self._report_again_s:
+                await self.report()
 
 
 async def _first(work: Coroutine[Any, Any, None], other: asyncio.Task[Any]) -> None:

@@ -343,6 +343,25 @@ async def test_who_writes_over_a_status_again_and_again_is_not_answered_each_tim
     overwritten.close()
 
 
+@pytest.mark.parametrize("leaves", [("reported", "status"), ("reported",)])
+async def test_what_is_cleared_of_a_device_is_back_with_its_next_sample(
+    broker: Broker, spy: Spy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: tuple[str, ...]
+) -> None:
+    """Its status tells that it was forgotten; `reported` alone comes back when its hour is over."""
+    if leaves == ("reported",):
+        monkeypatch.setattr("edge_agent.fleet.session._REPORT_AGAIN_S", 0.5)
+    device = Device()
+    async with device.session(broker.port, tmp_path, telemetry_interval_s=0.1) as session:
+        await until(lambda: session.connected and spy.payloads("reported"))
+        for leaf in leaves:
+            spy.publish(TOPIC + leaf, b"", retain=True)
+
+        def bodies() -> list[bytes]:
+            return [body for topic, body, _ in spy.seen if topic.endswith("/reported")]
+
+        await until(lambda: b"" in bodies() and bodies()[-1])
+
+
 async def test_a_status_that_is_no_text_is_overwritten(broker: Broker, spy: Spy, tmp_path: Path) -> None:
     device = Device()
     async with device.session(broker.port, tmp_path) as session:
