@@ -362,8 +362,8 @@ class Service:
         predicted_s = record.promised_ttft_s if record is not None else None
         whole = tokens >= request.answer_tokens
         self.seen.rows.append(Told(request.arrival_s, first_s, predicted_s, whole))
-        if record is not None and first_s is not None:
-            bound_s = next(float(str(e["at_ms"])) / 1e3 for e in record.events if e["event"] == "sent")
+        if record is not None and record.sent_ms is not None and first_s is not None:
+            bound_s = record.sent_ms / 1e3
             self._autoscaler.ended(self._loop.time() - began_s - bound_s, first_s - bound_s)
 
 

@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import json
 import time
-from dataclasses import fields
 from pathlib import Path
 
 import msgspec
@@ -31,7 +30,7 @@ def plain(value: object) -> object:
 
 
 def told(row: SimRow) -> str:
-    return json.dumps({field.name: plain(getattr(row, field.name)) for field in fields(row)})
+    return json.dumps({name: plain(getattr(row, name)) for name in row.__struct_fields__})
 
 
 def main() -> None:

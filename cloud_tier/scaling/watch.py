@@ -206,8 +206,8 @@ class ScaleWatch:
         pool.inside -= 1
         if record.outcome is Outcome.INVALID:
             pool.scaler.demand.was_invalid()
-        sent_s = next((float(str(e["at_ms"])) / 1e3 for e in reversed(record.events) if e["event"] == "sent"), None)
-        if sent_s is not None and record.finish_s is not None:
+        if record.sent_ms is not None and record.finish_s is not None:
+            sent_s = record.sent_ms / 1e3
             first_s = None if record.ttft_s is None else record.ttft_s - sent_s
             pool.scaler.demand.ended(record.finish_s - sent_s, first_s)
 

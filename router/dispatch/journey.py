@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -62,7 +61,6 @@ class Dispatching(Surroundings, Protocol):
         ...
 
 
-@dataclass(eq=False, slots=True)
 class Journey:
     """What is known of the request on its way; `router.dispatch.answer_chunks` leads it.
 
@@ -81,37 +79,36 @@ class Journey:
         tokens, chars: what was made for the caller, who may still have to read some of it.
     """
 
-    dispatcher: Dispatching
-    feedback: Feedback
-    request: InferenceRequest
-    record: DecisionRecord
-    length: LengthWatch
-    route: Route | None = None
-    tokens: int = 0
-    chars: int = 0
-    degraded: bool = False
-    cut: bool = False
-    hedged: bool = False
-    gave_up: bool = False
-    answer: Answer | None = None
-    last_at_s: float | None = None
-    ended_at_s: float | None = None
-    tap: Tap | None = None
-    _told: Callable[[], None] | None = None
-    _cap: int | None = None
-    _window_left: int = 0
-    _prompt_tokens: int | None = None
-    _cached_tokens: int | None = None
-    _text: list[str] = field(default_factory=list)
-    _passed: bool = False  # a piece of a reply that nobody else can go on with
-    tries: Tries = field(init=False)
-    _accepted: InferenceRequest = field(init=False)
-    _run: HedgedRun | None = None
-
-    def __post_init__(self) -> None:
-        self._accepted = self.request
-        most, told = self.dispatcher.settings.max_attempts, self.request.attempts_left
-        self.tries = Tries(self.record, most if told is None else min(most, told))
+    def __init__(
+        self,
+        dispatcher: Dispatching,
+        feedback: Feedback,
+        request: InferenceRequest,
+        record: DecisionRecord,
+        length: LengthWatch,
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.feedback = feedback
+        self.request = self._accepted = request
+        self.record = record
+        self.length = length
+        self.route: Route | None = None
+        self.tokens = self.chars = 0
+        self.degraded = self.cut = self.hedged = self.gave_up = False
+        self.answer: Answer | None = None
+        self.last_at_s: float | None = None
+        self.ended_at_s: float | None = None
+        self.tap: Tap | None = None
+        self._told: Callable[[], None] | None = None
+        self._cap: int | None = None
+        self._window_left = 0
+        self._prompt_tokens: int | None = None
+        self._cached_tokens: int | None = None
+        self._text: list[str] = []
+        self._passed = False  # a piece of a reply that nobody else can go on with
+        self._run: HedgedRun | None = None
+        most, told = dispatcher.settings.max_attempts, request.attempts_left
+        self.tries = Tries(record, most if told is None else min(most, told))
 
     @property
     def ready(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -15,7 +14,6 @@ from router.values.request import InferenceRequest, Objective
 from router.values.settings import RouterSettings
 
 
-@dataclass(slots=True)
 class PendingRequest:
     """A request as the filters see it.
 
@@ -29,20 +27,24 @@ class PendingRequest:
         least_prompt_tokens: what the prompt surely has.
     """
 
-    request: InferenceRequest
-    failed: Mapping[str, str]
-    wait_until_s: float
-    length: LengthWatch
-    refused_by: tuple[ReplicaInfo, ...] = ()
-    _defaulted: Objective | None = None
-    _needs: frozenset[Feature] | None = None
-    left_tokens: int | None = field(init=False)
-    least_prompt_tokens: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        request, cap = self.request, self.request.sampling.max_tokens
+    def __init__(
+        self,
+        request: InferenceRequest,
+        failed: Mapping[str, str],
+        wait_until_s: float,
+        length: LengthWatch,
+        refused_by: tuple[ReplicaInfo, ...] = (),
+    ) -> None:
+        cap = request.sampling.max_tokens
+        self.request = request
+        self.failed = failed
+        self.wait_until_s = wait_until_s
+        self.length = length
+        self.refused_by = refused_by
         self.left_tokens = None if cap is None else max(1, cap - request.continuation_tokens)
         self.least_prompt_tokens = request.least_prompt_tokens
+        self._defaulted: Objective | None = None
+        self._needs: frozenset[Feature] | None = None
 
     @property
     def whole_tokens(self) -> float:

@@ -13,7 +13,6 @@ import math
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any, Generic, TypeVar
 
@@ -30,7 +29,6 @@ Key = tuple[bool, int, float, float]
 _LOOKS = 256  # entries looked at for one whose caller has more than its share of the places
 
 
-@dataclass(eq=False, slots=True)
 class QueueEntry:
     """One request that waits for a replica; `bound` is fulfilled with its attempt there.
 
@@ -46,25 +44,22 @@ class QueueEntry:
         in_slack: it is served when nobody else is: no reason to step down, to scale, or to put its caller back.
     """
 
-    pending: PendingRequest
-    record: DecisionRecord
-    entered_s: float
-    choice: Choice | None = None
-    promised: Choice | None = None
-    wait_factor: float = 1.0
-    waits_for: Mapping[str, float] = field(default_factory=dict)
-    places: list[tuple[_Line[Any], Any]] = field(default_factory=list)
-    version: int = 0
-    moment: int = -1
-    offered: bool = False
-    order: int = 0
-    bound: asyncio.Future[Attempt] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    request: InferenceRequest = field(init=False)
-    in_slack: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.request = self.pending.request
-        self.in_slack = self.request.objective.in_slack
+    def __init__(self, pending: PendingRequest, record: DecisionRecord, entered_s: float) -> None:
+        self.pending = pending
+        self.request: InferenceRequest = pending.request
+        self.record = record
+        self.entered_s = entered_s
+        self.choice: Choice | None = None
+        self.promised: Choice | None = None
+        self.wait_factor = 1.0
+        self.waits_for: Mapping[str, float] = {}
+        self.places: list[tuple[_Line[Any], Any]] = []
+        self.version = 0
+        self.moment = -1
+        self.offered = False
+        self.order = 0
+        self.bound: asyncio.Future[Attempt] = asyncio.get_running_loop().create_future()
+        self.in_slack: bool = pending.request.objective.in_slack
 
     @property
     def continuing(self) -> bool:

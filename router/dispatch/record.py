@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
 
 from router.base.errors import OverspillError, Refused
+from router.base.structs import FrozenStruct
 from router.decisions.line import Features
 from router.signals.canary import CanaryState
 from router.values.choice import Choice
@@ -92,8 +95,28 @@ ReplicaLoad = tuple[ReplicaSnapshot, LinkSnapshot | None]
 """What a decision saw of a replica: its load, and the link to it."""
 
 
-@dataclass(slots=True)
-class DecisionRecord:
+class Event(FrozenStruct, frozen=True):
+    """Something that happened to a request.
+
+    Attributes:
+        at_s: since it was accepted.
+        details: what goes with it.
+    """
+
+    at_s: float
+    name: str
+    details: Mapping[str, object]
+
+    @property
+    def at_ms(self) -> float:
+        """`at_s` as it is told."""
+        return round(self.at_s * 1e3, 1)
+
+    def told(self) -> dict[str, object]:
+        return {"at_ms": self.at_ms, "event": self.name, **self.details}
+
+
+class DecisionRecord(msgspec.Struct):
     """One request's story, as far as it went. It holds no part of the prompt or the answer.
 
     Attributes:
@@ -119,13 +142,13 @@ class DecisionRecord:
     max_tokens: int | None
     accepted_at_s: float
     policy: str
-    caller: str = field(default="", repr=False)
-    features: Features = field(default_factory=Features)
+    caller: str = ""
+    features: Features = Features()
     loads: tuple[ReplicaLoad, ...] = ()
     situation: Situation | None = None
     rejections: tuple[Rejection, ...] = ()
     choice: Choice | None = None
-    events: list[dict[str, object]] = field(default_factory=list)
+    events: list[Event] = []
     promised_ttft_s: float | None = None
     promised_ttft_high_s: float | None = None
     promised_finish_s: float | None = None
@@ -141,7 +164,7 @@ class DecisionRecord:
     tokens: int = 0
     finished: FinishReason | None = None
     cut: bool = False
-    kept: dict[str, bool] = field(default_factory=dict)
+    kept: dict[str, bool] = {}
     decisions: int = 0
     trace: TraceContext | None = None
     canary: CanaryState | None = None
@@ -164,6 +187,9 @@ class DecisionRecord:
                 stop=bool(request.sampling.stop),
             ),
         )
+
+    def __repr__(self) -> str:
+        return f"DecisionRecord({self.request_id!r})"
 
     def looked(
         self, situation: Situation | None, rejections: tuple[Rejection, ...], loads: tuple[ReplicaLoad, ...] = ()
@@ -189,7 +215,15 @@ class DecisionRecord:
 
     def happened(self, at_s: float, event: str, **details: object) -> None:
         if len(self.events) < _MAX_EVENTS:
-            self.events.append({"at_ms": _ms(at_s - self.accepted_at_s), "event": event, **details})
+            self.events.append(Event(at_s - self.accepted_at_s, event, details))
+
+    @property
+    def sent_ms(self) -> float | None:
+        """Accepted → bound to the last replica that it was sent to, None where it was to none."""
+        for event in reversed(self.events):
+            if event.name == "sent":
+                return event.at_ms
+        return None
 
     def judge(self, last_s: float | None) -> None:
         """Note which promises were kept.
@@ -267,7 +301,3 @@ class DecisionLog:
             return max(found, key=lambda record: record.accepted_at_s, default=None)
         own = self._records.get(caller)
         return None if own is None else own.get(request_id)
-
-
-def _ms(value_s: float) -> float:
-    return round(value_s * 1e3, 1)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from router.dispatch.record import DecisionRecord
+from router.dispatch.record import DecisionRecord, Event
 from router.values.link import LinkSnapshot
 from router.values.replica import ReplicaInfo
 from router.values.request import Outcome
@@ -57,9 +56,9 @@ class _Story:
         self._running: dict[str, _Attempt] = {}
         self._waiting_since_s: float | None = 0.0
 
-    def take(self, number: int, event: dict[str, Any]) -> None:
+    def take(self, number: int, event: Event) -> None:
         """Take the `number`-th event."""
-        at_s, name, replica = float(event["at_ms"]) / 1e3, str(event["event"]), str(event.get("replica", ""))
+        at_s, name, replica = event.at_s, event.name, str(event.details.get("replica", ""))
         attempt = self._running.get(replica)
         if name in _SENT:
             self._sent(at_s)
@@ -75,7 +74,7 @@ class _Story:
         elif name in _OF_AN_ATTEMPT:
             attempt.events += ((at_s, name),)
         elif name in _FAILED:
-            attempt.error = str(event.get("code", "failed"))
+            attempt.error = str(event.details.get("code", "failed"))
             self._end(attempt, at_s)
             self._waiting_since_s = None if self._running else at_s
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from router.base.errors import InvalidRequest, ModelNotFound, NoTokenizer, OverspillError, ReplicaCrashed
 from router.dispatch.blame import Verdict, verdict
 from router.dispatch.record import DecisionRecord
@@ -13,7 +11,6 @@ from router.values.replica import ReplicaInfo
 _MAX_CRASHES = 2  # replicas on which one request may crash: its content may be what does it
 
 
-@dataclass(eq=False, slots=True)
 class Tries:
     """The attempts at one request.
 
@@ -26,13 +23,12 @@ class Tries:
         crashes: how many of them crashed.
     """
 
-    record: DecisionRecord
-    most: int
-    failed: dict[str, str] = field(default_factory=dict)
-    refused_by: tuple[ReplicaInfo, ...] = ()
-    number: int = 0
-    spent: int = 0
-    crashes: int = 0
+    def __init__(self, record: DecisionRecord, most: int) -> None:
+        self.record = record
+        self.most = most
+        self.failed: dict[str, str] = {}
+        self.refused_by: tuple[ReplicaInfo, ...] = ()
+        self.number = self.spent = self.crashes = 0
 
     @property
     def left(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import overload
 
 from router.signals.token_clock import Mark
@@ -14,7 +13,6 @@ from router.values.prediction import NOTHING_IN_FLIGHT, InFlightLoad, TtftFeatur
 from router.values.replica import Replica, ReplicaInfo
 
 
-@dataclass(eq=False, slots=True)
 class Attempt:
     """One request on one replica.
 
@@ -40,34 +38,37 @@ class Attempt:
         counted: called when what its replica has to do for it has changed.
     """
 
-    replica: Replica
-    choice: Choice
-    sent_at_s: float
-    work: TtftFeatures
-    prompt_tokens: int
-    expected_tokens: int
-    trial: bool = False
-    opened: bool = False
-    first_at_s: float | None = None
-    own_s: float | None = None
-    last_at_s: float = 0.0
-    tokens: int = 0
-    held_back: bool = False
-    overdue: bool = False
-    silent: bool = False
-    overran: bool = False
-    mark: Mark | None = None
-    ends_s: float = math.inf
-    give_up: Callable[[], bool] | None = None
-    length: LengthCurve | None = None
-    gave_up: bool = False
-    outrun: bool = False
-    held_up: bool = False
-    counted: Callable[[Attempt], None] | None = None
-    info: ReplicaInfo = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.info = self.choice.candidate.info
+    def __init__(
+        self,
+        replica: Replica,
+        choice: Choice,
+        sent_at_s: float,
+        work: TtftFeatures,
+        *,
+        prompt_tokens: int,
+        expected_tokens: int,
+        length: LengthCurve | None = None,
+        held_up: bool = False,
+    ) -> None:
+        self.replica = replica
+        self.info: ReplicaInfo = choice.candidate.info
+        self.choice = choice
+        self.sent_at_s = sent_at_s
+        self.work = work
+        self.prompt_tokens = prompt_tokens
+        self.expected_tokens = expected_tokens
+        self.length = length
+        self.held_up = held_up
+        self.trial = self.opened = False
+        self.first_at_s: float | None = None
+        self.own_s: float | None = None
+        self.last_at_s = 0.0
+        self.tokens = 0
+        self.held_back = self.overdue = self.silent = self.overran = self.gave_up = self.outrun = False
+        self.mark: Mark | None = None
+        self.ends_s = math.inf
+        self.give_up: Callable[[], bool] | None = None
+        self.counted: Callable[[Attempt], None] | None = None
 
     def opens(self) -> None:
         """The replica has it from now on."""

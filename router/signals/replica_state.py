@@ -87,8 +87,8 @@ class ReplicaState:
         figures = speeds.figures(now_s)
         scale = 1.0 + figures.slope * (own if own < own_slots else own_slots - 1)
         occupied, slots, at_s, behind_s, pace_s = own, own_slots, figures.at_s, 0.0, figures.step_s * scale
-        for sibling, other in zip(siblings, others, strict=True):
-            theirs = other.figures(now_s)
+        for index, sibling in enumerate(siblings):
+            theirs = others[index].figures(now_s)
             occupied += sibling.occupied
             if sibling.slots > slots:
                 slots = sibling.slots

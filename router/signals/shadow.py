@@ -26,7 +26,6 @@ _MOST_WAITING: Final = 64
 _DECIMALS: Final = 2  # values that differ by less count as equal: then the device goes before the cloud
 
 
-@dataclass(frozen=True, slots=True)
 class Drawn:
     """One newcomer with the chance that it meets in every imagined tier.
 
@@ -34,11 +33,14 @@ class Drawn:
         tokens: of its answer; prefill_noise, pace_noise: factors on what was predicted.
     """
 
-    ask: Ask
-    at_s: float
-    tokens: float
-    prefill_noise: float
-    pace_noise: float
+    __slots__ = ("ask", "at_s", "pace_noise", "prefill_noise", "tokens")
+
+    def __init__(self, ask: Ask, at_s: float, tokens: float, prefill_noise: float, pace_noise: float) -> None:
+        self.ask = ask
+        self.at_s = at_s
+        self.tokens = tokens
+        self.prefill_noise = prefill_noise
+        self.pace_noise = pace_noise
 
 
 class _Sequence:
@@ -173,21 +175,40 @@ class _Device:
         return self.step_s * (1.0 + self.slope * (self.decoding - 1))
 
 
+class _Place:
+    """Where one that found no slot waits for a device.
+
+    Attributes:
+        until_s: when it may begin there at the latest.
+    """
+
+    __slots__ = ("offer", "priority", "rank", "until_s")
+
+    def __init__(self, drawn: Drawn, offer: Offer) -> None:
+        self.offer = offer
+        self.priority = drawn.ask.priority
+        self.rank = offer.rank
+        self.until_s = drawn.at_s + offer.latest_s
+
+    def goes_before(self, other: _Place) -> bool:
+        if self.priority != other.priority:
+            return self.priority > other.priority
+        return self.rank > other.rank
+
+
 class _Waiting:
     """One that found no slot.
 
     Attributes:
-        places: by device, until when it may begin there, and what sorts it.
+        places: by device.
         until_s: when it may begin nowhere any more.
     """
 
-    __slots__ = ("drawn", "offers", "places", "until_s")
+    __slots__ = ("drawn", "places", "until_s")
 
     def __init__(self, drawn: Drawn, offers: Mapping[str, Offer], now_s: float) -> None:
-        at_s, priority = drawn.at_s, drawn.ask.priority
         self.drawn = drawn
-        self.offers = offers
-        self.places = {name: (at_s + offer.latest_s, (priority, offer.rank)) for name, offer in offers.items()}
+        self.places = {name: _Place(drawn, offer) for name, offer in offers.items()}
         self.until_s = now_s + max([offer.latest_s for offer in offers.values()])
 
 
@@ -253,20 +274,23 @@ class ShadowTier:
         """Give free slots to who stands first."""
         while device.held < device.slots and self._waiting:
             begins_s, lost = now_s + device.backlog_s, False
-            first, first_key = None, (0, 0.0)
+            first: _Waiting | None = None
+            foremost: _Place | None = None
             for waiting in self._waiting:
                 if waiting.until_s < now_s:
                     lost = True
                     continue
                 place = waiting.places.get(name)
-                if place is not None and begins_s <= place[0] and (first is None or place[1] > first_key):
-                    first, first_key = waiting, place[1]
+                if place is None or begins_s > place.until_s:
+                    continue
+                if foremost is None or place.goes_before(foremost):
+                    first, foremost = waiting, place
             if lost:
                 self._waiting = [waiting for waiting in self._waiting if waiting.until_s >= now_s]
-            if first is None:
+            if first is None or foremost is None:
                 return
             self._waiting.remove(first)
-            device.begin(first.drawn, first.offers[name], now_s)
+            device.begin(first.drawn, foremost.offer, now_s)
 
 
 def _gain(sequence: _Sequence, now_s: float) -> float:

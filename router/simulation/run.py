@@ -267,16 +267,9 @@ def _row(index: int, request: SimRequest, record: DecisionRecord, answer: Answer
         predicted_finish_high_s=None if first is None else first.finish_high_s,
         last_s=got.last_s,
         cached_tokens=got.cached_tokens,
-        bound_s=_bound_s(record) if served is not None else None,
+        bound_s=record.sent_ms / 1e3 if served is not None and record.sent_ms is not None else None,
         told=first if served is not None else None,
     )
-
-
-def _bound_s(record: DecisionRecord) -> float | None:
-    for event in reversed(record.events):
-        if event["event"] == "sent":
-            return float(str(event["at_ms"])) / 1e3
-    return None
 
 
 def _share_of_value(asked: Objective, got: _Got) -> float:

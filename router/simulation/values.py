@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from router.base.structs import FrozenStruct
 from router.values.prediction import Prediction
 from router.values.request import Objective
 
@@ -56,8 +57,7 @@ class SimRequest:
         return self.prompt_bytes or round(self.prompt_tokens * BYTES_A_TOKEN)
 
 
-@dataclass(frozen=True, slots=True)
-class SimRow:
+class SimRow(FrozenStruct, frozen=True):
     """What became of one request. Seconds count from its arrival; None where it never came so far.
 
     Attributes:

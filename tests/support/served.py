@@ -43,7 +43,14 @@ class Bench:
         work = model.sent(snapshot, link, demand, mine, **given)
         assert work.told is not None
         choice = Choice(Candidate(snapshot.info, work.told), "test", degraded=False)
-        return Attempt(None, choice, self.clock.now_s(), work, demand.prompt_tokens, demand.answer_tokens)  # type: ignore[arg-type]
+        return Attempt(
+            None,  # type: ignore[arg-type]
+            choice,
+            self.clock.now_s(),
+            work,
+            prompt_tokens=demand.prompt_tokens,
+            expected_tokens=demand.answer_tokens,
+        )
 
     def first(self, attempt: Attempt, after_s: float, cached: int | None = None) -> None:
         """Its first token comes."""

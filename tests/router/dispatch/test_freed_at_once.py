@@ -69,7 +69,7 @@ def test_an_ended_request_is_freed_by_reference_counting(
 ) -> None:
     made: list[weakref.ref[object]] = []
     for kind in (Journey, AttemptRun, QueueEntry):
-        watched = type(kind.__name__, (kind,), {"__slots__": ("__weakref__",)} if kind is not AttemptRun else {})
+        watched = type(kind.__name__, (kind,), {})
 
         def make(*args: object, of: type = watched, **more: object) -> object:
             one = of(*args, **more)
