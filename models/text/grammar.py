@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from models.text.json_numbers import as_doubles
-from models.text.json_options import LENIENT_OPTIONS, STRICT_OPTIONS
+from models.text.json_options import LENIENT_OPTIONS, STRICT_OPTIONS, as_written
 from router.base.errors import InvalidRequest, RequestFailed
 from router.values.constraint import Constraint, ConstraintKind
 
@@ -291,7 +290,7 @@ def _grammar_of(constraint: Constraint) -> str:
 
 
 def schema_text(source: str) -> str:
-    """Return a schema as an object whose numbers keep their bounds as doubles too; `true` allows everything.
+    """Return a schema as the object that answers are held to; `true` allows everything.
 
     Raises:
         ValueError: it is no JSON, or no schema.
@@ -301,7 +300,7 @@ def schema_text(source: str) -> str:
         return "{}"
     if not isinstance(schema, dict):
         raise ValueError("a JSON schema is an object")  # noqa: TRY004 (one kind of error for whatever is no schema)
-    found = as_doubles(schema)
+    found = as_written(schema)
     return source if found is schema else json.dumps(found)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-Schema = dict[str, Any]
+from models.text.json_schemas import Schema, rewritten
 
 _SURE_DIGITS = 15
 _MOST_DECIMALS = 10
@@ -20,45 +20,19 @@ _LEAST_BOUND = 1e-6
 _LEAST_ROOM = 1e-6
 _LEAST_NUMBER = 1e-30
 """Beside a zero that is excluded; llguidance writes out each of its decimals."""
-_LEVELS = 64
-"""Schemas that nest deeper are compiled by nobody: see `models.text.grammar.MAX_DEPTH`."""
 _EXACT = 2**53
 _MOST_WHOLE = 2**63
 """From here on llguidance takes no bounds: it says so."""
 _EXCLUSIVE = (("exclusiveMinimum", "minimum", math.inf), ("exclusiveMaximum", "maximum", -math.inf))
-_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-_SINGLE = frozenset({"items", "additionalProperties", "contains", "not", "if", "then", "else", "additionalItems"})
 
 
-def as_doubles(schema: Any, levels: int = _LEVELS) -> Any:
+def as_doubles(schema: Any) -> Any:
     """Return a schema of which every number, read as a double, keeps the bounds of `schema`.
 
     The very same object where nothing has to be said for that. Bounds that are excluded and nearer to zero than a
     millionth, but not zero, stay as they are.
-
-    Args:
-        levels: how deep it looks.
     """
-    if not isinstance(schema, dict) or not levels:
-        return schema
-    parts = {name: _inside(name, part, levels - 1) for name, part in schema.items()}
-    found = _bounded(parts)
-    same = found is parts and all(parts[name] is part for name, part in schema.items())
-    return schema if same else found
-
-
-def _inside(name: str, part: Any, levels: int) -> Any:
-    """Return what stands under a keyword, with the schemas in it changed; what is no schema is not looked at."""
-    if name in _SINGLE and isinstance(part, dict):
-        return as_doubles(part, levels)
-    if (name in _LISTS or name == "items") and isinstance(part, list):
-        new: Any = [as_doubles(one, levels) for one in part]
-        return part if all(a is b for a, b in zip(new, part, strict=True)) else new
-    if name in _MAPS and isinstance(part, dict):
-        new = {key: as_doubles(one, levels) for key, one in part.items()}
-        return part if all(new[key] is part[key] for key in part) else new
-    return part
+    return rewritten(schema, _bounded)
 
 
 def _bounded(schema: Schema) -> Schema:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from models.text.json_numbers import as_doubles
+from models.text.json_objects import closed
+
 STRICT_OPTIONS: dict[str, Any] = {
     # Enough for indented JSON; unbounded, a small model never leaves it.
     "whitespace_pattern": r"[ \n\t\r]{1,32}",
 }
 LENIENT_OPTIONS = {**STRICT_OPTIONS, "lenient": True, "coerce_one_of": True}
+
+
+def as_written(schema: Any) -> Any:
+    """Return the schema that answers to `schema` are held to; the very same object where it says all of that."""
+    return closed(as_doubles(schema))

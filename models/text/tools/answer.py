@@ -7,7 +7,7 @@ import json
 from msgspec.structs import replace
 
 from models.text.chat import PromptEncoder
-from models.text.json_numbers import as_doubles
+from models.text.json_options import as_written
 from models.text.tools.format import in_own_words
 from router.base.errors import InvalidRequest
 from router.values.call_reader import CallReader
@@ -81,5 +81,5 @@ def _object(schema: object) -> dict[str, object]:
         return {}
     if not isinstance(schema, dict):
         raise ValueError("a JSON schema is an object")  # noqa: TRY004 (see `models.text.grammar.schema_text`)
-    found: dict[str, object] = as_doubles(schema)
+    found: dict[str, object] = as_written(schema)
     return found

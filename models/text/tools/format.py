@@ -6,8 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Protocol
 
-from models.text.json_numbers import as_doubles
-from models.text.json_options import LENIENT_OPTIONS, STRICT_OPTIONS
+from models.text.json_options import LENIENT_OPTIONS, STRICT_OPTIONS, as_written
 from router.values.call_reader import CallReader
 from router.values.tool_calls import CANONICAL, OPEN, CallDelta, CallStyle, Tool, ToolChoice, Tools
 
@@ -123,6 +122,6 @@ def in_own_words(form: ToolFormat, canonical: str) -> str:
 
 
 def _schema(tool: Tool) -> str:
-    schema = as_doubles(json.loads(tool.parameters))
+    schema = as_written(json.loads(tool.parameters))
     schema["x-guidance"] = STRICT_OPTIONS if tool.strict else LENIENT_OPTIONS
     return json.dumps(schema)
