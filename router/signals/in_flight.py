@@ -133,48 +133,71 @@ class _Sent:
 
     Attributes:
         attempts: in the order in which they began; textless: those without any text yet; unopened: those that the
-            replica does not have yet.
-        load: their sums, None until somebody asks.
+            replica does not have yet; both with what of their prompts goes before that of a newcomer.
+        load: what decisions read of them, None until somebody asks.
     """
 
-    __slots__ = ("attempts", "load", "textless", "unopened")
+    __slots__ = (
+        "_textless_tokens",
+        "_unopened_answer_tokens",
+        "_unopened_tokens",
+        "attempts",
+        "load",
+        "textless",
+        "unopened",
+    )
 
     def __init__(self) -> None:
         self.attempts: dict[Attempt, None] = {}
-        self.textless: dict[Attempt, None] = {}
-        self.unopened: dict[Attempt, None] = {}
+        self.textless: dict[Attempt, int] = {}
+        self.unopened: dict[Attempt, int] = {}
         self.load: InFlightLoad | None = None
+        # Sums, kept as they change: to look at each that runs would cost every decision as much as there are.
+        self._textless_tokens = self._unopened_tokens = self._unopened_answer_tokens = 0
 
     def __iter__(self) -> Iterator[Attempt]:
         return iter(self.attempts)
 
     def begin(self, attempt: Attempt) -> None:
-        self.attempts[attempt] = self.textless[attempt] = self.unopened[attempt] = None
+        tokens = attempt.info.before_newcomers(attempt.prompt_tokens)
+        self.attempts[attempt] = None
+        self.textless[attempt] = self.unopened[attempt] = tokens
+        self._textless_tokens += tokens
+        self._unopened_tokens += tokens
+        self._unopened_answer_tokens += attempt.expected_tokens
         self.changed(attempt)
 
     def end(self, attempt: Attempt) -> None:
         del self.attempts[attempt]
-        self.textless.pop(attempt, None)
-        self.unopened.pop(attempt, None)
         self.load = None
+        self._has_text(attempt)
+        self._has_opened(attempt)
 
     def changed(self, attempt: Attempt) -> None:
         """One of them has opened, or got a piece of its answer."""
         self.load = None
-        if self.textless and attempt.first_at_s is not None:
-            self.textless.pop(attempt, None)
-        if self.unopened and attempt.opened:
-            self.unopened.pop(attempt, None)
+        if attempt.first_at_s is not None and self.textless:
+            self._has_text(attempt)
+        if attempt.opened and self.unopened:
+            self._has_opened(attempt)
+
+    def _has_text(self, attempt: Attempt) -> None:
+        self._textless_tokens -= self.textless.pop(attempt, 0)
+
+    def _has_opened(self, attempt: Attempt) -> None:
+        tokens = self.unopened.pop(attempt, None)
+        if tokens is not None:
+            self._unopened_tokens -= tokens
+            self._unopened_answer_tokens -= attempt.expected_tokens
 
     def summed_up(self) -> InFlightLoad:
-        """Look at those that have only begun, however many run."""
         return InFlightLoad(
             len(self.attempts),
-            sum([attempt.info.before_newcomers(attempt.prompt_tokens) for attempt in self.textless]),
+            self._textless_tokens,
             _Left(self.attempts),
             len(self.unopened),
-            sum([attempt.info.before_newcomers(attempt.prompt_tokens) for attempt in self.unopened]),
-            sum([attempt.expected_tokens for attempt in self.unopened]),
+            self._unopened_tokens,
+            self._unopened_answer_tokens,
         )
 
 

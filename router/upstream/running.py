@@ -33,12 +33,22 @@ class Running(msgspec.Struct, eq=False):
         return self.prompt_tokens + self.came_tokens
 
 
-class Unseen(msgspec.Struct, frozen=True):
+class Unseen(msgspec.Struct):
     """What the last report does not know of yet."""
 
-    requests: int
-    prompt_tokens: int
-    left_tokens: int
+    requests: int = 0
+    prompt_tokens: int = 0
+    left_tokens: int = 0
+
+    def add(self, running: Running) -> None:
+        self.requests += 1
+        self.prompt_tokens += running.prompt_tokens
+        self.left_tokens += running.left_tokens
+
+    def remove(self, running: Running) -> None:
+        self.requests -= 1
+        self.prompt_tokens -= running.prompt_tokens
+        self.left_tokens -= running.left_tokens
 
 
 class RunningWork:
@@ -55,6 +65,7 @@ class RunningWork:
         self._at_s = 0.0
         self._counts_ours = False
         self._unbegun_tokens = 0  # prompts of those without a token
+        self._unseen: Unseen | None = None  # summed up once for each report that somebody asks about, and then kept
         self.ended = self.ended_tokens = self.ended_kv_tokens = 0
         self.kv_taken_tokens = 0
 
@@ -67,6 +78,8 @@ class RunningWork:
         self._all[running] = None
         self._unbegun_tokens += prompt_tokens
         self.kv_taken_tokens += prompt_tokens
+        if self._unseen is not None:
+            self._unseen.add(running)
         return running
 
     def came(self, running: Running, tokens: int) -> None:
@@ -75,7 +88,10 @@ class RunningWork:
             self._note(running)
         if tokens and not running.came_tokens:
             self._unbegun_tokens -= running.prompt_tokens
-        running.left_tokens = max(0, running.left_tokens - tokens)
+        made = min(tokens, running.left_tokens)
+        running.left_tokens -= made
+        if self._unseen is not None and running.at_report_tokens is None:
+            self._unseen.left_tokens -= made
         running.came_tokens += tokens
         self.kv_taken_tokens += tokens
 
@@ -91,6 +107,8 @@ class RunningWork:
             self.ended += 1
             self.ended_tokens += running.at_report_tokens
             self.ended_kv_tokens += running.kv_tokens
+        elif self._unseen is not None:
+            self._unseen.remove(running)
 
     def reported(self, at_s: float, *, counts_ours: bool) -> None:
         """A report came, which was asked for at `at_s`.
@@ -102,17 +120,18 @@ class RunningWork:
         self._at_s, self._counts_ours = at_s, counts_ours
         self.ended = self.ended_tokens = self.ended_kv_tokens = 0
         self.kv_taken_tokens = self._unbegun_tokens
+        self._unseen = None
 
     def unseen(self) -> Unseen:
-        """Return what the last report does not know of: those that began last."""
-        requests = prompt_tokens = left_tokens = 0
-        for running in reversed(self._all):
-            if self._is_known(running):
-                break
-            requests += 1
-            prompt_tokens += running.prompt_tokens
-            left_tokens += running.left_tokens
-        return Unseen(requests, prompt_tokens, left_tokens)
+        """Return what the last report does not know of: those that began last. It is to be read at once."""
+        found = self._unseen
+        if found is None:
+            found = self._unseen = Unseen()
+            for running in reversed(self._all):
+                if self._is_known(running):
+                    break
+                found.add(running)
+        return found
 
     def began_by(self, at_s: float) -> int:
         """Count those that began by then."""
