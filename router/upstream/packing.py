@@ -1,4 +1,4 @@
-"""Bodies compressed for a slow uplink: a prompt of 8,000 tokens is 32 kB, 0.8 s over 3G, and packs to a third."""
+"""Bodies compressed for a slow uplink: a prompt of 8,000 tokens is 32 kB, 0.8 s over 3G, and packs to two fifths."""
 
 from __future__ import annotations
 
