@@ -33,14 +33,16 @@ _SAID = frozenset(
 def closed(schema: Any) -> Any:
     """Return a schema whose objects hold what it names alone; the very same object where that changes nothing.
 
-    Whatever matches it matches `schema`. Where schemas are combined, what one of them does not name another may: such
-    a schema stays as it is, all of it.
+    Whatever matches it matches `schema`. Where schemas are combined, what one of them does not name another may, and of
+    alternatives that exclude each other (`oneOf`) a closed one may match what an open one matches too: such a schema
+    stays as it is, all of it.
     """
     combined: list[Schema] = []
 
     def look(part: Schema) -> Schema:
         several = isinstance(part.get("allOf"), list) and len(part["allOf"]) > 1
-        if several or len(_COMBINING & part.keys()) > 1 or _APART & part.keys():
+        vague = "oneOf" in part and not _told_apart(part["oneOf"], schema)
+        if several or vague or len(_COMBINING & part.keys()) > 1 or _APART & part.keys():
             combined.append(part)
         return part
 
@@ -56,3 +58,40 @@ def _closed(schema: Schema) -> Schema:
     if isinstance(required, list) and not all(isinstance(name, str) and name in named for name in required):
         return schema
     return {**schema, "additionalProperties": False}
+
+
+def _told_apart(alternatives: Any, root: Any) -> bool:
+    """Whether objects are told apart by a property that each alternative requires, with values of its own."""
+    if not isinstance(alternatives, list):
+        return False
+    values = [_required_values(_resolved(one, root)) for one in alternatives]
+    shared = set.intersection(*(set(one) for one in values)) if values else set()
+    return any(
+        sum(len(one[name]) for one in values) == len({v for one in values for v in one[name]}) for name in shared
+    )
+
+
+def _resolved(schema: Any, root: Any) -> Any:
+    """Follow a reference to a definition of `root`, as pydantic writes them; anything else stays."""
+    if not isinstance(schema, dict) or set(schema) != {"$ref"}:
+        return schema
+    found = root
+    for name in str(schema["$ref"]).removeprefix("#/").split("/"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def _required_values(schema: Any) -> dict[str, set[str]]:
+    """Return the texts that each required property of an object may have, of those that have only a few."""
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        return {}
+    named, required = schema.get("properties"), schema.get("required")
+    if not isinstance(named, dict) or not isinstance(required, list):
+        return {}
+    found = {}
+    for name in required:
+        part = named.get(name) if isinstance(name, str) else None
+        allowed = ([part["const"]] if "const" in part else part.get("enum")) if isinstance(part, dict) else None
+        if isinstance(allowed, list) and allowed and all(isinstance(value, str) for value in allowed):
+            found[name] = set(allowed)
+    return found

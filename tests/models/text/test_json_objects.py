@@ -17,6 +17,12 @@ B = {"type": "object", "properties": {"b": {"type": "boolean"}}}
 NO_MORE = {"additionalProperties": False}
 
 
+def kind(*names: str) -> dict[str, Any]:
+    """An object that says what it is."""
+    said = {"const": names[0]} if len(names) == 1 else {"enum": list(names)}
+    return {"type": "object", "properties": {"kind": said}, "required": ["kind"]}
+
+
 @pytest.mark.parametrize(
     ("schema", "held"),
     [
@@ -27,6 +33,14 @@ NO_MORE = {"additionalProperties": False}
         (
             {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": A}},
             {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {**A, **NO_MORE}}},
+        ),
+        (
+            {"oneOf": [{"$ref": "#/$defs/x"}, kind("y", "z")], "$defs": {"x": kind("x")}, "discriminator": {}},
+            {
+                "oneOf": [{"$ref": "#/$defs/x"}, {**kind("y", "z"), **NO_MORE}],
+                "$defs": {"x": {**kind("x"), **NO_MORE}},
+                "discriminator": {},
+            },
         ),
         (
             {"properties": {"properties": A, "$ref": B}},
@@ -60,6 +74,13 @@ def test_objects_hold_what_they_name(schema: Any, held: Any) -> None:
         {"properties": {"x": {"not": B}, "y": A}},
         {"if": A, "then": B},
         {"allOf": 3, "properties": 4},
+        {"oneOf": [A, B]},
+        {"oneOf": [A, {**A, "properties": {**A["properties"], **B["properties"]}}]},
+        {"oneOf": [kind("x"), {**kind("y"), "required": []}]},
+        {"oneOf": [kind("x", "y"), kind("y", "z")]},
+        {"oneOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/nowhere"}], "$defs": {"x": kind("x")}},
+        {"oneOf": []},
+        {"oneOf": {"type": "object"}},
     ],
 )
 def test_a_schema_that_says_otherwise_or_combines_others_stays_as_it_is(schema: Any) -> None:
