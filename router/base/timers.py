@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _CANCEL_AGAIN_S = 1.0
+_LAST_TURNS = 10
+"""Turns of the loop after a time limit: what had come while this process stood still has come in time."""
 
 
 class Interrupted(Exception):
@@ -97,6 +99,10 @@ async def within(limit_s: float | None, work: Coroutine[Any, Any, T], news: asyn
     waited: set[asyncio.Future[Any]] = {task} if news is None else {task, news}
     try:
         await asyncio.wait(waited, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        for _ in range(_LAST_TURNS):
+            if task.done() or (news is not None and news.done()):
+                break
+            await asyncio.sleep(0)
         if task.done():
             return task.result()
         raise asyncio.TimeoutError

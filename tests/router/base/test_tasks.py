@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -64,3 +65,19 @@ async def test_cancelling_within_is_never_swallowed() -> None:
     outer.cancel()
     with pytest.raises(asyncio.CancelledError):
         await outer
+
+
+async def test_what_came_while_the_process_stood_still_came_in_time() -> None:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    address = server.sockets[0].getsockname()
+
+    async def connect() -> asyncio.StreamWriter:
+        asyncio.get_running_loop().call_later(0.01, time.sleep, 0.2)  # as a machine does that gives it no processor
+        await asyncio.sleep(0.02)
+        return (await asyncio.open_connection(*address))[1]
+
+    writer = await within(0.1, connect())
+    writer.close()
+    await writer.wait_closed()
+    server.close()
+    await server.wait_closed()
