@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from models.text.json_dates import on_the_calendar
 from models.text.json_numbers import as_doubles
 from models.text.json_objects import closed
 
@@ -16,4 +17,4 @@ LENIENT_OPTIONS = {**STRICT_OPTIONS, "lenient": True, "coerce_one_of": True}
 
 def as_written(schema: Any) -> Any:
     """Return the schema that answers to `schema` are held to; the very same object where it says all of that."""
-    return closed(as_doubles(schema))
+    return closed(on_the_calendar(as_doubles(schema)))
