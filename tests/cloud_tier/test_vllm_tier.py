@@ -41,7 +41,8 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     model = tmp_path / "tiny-7b"
     model.mkdir()
     (model / "config.json").write_text('{"max_position_embeddings": 512}')
-    return make_plan(_settings(None, [str(model)], ("127.0.0.1", 0), (None, "cpu", None, "vllm")), environ={})
+    with _settings(None, [str(model)], ("127.0.0.1", 0), (None, "cpu", None, "vllm")) as settings:
+        return make_plan(settings, environ={})
 
 
 def started(folder: Path) -> list[dict]:
