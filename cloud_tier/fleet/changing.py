@@ -27,7 +27,7 @@ from cloud_tier.fleet.summary import (
     plan_as_json,
     plan_as_table,
 )
-from cloud_tier.fleet.view import Outcome, Proposal, draft
+from cloud_tier.fleet.view import Outcome, Proposal
 from router.base import timers
 from router.base.json_output import print_json
 
@@ -62,10 +62,9 @@ def change_one(reach: Reach, device: str, wanted: Wanted) -> None:
     begun: list[Proposal] = []
 
     async def change(operator: FleetOperator) -> Outcome | None:
-        view = await operator.view(device)
-        proposal = draft(view, wanted.edits, replace=wanted.replace, issued_by=_whoami())
-        begun.append(proposal)  # the device may have it before the broker has said so
-        await operator.publish(proposal)
+        proposal = await operator.propose(
+            device, wanted.edits, replace=wanted.replace, issued_by=_whoami(), begins=begun.append
+        )
         return await operator.outcome(device, proposal.desired, wanted.wait_s) if wanted.wait_s > 0 else None
 
     outcome, interrupted = None, False

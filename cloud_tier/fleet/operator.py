@@ -84,19 +84,27 @@ class FleetOperator:
             return survey.view(device)
 
     async def propose(
-        self, device: str, edits: Mapping[str, Any], *, replace: bool = False, issued_by: str = ""
+        self,
+        device: str,
+        edits: Mapping[str, Any],
+        *,
+        replace: bool = False,
+        issued_by: str = "",
+        begins: Callable[[Proposal], None] = lambda _: None,
     ) -> Proposal:
         """Merge edits into what is desired and publish the next version, unless nothing would change.
 
         Args:
             edits: a tree as `edits.read_edits` makes it; None takes an override away.
             replace: begin from no overrides at all.
+            begins: told of the document before it is published: a device may have it before the broker says so.
 
         Raises:
             ConfigError: the document would break the schema.
             BrokerError: the broker refuses or went away.
         """
         proposal = draft(await self.view(device), edits, replace=replace, issued_by=issued_by)
+        begins(proposal)
         await self.publish(proposal)
         return proposal
 
