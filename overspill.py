@@ -14,6 +14,7 @@ import typer.main
 from router.base.build import build_of
 from router.base.errors import OverspillError
 from router.base.extras import EXTRA_OF, install
+from router.base.usage_reports import silence_usage_reports
 
 PARTS = {
     "edge": ("edge_agent.cli", "The agent on the device: run it, check its configuration, ask which board it is."),
@@ -71,6 +72,7 @@ def _root(
 
 def main() -> None:
     """Run the command; a known error prints one line and exits with 2, a bug prints its traceback."""
+    silence_usage_reports()
     try:
         app()
     except OverspillError as error:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from benchmarks._kept import merged
 from benchmarks._stamp import commit, machine, today
+from router.base.usage_reports import silence_usage_reports
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -62,6 +63,7 @@ def run(name: str, options: list[str], *, keep: bool) -> bool:
 
 
 def main(arguments: list[str]) -> int:
+    silence_usage_reports()
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

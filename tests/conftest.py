@@ -16,6 +16,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from router.base.build import build_of
+from router.base.usage_reports import silence_usage_reports
 from tests.support.fleet_rig import Broker
 from tests.support.paths import REPOSITORY
 from tests.support.ports import unused_port
@@ -23,6 +24,7 @@ from tests.support.ports import unused_port
 os.environ.setdefault("OVERSPILL_MODELS", str(REPOSITORY / ".overspill" / "models"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+silence_usage_reports()
 
 # One line a request is what a log is for; thousands of them hide what a test says. rich takes a second for a traceback.
 structlog.configure(
