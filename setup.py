@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 WANTED = os.environ.get("OVERSPILL_COMPILE", "0")
 if WANTED not in {"0", "1"}:
@@ -55,6 +57,15 @@ MODULES = {
 """What decides, leads each attempt, and simulates. `async` generators, structs that are decoded, and what waits for
 the network stay interpreted."""
 SOURCES = [f"{room}/{module}.py" for room, modules in MODULES.items() for module in modules.split()]
+
+
+class _Afresh(build_py):
+    """Builds from the sources alone: what an earlier release had left in `build/` would be installed with this one."""
+
+    def run(self) -> None:
+        if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
 
 
 class _Build(build_ext):
@@ -104,4 +115,8 @@ def _extensions() -> list[Extension]:
     return extensions
 
 
-setup(ext_modules=_extensions(), cmdclass={"build_ext": _Build}, setup_requires=NEEDED if ASKED else [])
+setup(
+    ext_modules=_extensions(),
+    cmdclass={"build_py": _Afresh, "build_ext": _Build},
+    setup_requires=NEEDED if ASKED else [],
+)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,3 +54,22 @@ def test_what_compiled_modules_import_is_asked_for(recipe: dict[str, Any], sourc
     missing = {path: imported(REPOSITORY / path) - asked for path in sources}
     assert {path: names for path, names in missing.items() if names} == {}
     assert imported(REPOSITORY / "router/gateway/connection.py") > {"uvicorn", "httptools"}, "it looks"
+
+
+@pytest.mark.process
+def test_what_an_earlier_release_left_is_not_installed(tmp_path: Path) -> None:
+    """It would be: a build in the checkout takes along modules and profiles that this release has no more."""
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "overspill.py"):
+        shutil.copy(REPOSITORY / name, tmp_path)
+    for name in ("router", "edge_agent", "cloud_tier", "models", "hardware_profiles"):
+        shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    left = [tmp_path / "build/lib" / name for name in ("router/gone.py", "hardware_profiles/old-board.toml")]
+    for path in left:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "build"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "build/lib/router/base/build.py").is_file()
+    assert [path for path in left if path.exists()] == []

@@ -1,4 +1,4 @@
-"""Libraries that tell their makers how they are used: in a process of ours, and in those that it starts, they do not."""
+"""Libraries that tell their makers how they are used: in a process of ours, and in what it starts, they do not."""
 
 from __future__ import annotations
 
