@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.text.json_schemas import Schema, rewritten
+from models.text.json_schemas import Schema, resolved, rewritten
 
 _COMBINING = frozenset({"properties", "$ref", "allOf", "anyOf", "oneOf"})
 _APART = frozenset({"not", "if", "dependentSchemas"})
@@ -64,21 +64,11 @@ def _told_apart(alternatives: Any, root: Any) -> bool:
     """Whether objects are told apart by a property that each alternative requires, with values of its own."""
     if not isinstance(alternatives, list):
         return False
-    values = [_required_values(_resolved(one, root)) for one in alternatives]
+    values = [_required_values(resolved(one, root)) for one in alternatives]
     shared = set.intersection(*(set(one) for one in values)) if values else set()
     return any(
         sum(len(one[name]) for one in values) == len({v for one in values for v in one[name]}) for name in shared
     )
-
-
-def _resolved(schema: Any, root: Any) -> Any:
-    """Follow a reference to a definition of `root`, as pydantic writes them; anything else stays."""
-    if not isinstance(schema, dict) or set(schema) != {"$ref"}:
-        return schema
-    found = root
-    for name in str(schema["$ref"]).removeprefix("#/").split("/"):
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
 
 
 def _required_values(schema: Any) -> dict[str, set[str]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from models.text.json_dates import on_the_calendar
+from models.text.json_formats import without_private_formats
+from models.text.json_names import with_names_told
 from models.text.json_numbers import as_doubles
 from models.text.json_objects import closed
 
@@ -17,4 +19,4 @@ LENIENT_OPTIONS = {**STRICT_OPTIONS, "lenient": True, "coerce_one_of": True}
 
 def as_written(schema: Any) -> Any:
     """Return the schema that answers to `schema` are held to; the very same object where it says all of that."""
-    return closed(on_the_calendar(as_doubles(schema)))
+    return closed(with_names_told(without_private_formats(on_the_calendar(as_doubles(schema)))))

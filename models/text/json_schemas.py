@@ -1,4 +1,4 @@
-"""JSON schemas as trees: which keywords hold schemas, and how each schema of a tree is changed."""
+"""JSON schemas as trees: which keywords hold schemas, how each is changed, and what a reference leads to."""
 
 from __future__ import annotations
 
@@ -40,3 +40,13 @@ def _inside(name: str, part: Any, change: Callable[[Schema], Schema], levels: in
         new = {key: rewritten(one, change, levels) for key, one in part.items()}
         return part if all(new[key] is part[key] for key in part) else new
     return part
+
+
+def resolved(schema: Any, root: Any) -> Any:
+    """Follow a reference to a definition of `root`, as pydantic writes them; anything else stays."""
+    if not isinstance(schema, dict) or set(schema) != {"$ref"}:
+        return schema
+    found = root
+    for name in str(schema["$ref"]).removeprefix("#/").split("/"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
