@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -98,7 +99,7 @@ async def ask(dispatcher: Dispatcher, asked: InferenceRequest, outcomes: Counter
     outcomes[outcome] += 1
 
 
-async def serve(loop: VirtualLoop, requests: int) -> dict[str, object]:
+async def serve(loop: VirtualLoop, requests: int) -> dict[str, Any]:
     """Serve so many requests; sample the memory on the way."""
     chance, outcomes, samples = random.Random(0), Counter[str](), []  # noqa: S311 - a workload, no secret
     settings = RouterSettings(fairness=Fairness(callers=4.0, oldest_first=0.1))

@@ -31,7 +31,11 @@ def overspill(*arguments: str, home: Path | None = None, **variables: str) -> su
 def completed(line: str) -> list[str]:
     """Return what a Bash that has the completion installed offers at the end of a line."""
     words = line.split(" ")
-    variables = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1), "_OVERSPILL_COMPLETE": "complete_bash"}
+    variables: dict[str, Any] = {
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+        "_OVERSPILL_COMPLETE": "complete_bash",
+    }
     return overspill(**variables).stdout.split()
 
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from benchmarks.gateway.__main__ import Sample, rows_of, summarise
 from benchmarks.gateway.load import STREAM_TOKENS, Load
@@ -29,7 +30,7 @@ async def stub() -> AsyncIterator[int]:
 async def test_the_stub_engine_speaks_openai() -> None:
     async with stub() as port, openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x") as client:
         assert MODEL in [model.id for model in (await client.models.list()).data]
-        messages = [{"role": "user", "content": "hello"}]
+        messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
         whole = await client.chat.completions.create(model=MODEL, messages=messages, max_tokens=3)
         assert whole.choices[0].message.content == " word word end"
         stream = await client.chat.completions.create(

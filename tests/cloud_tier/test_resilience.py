@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.fake_engine import toy_model_directory
 from tests.support.paths import REPOSITORY
-from tests.support.waiting import until, until_true
+from tests.support.waiting import until_answered, until_true
 
 pytestmark = pytest.mark.real_model
 FAMILY, BEST, SMALL = "smollm2-135m", "smollm2-135m-fp32", "smollm2-135m-pruned-fp32"
@@ -132,7 +132,7 @@ class Tier:
         async def held() -> bool:
             return holds(await self.metric(pattern))
 
-        await until(held, 100, every_s=0.05)
+        await until_answered(held, 100, every_s=0.05)
 
     def end(self) -> None:
         if self.process.poll() is None:

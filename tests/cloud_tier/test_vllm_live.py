@@ -128,10 +128,12 @@ def of_eight_heads(model: Path, folder: Path) -> Path:
 @pytest.mark.parametrize("kind", ["tensor", "pipeline", "data"])
 async def test_two_ranks_answer_and_leave_nothing_behind(kind: str, tmp_path: Path) -> None:
     model = live_folder("OVERSPILL_LIVE_VLLM_MODEL")
-    args = () if kind == "pipeline" else EAGER  # eager, a pipeline is healthy and dies of its first request
+    # Eager, a pipeline is healthy and dies of its first request.
+    args: tuple[str, ...] = () if kind == "pipeline" else EAGER
     if kind == "tensor":
         model, args = of_eight_heads(model, tmp_path), (*EAGER, "--load-format", "dummy")
-    async with server(spec(model, *args, **{f"{kind}_parallel": 2})) as source:
+    degree: dict[str, Any] = {f"{kind}_parallel": 2}
+    async with server(spec(model, *args, **degree)) as source:
         replica = await ready(source)
         assert await text_of(replica, ask())
         if kind != "tensor":

@@ -18,7 +18,7 @@ from tests.cloud_tier.engines.test_process import alive
 from tests.cloud_tier.test_server import Running
 from tests.support.fake_engine import FakeEngine
 from tests.support.paths import REPOSITORY
-from tests.support.waiting import until
+from tests.support.waiting import until, until_answered
 
 pytestmark = pytest.mark.process
 
@@ -70,12 +70,12 @@ async def test_it_is_unavailable_for_a_time_then_serves_comes_back_after_a_kill_
             reply = await run.client.post("/v1/chat/completions", json=CHAT)
             return reply.status_code == 200 and reply.json()["choices"][0]["message"]["content"] == "1 2 3 4 5 "
 
-        await until(answers)
+        await until_answered(answers)
         assert (await run.client.get("/health/ready")).status_code == 200
         (first,) = started(tmp_path)
         os.kill(first["pid"], signal.SIGKILL)
         await until(lambda: len(started(tmp_path)) == 2)
-        await until(answers)
+        await until_answered(answers)
         run.tier.stop()
         await run.ended()
         assert (tmp_path / "stopped").exists()

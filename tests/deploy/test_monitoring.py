@@ -22,7 +22,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.ports import unused_port
 from tests.support.promql import TARGET, Scraped, Wrong
 from tests.support.tiny_store import build_world
-from tests.support.waiting import until
+from tests.support.waiting import until_answered
 
 GRAFANA, PROMETHEUS = REPOSITORY / "deploy/grafana", REPOSITORY / "deploy/prometheus"
 BOARDS = sorted(GRAFANA.glob("*.json"))
@@ -238,7 +238,7 @@ async def _scraped_under_traffic(stack: Monitored, api: httpx.AsyncClient) -> No
         except httpx.HTTPError:
             return False
 
-    await until(up, every_s=0.1)
+    await until_answered(up, every_s=0.1)
     for _ in range(3):
         await stack.traffic()
         await asyncio.sleep(1.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -188,5 +189,5 @@ def test_what_is_no_origin_is_refused_with_its_line(tmp_path: Path) -> None:
     ("upstream", "seconds"),
     [({}, 0.0), ({"price_per_mbyte": 0.01}, 30.0), ({"price_per_mbyte": 0.01, "idle_poll_interval_s": 5.0}, 5.0)],
 )
-def test_a_metered_link_is_polled_seldom_while_nobody_uses_it(upstream: dict[str, float], seconds: float) -> None:
+def test_a_metered_link_is_polled_seldom_while_nobody_uses_it(upstream: dict[str, Any], seconds: float) -> None:
     assert UpstreamSettings(**upstream).unused_poll_s == seconds

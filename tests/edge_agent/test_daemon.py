@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -38,7 +39,7 @@ from router.values.request import Locality
 from tests.support.agents import served
 from tests.support.ports import refused_port, taken_port
 from tests.support.tiny_store import TinyWorld, build_world
-from tests.support.waiting import until
+from tests.support.waiting import until, until_answered
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "temperature": 0}
 
@@ -88,7 +89,7 @@ async def test_decisions_are_kept_on_disk_and_explained(world: TinyWorld, tmp_pa
         reply = await client.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "mine/1"})
         assert reply.status_code == 200
         asked = await asyncio.to_thread(fetch, "mine/1", f"http://127.0.0.1:{agent.port}", "")
-        metrics = await until(lambda: written(client))
+        metrics = await until_answered(lambda: written(client))
     assert 'overspill_decision_lines{result="dropped"} 0.0' in metrics
     read = find("mine/1", path)
     assert (read.outcome, read.tokens) == (asked.outcome, asked.tokens)
@@ -262,7 +263,7 @@ async def test_more_requests_than_fit_all_end_well(world: TinyWorld) -> None:
         assert not running_in(agent.lineup.replicas)
 
 
-def desired(version: int, **tables: object) -> DesiredConfig:
+def desired(version: int, **tables: Any) -> DesiredConfig:
     return DesiredConfig(version=version, issued_at=datetime.now(timezone.utc), **tables)
 
 
@@ -290,7 +291,7 @@ async def test_overrides_are_applied_without_dropping_a_stream(world: TinyWorld)
         assert agent.lineup.replicas == kept
 
 
-def with_overrides(world: TinyWorld, folder: Path, **tables: object) -> EdgeConfig:
+def with_overrides(world: TinyWorld, folder: Path, **tables: Any) -> EdgeConfig:
     """An agent of a fleet whose broker is away, and which had `tables` in force when it ended."""
     config = world.config(fleet={"enabled": True, "port": 1, "device": "d", "state_dir": str(folder)})
     state = StateDir(config.fleet.state_path())

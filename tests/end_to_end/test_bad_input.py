@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -14,7 +15,7 @@ from examples.demo.stack import Stack
 
 pytestmark = pytest.mark.real_model
 
-CHAT = {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+CHAT: dict[str, Any] = {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 WRONG = {
     "model": 7,
     "messages": "Hi",

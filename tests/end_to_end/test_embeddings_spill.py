@@ -25,7 +25,7 @@ from router.gateway.listener import bind
 from router.upstream.settings import BackendModel, BackendSettings
 from tests.support.agents import served
 from tests.support.embedding import FAMILY, TEXTS, reference
-from tests.support.waiting import until
+from tests.support.waiting import until, until_answered
 
 pytestmark = [pytest.mark.real_model, pytest.mark.asyncio(loop_scope="module")]
 
@@ -64,7 +64,7 @@ async def agent(cloud: httpx.AsyncClient, tmp_path_factory: pytest.TempPathFacto
         upstream=UpstreamSettings(url=str(cloud.base_url), poll_interval_s=0.2),
     )
     async with served(config) as (_, client):
-        await until(lambda: _knows(client))
+        await until_answered(lambda: _knows(client))
         yield client
 
 
@@ -118,7 +118,7 @@ async def test_a_backend_that_embeds_is_passed_calls(
         async def listed() -> bool:
             return "vectors" in {card["id"] for card in (await client.get("/v1/models")).json()["data"]}
 
-        await until(listed)
+        await until_answered(listed)
         there = await cloud.post("/v1/embeddings", json=body())
         local = {"x-overspill-locality": "local-only"}
         here = await client.post("/v1/embeddings", json=body(model="vectors"), headers=local)
@@ -158,5 +158,5 @@ async def test_a_killed_encoder_comes_back(cloud: httpx.AsyncClient, expected: n
         reply = await cloud.post("/v1/embeddings", json=body())
         return reply if reply.status_code == 200 else None
 
-    reply = await until(answers, 60)
+    reply = await until_answered(answers, 60)
     assert np.abs(rows(reply) - expected).max() < 5e-6

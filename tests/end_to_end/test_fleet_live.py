@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from typing import Any
 
 import httpx
 import openai
@@ -14,7 +15,7 @@ from examples.demo.stack import DEVICE, FLEET, Stack
 
 pytestmark = [pytest.mark.real_model, pytest.mark.broker]
 
-CHAT = {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+CHAT: dict[str, Any] = {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 
 
 def _fleet(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,7 @@ from examples.demo.processes import Child, overspill
 from examples.demo.traffic import Ask, Reply, send
 from tests.support.live_servers import MODEL, LiveServer, llama_server, vllm_server
 from tests.support.ports import unused_port
-from tests.support.waiting import until
+from tests.support.waiting import until_answered
 
 pytestmark = [pytest.mark.live, pytest.mark.real_model, pytest.mark.timeout(1500)]
 
@@ -106,7 +106,7 @@ class Edge:
     async def __aenter__(self) -> Edge:
         self.child.start()
         await self.child.wait_ready(f"{self.url}/health/live", 30)
-        await until(self.all_serve, 300, every_s=0.2)
+        await until_answered(self.all_serve, 300, every_s=0.2)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -197,7 +197,7 @@ async def test_a_server_killed_in_mid_stream_is_finished_by_the_other(
             assert reply.finish == "length"
             begins.server.start()
             await begins.server.ready()
-            await until(edge.all_serve, 300, every_s=0.5)
+            await until_answered(edge.all_serve, 300, every_s=0.5)
 
 
 async def test_of_two_servers_at_once_each_may_be_killed(tmp_path: Path, models_root: Path) -> None:
@@ -232,7 +232,7 @@ async def test_of_two_servers_at_once_each_may_be_killed(tmp_path: Path, models_
                 assert (await edge.decision(cut[0]))["events"][-1]["outcome"] == "completed"
                 victim.server.start()
                 await victim.server.ready()
-                await until(edge.all_serve, 300, every_s=0.5)
+                await until_answered(edge.all_serve, 300, every_s=0.5)
 
 
 async def test_llama_cpp_on_the_device_is_a_rung_of_it(tmp_path: Path, models_root: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from examples.demo.stack import API_KEY, Stack
 from tests.support.waiting import until_true
@@ -14,7 +15,7 @@ from tests.support.waiting import until_true
 pytestmark = pytest.mark.real_model
 
 MODEL = "smollm2-135m"
-FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+FRANCE: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def test_chat_knows_the_capital_of_france(client: openai.OpenAI, tier: str) -> None:
@@ -87,7 +88,7 @@ def test_stop_strings_end_the_answer_and_are_not_in_it(client: openai.OpenAI) ->
 
 def test_a_seed_makes_a_draw_reproducible(stack: Stack, client: openai.OpenAI, tier: str) -> None:
     variant = "smollm2-135m-int8" if tier == "edge" else "smollm2-135m-fp32"
-    ask = {"model": variant, "messages": FRANCE, "temperature": 1.2, "max_tokens": 24}
+    ask: dict[str, Any] = {"model": variant, "messages": FRANCE, "temperature": 1.2, "max_tokens": 24}
     texts = [client.chat.completions.create(**ask, seed=seed).choices[0].message.content for seed in (7, 7, 8, 9, 10)]
     assert texts[0] == texts[1]
     assert len(set(texts)) > 1

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 from collections import Counter
+from typing import Any
 
 import httpx
 import openai
@@ -22,13 +23,13 @@ pytestmark = [pytest.mark.real_model, pytest.mark.timeout(600)]
 async def test_200_concurrent_streams_all_end_and_memory_comes_back(stack: Stack) -> None:
     process = psutil.Process(stack.edge.pid)
     # The bound on connections is the client's own, not the agent's.
-    limits = httpx.Limits(max_connections=256)
+    own: Any = httpx.AsyncClient(limits=httpx.Limits(max_connections=256), timeout=180)  # newer SDKs name another httpx
     async with openai.AsyncOpenAI(
         base_url=f"{stack.edge_url}/v1",
         api_key="none",
         max_retries=0,
         timeout=180,
-        http_client=httpx.AsyncClient(limits=limits, timeout=180),
+        http_client=own,
     ) as client:
         # A first, smaller wave: both rungs loaded, pools and arenas at their working size.
         await asyncio.gather(*(send(client, Ask(f"Say hello ({i}).", max_tokens=16)) for i in range(40)))

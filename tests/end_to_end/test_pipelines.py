@@ -35,7 +35,7 @@ from tests.support.agents import served
 from tests.support.embedding import FAMILY, TEXTS, reference
 from tests.support.paths import REPOSITORY
 from tests.support.ports import unused_port
-from tests.support.waiting import until
+from tests.support.waiting import until, until_answered
 
 pytestmark = [pytest.mark.real_model, pytest.mark.asyncio(loop_scope="module")]
 
@@ -353,7 +353,7 @@ async def test_what_the_device_lacks_comes_from_the_cloud(tmp_path: Path) -> Non
             async def known() -> bool:
                 return "twice-0" in {card["id"] for card in (await client.get("/v1/models")).json()["data"]}
 
-            await until(known, 30)
+            await until_answered(known, 30)
             body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, 3, 4]}]}
 
             async def ask(model: str, **headers: str) -> httpx.Response:

@@ -15,7 +15,7 @@ import pytest
 from examples.demo.processes import overspill
 from examples.demo.stack import API_KEY, DEVICE, FLEET, Stack, StackOptions
 from examples.demo.traffic import Ask, Reply, send
-from tests.support.waiting import until
+from tests.support.waiting import until_answered
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(600)]
 
@@ -51,7 +51,7 @@ async def test_killed_engine_is_restarted_and_no_request_waits_forever(stack: St
             pinned = Ask("What is the capital of France?", max_tokens=8, model="smollm2-135m-fp32")
             return (await asyncio.wait_for(send(cloud, pinned), 60)).served
 
-        await until(is_back, 180, every_s=0.2)
+        await until_answered(is_back, 180, every_s=0.2)
     assert killed[0] in before
     assert not psutil.pid_exists(killed[0]) or psutil.Process(killed[0]).status() == psutil.STATUS_ZOMBIE
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel, Field
 
 from examples.demo.stack import API_KEY, Stack
@@ -16,7 +17,7 @@ from tests.support.patience import PATIENT
 pytestmark = pytest.mark.real_model
 
 MODEL = "smollm2-135m"
-CITY = [{"role": "user", "content": "Describe the city of Paris as JSON."}]
+CITY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Describe the city of Paris as JSON."}]
 
 
 class Place(BaseModel, extra="forbid"):
@@ -66,7 +67,7 @@ def test_a_cap_that_it_just_fits_cuts_nothing(client: openai.OpenAI, choice: str
 @pytest.mark.parametrize("tokens", [1, 7, 20])
 def test_what_one_tier_began_the_other_ends(stack: Stack, client: openai.OpenAI, tier: str, tokens: int) -> None:
     schema: dict[str, Any] = {"name": "place", "schema": Place.model_json_schema()}
-    asked = {"model": MODEL, "messages": CITY, "temperature": 0.8, "seed": tokens}
+    asked: dict[str, Any] = {"model": MODEL, "messages": CITY, "temperature": 0.8, "seed": tokens}
     asked["response_format"] = {"type": "json_schema", "json_schema": schema}
     begun = client.chat.completions.create(**asked, max_tokens=tokens).choices[0].message.content
     other = stack.cloud_url if tier == "edge" else stack.edge_url

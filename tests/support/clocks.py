@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any, TypeVar
 
@@ -60,7 +60,7 @@ class VirtualClock:
         heapq.heappop(self._sleepers)[2].set_result(None)
         return True
 
-    async def run(self, work: Coroutine[Any, Any, T], limit_s: float = 3600.0) -> T:
+    async def run(self, work: Awaitable[T], limit_s: float = 3600.0) -> T:
         """Run `work` to its end; fails if that takes longer than `limit_s` of this clock: then something hangs."""
         task = asyncio.ensure_future(work)
         ends_s = self._now_s + limit_s

@@ -41,7 +41,7 @@ def byte_tokenizer() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([EOS])
-    return Tokenizer(backend, eos_ids=[backend.token_to_id(EOS)], bos_id=None, adds_bos=False)
+    return Tokenizer(backend, eos_ids=[backend.get_vocab()[EOS]], bos_id=None, adds_bos=False)
 
 
 def byte_prompts() -> PromptEncoder:

@@ -8,15 +8,18 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import uvicorn
+from openai.types.chat import ChatCompletionMessageParam
 from prometheus_client import CollectorRegistry
 
 from router.base.clock import MonotonicClock
 from router.base.errors import ContextTooLong, DeadlineLost, ModelNotFound, ReplicaBroken, Shed, Unavailable
 from router.decisions.line import AskedFor, Decision
 from router.gateway.app import GatewayDeps, create_app
+from router.gateway.deps import Dispatch
 from router.tenants.tenancy import KeySources, Tenancy
 from router.values.answer import Answer, Route
 from router.values.chunk import FinishReason, TokenChunk
@@ -35,7 +38,7 @@ PRIOR = SpeedPrior(prefill_tokens_per_s=900.0, decode_tokens_per_s=60.0, decode_
 
 
 def replica_info(variant: str = "tiny-int8", rung: int = 1, **changes) -> ReplicaInfo:
-    fields = {
+    fields: dict[str, Any] = {
         "replica_id": f"local/{variant}",
         "endpoint": "local",
         "tier": "cloud",
@@ -53,7 +56,13 @@ def replica_info(variant: str = "tiny-int8", rung: int = 1, **changes) -> Replic
 INFOS = [replica_info("tiny-fp32", 0), replica_info("tiny-int8", 1)]
 
 
-def prompt_text(prompt: Prompt) -> str:
+def says(text: str) -> list[ChatCompletionMessageParam]:
+    """The messages of a chat in which a user says `text`."""
+    return [{"role": "user", "content": text}]
+
+
+def prompt_text(prompt: Prompt | Call) -> str:
+    assert not isinstance(prompt, Call), "what these fakes serve is generated"
     if isinstance(prompt, ChatPrompt):
         return prompt.messages[-1].content
     return prompt.text if isinstance(prompt, TextPrompt) else " ".join(map(str, prompt.token_ids))
@@ -259,9 +268,9 @@ def tenancy_of(api_keys: Mapping[str, int] | None = None, max_priority: int = 0,
     return Tenancy(KeySources.of(api_keys or {}, max_priority).directory(), MonotonicClock(), **more)
 
 
-def gateway_deps(dispatcher: FakeDispatcher | None = None, **changes) -> GatewayDeps:
+def gateway_deps(dispatcher: Dispatch | None = None, **changes) -> GatewayDeps:
     keys = {name: changes.pop(name) for name in ("api_keys", "max_priority") if name in changes}
-    fields = {
+    fields: dict[str, Any] = {
         "tenancy": tenancy_of(**keys),
         "dispatcher": dispatcher or FakeDispatcher(),
         "prompts": WordCounter(),
@@ -285,7 +294,8 @@ class Server:
 
     def __init__(self, deps: GatewayDeps, port: int = 0) -> None:
         self.deps = deps
-        self.dispatcher: FakeDispatcher = deps.dispatcher
+        assert isinstance(deps.dispatcher, FakeDispatcher)
+        self.dispatcher = deps.dispatcher
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._socket.bind(("127.0.0.1", port))

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import openai
@@ -22,12 +23,12 @@ from router.jobs.calendar import Calendar
 from router.jobs.jobs import Jobs
 from router.jobs.settings import JobsSettings
 from router.values.chunk import FinishReason, TokenChunk
-from router.values.replica import ReplicaInfo, ReplicaSnapshot
+from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot
 from router.values.request import InferenceRequest
 from tests.support.gateway_fakes import gateway_deps, prompt_text, replica_info
 from tests.support.patience import unhurried
 from tests.support.tiers import Quiet
-from tests.support.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S, until, until_answered
 
 SETTINGS = JobsSettings(min_free_mbytes=0)
 CLOCK = MonotonicClock()
@@ -80,13 +81,12 @@ class JobTier:
     def __init__(
         self,
         folder: Path,
-        replica: Echo,
+        replica: Replica,
         settings: JobsSettings = SETTINGS,
         calendar: Calendar | None = None,
         **deps,
     ) -> None:
         self.telemetry = Telemetry()
-        self.replica = replica
         self.dispatcher = Dispatcher([replica], unhurried(), clock=CLOCK, telemetry=self.telemetry)
         self.jobs = Jobs(
             msgspec.structs.replace(settings, dir=str(folder)),
@@ -130,7 +130,7 @@ class JobTier:
 
 @contextlib.asynccontextmanager
 async def job_tier(
-    folder: Path, replica: Echo | None = None, **more
+    folder: Path, replica: Replica | None = None, **more
 ) -> AsyncIterator[tuple[JobTier, openai.AsyncOpenAI]]:
     """A running tier and the real SDK on it."""
     async with JobTier(folder, replica or Echo(), **more) as tier, tier.client() as client:
@@ -144,12 +144,14 @@ def line(custom_id: str, text: str, **changes) -> dict:
     return {**given, **changes}
 
 
-def as_file(lines: list[dict | bytes]) -> bytes:
+def as_file(lines: Sequence[dict | bytes]) -> bytes:
     return b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
 
 
-def lines_of(text: str) -> list[dict]:
-    return [json.loads(each) for each in text.splitlines()]
+async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict]:
+    """Read a file that a batch has made."""
+    assert file_id is not None, "there is no such file"
+    return [json.loads(each) for each in (await client.files.content(file_id)).text.splitlines()]
 
 
 async def ended(client: openai.AsyncOpenAI, batch_id: str, timeout_s: float = PATIENCE_S) -> openai.types.Batch:
@@ -159,10 +161,10 @@ async def ended(client: openai.AsyncOpenAI, batch_id: str, timeout_s: float = PA
         batch = await client.batches.retrieve(batch_id)
         return batch if batch.status in {"completed", "failed", "expired", "cancelled"} else None
 
-    return await until(look, timeout_s, every_s=0.02)
+    return await until_answered(look, timeout_s, every_s=0.02)
 
 
-async def submit(client: openai.AsyncOpenAI, lines: list[dict | bytes], window: str = "24h", **more):
+async def submit(client: openai.AsyncOpenAI, lines: Sequence[dict | bytes], window: Any = "24h", **more):
     """Upload lines and make a batch of them."""
     file = await client.files.create(file=("lines.jsonl", as_file(lines)), purpose="batch")
     return await client.batches.create(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 
 from router.base.clock import MonotonicClock
 from router.jobs import lifecycle
@@ -33,7 +33,7 @@ from router.jobs.records import ENDED
 from router.jobs.settings import JobsSettings
 from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from tests.support.gateway_fakes import replica_info
-from tests.support.waiting import until
+from tests.support.waiting import until_answered
 
 LINES = 9
 OWNER = "me"
@@ -93,7 +93,7 @@ async def _life(folder: Path, points: Points) -> None:
         await jobs.serve(ask)
         if not (await jobs.list_batches(OWNER, Page(9)))[0]:
             await _submit(jobs)
-        await until(functools.partial(_all_ended, jobs), 60)
+        await until_answered(functools.partial(_all_ended, jobs), 60)
 
 
 async def _all_ended(jobs: Jobs) -> bool:
@@ -118,10 +118,11 @@ def _watch(points: Points) -> None:
     vars(lifecycle)["check"] = points.around(check)
     opened = Database.open
 
-    def opening(self: Database) -> None:
-        opened(self)
+    def opening(self: Database) -> Engine:
+        engine = opened(self)
         event.listen(self._engine, "commit", points.passed)
         event.listen(self._engine, "after_cursor_execute", lambda *_: points.passed())
+        return engine
 
     Database.open = opening  # type: ignore[method-assign]
 

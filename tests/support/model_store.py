@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ SEQUENCES = [[1, *np.random.default_rng(seed).integers(3, 96, 40).tolist()] for 
 
 
 def tiny_store(root: Path) -> ModelStore:
-    measured = {"quality": 1.0, "quality_measured": "in a test"}
+    measured: dict[str, Any] = {"quality": 1.0, "quality_measured": "in a test"}
     fp32 = Variant(name="tiny-fp32", rung=0, precision="fp32", format="weights", **measured)
     budget = Budget(max_perplexity_increase_pct=2.0, min_top1_agreement_pct=91.0, min_speedup=1.8)
     int8 = Variant(

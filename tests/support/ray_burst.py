@@ -14,6 +14,7 @@ from pathlib import Path
 
 import openai
 import ray
+from openai.types.chat import ChatCompletionMessageParam
 from ray import serve
 
 from cloud_tier.ray_serve import app
@@ -48,7 +49,7 @@ def running() -> int:
 
 
 def ask(client: openai.OpenAI) -> int:
-    messages = [{"role": "user", "content": "Hi"}]
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hi"}]
     reply = client.chat.completions.create(
         model="toy", messages=messages, max_tokens=TOKENS, extra_body={"ignore_eos": True}, timeout=PATIENCE_S
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from router.signals.in_flight import Attempt
 from router.signals.latency import LatencyModel
@@ -24,6 +25,9 @@ class SetClock:
 
     async def sleep(self, duration_s: float) -> None:
         self.time_s += duration_s
+
+    def call_at(self, due_s: float, ring: Callable[[], None]) -> NoReturn:
+        raise AssertionError("nothing rings on this clock: it is set by hand")
 
 
 @dataclass

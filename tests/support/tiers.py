@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import uvicorn
@@ -134,7 +134,7 @@ class Tier:
 
 
 @contextlib.asynccontextmanager
-async def linked(edge: Tier, cloud: Tier, local: list[Reciter]) -> AsyncIterator[UpstreamTier]:
+async def linked(edge: Tier, cloud: Tier, local: Sequence[Reciter]) -> AsyncIterator[UpstreamTier]:
     """The cloud's rungs beside the edge's own; both tiers run."""
     upstream = UpstreamTier(
         cloud.url,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from models.graph.fused import FusedModel
 from models.graph.graph import write_graph
 from models.measure.runner import OnnxRunner
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "grouped, tied": {},
     "one group, untied": {"num_kv_heads": 2, "tie_embeddings": False},
     "odd width, as SmolLM2": {"hidden_size": 72, "num_heads": 9, "num_kv_heads": 3, "head_dim": 8},

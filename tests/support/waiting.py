@@ -14,21 +14,30 @@ LOOK_EVERY_S = 0.005
 
 
 async def until(
-    condition: Callable[[], T | Awaitable[T]], timeout_s: float = PATIENCE_S, *, every_s: float = LOOK_EVERY_S
+    condition: Callable[[], T | None], timeout_s: float = PATIENCE_S, *, every_s: float = LOOK_EVERY_S
 ) -> T:
-    """Return the first truthy value of `condition` (or of what it returns to await); fail when none comes in time."""
+    """Return the first truthy value of `condition`; fail when none comes in time."""
+
+    async def look() -> T | None:
+        return condition()
+
+    return await until_answered(look, timeout_s, every_s=every_s)
+
+
+async def until_answered(
+    ask: Callable[[], Awaitable[T | None]], timeout_s: float = PATIENCE_S, *, every_s: float = LOOK_EVERY_S
+) -> T:
+    """As `until`, where looking is to wait for an answer."""
     deadline_s = time.monotonic() + timeout_s
     while True:
-        value = condition()
-        if isinstance(value, Awaitable):
-            value = await value
+        value = await ask()
         if value:
             return value
         assert time.monotonic() < deadline_s, f"waited {timeout_s} s in vain"
         await asyncio.sleep(every_s)
 
 
-def until_true(condition: Callable[[], T], timeout_s: float = PATIENCE_S, *, every_s: float = LOOK_EVERY_S) -> T:
+def until_true(condition: Callable[[], T | None], timeout_s: float = PATIENCE_S, *, every_s: float = LOOK_EVERY_S) -> T:
     """As `until`, where no event loop runs."""
     deadline_s = time.monotonic() + timeout_s
     while True:

@@ -61,8 +61,8 @@ def settle(bench: Bench) -> None:
     wait([made for _, made in bench.core.compiling._waiting.values()])
 
 
-def under(constraint: Constraint | None, **options: float) -> SamplingParams:
-    return SamplingParams(**{"temperature": 0.0, **options}, constraint=constraint)  # type: ignore[arg-type]
+def under(constraint: Constraint | None, **options: Any) -> SamplingParams:
+    return SamplingParams(**({"temperature": 0.0} | options), constraint=constraint)
 
 
 def test_every_constrained_answer_matches_and_the_others_are_what_they_were(

@@ -272,7 +272,7 @@ def test_a_waiting_request_of_higher_priority_takes_the_blocks_of_running_lower_
 
 @pytest.mark.parametrize("finished_by", ["length", "eos"])
 def test_drafts_save_steps_and_change_no_answer(finished_by: str) -> None:
-    eos = {"eos_ids": frozenset({20})} if finished_by == "eos" else {}
+    eos = frozenset({20} if finished_by == "eos" else ())
     answers, steps = [], []
     for draft_tokens in (0, 4):
         echo = Echo(kv_cache_tokens=512, max_running=3, draft_tokens=draft_tokens)
@@ -280,7 +280,7 @@ def test_drafts_save_steps_and_change_no_answer(finished_by: str) -> None:
         for handle, length in ((1, 90), (2, 61), (3, 7)):
             # A prompt that counts up to 8 twice over: what follows 8 has been seen, what follows 31 has not yet.
             ids = (*range(handle, 9), *range(9))
-            request = EngineRequest(f"r{handle}", ids, SamplingParams(temperature=0), length, **eos)
+            request = EngineRequest(f"r{handle}", ids, SamplingParams(temperature=0), length, eos_ids=eos)
             echo.answers[handle] = []
             echo.core.add(handle, request)
         echo.run()

@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -29,7 +30,7 @@ from tests.support import engine_models
 from tests.support.engine_models import Bench, prompt, small
 from tests.support.waiting import until
 
-LINE = {"priority": LINE_PRIORITY}
+LINE: dict[str, Any] = {"priority": LINE_PRIORITY}
 KINDS = (
     SamplingParams(temperature=0),
     SamplingParams(temperature=1.0, seed=7),
@@ -188,8 +189,8 @@ def test_a_step_is_left_for_whoever_comes_and_for_no_other_word() -> None:
     with mine, theirs:
         parent, inbox = Channel(mine, decoder), Inbox(Channel(theirs, decoder))
 
-        def add(handle: int, **options: int) -> Add:
-            return Add(handle, EngineRequest(f"r{handle}", (1, 2), SamplingParams(), 4, **options))
+        def add(handle: int, priority: int = 0) -> Add:
+            return Add(handle, EngineRequest(f"r{handle}", (1, 2), SamplingParams(), 4, priority=priority))
 
         parent.send(add(5, **LINE))
         parent.send(LimitLines(2))
@@ -215,7 +216,7 @@ async def _engine(weights: Path) -> AsyncIterator[TorchEngine]:
         await engine.stop()
 
 
-async def _answer(engine: TorchEngine, seed: int, max_tokens: int = 40, **options: int) -> list[int]:
+async def _answer(engine: TorchEngine, seed: int, max_tokens: int = 40, **options: Any) -> list[int]:
     request = EngineRequest(f"r{seed}", tuple(prompt(20, seed)), SamplingParams(temperature=0), max_tokens, **options)
     return [token async for chunk in engine.generate(request) for token in chunk.token_ids]
 

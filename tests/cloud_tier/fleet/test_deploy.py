@@ -24,7 +24,7 @@ from tests.support.fleet_devices import started
 from tests.support.fleet_rig import Broker
 from tests.support.paths import REPOSITORY
 from tests.support.ports import accepts, unused_port
-from tests.support.waiting import until, until_true
+from tests.support.waiting import until, until_answered, until_true
 
 pytestmark = [
     pytest.mark.broker,
@@ -171,7 +171,7 @@ async def test_an_operator_forgets_a_device_that_left_and_a_dashboard_cannot(
         code, output = await fleet(broker, certs, "alice", "forget", "cam-1", "--yes", "--force")
         assert (code, "announces itself again" in output) == (0, True)
         async with operator(broker.operator_port, certs, "alice") as alice:
-            await until(looks_online(alice, "cam-1"))
+            await until_answered(looks_online(alice, "cam-1"))
             assert session.standing.applied_version == 1, "what is in force stays"
     async with device(broker, certs, tmp_path, "cam-1", "cam-1") as session:
         await until(lambda: session.connected)

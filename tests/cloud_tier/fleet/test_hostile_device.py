@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 from rich.console import Console, RenderableType
@@ -88,7 +89,7 @@ def test_no_terminal_obeys_a_device() -> None:
         assert not {*text} & {*OBEYED.replace("evil", "")} - {*"]0;owned[2J31m"}, "and does nothing"
 
 
-KINDS = ("refused", "timeout")
+KINDS: tuple[Literal["refused", "timeout"], ...] = ("refused", "timeout")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from router.base.clock import MonotonicClock
 from router.base.errors import ConfigError
 from router.tenants.keys_file import digest_of
 from router.tenants.tenancy import KeySources, Tenancy
-from tests.support.job_tier import Echo, ended, job_tier, line, submit
+from tests.support.job_tier import Echo, ended, job_tier, line, lines_of, submit
 from tests.support.waiting import until
 
 KEYS = {"one": "k" * 24, "two": "l" * 24, "ops": "o" * 24}
@@ -61,7 +61,7 @@ async def test_an_operator_sees_and_cancels_everybodys(tmp_path: Path, monkeypat
         assert f"{mine.id} is cancelling" in await _run(monkeypatch, "ops", "cancel", mine.id, "--url", tier.url)
         assert (await ended(one, mine.id)).status == "cancelled"
         with pytest.raises(openai.NotFoundError):
-            await ops.files.content(done.output_file_id)
+            await lines_of(ops, done.output_file_id)
         replica.gate.set()
 
 

@@ -91,7 +91,7 @@ async def test_every_reply_is_the_one_that_nobody_had_come_between(tmp_path: Pat
         runner = tier.jobs.runner
         assert runner.paused > 0
         assert runner.stopped == 0
-        answers = lines_of((await client.files.content(done.output_file_id)).text)
+        answers = await lines_of(client, done.output_file_id)
         found = {answer["custom_id"]: _told(answer["response"]["body"]) for answer in answers}
         assert json.dumps(found, sort_keys=True) == json.dumps(expected, sort_keys=True)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -164,7 +165,7 @@ async def test_lines_of_batches_are_demand_only_where_that_is_asked_for(toy: Pat
     scaling = ScalingSettings(max_replicas=50, cold_start_s=1.0, batches=counts)
     engines: list[FakeEngine] = []
 
-    def make(*arguments: object) -> FakeEngine:
+    def make(*arguments: Any) -> FakeEngine:
         engines.append(FakeEngine(*arguments))
         engines[-1].may_go_on.clear()
         return engines[-1]

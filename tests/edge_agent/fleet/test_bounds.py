@@ -47,9 +47,9 @@ def want(version: int = 1, **tables: Any) -> DesiredConfig:
 async def test_what_would_take_the_device_out_of_service_is_refused_by_key(key: str, value: object) -> None:
     agent = ModelessAgent(router={"overload_leave": 0.0})
     table, name = key.split(".")
-    more = {"preload": []} if key == "models.variants" else {}
+    wanted: dict[str, Any] = {table: {name: value} | ({"preload": []} if key == "models.variants" else {})}
     with pytest.raises(ConfigError) as refusal:
-        await Steering(agent).apply(want(**{table: {name: value, **more}}))
+        await Steering(agent).apply(want(**wanted))
     assert refusal.value.param == key
     assert agent.loads == 0
     assert agent.config.router.overload_leave == 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import structlog
 
 from edge_agent.fleet.commands import Responder
@@ -9,9 +11,13 @@ from edge_agent.mqtt.connection import Message
 from router.fleetwire.topics import Address
 
 
+async def _unasked() -> NoReturn:
+    raise AssertionError("nobody gets an answer")
+
+
 async def test_a_flood_of_commands_that_cannot_be_answered_is_told_in_a_few_lines() -> None:
     address = Address("lab", "one")
-    responder = Responder(address, reported=None, snapshot=None)
+    responder = Responder(address, reported=_unasked, snapshot=_unasked)
     with structlog.testing.capture_logs() as logs:
         for _ in range(1000):
             assert await responder.answer(Message("t", b"{}"), 1) is None

@@ -224,7 +224,7 @@ async def test_commands_are_answered_to_the_own_response_topic_only(broker: Brok
     device = Device()
     async with device.session(broker.port, tmp_path):
         await reported(spy, state="none")
-        ask = {"ResponseTopic": TOPIC + "response", "CorrelationData": b"42"}
+        ask: dict[str, Any] = {"ResponseTopic": TOPIC + "response", "CorrelationData": b"42"}
         spy.publish(
             TOPIC + "command", {"command": "ping"}, **{**ask, "ResponseTopic": "overspill/v1/default/x/desired"}
         )

@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ async def running(
         await loop.close()
 
 
-def request(prompt: list[int], max_tokens: int, **extra: object) -> Generation:
+def request(prompt: list[int], max_tokens: int, **extra: Any) -> Generation:
     sampler = Sampler(SamplingParams(temperature=0.0), prompt, VOCAB)
     sequence = Sequence(list(prompt), max_tokens, sampler, **extra)
     return Generation("r", sequence, FakeText(), frozenset({EOS}))

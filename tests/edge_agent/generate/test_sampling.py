@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,9 +18,15 @@ RNG = np.random.default_rng(5)
 WIDE = (RNG.standard_normal(5000) * 3).astype(np.float32)
 
 
-def draws(logits: np.ndarray, count: int, prompt: tuple[int, ...] = (), **params: object) -> list[int]:
-    sampler = Sampler(SamplingParams(**params), prompt, logits.size)
-    return [sampler.draw(logits) for _ in range(count)]
+def draws(logits: np.ndarray, count: int, prompt: tuple[int, ...] = (), **params: Any) -> list[int]:
+    return drawn(Sampler(SamplingParams(**params), prompt, logits.size), logits, count)
+
+
+def drawn(sampler: Sampler, logits: np.ndarray, count: int) -> list[int]:
+    """Every one of `count` draws finds a token."""
+    found = [sampler.draw(logits) for _ in range(count)]
+    assert None not in found
+    return [token for token in found if token is not None]
 
 
 def allowed(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> set[int]:
@@ -110,7 +118,7 @@ def test_min_p_keeps_what_is_likely_beside_the_likeliest() -> None:
 def test_rules_for_single_tokens() -> None:
     logits = np.array([4, 3, 2, 1], np.float32)
 
-    def first(ending: frozenset[int] = frozenset(), **params: object) -> list[int]:
+    def first(ending: frozenset[int] = frozenset(), **params: Any) -> list[int]:
         asked = SamplingParams(temperature=0.0, **params)
         sampler = Sampler(asked, (), logits.size, TokenRules.of(asked, ending, asked.min_tokens))
         return [sampler.draw(logits) for _ in range(3)]
@@ -184,7 +192,7 @@ def test_allowed_tokens_come_as_often_as_if_the_others_were_masked(tokens: set[i
     masked = np.where(np.isin(np.arange(8), list(tokens)), logits, np.float32(-1e9))
     sampler, reference = (Sampler(SamplingParams(seed=seed, **params), (), 8) for seed in (1, 2))
     found = np.bincount([led(sampler, logits, tokens)[0] for _ in range(6000)], minlength=8) / 6000
-    expected = np.bincount([reference.draw(masked) for _ in range(6000)], minlength=8) / 6000
+    expected = np.bincount(drawn(reference, masked, 6000), minlength=8) / 6000
     assert np.abs(found - expected).max() < 0.035
 
 

@@ -24,15 +24,18 @@ from edge_agent.runtime.packed import PackedRuntime
 from edge_agent.runtime.protocol import RuntimeRequest, StepInput
 from edge_agent.runtime.tensorrt.runtime import TensorRtExecutor, find_plan
 from hardware_profiles.loader import RuntimeOptions
-from router.base.cuda import Gpu
+from router.base.cuda import Cuda, Gpu
 from router.base.errors import ArtifactError
 from tests.support.tiny_llama import Sizes, run_plain, write_artifact
 
 SIZES = Sizes()
 
 
-class HostCuda:
-    stream = 7
+class HostCuda(Cuda):
+    """Memory of the host, where there is no GPU."""
+
+    def __init__(self) -> None:
+        self.stream = 7
 
     def empty(self, shape, dtype):
         return np.zeros(shape, dtype)
@@ -69,7 +72,7 @@ class Context:
         return True
 
     def execute_async_v3(self, stream):
-        assert stream == HostCuda.stream
+        assert stream == HostCuda().stream
         feeds = {}
         for item in self.session.get_inputs():
             dtype = np.int64 if "int64" in item.type else np.float32
@@ -133,9 +136,15 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, (version, onnx) in enumerate([("10.3", digest), ("10.2", digest), ("10.3", "0" * 64)]):
         name = f"tiny-int8-{number}"
         (engines / f"{name}.plan").write_bytes(raw if number == 0 else b"of another version")
-        key = {"variant": "tiny-int8", "onnx": {"model.onnx": onnx}, "runtime": "tensorrt", "version": version}
-        key |= {"target": "sm87", "cuda": 12060}
-        key["options"] = {"batch": [1, 1, 4], "new_tokens": [1, 1, 128], "past_tokens": [1, 64, 256]}
+        key = {
+            "variant": "tiny-int8",
+            "onnx": {"model.onnx": onnx},
+            "runtime": "tensorrt",
+            "version": version,
+            "target": "sm87",
+            "cuda": 12060,
+            "options": {"batch": [1, 1, 4], "new_tokens": [1, 1, 128], "past_tokens": [1, 64, 256]},
+        }
         record = {"key": key, "engine": {"plan": f"{name}.plan"}}
         (engines / f"{name}.json").write_text(json.dumps(record))
     (engines / "tiny-int8-9.json").write_text("{")

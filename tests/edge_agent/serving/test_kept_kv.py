@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -36,14 +37,14 @@ CHATS = [
 
 
 async def chat(
-    replica: LocalReplica, questions: list[str], callers: list[str], **sampling: object
+    replica: LocalReplica, questions: list[str], callers: list[str], **sampling: Any
 ) -> list[tuple[str, list[TokenChunk]]]:
     """Ask one question after the other, each for one of `callers`."""
     messages, found = [Message("system", SYSTEM)], []
     for question, caller in zip(questions, callers, strict=True):
         messages.append(Message("user", question))
         prompt = ChatPrompt(tuple(messages))
-        wanted = msgspec.structs.replace(request(prompt, **{"max_tokens": 24, **sampling}), caller=caller)
+        wanted = msgspec.structs.replace(request(prompt, **({"max_tokens": 24} | sampling)), caller=caller)
         chunks = [chunk async for chunk in replica.generate(wanted)]
         text = "".join(chunk.text for chunk in chunks)
         messages.append(Message("assistant", text))

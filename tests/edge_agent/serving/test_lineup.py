@@ -39,7 +39,11 @@ class Models:
 
     def describe(self, settings: LocalModels) -> list[LocalModel]:
         found = local_models(settings, load_profiles()["generic-x86-cpu"], self._shelf)
-        return [dataclasses.replace(model, open_runtime=self._opening(model)) for model in found]
+        return [
+            dataclasses.replace(model, open_runtime=self._opening(model))
+            for model in found
+            if isinstance(model, LocalModel)
+        ]
 
     def _opening(self, model: LocalModel) -> Any:
         def opened() -> Any:

@@ -7,6 +7,7 @@ import dataclasses
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,7 +33,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> TinyWorld:
     return build_world(tmp_path_factory.mktemp("world"))
 
 
-def asked(world: TinyWorld, **options: object) -> RuntimeRequest:
+def asked(world: TinyWorld, **options: Any) -> RuntimeRequest:
     runtime = RuntimeOptions(intra_op_threads=1, **options)
     return RuntimeRequest(world.store / "tiny" / "tiny-int8", runtime, 4, context_tokens=256, chunk_tokens=64)
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.support.paths import REPOSITORY
-from tests.support.waiting import until
+from tests.support.waiting import until_answered
 
 pytestmark = pytest.mark.real_model
 
@@ -65,7 +65,7 @@ async def agent(store: Path, port: int, until_it_says: str) -> AsyncIterator[htt
                     return until_it_says in (await client.get("/health/ready")).text
                 return False
 
-            await until(says_it, 90, every_s=0.1)
+            await until_answered(says_it, 90, every_s=0.1)
             yield client
         assert process.returncode is None
     finally:
@@ -114,7 +114,7 @@ async def test_an_artifact_changed_in_place_while_it_streams_is_served_on_as_it_
         async def noticed() -> bool:
             return f'overspill_edge_artifact_changed{{variant="{VARIANT}"}} 1.0' in (await client.get("/metrics")).text
 
-        await until(noticed, every_s=0.1)
+        await until_answered(noticed, every_s=0.1)
         assert (await client.get("/health/ready")).status_code == 200
         assert "artifact changed" in (store.parent / "agent.log").read_text()
     if damage == "truncated":

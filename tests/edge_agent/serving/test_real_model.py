@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -42,9 +43,9 @@ async def replica(models_root: Path) -> AsyncIterator[LocalReplica]:
         yield lineup.replicas[0]
 
 
-def request(prompt: str | Prompt, continuation: str = "", **sampling: object) -> InferenceRequest:
+def request(prompt: str | Prompt, continuation: str = "", **sampling: Any) -> InferenceRequest:
     chat = ChatPrompt((Message("user", prompt),)) if isinstance(prompt, str) else prompt
-    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 48, **sampling})
+    params = SamplingParams(**({"temperature": 0.0, "max_tokens": 48} | sampling))
     return InferenceRequest(f"r{next(_numbers)}", VARIANT, chat, params, Objective(), 0, 0.0, continuation=continuation)
 
 

@@ -38,7 +38,7 @@ from router.base.errors import (
     RequestFailed,
     Unavailable,
 )
-from tests.support.waiting import PATIENCE_S, until, until_true
+from tests.support.waiting import PATIENCE_S, until, until_answered, until_true
 
 BATCHED = BatchSettings(max_size=64)
 
@@ -623,7 +623,7 @@ async def test_an_input_that_never_returns_holds_no_other_up_for_ever() -> None:
             except RequestFailed:  # a machine may be so slow that even this takes longer
                 return False
 
-        await until(answered)
+        await until_answered(answered)
 
 
 class Mortal:

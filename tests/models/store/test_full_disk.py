@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ precision = "int8"
 format = "onnx"
 derived_from = "toy-fp32"
 """
-MEASURED = {"quality": 1.0, "quality_measured": "-"}
+MEASURED: dict[str, Any] = {"quality": 1.0, "quality_measured": "-"}
 
 
 @pytest.fixture(autouse=True)

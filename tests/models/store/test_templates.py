@@ -30,8 +30,16 @@ def catalogue(uri: str) -> Catalogue:
     variants = (
         Variant(name="toy-fp32", rung=0, quality=1.0, quality_measured="-", precision="fp32", format="weights"),
     )
-    fields = {"name": "toy", "title": "-", "parameters": 1, "context_tokens": 64, "licence": "-"}
-    return Catalogue([Family(**fields, sources=(Source(uri=uri),), variants=variants)])
+    family = Family(
+        name="toy",
+        title="-",
+        parameters=1,
+        context_tokens=64,
+        licence="-",
+        sources=(Source(uri=uri),),
+        variants=variants,
+    )
+    return Catalogue([family])
 
 
 def test_a_known_model_s_template_comes_from_the_store(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import json
 import random
 import re
 import threading
-from types import SimpleNamespace
 
+import llguidance
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -199,7 +199,11 @@ def test_asking_about_a_token_says_what_the_mask_says(constraint: Constraint, se
 
 
 def test_what_is_decided_for_many_tokens_at_once_is_what_each_of_them_would_get() -> None:
-    plain = Grammars(lambda: SimpleNamespace(for_grammars=lambda: TOKENIZER.for_grammars().with_slices([])))
+    class Unsliced(Tokenizer):
+        def for_grammars(self) -> llguidance.LLTokenizer:
+            return super().for_grammars().with_slices([])
+
+    plain = Grammars(lambda: Unsliced(tiny_tokenizer.backend(), eos_ids=[EOS], bos_id=None, adds_bos=False))
     for pattern in (
         r"([A-Z][a-z]{1,9}( [a-z]{2,12}){2,8}[.?!] ){20}",
         r"[a-z]{3,30}x",

@@ -28,7 +28,8 @@ AMBIGUOUS = Constraint(
 )
 
 
-def allowed(mask: np.ndarray) -> list[int]:
+def allowed(mask: np.ndarray | None) -> list[int]:
+    assert mask is not None
     return np.flatnonzero(BIAS_OF_BYTE[mask].ravel()[:VOCAB] == 0).tolist()
 
 

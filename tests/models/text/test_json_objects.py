@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from models.text.json_objects import closed
 from tests.models.text.test_grammar import GRAMMARS, of_schema, say
 
-A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-B = {"type": "object", "properties": {"b": {"type": "boolean"}}}
+A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "boolean"}}}
 NO_MORE = {"additionalProperties": False}
 
 

@@ -36,7 +36,7 @@ from tests.support.gateway_fakes import FAMILY, gateway_deps, replica_info, tena
 from tests.support.tiers import WORDS, Reciter
 from tests.support.waiting import until
 
-CHAT = {"model": FAMILY, "messages": [{"role": "user", "content": "recite now"}], "temperature": 0}
+CHAT: dict[str, Any] = {"model": FAMILY, "messages": [{"role": "user", "content": "recite now"}], "temperature": 0}
 INFER = {
     "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["recite"]}],
     "parameters": {"temperature": 0},
@@ -97,7 +97,8 @@ async def test_the_very_same_is_answered_again_without_a_replica_over_every_api(
 async def test_a_stream_is_replayed_as_a_stream_also_where_it_was_asked_for_whole() -> None:
     async with House().open() as house:
         await house.ask(CHAT)
-        sdk = openai.AsyncOpenAI(api_key="alice-0123456789", base_url="http://localhost/v1", http_client=house.http)
+        own: Any = house.http  # newer SDKs name another httpx
+        sdk = openai.AsyncOpenAI(api_key="alice-0123456789", base_url="http://localhost/v1", http_client=own)
         options: Any = {"include_usage": True}
         stream = await sdk.chat.completions.create(**CHAT, stream=True, stream_options=options)
         events = [event async for event in stream]

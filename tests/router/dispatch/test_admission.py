@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import pytest
@@ -60,7 +61,7 @@ async def test_what_waits_and_may_leave_is_wanted() -> None:
     async with world(remote=False) as here:
         told = []
         here.dispatcher.tell_of_waiting(lambda: told.append(here.dispatcher.admission.want()))
-        asked = [{"priority": 2}, {"locality": "local-only"}, {}, {"priority": 1}] * 4
+        asked: list[dict[str, Any]] = [{"priority": 2}, {"locality": "local-only"}, {}, {"priority": 1}] * 4
         tasks = [asyncio.ensure_future(here.ask(**one)) for one in asked]
         await here.clock.settle()
         waiting = [entry.request.objective for entry in here.dispatcher._binder.queue]

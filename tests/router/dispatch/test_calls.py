@@ -61,15 +61,11 @@ def call(*inputs: str | tuple[int, ...], model: str = "enc", deadline_s: float |
 
 
 async def ask(dispatcher: Dispatcher, request: InferenceRequest) -> TokenChunk:
-    request = type(request)(**{**_fields(request), "accepted_at_s": dispatcher.clock.now_s()})
+    request = replace(request, accepted_at_s=dispatcher.clock.now_s())
     answer = await dispatcher.start(request)
     chunks = [chunk async for chunk in answer.chunks]
     assert len(chunks) == 1
     return chunks[0]
-
-
-def _fields(request: InferenceRequest) -> dict[str, object]:
-    return {name: getattr(request, name) for name in request.__struct_fields__}
 
 
 async def test_a_call_is_answered_in_one_piece() -> None:
@@ -84,7 +80,7 @@ async def test_who_does_something_else_is_no_candidate() -> None:
             await ask(dispatcher, call("hello", model="llm"))
     async with Dispatcher([Encoder()], RouterSettings()) as dispatcher:
         request = call("hello")
-        text = type(request)(**{**_fields(request), "prompt": TextPrompt("hello"), "window_tokens": None})
+        text = replace(request, prompt=TextPrompt("hello"), window_tokens=None)
         with pytest.raises(InvalidRequest, match="can embed, asked to generate"):
             await ask(dispatcher, text)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.signals.canary import Canary, Side
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.prompt import ChatPrompt
+from router.values.request import InferenceRequest
 from router.values.settings import CanarySettings, DeploymentPattern, QualityProbe, RouterSettings
 from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import FakeReplica, info, request
@@ -152,8 +153,8 @@ async def test_quality_probes_ask_both_deployments_and_step_a_bad_one_back() -> 
         asked: list[str] = []
 
         def says(replica: FakeReplica, text: str) -> None:
-            async def generate(what: Any) -> Any:
-                assert isinstance(what.prompt, ChatPrompt)
+            async def generate(request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+                assert isinstance(request.prompt, ChatPrompt)
                 asked.append(replica.info.backend)
                 yield TokenChunk(text, 1)
                 yield TokenChunk("", 0, finish_reason=FinishReason.STOP)

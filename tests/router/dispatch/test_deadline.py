@@ -195,10 +195,11 @@ async def test_an_upstream_that_cut_at_the_deadline_is_noticed():
 async def test_an_answer_that_fills_its_window_or_its_own_cap_was_not_cut():
     async with world(remote=False) as w:
         rambling(w, w.local)
-        for wish in ({"deadline_s": 600.0, "prompt_tokens": 2000}, {"deadline_s": 600.0, "max_tokens": 30}):
+        wishes: tuple[dict[str, Any], ...] = ({"prompt_tokens": 2000}, {"max_tokens": 30})
+        for wish in wishes:
             w.local.answer_tokens = 48 if "prompt_tokens" in wish else 10**6
             w.local.cuts = True
-            ask = request(w.clock, **wish)
+            ask = request(w.clock, deadline_s=600.0, **wish)
             _, end, _, finish = await w.clock.run(whole(w, ask))
             assert (finish, end.degraded) == (FinishReason.LENGTH, False)
             assert w.record(ask.request_id)["outcome"] == "completed"

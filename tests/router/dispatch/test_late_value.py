@@ -10,7 +10,9 @@ import pytest
 from router.base.errors import DeadlineLost
 from router.upstream.call import remaining
 from router.values.chunk import FinishReason
+from router.values.prompt import TextPrompt
 from router.values.request import InferenceRequest, Objective
+from router.values.sampling import SamplingParams
 from tests.support.router_fakes import FakeReplica, World, answer, info, request, world
 
 
@@ -80,15 +82,8 @@ async def test_an_overloaded_tier_caps_only_who_allows_it(wish: dict[str, Any]) 
 
 
 async def test_an_upstream_gets_what_is_left_of_both() -> None:
-    ask = InferenceRequest(
-        "r",
-        "tiny",
-        None,
-        None,
-        Objective(deadline_s=5.0, late_s=3.0, shorten=True),
-        3,
-        100.0,  # type: ignore[arg-type]
-    )
+    objective = Objective(deadline_s=5.0, late_s=3.0, shorten=True)
+    ask = InferenceRequest("r", "tiny", TextPrompt("one two three"), SamplingParams(), objective, 3, 100.0)
     left = remaining(ask, 104.0, 0.5, "cloud")
     assert (left.deadline_s, left.late_s, left.shorten) == (pytest.approx(0.5), 3.0, True)
     late = remaining(ask, 106.0, 0.5, "cloud")

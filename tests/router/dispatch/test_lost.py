@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from router.base.errors import PromiseLost
@@ -13,7 +15,7 @@ from tests.support.router_fakes import request, world
 CLOCK = VirtualClock()
 
 
-def lost(**wish: object) -> LostPromises:
+def lost(**wish: Any) -> LostPromises:
     promises = LostPromises()
     promises.add(request(CLOCK, priority=2, ttft_s=1.0, accepted_at_s=10.0, **wish))
     return promises
@@ -30,8 +32,8 @@ def test_it_holds_for_those_who_came_no_later(came_s: float, holds: bool) -> Non
 
 
 @pytest.mark.parametrize("other", [{"max_tokens": 4}, {"prompt_tokens": 20}, {"ttft_s": 1.5}, {"session": "s"}])
-def test_it_says_nothing_of_those_who_ask_for_something_else(other: dict[str, object]) -> None:
-    assert not lost().hold_for(request(CLOCK, accepted_at_s=10.0, **{"ttft_s": 1.0, **other}))
+def test_it_says_nothing_of_those_who_ask_for_something_else(other: dict[str, Any]) -> None:
+    assert not lost().hold_for(request(CLOCK, accepted_at_s=10.0, **({"ttft_s": 1.0} | other)))
 
 
 def test_each_priority_has_its_own_verdict() -> None:

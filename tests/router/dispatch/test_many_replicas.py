@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from router.dispatch.dispatcher import Dispatcher
@@ -162,5 +162,5 @@ async def test_one_that_fails_is_replaced_and_the_failure_is_in_the_record() -> 
         assert [row.rejected for row in record.candidates if row.rejected] == ["already-failed"] * 2
 
 
-async def _all(asks: list[asyncio.Future[str]]) -> list[str]:
+async def _all(asks: Sequence[asyncio.Future[str]]) -> list[str]:
     return list(await asyncio.gather(*asks))

@@ -100,7 +100,7 @@ async def flooded(fairness: Fairness, policy: str = "slo-utility") -> int:
         for _ in range(20):
             await w.clock.run(w.ask(max_tokens=10, ignore_eos=True))
         served = len(w.local.sent)
-        wish = {"ignore_eos": True}
+        wish: dict[str, Any] = {"ignore_eos": True}
         at_s = [0.2 * i for i in range(80)]
         asks = [request(w.clock, max_tokens=10, accepted_at_s=w.clock.now_s() + after_s, **wish) for after_s in at_s]
         shorts = [asyncio.ensure_future(read(w, *of)) for of in zip(asks, at_s, strict=True)]
@@ -127,7 +127,7 @@ async def busy_and_small(fairness: Fairness) -> list[int]:
         w.local.slots, w.local.answer_tokens = 1, 1000
         w.local.__post_init__()
         w.dispatcher.set_replicas([w.local])
-        wish = {"ignore_eos": True, "ttft_s": 300.0}
+        wish: dict[str, Any] = {"ignore_eos": True, "ttft_s": 300.0}
         asks = [request(w.clock, max_tokens=10, caller="busy", **wish) for _ in range(60)]
         work = [asyncio.ensure_future(w.read(ask)) for ask in asks]
         await w.clock.advance(4.0)

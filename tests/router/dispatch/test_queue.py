@@ -283,10 +283,10 @@ def test_the_lines_are_sorted_at_each_question(steps: list[tuple[Any, ...]]) -> 
                 one = entry(clock, priority=priority, continuing=begun)
                 queue.enter(one)
             elif kind == "take":
-                one = listed.first(rest[0])
-                if one is not None:
-                    queue.leave(one)
-                    del listed.places[one]
+                first = listed.first(rest[0])
+                if first is not None:
+                    queue.leave(first)
+                    del listed.places[first]
                 continue
             elif known:
                 one = known[rest[0] % len(known)]

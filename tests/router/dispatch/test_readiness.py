@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from router.dispatch.dispatcher import Dispatcher
@@ -24,7 +26,7 @@ def tier(*replicas: FakeReplica, policy: str = "slo-utility") -> Dispatcher:
     return Dispatcher(replicas, RouterSettings(policy=policy), clock=VirtualClock())
 
 
-def away(variant: str, back_in_s: float = 0.0, **more: object) -> Away:
+def away(variant: str, back_in_s: float = 0.0, **more: Any) -> Away:
     found = Away(info(variant, **more), VirtualClock())
     found.back_in_s = back_in_s
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.support.router_fakes import answer, request, world
 async def test_every_candidate_is_chosen_rejected_or_told_why_not():
     async with world() as w:
         w.cloud_small.available = False
-        asks = [
+        asks: list[dict[str, Any]] = [
             {},
             {"model": "tiny-int8"},
             {"min_quality": 0.9},

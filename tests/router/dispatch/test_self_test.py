@@ -16,6 +16,7 @@ from router.values.chunk import TokenChunk
 from router.values.prompt import ChatPrompt, Message, TextPrompt
 from router.values.request import InferenceRequest
 from router.values.settings import BreakerSettings, HedgeSettings
+from tests.support.gateway_fakes import prompt_text
 from tests.support.router_fakes import UPSTREAM, FakeReplica, World, answer, request, world
 
 STRICT = BreakerSettings(failures=2, window=4, open_ms=1000.0, max_open_ms=64_000.0)
@@ -39,10 +40,10 @@ def poisoned(replica: FakeReplica, ways: dict[str, list[str]]) -> None:
     """Let a replica answer each marked text with one way to fail after another, again and again; all else is served."""
     real, turn = replica.generate, dict.fromkeys(ways, 0)
 
-    async def generate(ask: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
-        text = ask.prompt.text if isinstance(ask.prompt, TextPrompt) else ask.prompt.messages[-1].content
+    async def generate(request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+        text = prompt_text(request.prompt)
         if text not in ways:
-            async for chunk in real(ask):
+            async for chunk in real(request):
                 yield chunk
             return
         way = ways[text][turn[text] % len(ways[text])]
@@ -88,7 +89,7 @@ def test_no_content_opens_a_breaker_whatever_replicas_make_of_it(
     """Up to eight distinct prompts, each failing in any sequence of ways, with good ones beside them or without."""
 
     async def play() -> None:
-        limits = {"first_token_timeout_ms": 2000.0, "stall_timeout_ms": 1000.0, "max_queue": 1000}
+        limits: dict[str, Any] = {"first_token_timeout_ms": 2000.0, "stall_timeout_ms": 1000.0, "max_queue": 1000}
         async with world(breaker=STRICT, hedge=HedgeSettings(enabled=how["hedged"], budget=1.0), **limits) as w:
             for replica in w.all:
                 poisoned(replica, {f"poison {index}": list(of_one) for index, of_one in enumerate(ways)})
@@ -162,8 +163,8 @@ async def test_a_self_test_that_is_refused_says_nothing_and_the_next_failure_ask
         refusal = Shed("full", retry_after_s=0.1)
         kinds: list[str] = []
 
-        async def generate(ask: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
-            test = ask.request_id.startswith("self-test")
+        async def generate(request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+            test = request.request_id.startswith("self-test")
             kinds.append("test" if test else "ask")
             raise refusal if test else ReplicaFailed("HTTP 500")
             yield

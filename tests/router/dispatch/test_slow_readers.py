@@ -240,8 +240,7 @@ async def test_however_it_is_read_nothing_is_lost_doubled_or_kept(
 ) -> None:
     async with world(stall_timeout_ms=500.0) as w:
         w.local.faults = [fault]
-        wishes = {} if deadline_s is None else {"deadline_s": deadline_s}
-        ask, sleeps = request(w.clock, max_tokens=tokens, ignore_eos=True, **wishes), dict(naps)
+        ask, sleeps = request(w.clock, max_tokens=tokens, ignore_eos=True, deadline_s=deadline_s), dict(naps)
         text, read = "", 0
 
         async def follow() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from router.dispatch.dispatcher import Dispatcher
@@ -84,7 +86,8 @@ async def test_a_claimed_priority_is_lowered_to_the_callers_ceiling_and_the_repl
     ceiling: int, asked: str | None, given: int, place: str
 ) -> None:
     dispatcher = FakeDispatcher()
-    body, headers = dict(BODY), {}
+    body: dict[str, Any] = dict(BODY)
+    headers: dict[str, str] = {}
     if asked is not None:
         body, headers = (body, {PRIORITY: asked}) if place == "header" else ({**body, "priority": int(asked)}, {})
     lowered = (int(asked or 0)) != given

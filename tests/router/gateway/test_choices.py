@@ -13,34 +13,13 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.types import Message
 
 from router.gateway import token_routes
 from router.gateway.app import create_app
 from router.gateway.choices import total
 from router.values.usage import Usage
-from tests.support.gateway_fakes import FAMILY, FakeDispatcher, Server, gateway_deps, serving
-
-
-@pytest.fixture(scope="module")
-def shared_server():
-    with serving() as running:
-        yield running
-
-
-@pytest.fixture
-def server(shared_server: Server) -> Server:
-    shared_server.dispatcher.forget()
-    return shared_server
-
-
-@pytest.fixture
-def sdk(server: Server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def says(text: str) -> list[dict]:
-    return [{"role": "user", "content": text}]
+from tests.support.gateway_fakes import FAMILY, FakeDispatcher, Server, gateway_deps, says
 
 
 def events_of(server: Server, path: str, body: dict) -> list[dict]:
@@ -143,13 +122,18 @@ async def test_a_caller_who_stops_reading_takes_all_choices_along() -> None:
         await sending.wait()
         return {"type": "http.disconnect"}
 
-    async def send(message: dict) -> None:
+    async def send(message: Message) -> None:
         if message["type"] == "http.response.body":
             sending.set()
             await asyncio.Event().wait()
 
     headers = [(b"content-type", b"application/json"), (b"x-request-id", b"gone"), (b"host", b"localhost")]
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions"}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+    }
     scope |= {"query_string": b"", "headers": headers, "client": ("127.0.0.1", 5), "server": None, "scheme": "http"}
     await app({**scope, "asgi": {"version": "3.0"}, "http_version": "1.1", "root_path": ""}, receive, send)
     assert sorted(dispatcher.closed) == ["gone", "gone.1"]
@@ -202,7 +186,8 @@ def test_echo_tells_the_prompt_and_its_log_probabilities(sdk: openai.OpenAI) -> 
 
 
 def test_echo_without_an_answer(sdk: openai.OpenAI, server: Server) -> None:
-    reply = sdk.completions.create(model=FAMILY, prompt=["say b", [3, 1]], echo=True, logprobs=0, max_tokens=0)
+    mixed: Any = ["say b", [3, 1]]
+    reply = sdk.completions.create(model=FAMILY, prompt=mixed, echo=True, logprobs=0, max_tokens=0)
     first, second = reply.choices
     assert (first.text, first.finish_reason) == ("say b", "length")
     assert first.logprobs.tokens == ["say", " b"]
@@ -217,7 +202,7 @@ def test_a_streamed_echo(sdk: openai.OpenAI) -> None:
     events = [choice for event in stream for choice in event.choices]
     assert "".join(event.text for event in events) == "say b cb c"
     lines = [event.logprobs for event in events if event.logprobs]
-    told = [pair for line in lines for pair in zip(line.tokens, line.text_offset, strict=True)]
+    told = [pair for line in lines for pair in zip(line.tokens or (), line.text_offset or (), strict=True)]
     assert told == [("say", 0), (" b", 3), (" c", 5), ("b", 7), (" c", 8)]
 
 
@@ -241,7 +226,7 @@ def test_tokenize_and_detokenize_in_vllms_shapes(server: Server) -> None:
         chat = post("/tokenize", messages=says("ab"), add_generation_prompt=False).json()
         assert chat["tokens"] == [1, 2]
         assert post("/detokenize", tokens=[2, 1]).json() == {"prompt": "xx x"}
-        for path, wrong, param in [
+        wrongs: list[tuple[str, dict[str, Any], str]] = [
             ("/tokenize", {}, "prompt"),
             ("/tokenize", {"prompt": "a", "messages": says("b")}, "prompt"),
             ("/tokenize", {"messages": []}, "messages"),
@@ -249,7 +234,8 @@ def test_tokenize_and_detokenize_in_vllms_shapes(server: Server) -> None:
             ("/tokenize", {"messages": says("a"), "continue_final_message": True}, "continue_final_message"),
             ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
             ("/detokenize", {}, "tokens"),
-        ]:
+        ]
+        for path, wrong, param in wrongs:
             reply = post(path, **wrong)
             assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), (path, wrong)
         assert http.post("/tokenize", json={"model": "other", "prompt": "a"}).status_code == 404

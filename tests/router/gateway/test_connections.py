@@ -179,7 +179,7 @@ class Peer:
     """A connection as the table sees it."""
 
     def __init__(self, address: str) -> None:
-        self.client = (address, 1)
+        self.client: tuple[str, int] | None = (address, 1)
         self.left = False
 
     def make_room(self) -> None:

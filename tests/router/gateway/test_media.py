@@ -19,7 +19,7 @@ from router.upstream.settings import BackendModel, BackendSettings
 from tests.support.foreign_server import ForeignServer
 from tests.support.passed_chain import passing
 from tests.support.tiers import CLOCK, Tier
-from tests.support.waiting import until
+from tests.support.waiting import until, until_answered
 
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
 SHOWN = {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}}
@@ -100,7 +100,7 @@ async def test_a_refusal_has_a_model_asked_whether_it_takes_text_alone() -> None
         async def learnt() -> bool:
             return "images" not in offers_of(await card_of(http))
 
-        await until(learnt)
+        await until_answered(learnt)
         assert "audio" in offers_of(await card_of(http))
         again = await http.post(CHAT, json=asking(SHOWN))
         assert "does not do what the request needs: images" in again.json()["error"]["message"]
@@ -225,7 +225,7 @@ async def test_no_server_is_sent_anywhere_unless_its_operator_says_so() -> None:
         async with passing(entry) as (edge, _), httpx.AsyncClient(base_url=edge.url) as http:
             inside = "http://10.0.0.1/admin"
             shown = {"content": [linking(inside)]}
-            form = {"model": (None, "m"), "url": (None, inside), "file": ("a.wav", b"RIFF")}
+            form: dict[str, Any] = {"model": (None, "m"), "url": (None, inside), "file": ("a.wav", b"RIFF")}
             replies = [
                 await http.post(CHAT, json=asking(linking("https://example.com/cat.png"))),
                 await http.post("/v1/rerank", json={"model": "m", "query": "a", "documents": ["b", shown]}),

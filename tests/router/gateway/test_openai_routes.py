@@ -8,6 +8,8 @@ import gzip
 import json
 import socket
 import threading
+from collections.abc import MutableMapping
+from typing import Any
 
 import httpx
 import openai
@@ -17,37 +19,15 @@ from router.base.clock import MonotonicClock
 from router.gateway.app import GatewayLimits, create_app
 from router.values.prompt import ChatPrompt, Message, Prompt, PromptSize, TokenPrompt
 from router.values.request import Locality, Objective
-from tests.support.gateway_fakes import FAMILY, FakeDispatcher, Server, WordCounter, gateway_deps, serving
+from tests.support.gateway_fakes import FAMILY, FakeDispatcher, Server, WordCounter, gateway_deps, says, serving
 
 CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def shared_server():
-    with serving() as running:
-        yield running
-
-
-@pytest.fixture
-def server(shared_server: Server) -> Server:
-    shared_server.dispatcher.forget()
-    return shared_server
-
-
-@pytest.fixture
-def sdk(server: Server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture
 def http(server: Server):
     with httpx.Client(base_url=server.url) as client:
         yield client
-
-
-def says(text: str) -> list[dict]:
-    return [{"role": "user", "content": text}]
 
 
 def body(text: str = "say a b", **fields) -> dict:
@@ -235,7 +215,7 @@ def test_embeddings_name_the_model(sdk: openai.OpenAI, http: httpx.Client) -> No
 
 
 def test_unserved_features_are_named(sdk: openai.OpenAI) -> None:
-    image = [{"type": "text", "text": "what"}, {"type": "video_url", "video_url": {"url": "http://x"}}]
+    image: Any = [{"type": "text", "text": "what"}, {"type": "video_url", "video_url": {"url": "http://x"}}]
     with pytest.raises(openai.BadRequestError) as raised:
         sdk.chat.completions.create(model=FAMILY, messages=[{"role": "user", "content": image}])
     assert raised.value.param == "messages[0].content[1]"
@@ -288,7 +268,7 @@ def test_compressed_bodies_are_read(http: httpx.Client, server: Server) -> None:
 
 def test_a_continuation_is_taken_apart(http: httpx.Client, server: Server) -> None:
     messages = [*says("say more"), {"role": "assistant", "content": "so far"}]
-    fields = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    fields: dict[str, Any] = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
     assert http.post(CHAT, json=body(**fields)).status_code == 200
     seen = server.dispatcher.requests[0]
     assert (seen.prompt, seen.continuation) == (ChatPrompt((Message("user", "say more"),)), "so far")
@@ -442,7 +422,7 @@ async def test_the_stream_is_closed_when_a_send_fails() -> None:
             await asyncio.sleep(600)
         return {"type": "http.request", "body": json.dumps(body("forever", stream=True)).encode()}
 
-    async def send(message: dict) -> None:
+    async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
         if len(sent) > 3:
             raise OSError("broken pipe")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import httpx
 import pytest
 from starlette.routing import Route
+from starlette.types import Message
 
 from router.gateway.app import create_app
 from router.gateway.auth import Authentication
@@ -24,6 +27,10 @@ CHAT = "/v1/chat/completions"
 
 def chat(text: str = "say hi") -> dict:
     return {"model": FAMILY, "messages": [{"role": "user", "content": text}]}
+
+
+async def _nothing_comes() -> NoReturn:
+    raise AssertionError("nobody reads a request that is refused for its head")
 
 
 async def test_health_carries_the_load() -> None:
@@ -100,12 +107,12 @@ async def test_keys_are_asked_for_everywhere_but_at_the_probes() -> None:
             reply = await http.get(path)
             assert (reply.status_code, reply.headers["www-authenticate"]) == (401, "Bearer")
             assert "error" in reply.json()
-        for value in ("Bearer wrong", "Bearer ", "Bearer", "k1", "Basic k1", "Bearer k1x", b"Bearer \xff"):
-            reply = await http.get("/v1/models", headers={"authorization": value})
+        for value in (b"Bearer wrong", b"Bearer ", b"Bearer", b"k1", b"Basic k1", b"Bearer k1x", b"Bearer \xff"):
+            reply = await http.get("/v1/models", headers=[(b"authorization", value)])
             assert reply.status_code == 401
             assert reply.json()["error"]["code"] == "invalid_api_key"
-        for value in ("Bearer k1", "bearer k1", "Bearer schlüssel".encode()):
-            assert (await http.get("/v1/models", headers={"authorization": value})).status_code == 200
+        for value in (b"Bearer k1", b"bearer k1", "Bearer schlüssel".encode()):
+            assert (await http.get("/v1/models", headers=[(b"authorization", value)])).status_code == 200
         assert (await http.get("/v1/models", headers={"x-request-id": "r7"})).headers["x-request-id"] == "r7"
 
 
@@ -137,25 +144,25 @@ async def test_a_peer_without_any_address_is_in_this_process_or_on_its_socket(cl
     async def page(scope, receive, send) -> None:
         let_in.append(scope)
 
-    async def send(message: dict) -> None:
+    async def send(message: Message) -> None:
         sent.append(message)
 
     scope = {"type": "http", "path": "/v1/models", "headers": [], "client": client}
-    await Authentication(page, tenancy_of())(scope, None, send)
+    await Authentication(page, tenancy_of())(scope, _nothing_comes, send)
     assert (bool(let_in), [m["status"] for m in sent[:1]]) == (allowed, [] if allowed else [401])
 
 
 async def test_websockets_are_guarded_too() -> None:
     sent = []
 
-    async def send(message: dict) -> None:
+    async def send(message: Message) -> None:
         sent.append(message)
 
     async def page(scope, receive, send) -> None:
         raise AssertionError("let in")
 
     guard = Authentication(page, tenancy_of({"k": 0}))
-    await guard({"type": "websocket", "path": "/live", "headers": []}, None, send)
+    await guard({"type": "websocket", "path": "/live", "headers": []}, _nothing_comes, send)
     assert sent[0]["type"] == "websocket.close"
 
 

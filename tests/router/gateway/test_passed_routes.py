@@ -86,7 +86,7 @@ async def heard(request: web.Request) -> web.StreamResponse:
     form = await request.post()
     file = form["file"]
     assert isinstance(file, web.FileField)
-    told = f"{form['model']} {file.filename} {len(file.file.read())} {form.get('language', '-')}"
+    told = f"{form['model']!s} {file.filename} {len(file.file.read())} {form.get('language', '-')}"
     if form.get("stream") == "true":
         reply = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await reply.prepare(request)
@@ -326,7 +326,7 @@ async def test_bodies_of_calls_keep_their_room_until_they_are_answered() -> None
 
 async def test_who_counts_on_an_answer_later_is_told_that_there_is_none() -> None:
     server = ForeignServer()
-    form = {"model": (None, "m"), "file": ("a.wav", silence())}
+    form: dict[str, Any] = {"model": (None, "m"), "file": ("a.wav", silence())}
     async with world(server) as tiers:
         for tier in tiers:
             async with httpx.AsyncClient(base_url=tier.url, headers={"x-overspill-defer": "allow"}) as http:

@@ -9,13 +9,15 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types.responses import FunctionToolParam, ResponseCompletedEvent, ResponseFunctionToolCall
+from openai.types.responses.response_input_param import FunctionCallOutput
 from pydantic import BaseModel
 
 from router.values.constraint import ConstraintKind
 from router.values.tool_calls import ToolChoice, call_text
 from tests.support.gateway_fakes import FAMILY, Server, gateway_deps, serving
 
-WEATHER: dict[str, Any] = {
+WEATHER: FunctionToolParam = {
     "type": "function",
     "name": "weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
@@ -95,10 +97,11 @@ def test_a_call_is_an_item_and_its_result_goes_back_in(server: Server, sdk: open
     assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Paris"})
     tools = server.dispatcher.requests[-1].prompt.tools
     assert (tools.choice, tools.offered[0].strict) == (ToolChoice.REQUIRED, True)
-    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    of_model: Any = call.to_dict()
+    result: FunctionCallOutput = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
     sdk.responses.create(
         model=FAMILY,
-        input=[{"role": "user", "content": "x"}, call, result, {"role": "user", "content": "say ok"}],
+        input=[{"role": "user", "content": "x"}, of_model, result, {"role": "user", "content": "say ok"}],
         tools=[WEATHER],
     )
     turns = server.dispatcher.requests[-1].prompt.messages
@@ -112,9 +115,13 @@ def test_a_streamed_call_has_its_own_events(sdk: openai.OpenAI) -> None:
     kinds = list(dict.fromkeys(event.type for event in events))
     assert "response.function_call_arguments.delta" in kinds
     assert "response.function_call_arguments.done" in kinds
-    final = events[-1].response
+    last = events[-1]
+    assert isinstance(last, ResponseCompletedEvent)
+    final = last.response
     assert [item.type for item in final.output] == ["message", "function_call"]
-    assert json.loads(final.output[1].arguments) == {"city": "Paris"}
+    call = final.output[1]
+    assert isinstance(call, ResponseFunctionToolCall)
+    assert json.loads(call.arguments) == {"city": "Paris"}
 
 
 def test_some_of_the_tools_may_be_allowed(server: Server) -> None:

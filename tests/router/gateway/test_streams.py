@@ -70,7 +70,7 @@ class Scripted(FakeDispatcher):
     closing_s = 0.0
 
     def script(self, chunks: list[TokenChunk], ready_until: int = 0, **route) -> None:
-        self.chunks, self.ready_until, self.route, self.given, self.ended = chunks, ready_until, route, 0, 0
+        self.chunks, self.ready_until, self.route, self.given, self.closed_streams = chunks, ready_until, route, 0, 0
 
     async def start(self, request: InferenceRequest) -> Answer:
         answer = await super().start(request)
@@ -86,7 +86,7 @@ class Scripted(FakeDispatcher):
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(self.closing_s)
-            self.ended += 1
+            self.closed_streams += 1
 
 
 WORDS = [TokenChunk(f" {index}") for index in range(10)]
@@ -101,7 +101,7 @@ async def test_what_is_ready_at_once_goes_out_in_one_piece_and_the_first_text_al
     assert counts == [1, 7, 1, 1, 0]
     assert connection.pieces[-1].endswith(b"data: [DONE]\n\n")
     assert [message.get("more_body", False) for message in connection.sent[1:]] == [True] * 4 + [False]
-    assert dispatcher.ended == 1
+    assert dispatcher.closed_streams == 1
 
 
 async def test_an_exchange_costs_one_task_beside_the_servers_own() -> None:
@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_or_stops_reading_ends_the_work() -> None:
             await asyncio.sleep(0.01)
             connection.left.set()
         await asyncio.wait_for(exchange, 60)
-        assert dispatcher.ended == 1
+        assert dispatcher.closed_streams == 1
 
 
 async def test_a_reply_that_is_whole_was_not_left_by_its_client() -> None:
@@ -142,7 +142,7 @@ async def test_a_reply_that_is_whole_was_not_left_by_its_client() -> None:
     dispatcher.closing_s = 0.05
     deps = gateway_deps(dispatcher)
     await asyncio.wait_for(connection.run(create_app(deps)), 60)
-    assert dispatcher.ended == 1
+    assert dispatcher.closed_streams == 1
     assert b"overspill_gateway_disconnects_total 0.0" in generate_latest(deps.telemetry.registry)
 
 
@@ -154,7 +154,7 @@ async def test_a_server_that_cancels_its_request_is_obeyed() -> None:
     exchange.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(exchange, 60)
-    assert dispatcher.ended == 1
+    assert dispatcher.closed_streams == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])

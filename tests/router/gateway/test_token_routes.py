@@ -48,7 +48,7 @@ class Some(WordCounter):
 
 def local(*infos: Any, **deps: Any) -> httpx.AsyncClient:
     dispatcher = FakeDispatcher()
-    dispatcher.known_models = lambda: {name for info in infos for name in (info.family, info.variant)}  # type: ignore[method-assign]
+    dispatcher.known_models = lambda: frozenset(name for info in infos for name in (info.family, info.variant))  # type: ignore[method-assign]
     return client_of(gateway_deps(dispatcher, models=lambda: infos, **deps))
 
 

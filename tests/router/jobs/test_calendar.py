@@ -19,7 +19,7 @@ from router.jobs.database import Database
 from router.jobs.errors import StorageFailed
 from router.jobs.records import Deferred, DeferredStatus
 from tests.support.job_tier import Echo, ended, job_tier, line, submit
-from tests.support.waiting import until
+from tests.support.waiting import until, until_answered
 
 DAY_S = 86_400
 LEAPS_S = (400.0 * DAY_S, -400.0 * DAY_S)
@@ -80,7 +80,7 @@ async def test_what_was_deferred_while_the_clock_was_wrong_is_answered_when_it_i
         async def answered() -> bool:
             return (await http.get(kept.headers["location"])).status_code == 200
 
-        await until(answered)
+        await until_answered(answered)
         assert (await http.get(kept.headers["location"])).json()["status"] == "completed"
 
 
@@ -98,6 +98,7 @@ async def test_a_batch_runs_on_over_a_leap(tmp_path: Path, leap_s: float) -> Non
         done = await ended(client, batch.id)
         assert (done.status, done.request_counts.completed) == ("completed", 8)
         assert done.created_at <= done.in_progress_at <= done.completed_at <= done.expires_at
+        assert done.output_file_id is not None
         assert (await client.files.retrieve(done.output_file_id)).expires_at > calendar.now_s()
 
 

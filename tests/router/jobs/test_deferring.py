@@ -21,7 +21,7 @@ from router.jobs.database import Database
 from router.jobs.deferring import Deferring
 from router.jobs.pages import Page
 from router.jobs.records import Deferred, DeferredStatus
-from tests.support.waiting import until
+from tests.support.waiting import until, until_answered
 
 NUMBERS = itertools.count()
 
@@ -60,7 +60,7 @@ async def test_what_cannot_be_served_keeps_nobody_else_s_waiting(tmp_path: Path)
             return kept.status is DeferredStatus.COMPLETED
 
         async with Deferring(opened, MonotonicClock(), lambda: 0.0, ask, webhook=""):
-            await until(answered)
+            await until_answered(answered)
     assert asked.index("guest") < 8, "before most of those who came before it"
 
 
@@ -196,7 +196,7 @@ async def test_the_answer_of_a_local_only_request_is_told_on_this_machine_alone(
                 found[:] = await opened.run(lambda c: events.due(c, 1.0, 300.0, 10))
                 return bool(found)
 
-            await until(told)
+            await until_answered(told)
         event = json.loads(found[0].body)
         assert (event["type"], event["data"]["id"], event["data"]["status"]) == (
             "deferred.completed",

@@ -8,6 +8,7 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from sqlalchemy import Connection
 
 from router.jobs import batches
 from router.jobs.database import Database
@@ -68,7 +69,7 @@ class Bookkeeping(RuleBasedStateMachine):
         class Killed(Exception):
             pass
 
-        def work(connection: object) -> None:
+        def work(connection: Connection) -> None:
             batches.commit(connection, given)
             raise Killed
 

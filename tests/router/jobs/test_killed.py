@@ -13,7 +13,7 @@ import pytest
 from examples.demo.processes import Child, free_port, overspill
 from tests.support.foreign_server import ForeignServer
 from tests.support.job_tier import ended, line, lines_of, submit
-from tests.support.waiting import until
+from tests.support.waiting import until_answered
 
 pytestmark = pytest.mark.process
 
@@ -41,7 +41,7 @@ async def _ready(url: str) -> None:
                 return models.status_code == 200 and bool(models.json()["data"])
             return False
 
-        await until(look, 60, every_s=0.1)
+        await until_answered(look, 60, every_s=0.1)
 
 
 @pytest.mark.parametrize("tier", ["cloud", "edge"])
@@ -64,14 +64,14 @@ async def test_a_tier_that_is_killed_twice_answers_each_line_once(tmp_path: Path
                 ]
                 batch = await submit(client, lines)
                 for share in (150, 350):
-                    await until(lambda share=share: _answered(client, batch.id, share), 60, every_s=0.02)
+                    await until_answered(lambda share=share: _answered(client, batch.id, share), 60, every_s=0.02)
                     child.kill()
                     child.start()
                     await _ready(url)
                 done = await ended(client, batch.id, 120)
                 assert done.status == "completed", (tmp_path / "tier.log").read_text()[-3000:]
                 assert done.request_counts.completed == 600
-                answers = lines_of((await client.files.content(done.output_file_id)).text)
+                answers = await lines_of(client, done.output_file_id)
                 assert [answer["custom_id"] for answer in answers] == [each["custom_id"] for each in lines]
                 contents = {answer["response"]["body"]["choices"][0]["message"]["content"] for answer in answers}
                 assert contents == {"one two three four"}

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from examples.demo.processes import Child, free_port, overspill
 from tests.support.foreign_server import ForeignServer
-from tests.support.waiting import until
+from tests.support.waiting import until, until_answered
 
 pytestmark = pytest.mark.process
 
@@ -70,7 +70,7 @@ async def test_requests_outlive_a_cut_uplink_and_a_killed_agent(tmp_path: Path) 
                 except httpx.TransportError:
                     return False
 
-            await until(serves, 60, every_s=0.1)
+            await until_answered(serves, 60, every_s=0.1)
             paths = []
             for number in range(6):
                 body = {"model": "m", "messages": [{"role": "user", "content": f"question {number}"}]}
@@ -79,7 +79,7 @@ async def test_requests_outlive_a_cut_uplink_and_a_killed_agent(tmp_path: Path) 
                 paths.append(reply.headers["location"])
             edge.kill()
             edge.start()
-            await until(serves, 60, every_s=0.1)
+            await until_answered(serves, 60, every_s=0.1)
             assert [(await http.get(path)).status_code for path in paths] == [202] * 6
             async with ForeignServer() as server:
                 await web.TCPSite(server._runner, "127.0.0.1", uplink).start()
@@ -87,7 +87,7 @@ async def test_requests_outlive_a_cut_uplink_and_a_killed_agent(tmp_path: Path) 
                 async def all_answered() -> bool:
                     return all([(await http.get(path)).status_code == 200 for path in paths])
 
-                await until(all_answered, 90, every_s=0.2)
+                await until_answered(all_answered, 90, every_s=0.2)
                 asked = [body["messages"][0]["content"] for body in server.bodies if "question" in str(body)]
                 assert sorted(asked) == [f"question {number}" for number in range(6)]
             for path in paths:

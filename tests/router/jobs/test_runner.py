@@ -32,7 +32,7 @@ from router.values.chunk import FinishReason, TokenChunk
 from router.values.replica import ReplicaSnapshot
 from tests.support.gateway_fakes import prompt_text, replica_info
 from tests.support.job_tier import SETTINGS, Echo, JobTier, as_file, ended, job_tier, line, lines_of, submit
-from tests.support.waiting import until
+from tests.support.waiting import until, until_answered
 
 LINES = [line(f"id-{number}", f"word {number}") for number in range(24)]
 
@@ -44,7 +44,7 @@ async def _done(*command: str) -> bool:
 
 async def _ask(client: openai.AsyncOpenAI, words: str) -> str:
     reply = await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": words}])
-    return reply.choices[0].message.content
+    return reply.choices[0].message.content or ""
 
 
 async def test_running_lines_give_way_to_an_online_request_and_are_run_again(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ async def test_running_lines_give_way_to_an_online_request_and_are_run_again(tmp
         asked = [words for words in replica.asked if words != "online"]
         assert len(asked) == 28
         assert len(set(asked)) == 24
-        answers = lines_of((await client.files.content(done.output_file_id)).text)
+        answers = await lines_of(client, done.output_file_id)
         assert [answer["custom_id"] for answer in answers] == [each["custom_id"] for each in LINES]
 
 
@@ -124,7 +124,7 @@ async def test_lines_are_held_up_for_an_online_request_and_go_on_with_all_they_h
         assert replica.cancelled == 0
         assert sorted(replica.asked) == sorted(["online", *(f"word {number}" for number in range(24))])
         assert (tier.jobs.runner.stopped, tier.jobs.runner.paused) == (0, 4)
-        answers = lines_of((await client.files.content(done.output_file_id)).text)
+        answers = await lines_of(client, done.output_file_id)
         said = [answer["response"]["body"] for answer in answers]
         assert [body["choices"][0]["message"]["content"] for body in said] == [f"word {n}" for n in range(24)]
         assert {body["usage"]["completion_tokens"] for body in said} == {4}
@@ -213,7 +213,7 @@ async def test_a_line_that_a_replica_crashes_on_is_tried_again_and_told_at_last(
         batch = await submit(client, [line("a", "fine"), line("b", "poison"), line("c", "fine too")])
         done = await ended(client, batch.id)
         assert (done.request_counts.completed, done.request_counts.failed) == (2, 1)
-        (error,) = lines_of((await client.files.content(done.error_file_id)).text)
+        (error,) = await lines_of(client, done.error_file_id)
         assert error["custom_id"] == "b"
         assert error["response"]["status_code"] in {500, 503}
 
@@ -229,7 +229,7 @@ async def test_a_tier_that_is_stopped_goes_on_after_its_next_start(tmp_path: Pat
         done = await ended(client, batch.id)
         assert done.status == "completed"
         assert done.request_counts.completed == 24
-        answers = lines_of((await client.files.content(done.output_file_id)).text)
+        answers = await lines_of(client, done.output_file_id)
         assert [answer["custom_id"] for answer in answers] == [each["custom_id"] for each in LINES]
         assert len(again.asked) < 24  # what was committed is not computed again
 
@@ -244,9 +244,9 @@ async def test_a_crash_while_finalizing_changes_nothing(
         crashes.append(at)
         raise RuntimeError("the machine is lost here")
 
-    target = (lifecycle.Lifecycle, "_write") if at == "write" else (batches, "end")
+    place, name = (lifecycle.Lifecycle, "_write") if at == "write" else (batches, "end")
     with monkeypatch.context() as broken:
-        broken.setattr(*target, crash)
+        broken.setattr(place, name, crash)
         async with job_tier(tmp_path) as (_, client):
             batch = await submit(client, LINES)
             await until(lambda: crashes)
@@ -255,7 +255,7 @@ async def test_a_crash_while_finalizing_changes_nothing(
     async with job_tier(tmp_path, replica) as (_, client):
         done = await ended(client, batch.id)
         assert done.status == "completed"
-        answers = lines_of((await client.files.content(done.output_file_id)).text)
+        answers = await lines_of(client, done.output_file_id)
         assert [answer["custom_id"] for answer in answers] == [each["custom_id"] for each in LINES]
         assert replica.asked == []
         kept = {path.name for path in (tmp_path / "files").iterdir()}
@@ -363,7 +363,7 @@ async def test_a_full_disk_is_told_and_survived(tmp_path: Path, monkeypatch: pyt
             assert await _done("mount", "-o", "remount,size=20m", str(disk))
             done = await ended(client, batch.id)
             assert done.request_counts.completed == 30
-            answers = lines_of((await client.files.content(done.output_file_id)).text)
+            answers = await lines_of(client, done.output_file_id)
             assert [answer["custom_id"] for answer in answers] == [f"id-{n}" for n in range(30)]
     finally:
         await _done("umount", "-l", str(disk))
@@ -475,19 +475,20 @@ async def test_files_and_batches_go_when_their_time_is_over(tmp_path: Path, monk
         done = await ended(client, batch.id)
         now_s[0] += 3601
 
-        async def gone(file_id: str) -> bool:
+        async def gone(file_id: str | None) -> bool:
+            assert file_id is not None
             with contextlib.suppress(openai.NotFoundError):
                 await client.files.retrieve(file_id)
                 return False
             return True
 
-        await until(lambda: gone(short.id))
+        await until_answered(lambda: gone(short.id))
         assert not await gone(done.output_file_id)
         now_s[0] += 3600
-        await until(lambda: gone(done.output_file_id))
+        await until_answered(lambda: gone(done.output_file_id))
         assert not await gone(done.input_file_id)
         now_s[0] += 30 * 86_400
-        await until(lambda: gone(done.input_file_id))
+        await until_answered(lambda: gone(done.input_file_id))
         with pytest.raises(openai.NotFoundError):
             await client.batches.retrieve(batch.id)
         assert not list((tmp_path / "files").iterdir())

@@ -11,14 +11,7 @@ from router.jobs.slack import _FLAT, Slack
 from router.values.replica import ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.task import Task
 from tests.support.gateway_fakes import replica_info
-
-
-@dataclass
-class SetClock:
-    time_s: float = 1000.0
-
-    def now_s(self) -> float:
-        return self.time_s
+from tests.support.served import SetClock
 
 
 def _snapshot(slots: int = 8, running: int = 0, slope: float = 0.2, name: str = "a", **more) -> ReplicaSnapshot:

@@ -135,8 +135,7 @@ def test_reasons_name_what_left_no_other_choice():
 
 
 def test_it_steps_down_before_it_is_late():
-    busy = {"wait_s": 9.0}
-    case = situation(candidate("int8", **busy), SMALL, candidate("fp32", remote=True, **busy))
+    case = situation(candidate("int8", wait_s=9.0), SMALL, candidate("fp32", remote=True, wait_s=9.0))
     choice = decide(DEFAULT, case)
     assert (choice.candidate, choice.reason, choice.degraded) == (SMALL, "step-down", True)
 

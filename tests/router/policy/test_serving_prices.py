@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -35,7 +37,7 @@ def test_of_equals_the_device_goes_first_unless_it_is_clearly_dearer(
 
 
 @pytest.mark.parametrize("settings", [{}, {"prices": Prices(uplink_mbyte=1.0)}], ids=["no prices", "prices"])
-async def test_the_bytes_of_a_metered_link_are_a_price_whatever_else_is_set(settings: dict[str, Prices]) -> None:
+async def test_the_bytes_of_a_metered_link_are_a_price_whatever_else_is_set(settings: dict[str, Any]) -> None:
     async with world(**settings) as w:
         assert w.cloud.link is not None
         w.cloud.link = msgspec.structs.replace(w.cloud.link, price_per_byte=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,7 +32,7 @@ MEDIAN, SPREAD = 150.0, 0.7
 CURVE = LengthCurve.of([0.5 * math.erfc(math.log(edge / MEDIAN) / SPREAD / math.sqrt(2.0)) for edge in EDGES])
 
 
-def candidate(pace_s: float = 0.02, prefill_s: float = 0.3, sigma: float = 0.3, **changes: object) -> Candidate:
+def candidate(pace_s: float = 0.02, prefill_s: float = 0.3, sigma: float = 0.3, **changes: Any) -> Candidate:
     prediction = Prediction(
         wait_s=0.0,
         ttft_s=prefill_s + 0.05,
@@ -47,12 +48,11 @@ def candidate(pace_s: float = 0.02, prefill_s: float = 0.3, sigma: float = 0.3, 
         ttft_log_sigma=sigma,
         pace_log_sigma=sigma,
     )
-    fields = {"info": info("int8"), "prediction": prediction, "slots": 4, **changes}
-    return Candidate(**fields)
+    return msgspec.structs.replace(Candidate(info("int8"), prediction, slots=4), **changes)
 
 
-def situation(one: Candidate, length: LengthCurve = CURVE, **changes: object) -> Situation:
-    fields: dict[str, object] = {
+def situation(one: Candidate, length: LengthCurve = CURVE, **changes: Any) -> Situation:
+    fields: dict[str, Any] = {
         "objective": Objective(),
         "ttft_promised": False,
         "waited_s": 0.0,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from router.signals import affinity as module
 from router.signals.affinity import BLOCK_TOKENS, Affinity
@@ -26,19 +28,21 @@ def ids_of(seed: int, count: int) -> list[int]:
     return [draw.randrange(50_000) for _ in range(count)]
 
 
-def ask(ids: list[int] | None, tokens: int | None = None, **changes: object) -> InferenceRequest:
-    fields: dict[str, object] = {
-        "request_id": f"r{next(_numbers)}",
-        "model": "tiny",
-        "prompt": TextPrompt("…"),
-        "sampling": SamplingParams(),
-        "objective": Objective(session=changes.pop("session", None)),
-        "prompt_tokens": len(ids or []) if tokens is None else tokens,
-        "accepted_at_s": 0.0,
-        "encoded": None if ids is None else EncodedPrompt(tuple(ids), "the tokenizer"),
-        "caller": "ann",
-    }
-    return InferenceRequest(**{**fields, **changes})
+def ask(
+    ids: list[int] | None, tokens: int | None = None, *, session: str | None = None, **changes: Any
+) -> InferenceRequest:
+    plain = InferenceRequest(
+        request_id=f"r{next(_numbers)}",
+        model="tiny",
+        prompt=TextPrompt("…"),
+        sampling=SamplingParams(),
+        objective=Objective(session=session),
+        prompt_tokens=len(ids or []) if tokens is None else tokens,
+        accepted_at_s=0.0,
+        encoded=None if ids is None else EncodedPrompt(tuple(ids), "the tokenizer"),
+        caller="ann",
+    )
+    return replace(plain, **changes)
 
 
 class World:
@@ -91,7 +95,7 @@ def test_chats_that_share_all_whole_blocks_are_told_apart_by_how_their_prompts_e
 
 
 @pytest.mark.parametrize("whose", [{"caller": "ben"}, {"caller": ""}, {"cache_salt": "ben"}])
-def test_nobody_is_expected_to_find_what_another_left(whose: dict[str, str]) -> None:
+def test_nobody_is_expected_to_find_what_another_left(whose: dict[str, Any]) -> None:
     world, chat = World(), ids_of(8, 200)
     world.serve(ask(chat), 0)
     assert world.expected(ask(chat)) > 0
@@ -140,7 +144,7 @@ def test_old_notes_count_for_less() -> None:
 def test_repeatable_answers_are_learnt_apart_from_others() -> None:
     """A device serves them from whole chunks of a prompt alone."""
     world, chat = World(), ids_of(13, 300)
-    greedy = {"sampling": SamplingParams(temperature=0.0)}
+    greedy: dict[str, Any] = {"sampling": SamplingParams(temperature=0.0)}
     world.serve(ask(chat), 0)
     for _ in range(20):
         world.serve(ask(chat, **greedy), 128)
@@ -223,5 +227,5 @@ def test_expectations_are_never_more_than_all_but_one_token(
         assert 0 <= world.expected(request) <= length - 1
         world.serve(request, cached, answer_tokens)
         world.clock.pass_s(pause_s)
-    for chat in chats:
-        assert 0 <= world.expected(ask(chat)) <= 299
+    for ids in chats:
+        assert 0 <= world.expected(ask(ids)) <= 299

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,8 +24,8 @@ def device(name: object, key: str = "key", *, may_hurry: bool = False) -> Asker:
     return Asker(key, str(name), may_hurry)
 
 
-def issuer(clock: VirtualClock | None = None, **changes: float) -> CreditIssuer:
-    return CreditIssuer(CreditSettings(**{"reserve": 0.0, **changes}), clock or VirtualClock())
+def issuer(clock: VirtualClock | None = None, **changes: Any) -> CreditIssuer:
+    return CreditIssuer(CreditSettings(**({"reserve": 0.0} | changes)), clock or VirtualClock())
 
 
 def account(clock: VirtualClock) -> CreditAccount:
@@ -214,6 +215,7 @@ def test_credits_are_spent_and_void() -> None:
     mine.told(Grant(credits=2, for_s=2.0), clock.now_s() - 0.5)
     assert mine.available() == 2
     batch = mine.spend()
+    assert batch is not None
     assert mine.available() == 1
     mine.give_back(batch)
     assert mine.available() == 2

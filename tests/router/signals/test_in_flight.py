@@ -30,8 +30,9 @@ def sent_to(name: str, prompt_tokens: int = 100, expected_tokens: int = 50, *, h
     choice = Choice(Candidate(there, SOON), "test", degraded=False)
     replica: Any = None
     work = TtftFeatures(100.0, 0.0)
-    tokens = {"prompt_tokens": prompt_tokens, "expected_tokens": expected_tokens}
-    return Attempt(replica, choice, 0.0, work, **tokens, held_up=held_up)
+    return Attempt(
+        replica, choice, 0.0, work, prompt_tokens=prompt_tokens, expected_tokens=expected_tokens, held_up=held_up
+    )
 
 
 @given(EVENTS)

@@ -262,7 +262,7 @@ def test_a_fleet_of_devices_has_few_configurations() -> None:
 
 
 def test_the_same_arrivals_imagine_the_same() -> None:
-    def favoured() -> list[object]:
+    def favoured() -> list[dict[tuple[str, str], str]]:
         what_if, rng, at_s, seen = of(*ask().offers), random.Random(7), 0.0, []
         for _ in range(300):
             at_s = run(what_if, rng, at_s, 1, 0.5)

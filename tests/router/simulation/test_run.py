@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ ALONE = World(devices=(EDGE,), noise=SURE)
 CLOUD = DeviceSpec(name="cloud", slots=2, rungs=(LARGE,), remote=True, link=LinkSpec(rtt_ms=40, uplink_mbps=8))
 
 
-def burst(n: int, gap_s: float, **objective: float) -> list[SimRequest]:
+def burst(n: int, gap_s: float, **objective: Any) -> list[SimRequest]:
     return [SimRequest(i * gap_s, 50 + 37 * i % 400, 20 + 53 * i % 200, Objective(**objective)) for i in range(n)]
 
 

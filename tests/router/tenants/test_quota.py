@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from router.tenants.tenant import Limits
 from router.values.usage import Usage
 
 
-def quota(now_s: float = 0.0, spent: int = 0, **limits: int) -> Quota:
+def quota(now_s: float = 0.0, spent: int = 0, **limits: Any) -> Quota:
     return Quota("acme", Limits(**limits), lambda: spent, lambda: 3600.0, now_s)
 
 

@@ -222,8 +222,9 @@ async def test_a_decision_tells_of_no_model_that_is_not_its_tenants(keys: Path) 
 async def test_a_decision_tells_its_tenant_no_address_of_a_server(keys: Path) -> None:
     mine, monitor = (add_key(keys, NewKey(role.value, role=role), {}) for role in (Role.CALLER, Role.MONITOR))
     house = House(keys)
-    server = {"replica_id": "pod@10.0.0.7:8000/tiny-int8", "endpoint": "http://10.0.0.7:8000", "backend": "pod"}
-    house.reciter.info = dataclasses.replace(house.reciter.info, **server)
+    house.reciter.info = dataclasses.replace(
+        house.reciter.info, replica_id="pod@10.0.0.7:8000/tiny-int8", endpoint="http://10.0.0.7:8000", backend="pod"
+    )
     house.dispatcher.set_replicas([house.reciter])
     async with house.open():
         pages = []

@@ -35,8 +35,9 @@ class Tier:
     def __init__(self, *entries: BackendSettings) -> None:
         self.dispatcher = Dispatcher([], RouterSettings(), clock=CLOCK)
         hooks = SourceHooks(self._publish, self.dispatcher.probe_succeeded, self.dispatcher.probe_failed)
-        self.backends: list[Backend] = backend_sources(entries, Surroundings(CLOCK, hooks, lambda _: None), environ={})
-        self.sources = Sources(self.backends)
+        sources = backend_sources(entries, Surroundings(CLOCK, hooks, lambda _: None), environ={})
+        self.backends = [source for source in sources if isinstance(source, Backend)]
+        self.sources = Sources(sources)
 
     def _publish(self) -> None:
         self.dispatcher.set_replicas(list(self.sources.replicas))

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import httpx
 import openai
@@ -24,7 +25,7 @@ def sdk(tier: Tier) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{tier.url}/v1", api_key="none", max_retries=0, timeout=20)
 
 
-ASK = {"model": FAMILY, "messages": [{"role": "user", "content": "recite"}]}
+ASK: dict[str, Any] = {"model": FAMILY, "messages": [{"role": "user", "content": "recite"}]}
 IN_TIME = {"x-overspill-ttft-slo-ms": "60000", "x-overspill-tpot-slo-ms": "60000"}  # on a busy machine too
 
 
@@ -127,7 +128,7 @@ async def test_a_token_of_the_cloud_goes_to_the_client_past_its_reader(monkeypat
         small.available = False
         received = asyncio.Semaphore(0)
 
-        async def in_step(_: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+        async def in_step(request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
             for word in WORDS:
                 yield TokenChunk(f"{word} ")
                 await received.acquire()
@@ -151,7 +152,7 @@ async def test_a_token_of_the_cloud_goes_to_the_client_past_its_reader(monkeypat
 async def test_a_client_that_never_reads_holds_the_cloud_up_and_no_memory() -> None:
     made, most = 0, 20_000
 
-    async def floods(_: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+    async def floods(request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
         nonlocal made
         for _word in range(most):
             await asyncio.sleep(0)

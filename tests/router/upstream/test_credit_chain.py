@@ -148,7 +148,9 @@ async def test_a_cloud_that_issues_none_sets_no_limit_and_is_not_told_who_asks()
 async def test_credits_that_cannot_be_read_change_nothing_and_are_counted() -> None:
     async with rig() as it:
         await until(lambda: it.upstream.credits.limited)
-        it.upstream._take_grant(decode_orca('JSON {"named_metrics":{"credits":-3}}'), CLOCK.now_s(), Want())
+        report = decode_orca('JSON {"named_metrics":{"credits":-3}}')
+        assert report is not None
+        it.upstream._take_grant(report, CLOCK.now_s(), Want())
         assert (it.upstream.credits.limited, it.upstream.credits.unreadable) == (True, 1)
 
 

@@ -7,12 +7,14 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 
 from router.base.clock import MonotonicClock
 from router.base.errors import InvalidRequest
+from router.upstream.backend import Backend
 from router.upstream.disaggregated import Disaggregated, DisaggregatedReplica, TransferCost, weigh
 from router.upstream.foreign import Surroundings
 from router.upstream.openai_server import OpenAIServer
@@ -64,13 +66,15 @@ class FakeVllm:
 
 
 @contextlib.asynccontextmanager
-async def server(fake: FakeVllm, name: str, prefill_tokens_per_s: float) -> AsyncIterator[OpenAIServer]:
+async def server(fake: FakeVllm, name: str, prefill_tokens_per_s: float) -> AsyncIterator[Backend]:
     async with raw_server(fake) as url:
         model = BackendModel(served="tiny", prefill_tokens_per_s=prefill_tokens_per_s, decode_tokens_per_s=50.0)
         settings = BackendSettings(name=name, urls=(url,), server="vllm", models=(model,), poll_interval_s=0.05)
         clock = MonotonicClock()
         surroundings = Surroundings(clock, SourceHooks(), lambda _: None)
-        yield OpenAIServer(url, name, settings, surroundings, ServerOptions(poll_interval_s=0.05))
+        options = ServerOptions(poll_interval_s=0.05)
+        make = partial(OpenAIServer, settings=settings, surroundings=surroundings, options=options)
+        yield Backend(settings, make, clock, lambda: None)
 
 
 @dataclass
@@ -188,7 +192,10 @@ async def test_leaving_it_leaves_both() -> None:
     async with pair() as both:
         pools = both.source._pools
     for pool in pools:
-        assert pool._watcher.done()  # type: ignore[attr-defined]
+        assert isinstance(pool, Backend)
+        (server,) = pool._servers.values()
+        assert server._watcher is not None
+        assert server._watcher.done()
 
 
 def snapshot(prefill_tokens_per_s: float, **changes: Any) -> ReplicaSnapshot:

@@ -14,7 +14,7 @@ from router.base.errors import ReplicaFailed
 from router.upstream.embeddings import decode_answer, encode_call
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
-from router.values.task import EmbedCall
+from router.values.task import EmbedCall, Embeddings
 from router.wire.openai.embeddings import decode_embeddings, encode_embeddings
 
 
@@ -65,6 +65,7 @@ def test_vectors_survive_the_way(encoding: str) -> None:
     back = decode_answer(reply, request("a", "b"), None, "who")
     assert back.output == there.output
     assert back.prompt_tokens == 7
+    assert isinstance(there.output, Embeddings)
     assert len(there.output) == 2
 
 

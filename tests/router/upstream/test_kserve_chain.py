@@ -9,14 +9,13 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from router.base.clock import MonotonicClock
-from router.upstream.backend import Backend
 from router.upstream.foreign import Surroundings
-from router.upstream.replica import UpstreamReplica
 from router.upstream.settings import BackendSettings
-from router.upstream.source import SourceHooks
+from router.upstream.source import ReplicaSource, SourceHooks
 from router.upstream.sources import backend_sources
 from router.values.chunk import FinishReason
 from router.values.prompt import TextPrompt
+from router.values.replica import Replica
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
 from tests.support.gateway_fakes import replica_info
@@ -27,7 +26,7 @@ CLOCK = MonotonicClock()
 
 
 @contextlib.asynccontextmanager
-async def behind(tier: Tier) -> AsyncIterator[Backend]:
+async def behind(tier: Tier) -> AsyncIterator[ReplicaSource]:
     fields = {"name": "site", "kind": "kserve", "urls": [tier.url], "poll_interval_s": 0.1, "warm_up": False}
     settings = msgspec.convert(fields, BackendSettings)
     (source,) = backend_sources([settings], Surroundings(CLOCK, SourceHooks(), lambda _: None), environ={})
@@ -35,7 +34,7 @@ async def behind(tier: Tier) -> AsyncIterator[Backend]:
         yield source
 
 
-async def replica_of(source: Backend) -> UpstreamReplica:
+async def replica_of(source: ReplicaSource) -> Replica:
     """The one replica: the index names its family too, which is no model more."""
     await until(lambda: source.replicas and source.replicas[0].snapshot().available)
     (replica,) = source.replicas

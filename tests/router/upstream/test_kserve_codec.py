@@ -33,7 +33,7 @@ def specs(text: str) -> list[TensorSpec]:
 
 
 def model(
-    inputs: str = "text_input", outputs: str = "text_output", *, endpoint: str = "generate_stream", **settings
+    inputs: str = "text_input", outputs: str = "text_output", *, endpoint: Any = "generate_stream", **settings
 ) -> TextModel:
     told = Metadata(specs(inputs), specs(outputs))
     found = text_model("m n", told, TritonConfig(), KServeSettings(endpoint=endpoint, **settings), streams=True)

@@ -13,11 +13,10 @@ import structlog
 
 from router.base.clock import MonotonicClock
 from router.base.errors import OverspillError, ReplicaBroken, ReplicaFailed
-from router.upstream.backend import Backend
 from router.upstream.foreign import Surroundings
 from router.upstream.replica import UpstreamReplica
 from router.upstream.settings import BackendSettings
-from router.upstream.source import SourceHooks
+from router.upstream.source import ReplicaSource, SourceHooks
 from router.upstream.sources import backend_sources
 from router.values.chunk import FinishReason
 from router.values.feature import Feature
@@ -52,7 +51,7 @@ def entry(server: TritonLike, **given: Any) -> BackendSettings:
 @contextlib.asynccontextmanager
 async def backend(
     server: TritonLike, places: Callable[[str], Place | None] = lambda _: None, renderers=no_renderers, **given: Any
-) -> AsyncIterator[Backend]:
+) -> AsyncIterator[ReplicaSource]:
     (source,) = backend_sources(
         [entry(server, **given)], Surroundings(CLOCK, SourceHooks(), places, renderers), environ={}
     )
@@ -60,9 +59,10 @@ async def backend(
         yield source
 
 
-async def replica_of(source: Backend, variant: str = "text") -> UpstreamReplica:
+async def replica_of(source: ReplicaSource, variant: str = "text") -> UpstreamReplica:
     def found() -> UpstreamReplica | None:
-        return next((r for r in source.replicas if r.info.variant == variant and r.snapshot().available), None)
+        ours = (replica for replica in source.replicas if isinstance(replica, UpstreamReplica))
+        return next((r for r in ours if r.info.variant == variant and r.snapshot().available), None)
 
     return await until(found)
 
@@ -135,7 +135,7 @@ async def test_a_model_that_cannot_stream_answers_in_one_piece() -> None:
 
 async def test_an_ensemble_streams_where_one_of_its_steps_does() -> None:
     steps = {"ensemble_scheduling": {"step": [{"model_name": "one"}, {"model_name": "two"}]}, "max_batch_size": 4}
-    inner = {"inputs": {"x": "FP32"}, "outputs": {"y": "FP32"}}
+    inner: dict[str, Any] = {"inputs": {"x": "FP32"}, "outputs": {"y": "FP32"}}
     models = {
         "text": Model(decoupled=False, config=steps),
         "one": Model(decoupled=False, **inner),

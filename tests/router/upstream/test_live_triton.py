@@ -15,14 +15,13 @@ import pytest
 from examples.demo.processes import Child, overspill
 from router.base.clock import MonotonicClock
 from router.base.errors import ReplicaBroken, ReplicaFailed
-from router.upstream.backend import Backend
 from router.upstream.foreign import Surroundings
-from router.upstream.replica import UpstreamReplica
 from router.upstream.settings import BackendSettings
-from router.upstream.source import SourceHooks
+from router.upstream.source import ReplicaSource, SourceHooks
 from router.upstream.sources import backend_sources
 from router.values.chunk import FinishReason
 from router.values.prompt import TextPrompt
+from router.values.replica import Replica
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
 from tests.support.live_triton import TritonServer, triton_server
@@ -110,7 +109,7 @@ async def test_one_of_two_is_killed_in_mid_stream_and_the_text_is_exact(tmp_path
 
 
 @contextlib.asynccontextmanager
-async def backend(server: TritonServer) -> AsyncIterator[Backend]:
+async def backend(server: TritonServer) -> AsyncIterator[ReplicaSource]:
     fields = {
         "name": "triton",
         "kind": "kserve",
@@ -125,8 +124,8 @@ async def backend(server: TritonServer) -> AsyncIterator[Backend]:
         yield source
 
 
-async def replica_of(source: Backend, variant: str) -> UpstreamReplica:
-    def found() -> UpstreamReplica | None:
+async def replica_of(source: ReplicaSource, variant: str) -> Replica:
+    def found() -> Replica | None:
         return next((r for r in source.replicas if r.info.variant == variant and r.snapshot().available), None)
 
     return await until(found, 60.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 
 import openai
 import pytest
@@ -21,8 +21,8 @@ def sdk(tier: Tier) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{tier.url}/v1", api_key="none", max_retries=0, timeout=20)
 
 
-def breaking(reciter: Reciter) -> Callable[[InferenceRequest], AsyncGenerator[TokenChunk, None]]:
-    """Return a `generate` that goes dark after two words, unless it goes on with what was said before."""
+def break_off(reciter: Reciter) -> None:
+    """Have it go dark after two words, unless it goes on with what was said before."""
     recite = reciter.generate
 
     async def generate(request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
@@ -34,14 +34,15 @@ def breaking(reciter: Reciter) -> Callable[[InferenceRequest], AsyncGenerator[To
             yield TokenChunk(word, logprobs=told(request, [word]), prompt_logprobs=scored(request, first=at == 0))
         raise ReplicaBroken("the board went dark")
 
-    return generate
+    reciter.generate = generate
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["in one go", "begun here and finished there"])
 async def test_every_token_is_told_once(broken: bool) -> None:
     async with chain() as (edge, _, small, best), sdk(edge) as client:
         if broken:
-            small.generate, best.generate = breaking(small), breaking(best)
+            for replica in (small, best):
+                break_off(replica)
         reply = await client.completions.create(
             model=FAMILY,
             prompt="count to ten",
@@ -71,6 +72,6 @@ async def test_a_chats_alternatives_and_bytes_come_through() -> None:
             extra_headers=THERE,
         )
         entries = [entry async for event in stream for c in event.choices if c.logprobs for entry in c.logprobs.content]
-    assert [(entry.token, entry.logprob, bytes(entry.bytes).decode()) for entry in entries] == [
+    assert [(entry.token, entry.logprob, bytes(entry.bytes or ()).decode()) for entry in entries] == [
         (word, -float(len(word)), word) for word in SAID
     ]

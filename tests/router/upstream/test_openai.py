@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import msgspec
 import orjson
 import pytest
 from hypothesis import given, settings
@@ -35,17 +37,9 @@ ANY_TEXT = st.text(st.characters(codec=None), max_size=12)  # lone surrogates an
 NUMBERS = st.one_of(st.floats(), st.integers(-(2**70), 2**70))
 
 
-def ask(**changes: object) -> InferenceRequest:
-    fields = {
-        "request_id": "r",
-        "model": "tiny",
-        "prompt": TextPrompt("hello"),
-        "sampling": SamplingParams(),
-        "objective": Objective(),
-        "prompt_tokens": 3,
-        "accepted_at_s": 0.0,
-    }
-    return InferenceRequest(**{**fields, **changes})
+def ask(**changes: Any) -> InferenceRequest:
+    plain = InferenceRequest("r", "tiny", TextPrompt("hello"), SamplingParams(), Objective(), 3, 0.0)
+    return msgspec.structs.replace(plain, **changes)
 
 
 @pytest.mark.parametrize("name", ["traceparent", "tracestate"])

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import structlog
@@ -108,7 +109,9 @@ async def raw_server(handler) -> AsyncIterator[str]:
     transports: list[asyncio.WriteTransport] = []
 
     async def run(reader, writer) -> None:
-        tasks.add(asyncio.current_task())
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
         transports.append(writer.transport)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             head = await reader.readuntil(b"\r\n\r\n")
@@ -231,7 +234,11 @@ async def test_a_text_answer_without_bound_may_fill_the_window(server: Server) -
 
 @pytest.mark.parametrize("prompt", [None, TextPrompt("say more of it")])
 async def test_a_continuation_travels_and_is_not_counted_as_prompt(server: Server, prompt) -> None:
-    changes = {"continuation": "Paris is", "continuation_tokens": 2, "sampling": SamplingParams(max_tokens=10)}
+    changes: dict[str, Any] = {
+        "continuation": "Paris is",
+        "continuation_tokens": 2,
+        "sampling": SamplingParams(max_tokens=10),
+    }
     if prompt is not None:
         changes["prompt"] = prompt
     async with upstream(server.url) as tier:

@@ -46,11 +46,13 @@ class Peer:
         self.requests: list[bytes] = []
         self.asked = asyncio.Event()
         self.lost = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        self._tasks.add(asyncio.current_task())
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import msgspec
 import pytest
@@ -83,7 +84,7 @@ def test_a_rung_that_tells_no_tensors_is_left_out() -> None:
         "prior": {"prefill_tokens_per_s": 1, "decode_tokens_per_s": 1},
     }
 
-    def read(told: dict[str, object]) -> list[Signature | None]:
+    def read(told: Mapping[str, object]) -> list[Signature | None]:
         body = msgspec.json.encode({"data": [{"id": "v", "overspill": told}]})
         infos = read_rungs(body, "http://up").infos
         assert all(info.tasks == frozenset({Task.INFER}) for info in infos)

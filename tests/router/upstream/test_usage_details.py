@@ -38,7 +38,7 @@ async def world(usage: Any) -> AsyncIterator[list[Tier]]:
         for word in ("one", " two"):
             piece = {"delta": {"content": word}} if chat else {"text": word}
             await reply.write(b"data: " + json.dumps({"choices": [{"index": 0, **piece}]}).encode() + b"\n\n")
-        end = {"index": 0, "finish_reason": "stop", **({"delta": {}} if chat else {"text": ""})}
+        end: dict[str, Any] = {"index": 0, "finish_reason": "stop", **({"delta": {}} if chat else {"text": ""})}
         for event in ({"choices": [end]}, {"choices": [], "usage": usage}):
             await reply.write(b"data: " + json.dumps(event).encode() + b"\n\n")
         await reply.write(b"data: [DONE]\n\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -27,7 +28,7 @@ async def test_a_batch_answers_every_line_once_in_the_order_of_the_file(tmp_path
         assert done.error_file_id is None
         assert done.metadata == {"team": "search"}
         assert done.in_progress_at <= done.finalizing_at <= done.completed_at
-        answers = lines_of((await client.files.content(done.output_file_id)).text)
+        answers = await lines_of(client, done.output_file_id)
         assert [answer["custom_id"] for answer in answers] == [each["custom_id"] for each in lines]
         for number, answer in enumerate(answers):
             assert answer["error"] is None
@@ -36,6 +37,7 @@ async def test_a_batch_answers_every_line_once_in_the_order_of_the_file(tmp_path
             body = answer["response"]["body"]
             assert body["object"] == "chat.completion"
             assert body["choices"][0]["message"]["content"] == f"word {number}"
+        assert done.output_file_id is not None
         output = await client.files.retrieve(done.output_file_id)
         assert output.purpose == "batch_output"
         assert output.filename == f"{batch.id}_output.jsonl"
@@ -91,7 +93,11 @@ async def test_uploads_that_are_none_are_refused_and_leave_nothing(tmp_path: Pat
 async def test_requests_for_a_batch_that_are_wrong_name_the_field(tmp_path: Path) -> None:
     async with job_tier(tmp_path) as (_, client):
         file = await client.files.create(file=as_file([line("a", "x")]), purpose="batch")
-        good = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        good: dict[str, Any] = {
+            "input_file_id": file.id,
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+        }
         for change, param in (
             ({"endpoint": "/v1/audio"}, "endpoint"),
             ({"completion_window": "soon"}, "completion_window"),
@@ -112,7 +118,8 @@ async def test_requests_for_a_batch_that_are_wrong_name_the_field(tmp_path: Path
 
 
 async def test_a_file_with_wrong_lines_fails_and_each_is_named(tmp_path: Path) -> None:
-    async with job_tier(tmp_path) as (tier, client):
+    replica = Echo()
+    async with job_tier(tmp_path, replica) as (_, client):
         batch = await submit(
             client,
             [
@@ -144,10 +151,10 @@ async def test_a_file_with_wrong_lines_fails_and_each_is_named(tmp_path: Path) -
             (10, "invalid_body", "body.stream"),
             (11, "invalid_json_line", None),
         ]
-        errors = lines_of((await client.files.content(done.error_file_id)).text)
+        errors = await lines_of(client, done.error_file_id)
         assert [(error["error"]["line"], error["error"]["code"]) for error in errors] == [each[:2] for each in told]
         assert [error["custom_id"] for error in errors][1] == "good"
-        assert tier.replica.asked == []  # none of it was run
+        assert replica.asked == []  # none of it was run
 
 
 async def test_requests_that_fail_go_into_the_error_file_as_replies(tmp_path: Path) -> None:
@@ -165,7 +172,7 @@ async def test_requests_that_fail_go_into_the_error_file_as_replies(tmp_path: Pa
         done = await ended(client, batch.id)
         assert done.status == "completed"
         assert (done.request_counts.completed, done.request_counts.failed) == (1, 3)
-        told = lines_of((await client.files.content(done.error_file_id)).text)
+        told = await lines_of(client, done.error_file_id)
         errors = {error["custom_id"]: error for error in told}
         assert {name: error["response"]["status_code"] for name, error in errors.items()} == {
             "unknown": 404,
@@ -196,7 +203,7 @@ async def test_a_cancelled_batch_stops_its_lines_and_says_which_were_not_run(tmp
         assert done.status == "cancelled"
         assert done.cancelling_at <= done.cancelled_at
         assert done.output_file_id is None
-        errors = lines_of((await client.files.content(done.error_file_id)).text)
+        errors = await lines_of(client, done.error_file_id)
         assert len(errors) == 20
         assert {error["error"]["code"] for error in errors} == {"batch_cancelled"}
         assert all(error["response"] is None for error in errors)
@@ -217,11 +224,11 @@ async def test_a_batch_whose_window_ends_expires_with_what_is_there(tmp_path: Pa
         assert done.status == "expired"
         assert done.expired_at == int(now_s[0])
         assert (done.request_counts.completed, done.request_counts.failed) == (3, 0)
-        errors = lines_of((await client.files.content(done.error_file_id)).text)
+        errors = await lines_of(client, done.error_file_id)
         assert [(each["custom_id"], each["error"]["code"]) for each in errors] == [
             (f"id-{number}", "batch_expired") for number in (3, 4, 5)
         ]
-        answers = lines_of((await client.files.content(done.output_file_id)).text)
+        answers = await lines_of(client, done.output_file_id)
         assert [answer["custom_id"] for answer in answers] == ["id-0", "id-1", "id-2"]
 
 
@@ -237,8 +244,9 @@ async def test_batches_are_listed_page_by_page(tmp_path: Path) -> None:
 
 async def test_callers_see_their_own_alone(tmp_path: Path) -> None:
     keys = {"a" * 20: 0, "b" * 20: 0}
+    replica = Echo()
     async with (
-        job_tier(tmp_path, api_keys=keys) as (tier, nobody),
+        job_tier(tmp_path, replica, api_keys=keys) as (tier, nobody),
         tier.client("a" * 20) as mine,
         tier.client("b" * 20) as theirs,
     ):
@@ -246,7 +254,7 @@ async def test_callers_see_their_own_alone(tmp_path: Path) -> None:
         done = await ended(mine, batch.id)
         for call in (
             lambda: theirs.files.retrieve(done.input_file_id),
-            lambda: theirs.files.content(done.output_file_id),
+            lambda: lines_of(theirs, done.output_file_id),
             lambda: theirs.files.delete(done.input_file_id),
             lambda: theirs.batches.retrieve(batch.id),
             lambda: theirs.batches.cancel(batch.id),
@@ -260,7 +268,7 @@ async def test_callers_see_their_own_alone(tmp_path: Path) -> None:
         assert [item async for item in theirs.batches.list()] == []
         with pytest.raises(openai.AuthenticationError):
             await nobody.batches.list()
-        assert tier.replica.requests[0].caller != ""
+        assert replica.requests[0].caller != ""
 
 
 async def test_a_file_that_a_batch_reads_stays(tmp_path: Path) -> None:
@@ -277,10 +285,11 @@ async def test_a_file_that_a_batch_reads_stays(tmp_path: Path) -> None:
 
 
 async def test_what_holds_for_a_batch_holds_for_its_lines(tmp_path: Path) -> None:
-    async with job_tier(tmp_path) as (tier, client):
+    replica = Echo()
+    async with job_tier(tmp_path, replica) as (_, client):
         held = {"x-overspill-locality": "local-only", "x-overspill-min-quality": "0.5", "x-overspill-cache-salt": "s"}
         await ended(client, (await submit(client, [line("a", "x")], extra_headers=held)).id)
-        request = tier.replica.requests[0]
+        request = replica.requests[0]
         assert request.objective.locality.value == "local-only"
         assert request.objective.min_quality == 0.5
         assert request.cache_salt == "s"

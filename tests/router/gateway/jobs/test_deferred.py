@@ -19,7 +19,7 @@ from router.jobs.calendar import Calendar
 from router.jobs.settings import JobsSettings
 from router.jobs.webhook import key_of
 from tests.support.job_tier import SETTINGS, Echo, JobTier, ended, job_tier, line, submit
-from tests.support.waiting import until
+from tests.support.waiting import until, until_answered
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 ALLOW = {"x-overspill-defer": "allow", "x-overspill-ttft-slo-ms": "200"}
@@ -29,8 +29,8 @@ def _body(text: str, **more) -> dict:
     return {"model": "tiny", "messages": [{"role": "user", "content": text}], **more}
 
 
-async def _ask(tier: JobTier, text: str, key: str = "", body: dict | None = None, **headers: str) -> httpx.Response:
-    headers = {**ALLOW, **{name.replace("_", "-"): value for name, value in headers.items()}}
+async def _ask(tier: JobTier, text: str, key: str = "", body: dict | None = None, **more: str) -> httpx.Response:
+    headers = ALLOW | {name.replace("_", "-"): value for name, value in more.items()}
     if key:
         headers["authorization"] = f"Bearer {key}"
     async with httpx.AsyncClient(base_url=tier.url, timeout=30) as http:
@@ -48,7 +48,7 @@ async def _answered(tier: JobTier, path: str) -> dict:
         reply = await _get(tier, path)
         return reply.json() if reply.status_code == 200 else None
 
-    return await until(look, every_s=0.05)
+    return await until_answered(look, every_s=0.05)
 
 
 def _off(replica: Echo, tier: JobTier, available: bool = False) -> None:
@@ -129,8 +129,10 @@ async def test_without_the_header_the_refusal_stands(tmp_path: Path) -> None:
         wrong = await _ask(tier, "x", x_overspill_locality="here")
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "x-overspill-locality")
         tier.dispatcher.set_replicas(known)
-        for headers in ({"x_overspill_defer": "yes"}, {"x_overspill_defere": "allow"}):
-            wrong = await _ask(tier, "x", **headers)
+        for wrong in (
+            await _ask(tier, "x", x_overspill_defer="yes"),
+            await _ask(tier, "x", x_overspill_defere="allow"),
+        ):
             assert wrong.status_code == 400
             assert "x-overspill-defer" in wrong.json()["error"]["message"]
         invalid = await _ask(tier, "x", body=_body("x", temperature=9))
@@ -195,7 +197,7 @@ async def test_deferred_requests_survive_a_restart_and_others_do_not_see_them(tm
         async def look() -> bool:
             return (await _get(tier, path, "a" * 20)).status_code == 200
 
-        await until(look, every_s=0.05)
+        await until_answered(look, every_s=0.05)
         assert [item["id"] for item in (await _get(tier, "/v1/deferred", "a" * 20)).json()["data"]] == [path[13:]]
 
 
@@ -216,7 +218,7 @@ async def test_what_waits_too_long_is_given_up_and_later_forgotten(
         async def gone() -> bool:
             return (await _get(tier, path)).status_code == 404
 
-        await until(gone, every_s=0.05)
+        await until_answered(gone, every_s=0.05)
         assert replica.asked == []
 
 

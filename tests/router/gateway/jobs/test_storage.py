@@ -111,7 +111,7 @@ async def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
         shutil.rmtree(folder)
         codes = []
         for ask in (
-            lambda: client.files.content(done.output_file_id),
+            lambda: lines_of(client, done.output_file_id),
             lambda: client.files.create(file=("a", b"x"), purpose="batch"),
         ):
             with pytest.raises(openai.InternalServerError) as told:
@@ -148,7 +148,7 @@ async def test_lines_whose_file_is_gone_are_told_as_such(tmp_path: Path) -> None
         replica.gate.set()
         done = await ended(client, batch.id)
         assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 1, 5)
-        errors = lines_of((await client.files.content(done.error_file_id)).text)
+        errors = await lines_of(client, done.error_file_id)
         assert {each["error"]["code"] for each in errors} == {"storage_failed"}
 
 
@@ -211,13 +211,12 @@ def test_what_a_database_refuses_is_not_written_to_the_log(tmp_path: Path) -> No
 
 
 async def test_lines_may_ask_the_responses_api(tmp_path: Path) -> None:
-    path = "/v1/responses"
-    asked = {"custom_id": "one", "method": "POST", "url": path, "body": {"model": "tiny", "input": "hello"}}
+    asked = {"custom_id": "one", "method": "POST", "url": "/v1/responses", "body": {"model": "tiny", "input": "hello"}}
     async with job_tier(tmp_path) as (_, client):
         file = await client.files.create(file=("lines.jsonl", as_file([asked])), purpose="batch")
-        batch = await client.batches.create(input_file_id=file.id, endpoint=path, completion_window="24h")
+        batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/responses", completion_window="24h")
         done = await ended(client, batch.id)
-        (answer,) = lines_of((await client.files.content(done.output_file_id)).text)
+        (answer,) = await lines_of(client, done.output_file_id)
         body = answer["response"]["body"]
         assert (body["object"], body["output"][0]["content"][0]["text"]) == ("response", "hello")
 

@@ -21,7 +21,7 @@ from router.gateway.grpc.settings import GrpcSettings
 from tests.support.gateway_fakes import gateway_deps, serving
 from tests.support.live_triton import triton_server
 from tests.support.ports import unused_port
-from tests.support.waiting import until
+from tests.support.waiting import until_answered
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -152,7 +152,7 @@ async def test_replies_and_errors_are_those_of_a_triton(tmp_path: Path) -> None:
                     (over_grpc, f"127.0.0.1:{port}", f"127.0.0.1:{listener.port}"),
                 )
                 async with httpx.AsyncClient() as http:
-                    await until(lambda: ready(http, f"{triton.url}/v2/models/whole/ready"), 60)
+                    await until_answered(lambda: ready(http, f"{triton.url}/v2/models/whole/ready"), 60)
                 for library, there, here in pairs:
                     theirs = await asyncio.to_thread(called, library, there, "whole")
                     ours = await asyncio.to_thread(called, library, here, "tiny")
@@ -161,7 +161,7 @@ async def test_replies_and_errors_are_those_of_a_triton(tmp_path: Path) -> None:
 
 async def test_generate_speaks_as_tritons_does(tmp_path: Path) -> None:
     async with triton_server(tmp_path) as triton, httpx.AsyncClient(timeout=30) as http:
-        await until(lambda: ready(http, f"{triton.url}/v2/models/counting/ready"), 60)
+        await until_answered(lambda: ready(http, f"{triton.url}/v2/models/counting/ready"), 60)
         with serving(gateway_deps()) as tier:
             found = {}
             for url, whole, streamed in ((triton.url, "whole", "counting"), (tier.url, "tiny", "tiny")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import httpx
 import numpy as np
@@ -300,7 +301,7 @@ def test_what_curl_calls_a_form_is_read_where_no_page_sent_it(http: httpx.Client
 
 @pytest.mark.parametrize("path", ["infer", "generate", "generate_stream"])
 def test_who_counts_on_an_answer_later_is_told_that_there_is_none(http: httpx.Client, path: str) -> None:
-    body = {"text_input": "say hi"}
+    body: dict[str, Any] = {"text_input": "say hi"}
     if path == "infer":
         body = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["say hi"]}]}
     reply = http.post(f"/v2/models/tiny/{path}", json=body, headers={"x-overspill-defer": "allow"})

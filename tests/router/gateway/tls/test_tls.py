@@ -36,7 +36,7 @@ from router.gateway.tls.settings import TlsSettings
 from router.tenants.keys_edit import NewKey, add_key
 from router.tenants.tenancy import KeySources, Tenancy
 from tests.support.gateway_fakes import FAMILY, gateway_deps
-from tests.support.waiting import until
+from tests.support.waiting import until, until_answered
 
 CHAT = {"model": FAMILY, "messages": [{"role": "user", "content": "say a b c"}]}
 
@@ -223,7 +223,7 @@ async def test_a_renewed_certificate_is_served_without_a_restart(files: Files) -
         async def renewed() -> bool:
             return await served(port, context) != before
 
-        await until(renewed)
+        await until_answered(renewed)
         assert (await kept.get(f"https://localhost:{port}/health")).status_code == 200, "open connections stay"
 
 
@@ -265,7 +265,7 @@ async def test_client_authorities_are_renewed_too(files: Files) -> None:
                     return (await http.get(url)).status_code == 200
             return False
 
-        await until(let_in)
+        await until_answered(let_in)
         async with httpx.AsyncClient(verify=files.client(identity="device-1")) as http:
             with pytest.raises(httpx.HTTPError):
                 await http.get(url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import orjson
 import pytest
@@ -135,7 +136,7 @@ def test_a_continuation_is_taken_off_the_messages() -> None:
     assert completion(overspill_continuation="so far").continuation == "so far"
 
 
-WRONG_CHAT = [
+WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"model": 3}, "model"),
     ({"model": ""}, "model"),
     ({"model": None}, "model"),
@@ -381,7 +382,7 @@ def test_a_call_of_the_history_is_kept_whatever_its_arguments_are(arguments: str
         assert (call.name, json.loads(call.arguments)) == ("weather", kept)
 
 
-WRONG_COMPLETION = [
+WRONG_COMPLETION: list[tuple[dict[str, Any], str]] = [
     ({"prompt": 3}, "prompt"),
     ({"prompt": ""}, "prompt"),
     ({"prompt": []}, "prompt"),
