@@ -9,16 +9,16 @@ import msgspec
 from router.dispatch.pending import PendingRequest
 from router.dispatch.pool import MANY, Pool
 from router.dispatch.record import Rejection
-from router.dispatch.rejections import NEVER, other_side, reject, too_long, unreached
-from router.dispatch.served import Served, Sides, other_model
+from router.dispatch.rejections import NEVER, eligible, other_side, too_long, unreached
+from router.dispatch.served import Sides, other_model
 from router.dispatch.view import ReplicaView
 from router.signals.affinity import Affinity
 from router.values.prediction import Demand, Prediction
 from router.values.replica import ReplicaInfo
-from router.values.request import InferenceRequest, Locality
+from router.values.request import InferenceRequest
 from router.values.settings import FREE, Prices
 from router.values.situation import Candidate, Situation
-from router.values.task import GENERATES, Task
+from router.values.task import Task
 
 _BRIEF = frozenset({Task.EMBED, Task.RERANK, Task.SCORE, Task.TOKENIZE})
 """Calls of milliseconds; how long a sound takes is learnt alone."""
@@ -41,17 +41,15 @@ def assess(pending: PendingRequest, pool: Pool) -> tuple[Situation | None, tuple
     rejections += served.others
     own, other = served.drawn(request)
     names = pool.to_look_at(own, request, pending.failed)
-    candidates, expected = _candidates(pending, pool, served, names, rejections)
+    views = eligible(pending, pool, served, names, rejections)
+    candidates, expected = _candidates(pending, pool, views, rejections)
     if other.names and (candidates or not served.may_cross(request)):
         text = other_side(request, pool)
         rejections += [Rejection(pool.views[name].info, "canary", text) for name in other.names[:MANY]]
     elif other.names:  # rather there than nowhere
         names = pool.to_look_at(other, request, pending.failed)
-        candidates, expected = _candidates(pending, pool, served, names, rejections)
-    short = [c.info for c in candidates if c.window_cap is not None]
-    if short and len(short) < len(candidates):
-        rejections += [Rejection(info, "context", too_long(pending, info)) for info in short]
-        candidates = [c for c in candidates if c.window_cap is None]  # cut only where no window holds it whole
+        views = eligible(pending, pool, served, names, rejections)
+        candidates, expected = _candidates(pending, pool, views, rejections)
     if not candidates:
         return None, tuple(rejections)
     whole = len(candidates) == len(names) and not other.names
@@ -60,66 +58,35 @@ def assess(pending: PendingRequest, pool: Pool) -> tuple[Situation | None, tuple
 
 
 def _candidates(
-    pending: PendingRequest, pool: Pool, served: Served, names: Sequence[str], rejections: list[Rejection]
+    pending: PendingRequest, pool: Pool, views: Sequence[ReplicaView], rejections: list[Rejection]
 ) -> tuple[list[Candidate], int]:
-    """Return the candidates among `names`, and the longest length expected on any of them; adds to `rejections`."""
+    """Return what each of `views` would cost, and the longest length expected on any of them."""
     request, settings, signals = pending.request, pool.settings, pool.signals
     latency, affinity, ahead_of = signals.latency, signals.affinity, pool.ahead
-    objective, views, now_s, failed = request.objective, pool.views, pool.now_s, bool(pending.failed)
-    needed, least_quality = pending.needed_tokens(settings), objective.min_quality
-    bounded = pool.locality is not Locality.ANY or objective.locality is not Locality.ANY
-    generates, wants = request.task is Task.GENERATE, bool(request.wants)
-    brief = not generates and request.task in _BRIEF
-    choosy = (
-        not generates
-        or bounded
-        or wants
-        or failed
-        or needed > served.least_context_tokens
-        or least_quality > served.least_quality
-    )
+    objective, now_s = request.objective, pool.now_s
+    brief = request.task in _BRIEF
     session = pool.session_replica.get(objective.session) if objective.session is not None else None
     free, telling, priority = settings.prices is FREE, affinity.telling, objective.priority
     whole_tokens, lined_up = pending.whole_tokens, pool.lined_up
     candidates: list[Candidate] = []
     by_window: dict[float, tuple[Demand, int | None]] = {}
-    for name in names:
-        view = views[name]
+    for view in views:
         info = view.info
-        if (
-            view.blocked
-            or info.lacks
-            or info.tasks is not GENERATES
-            or (
-                choosy
-                and (
-                    bounded
-                    or wants
-                    or not generates
-                    or failed
-                    or needed > info.context_tokens
-                    or info.quality < least_quality
-                )
-            )
-        ):
-            rejection = reject(pending, view, pool)
-            if rejection is not None:
-                rejections.append(rejection)
-                continue
         window = min(whole_tokens, info.context_tokens)
         asked = by_window.get(window)
         if asked is None:
             asked = by_window[window] = _asked_within(pending, info.context_tokens)
         demand, window_cap = asked
-        if telling and name in telling:
-            cached = affinity.expected_cached(request, name)
+        if telling and info.replica_id in telling:
+            cached = affinity.expected_cached(request, info.replica_id)
             demand = msgspec.structs.replace(demand, cached_tokens=cached)
         state = view.state
         if state is None or not state.holds(now_s):
             state = view.state = latency.state(view.snapshot, view.link, view.mine, view.siblings, now_s)
-        ahead, slots, occupied = ahead_of(name, priority) if lined_up else 0, view.slots or 1, view.occupied
+        ahead = ahead_of(info.replica_id, priority) if lined_up else 0
+        slots, occupied = view.slots or 1, view.occupied
         room_tokens = view.kv_room
-        kv_short = room_tokens is not None and _is_short(room_tokens, name, pending, pool)
+        kv_short = room_tokens is not None and _is_short(room_tokens, info.replica_id, pending, pool)
         prediction = latency.predict_on(state, demand, 0 if view.room else ahead, now_s, full=kv_short)
         if brief:
             prediction = _of_call(prediction, view, demand)
@@ -128,7 +95,7 @@ def _candidates(
                 info,
                 prediction,
                 window_cap,
-                session == name,
+                session == info.replica_id,
                 0.0 if free and not view.metered else _price(request, view, settings.prices, demand.answer_tokens),
                 occupied == 0,
                 slots,
@@ -138,7 +105,18 @@ def _candidates(
                 kv_short,
             )
         )
+    if len(by_window) > 1:
+        candidates = _least_cut(pending, candidates, rejections)
     return candidates, max([demand.answer_tokens for demand, _ in by_window.values()], default=0)
+
+
+def _least_cut(pending: PendingRequest, candidates: list[Candidate], rejections: list[Rejection]) -> list[Candidate]:
+    """An answer may be cut by a window only where no candidate's window holds the whole of it."""
+    short = [c.info for c in candidates if c.window_cap is not None]
+    if not short or len(short) == len(candidates):
+        return candidates
+    rejections += [Rejection(info, "context", too_long(pending, info)) for info in short]
+    return [c for c in candidates if c.window_cap is None]
 
 
 def _of_call(prediction: Prediction, view: ReplicaView, demand: Demand) -> Prediction:

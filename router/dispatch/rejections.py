@@ -16,6 +16,7 @@ from router.dispatch.peers import alike
 from router.dispatch.pending import PendingRequest
 from router.dispatch.pool import Pool
 from router.dispatch.record import Rejection
+from router.dispatch.served import Served
 from router.dispatch.view import ReplicaView
 from router.values.feature import NOTHING, Feature
 from router.values.prompt import ChatPrompt
@@ -33,6 +34,37 @@ _REMEDIES: Mapping[Feature, tuple[str, str]] = {
 }
 NEVER = {"other-model", "locality", "lacks", "canary", "task"}
 """Rejections of replicas that the request may never be served by."""
+
+
+def eligible(
+    pending: PendingRequest, pool: Pool, served: Served, names: Sequence[str], rejections: list[Rejection]
+) -> list[ReplicaView]:
+    """Return those of `names` that may serve a request; adds to `rejections` why the others may not.
+
+    Most requests ask for nothing that any replica of their model could refuse, and `reject` is asked of none.
+    """
+    request, objective, views = pending.request, pending.request.objective, pool.views
+    needed, least_quality = pending.needed_tokens(pool.settings), objective.min_quality
+    plain = not (
+        request.task is not Task.GENERATE
+        or pool.locality is not Locality.ANY
+        or objective.locality is not Locality.ANY
+        or request.wants
+        or pending.failed
+    )
+    suits_all = plain and needed <= served.least_context_tokens and least_quality <= served.least_quality
+    found: list[ReplicaView] = []
+    for name in names:
+        view = views[name]
+        if not view.open_to_all or not (
+            suits_all or (plain and needed <= view.info.context_tokens and least_quality <= view.info.quality)
+        ):
+            rejection = reject(pending, view, pool)
+            if rejection is not None:
+                rejections.append(rejection)
+                continue
+        found.append(view)
+    return found
 
 
 def reject(pending: PendingRequest, view: ReplicaView, pool: Pool) -> Rejection | None:

@@ -11,6 +11,7 @@ from router.signals.replica_state import ReplicaState
 from router.values.link import LinkSnapshot
 from router.values.prediction import InFlightLoad, SiblingLoad
 from router.values.replica import Replica, ReplicaSnapshot
+from router.values.task import GENERATES
 
 
 class ReplicaView:
@@ -21,6 +22,7 @@ class ReplicaView:
         own: its sequences.
         load: for the decision record.
         blocked: it is not available, or its health speaks against some requests.
+        open_to_all: it is not blocked, and its server does all that a generation may need, and nothing else.
         metered: bytes on its link cost money.
         as_sibling: its load as the other rungs of its device meet it, None where it has no sequences.
         siblings: the other rungs of its device that have sequences.
@@ -43,6 +45,7 @@ class ReplicaView:
         "metered",
         "mine",
         "occupied",
+        "open_to_all",
         "own",
         "peak_latency_s",
         "replica",
@@ -81,6 +84,7 @@ class ReplicaView:
         """Take its health, which changes while its load stands."""
         self.health = health
         self.blocked = bool(health.code) or not self.snapshot.available
+        self.open_to_all = not self.blocked and not self.info.lacks and self.info.tasks is GENERATES
 
 
 def relate(views: Sequence[ReplicaView]) -> None:
