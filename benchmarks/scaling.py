@@ -18,19 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from benchmarks._scaling import (
-    REPLICA,
-    TTFT_S,
-    Autoscaler,
-    Burst,
-    Keda,
-    Law,
-    RayServe,
-    Seen,
-    Service,
-    draw_bursts,
-    in_bursts,
-)
+from benchmarks._autoscalers import REPLICA, TTFT_S, Autoscaler, Keda, Law, RayServe
+from benchmarks._scaling import Burst, Seen, Service, draw_bursts, in_bursts
 from cloud_tier.scaling.settings import ScalingSettings
 from router.base import logs
 from router.simulation.loop import run_virtually
