@@ -1,4 +1,4 @@
-"""Why a replica may not serve a request, and what the caller is told where none may."""
+"""Which replicas may serve a request, why the others may not, and what the caller is told where none may."""
 
 from __future__ import annotations
 
