@@ -10,7 +10,7 @@ from router.upstream.foreign import Surroundings
 from router.upstream.server import ServerOptions
 from router.upstream.source import ReplicaSource
 from router.upstream.sources import backend_sources
-from router.upstream.tier import IDLE_CONNECTION_S, UpstreamTier
+from router.upstream.tier import IDLE_CONNECTION_S, TOKEN_BYTES, UpstreamTier
 
 
 def sources_behind(config: EdgeConfig, surroundings: Surroundings) -> list[ReplicaSource]:
@@ -46,6 +46,7 @@ def _link_prior(settings: UpstreamSettings) -> LinkPrior:
     return LinkPrior(
         uplink_bytes_per_s=settings.uplink_mbps * 125_000,
         downlink_bytes_per_s=settings.downlink_mbps * 125_000,
+        token_bytes=TOKEN_BYTES,
         connect_round_trips=2 if settings.url.startswith("https:") else 1,
         price_per_byte=settings.price_per_mbyte / 1e6,
     )

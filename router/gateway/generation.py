@@ -12,13 +12,14 @@ from router.gateway.endpoint import RequestContext, StreamReply
 from router.gateway.errors import Reply
 from router.gateway.intake import Intake
 from router.gateway.parts import Answered, answer_all
-from router.gateway.sse import ChoiceEvents, EventStream, Extras
+from router.gateway.sse import ChoiceEvents, Encoder, EventStream, Extras
 from router.gateway.whole import collect, unfinished
 from router.values.answer import Answer
 from router.values.prompt import ChatPrompt, Input
 from router.values.request import ApiRequest
 from router.values.usage import Usage
 from router.wire.names import DEGRADED
+from router.wire.openai.brief import BriefEncoder
 from router.wire.openai.calls import AnswerCalls
 from router.wire.openai.logprobs import LogprobEncoder
 from router.wire.openai.reply import Choice, EventEncoder, ReplyHead, encode_body
@@ -116,14 +117,12 @@ class Generation:
             model=answer.route.variant,
         )
 
-    def _encoder(self, answer: Answer, index: int = 0) -> EventEncoder:
-        call = self._call
+    def _encoder(self, answer: Answer, index: int = 0) -> Encoder:
+        call, head, calls = self._call, self._head(answer), _calls_of(self._call)
+        if call.brief and len(self._parts) == 1:
+            return BriefEncoder(head, calls)
         return EventEncoder(
-            self._head(answer),
-            include_usage=call.include_usage,
-            running_usage=call.running_usage,
-            index=index,
-            calls=_calls_of(call),
+            head, include_usage=call.include_usage, running_usage=call.running_usage, index=index, calls=calls
         )
 
     def _extras(self, prompt: Input) -> Extras:

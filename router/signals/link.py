@@ -27,7 +27,6 @@ _MAX_RTT_S = 60.0
 _RTT_STALE_S = 30.0
 # A snapshot stands for so long where nothing was observed: ageing is slower.
 _SNAPSHOT_LASTS_S = 1.0
-_TOKEN_BYTES_PRIOR = 300.0  # one event of a streamed chat
 _SMOOTHING = 0.25
 _MIN_ANSWER_TOKENS = 8
 # A burst that was buffered on the way says nothing of throughput.
@@ -41,6 +40,7 @@ class LinkPrior:
 
     Attributes:
         connect_round_trips: to open a connection: 1 for TCP, 2 with TLS 1.3 on it.
+        token_bytes: of an answer, with what the network puts around it: one event of a streamed chat.
         price_per_byte: either way; 0: it is not metered.
     """
 
@@ -48,6 +48,7 @@ class LinkPrior:
     uplink_bytes_per_s: float = 1.25e6
     downlink_bytes_per_s: float = 1.25e7
     connect_round_trips: int = 1
+    token_bytes: float = 300.0
     price_per_byte: float = 0.0
 
 
@@ -63,7 +64,7 @@ class Link:
 
     def __init__(self, endpoint: str, prior: LinkPrior | None = None, clock: Clock | None = None) -> None:
         prior = prior or LinkPrior()
-        for name in ("rtt_s", "uplink_bytes_per_s", "downlink_bytes_per_s"):
+        for name in ("rtt_s", "uplink_bytes_per_s", "downlink_bytes_per_s", "token_bytes"):
             value = getattr(prior, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"link {endpoint}: {name} is {value}, it must be a positive number")
@@ -79,7 +80,7 @@ class Link:
         self._setup_s: float | None = None
         self._down_log = 0.0
         self._down_at_s = 0.0
-        self._token_bytes = _TOKEN_BYTES_PRIOR
+        self._token_bytes = prior.token_bytes
         self._packs_to = 1.0
         self._snapshots: tuple[float, LinkSnapshot, LinkSnapshot] | None = None
 
@@ -121,14 +122,14 @@ class Link:
             self._setup_s = connect_s if before_s is None else before_s + _SMOOTHING * (connect_s - before_s)
             self._snapshots = None
 
-    def observe_answer(self, received_bytes: int, tokens: int, lasted_s: float) -> None:
+    def observe_answer(self, wire_bytes: int, tokens: int, lasted_s: float) -> None:
         """Learn from a whole stream: what a token takes, and that so much came in that time."""
-        if tokens < _MIN_ANSWER_TOKENS or received_bytes <= 0:
+        if tokens < _MIN_ANSWER_TOKENS or wire_bytes <= 0:
             return
-        self._token_bytes += _SMOOTHING * (min(received_bytes / tokens, 1e5) - self._token_bytes)
+        self._token_bytes += _SMOOTHING * (min(wire_bytes / tokens, 1e5) - self._token_bytes)
         if math.isfinite(lasted_s) and lasted_s >= _MIN_DOWNLOAD_S:
             now_s = self._now_s()
-            at_least_log = math.log(received_bytes / lasted_s / self._prior.downlink_bytes_per_s)
+            at_least_log = math.log(wire_bytes / lasted_s / self._prior.downlink_bytes_per_s)
             if at_least_log > self._down(now_s):
                 self._down_log, self._down_at_s = at_least_log, now_s
         self._snapshots = None

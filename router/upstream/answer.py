@@ -23,6 +23,7 @@ _END_S = 0.25
 _USAGE_S = 1.0  # between the finish reason and what may follow it
 _MUCH_BYTES = 2048  # some events: to parse fewer takes no longer than to turn to others in between
 _FIRST_BYTES = 512
+_AROUND_BYTES = 58  # what arrives at once: the headers of TCP and IP, and the frame of an HTTP chunk
 _MOST_SAYING_NOTHING_BYTES = 8 * 1024 * 1024  # one event may have half of that
 
 
@@ -30,7 +31,7 @@ class OpenStream:
     """A response whose head has arrived. `close` it in any case; early, that cancels the work there.
 
     Attributes:
-        received_bytes, tokens: of the answer so far.
+        received_bytes, tokens: of the answer so far; wire_bytes: what the network carried for it.
     """
 
     def __init__(self, response: Response, call: UpstreamRequest, lost: LostNews) -> None:
@@ -52,7 +53,7 @@ class OpenStream:
         self._done = False
         self._cut = False
         self._emitted = False
-        self.received_bytes = 0
+        self.received_bytes = self.wire_bytes = 0
         self._told_at_bytes = 0
         self.tokens = 0
         self._told_tokens: int | None = None
@@ -123,6 +124,7 @@ class OpenStream:
         """Turn what was received into chunks; who sends without end and says nothing keeps everybody's event loop."""
         before = len(chunks)
         self.received_bytes += len(data)
+        self.wire_bytes += len(data) + _AROUND_BYTES
         self._take(self._parser.feed(data), chunks)
         if len(chunks) > before:
             self._told_at_bytes = self.received_bytes
@@ -197,6 +199,8 @@ class OpenStream:
                 return
             if event.usage is not None:
                 self._take_usage(event.usage)
+            elif self._last is None:
+                self._told_tokens = None  # what it tells is counted by its pieces, until the next count
             if self._last is None:
                 self._take_text(event, chunks)
             if event.done:

@@ -130,13 +130,10 @@ def encode_request(
     if isinstance(request.prompt, Call):
         return _encode_call(request.prompt, model)
     prompt = request.to_continue
-    usage = {"include_usage": True}
-    if dialect.running_usage:
-        usage["continuous_usage_stats"] = True
     body: dict[str, object] = {
         "model": model,
         "stream": True,
-        "stream_options": usage,
+        "stream_options": _stream_options(dialect),
         **_sampling(request, dialect),
         **_logprobs(request, dialect),
         **_salt(request, dialect),
@@ -162,6 +159,15 @@ def encode_request(
     if fields:
         body = {name: value for name, value in {**body, **fields}.items() if value is not None}
     return orjson.dumps(body)
+
+
+def _stream_options(dialect: Dialect) -> dict[str, bool]:
+    options = {"include_usage": True}
+    if dialect.running_usage:
+        options["continuous_usage_stats"] = True
+    if dialect.ours:
+        options["overspill_brief"] = True  # an earlier version of ours sends whole events
+    return options
 
 
 def _encode_call(call: Call, model: str) -> bytes:

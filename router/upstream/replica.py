@@ -233,7 +233,7 @@ class UpstreamReplica:
                         self._running.came(running, chunk.tokens)
                         finished = chunk.finish_reason is not None
                         if finished:
-                            tier.link.observe_answer(stream.received_bytes, stream.tokens, tier.clock.now_s() - began_s)
+                            tier.link.observe_answer(stream.wire_bytes, stream.tokens, tier.clock.now_s() - began_s)
                         yield chunk
                     if begin and stream.left_bytes:
                         await asyncio.sleep(0)  # the beginning goes out before the rest is parsed

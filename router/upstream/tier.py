@@ -28,6 +28,9 @@ IDLE_CONNECTION_S = 50.0
 Turns of a chat come further apart than a foreign server's 5 s, and over a mobile network a new connection costs 0.3 s.
 """
 
+TOKEN_BYTES = 100.0
+"""What a token of an answer takes of the network: a brief event, and the headers around it."""
+
 log = structlog.get_logger("router.gateway")
 
 

@@ -113,6 +113,7 @@ class ApiRequest(msgspec.Struct, frozen=True):
         stream: the answer is wanted as server-sent events.
         include_usage: a final event with usage and no choices.
         running_usage: usage in every event (`continuous_usage_stats`): the exact token count of each.
+        brief: a tier below asks for events that hold what is new.
         priority, deadline_s: the header of the same meaning beats them.
         continuation: text of the answer that another replica already emitted.
         legacy_functions: calls are told in OpenAI's older way.
@@ -131,6 +132,7 @@ class ApiRequest(msgspec.Struct, frozen=True):
     stream: bool = False
     include_usage: bool = False
     running_usage: bool = False
+    brief: bool = False
     priority: int | None = None
     deadline_s: float | None = None
     cache_salt: str = ""

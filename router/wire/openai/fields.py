@@ -8,8 +8,8 @@ to every base URL.
 
 Extensions: vLLM's `top_k`, `min_p`, `min_tokens`, `stop_token_ids`, `allowed_token_ids`, `repetition_penalty`,
 `ignore_eos`, `continue_final_message`, `add_generation_prompt`, `cache_salt`, `stream_options.continuous_usage_stats`;
-`priority` (higher is better, as in `x-overspill-priority`); and `overspill_continuation`, text of a completion that was
-already emitted and is to be continued.
+`priority` (higher is better, as in `x-overspill-priority`); and, between tiers, `overspill_continuation`, text of a
+completion that was already emitted and is to be continued, and `stream_options.overspill_brief` (see `brief`).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 class _StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    overspill_brief: bool | None = None
 
 
 class Fields(ConstraintFields, frozen=True, kw_only=True):
@@ -139,6 +140,7 @@ def request_of(raw: Fields, prompt: Prompt, continuation: str, sampling: Samplin
         stream=bool(raw.stream),
         include_usage=bool(options and options.include_usage),
         running_usage=bool(options and options.continuous_usage_stats),
+        brief=bool(options and options.overspill_brief),
         priority=raw.priority,
         continuation=continuation,
         n=raw.n or 1,

@@ -127,7 +127,7 @@ def test_bytes_of_a_metered_link_cost_money_both_ways():
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
-@pytest.mark.parametrize("name", ["rtt_s", "uplink_bytes_per_s", "downlink_bytes_per_s"])
+@pytest.mark.parametrize("name", ["rtt_s", "uplink_bytes_per_s", "downlink_bytes_per_s", "token_bytes"])
 def test_priors_must_be_positive(name, bad):
     with pytest.raises(ValueError, match=name):
         link(**{name: bad})

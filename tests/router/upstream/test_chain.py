@@ -294,9 +294,10 @@ async def test_what_was_cached_is_told_down_the_chain_with_the_first_token_and_i
 
 async def test_caches_are_shared_by_nobody_beyond_the_salt_whichever_tier_holds_them() -> None:
     async with chain() as (edge, _, _, best), sdk(edge) as client:
+        asked = {**ASK, "model": "tiny-fp32"}
         for salt in ("ann", "ben", "ann"):
-            await client.chat.completions.create(**ASK, extra_headers={**IN_TIME, "x-overspill-cache-salt": salt})
-        await client.chat.completions.create(**ASK, extra_headers=IN_TIME)
+            await client.chat.completions.create(**asked, extra_headers={**IN_TIME, "x-overspill-cache-salt": salt})
+        await client.chat.completions.create(**asked, extra_headers=IN_TIME)
         owners = [request.cache_owner for request in best.requests]
         assert owners[0] == owners[2] != owners[1]
         assert owners[3] == ""

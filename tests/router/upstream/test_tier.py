@@ -31,7 +31,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.signals.link import Link, LinkPrior
 from router.upstream.server import ServerOptions
 from router.upstream.source import SourceHooks
-from router.upstream.tier import UpstreamTier
+from router.upstream.tier import TOKEN_BYTES, UpstreamTier
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.feature import Feature
 from router.values.prompt import ChatPrompt, Message, TextPrompt, TokenPrompt
@@ -786,6 +786,14 @@ async def test_real_exchanges_teach_the_link(server: Server) -> None:
         replica = await best(tier)
         await everything(replica, ask("say " + "x" * 400_000))
         assert tier.link.snapshot().rtt_s < 1.0
+
+
+async def test_a_token_of_an_answer_takes_little_of_the_network(server: Server) -> None:
+    link = Link(server.url, LinkPrior(token_bytes=TOKEN_BYTES))
+    async with upstream(server.url, link=link) as tier:
+        chunks = await everything(await best(tier), ask("say " + "word " * 100))
+    assert sum(chunk.tokens for chunk in chunks) == 100
+    assert link.snapshot().token_bytes < 1.1 * TOKEN_BYTES, "an event of 40 bytes, and the headers around it"
 
 
 async def test_the_time_an_upstream_spends_itself_is_not_the_links() -> None:
