@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
             exchange.was_read()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        exchange, self._exchange = self._exchange, None
+        exchange = self._let_go()
         self._leave()
         if exchange is None:
             return
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, exchange: Exchange) -> None:
         """The response is whole: take the next request, if nothing speaks against it."""
-        self._exchange = self._parser = None
+        self._let_go()
         clean = exchange.keep_alive and not exchange.surplus and self._transport.get_write_buffer_size() == 0
         if self.kept and clean and self.open:
             if exchange.paused:
@@ -138,10 +138,17 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def _break(self, error: TransportError) -> None:
-        exchange, self._exchange = self._exchange, None
+        exchange = self._let_go()
         if exchange is not None:
             exchange.broke(error)
         self.abort()
+
+    def _let_go(self) -> Exchange | None:
+        """Return the exchange that was under way, if any, and part it from its parser: they hold each other."""
+        exchange, self._exchange, self._parser = self._exchange, None, None
+        if exchange is not None:
+            del exchange.parser
+        return exchange
 
     def _leave(self) -> None:
         lost, self._lost = self._lost, None

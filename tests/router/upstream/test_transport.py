@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import shutil
 import ssl
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from router.base.clock import MonotonicClock
+from router.upstream.connection import Exchange
 from router.upstream.dialect import DIALECTS, OVERSPILL, Dialect
 from router.upstream.openai import encode_http
 from router.upstream.transport import (
@@ -500,6 +502,26 @@ async def test_closing_early_and_cancelling_close_the_connection() -> None:
         peer.reply = whole
         assert await read_all(await post(client)) == b"ok"
         assert peer.connections == 2, "the one that was left is not used again"
+
+
+@pytest.mark.parametrize("ends", ["whole", "closed", "cancelled"])
+async def test_a_response_is_freed_as_it_ends_and_waits_for_no_garbage_collection(ends: str) -> None:
+    async def use() -> None:
+        response = await post(client)
+        await (response.read() if ends == "closed" else read_all(response))
+        response.close()
+
+    peer = Peer({"whole": whole, "closed": begun, "cancelled": nothing}[ends])
+    async with peer.client() as client:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(use(), 0.1 if ends == "cancelled" else 30)
+            await until(lambda: not any(type(one) is Exchange for one in gc.get_objects()), 10.0)
+        finally:
+            gc.enable()
 
 
 async def test_a_head_that_arrives_in_the_turn_of_its_cancellation_keeps_no_connection() -> None:
