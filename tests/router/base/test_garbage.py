@@ -81,8 +81,8 @@ def test_what_a_request_needs_while_it_runs_is_no_reason_to_look(young: list[Non
     try:
         spare_what_was_imported()
         young.clear()
-        held = [[] for _ in range(10_000)]
-        assert not young, f"{len(held)} objects are what thirty requests have in hand"
+        held = [[] for _ in range(4_000)]
+        assert not young, f"{len(held)} objects are what a dozen requests have in hand"
     finally:
         gc.unfreeze()
         gc.set_threshold(*pace)
