@@ -19,7 +19,7 @@ def plain_body(context: RequestContext, max_bytes: int) -> bytes:
         UnsupportedMedia: another encoding.
         BodyTooLarge: it unpacks to more than `max_bytes`; it is not unpacked further than that.
         Shed: bodies of others leave no room for what it unpacks to.
-        InvalidRequest: it is empty or damaged.
+        InvalidRequest: it is empty or damaged, or more follows it.
     """
     encoding = context.headers.get("content-encoding", "identity").lower()
     if not context.body:
@@ -40,6 +40,11 @@ def plain_body(context: RequestContext, max_bytes: int) -> bytes:
         raise BodyTooLarge(f"the request body unpacks to more than the {max_bytes} bytes that this tier reads")
     if not unpack.eof:
         raise InvalidRequest(f"the request body is no valid {encoding}: it ends early", param="content-encoding")
+    if unpack.unused_data:  # a second one, or rubbish: half a body is no body, and a proxy may have read all of it
+        raise InvalidRequest(
+            f"{len(unpack.unused_data)} bytes follow the end of the {encoding} data: pack the body in one piece",
+            param="content-encoding",
+        )
     context.share.grow(len(context.body) + len(body))
     context.body = body  # from here on its size is that of the prompt, not of its packing
     return body

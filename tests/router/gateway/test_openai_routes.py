@@ -241,6 +241,14 @@ def test_bad_bodies(http: httpx.Client, content: bytes, headers: dict, status: i
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
 
+def test_what_follows_a_packed_body_is_not_left_out_in_silence(http: httpx.Client) -> None:
+    packed = gzip.compress(json.dumps(body()).encode())
+    assert http.post(CHAT, content=packed, headers={"content-encoding": "gzip"}).status_code == 200
+    for rest in (b"more", packed):
+        reply = http.post(CHAT, content=packed + rest, headers={"content-encoding": "gzip"})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "content-encoding"), rest[:4]
+
+
 def test_a_wrong_header_is_named(http: httpx.Client) -> None:
     reply = http.post(CHAT, json=body(), headers={"x-overspill-min-quality": "best"})
     assert reply.json()["error"]["param"] == "x-overspill-min-quality"
