@@ -22,6 +22,7 @@ from router.base.credentials import resolved
 from router.base.garbage import spare_what_was_imported
 from router.base.json_output import print_json
 from router.base.large_pages import move_heap
+from router.base.loopback import in_url
 from router.client.tier import CLOUD_URL, KEY_VARIABLE, TierAddress
 from router.decisions.settings import describe
 from router.tracing import otlp as traces
@@ -274,9 +275,10 @@ def _describe(plan: Plan) -> None:
     keys = len(directory)
     access = f"{keys} API key{'s' if keys != 1 else ''}" if not directory.open else "open to callers on this host"
     secured = ", TLS" if plan.config.tls.enabled else ""
-    typer.echo(f"listen   {listens.host}:{listens.port}{secured}, {access}")
+    host = in_url(listens.host)
+    typer.echo(f"listen   {host}:{listens.port}{secured}, {access}")
     if plan.config.grpc.enabled:
-        typer.echo(f"grpc     {listens.host}:{plan.config.grpc.beside(listens.port)}{secured}, KServe V2")
+        typer.echo(f"grpc     {host}:{plan.config.grpc.beside(listens.port)}{secured}, KServe V2")
     for spec in plan.specs:
         engine = spec.engine
         typer.echo(

@@ -41,7 +41,7 @@ from router.base.clock import MonotonicClock
 from router.base.config import file_of
 from router.base.credentials import resolved
 from router.base.garbage import collect_while_few_wait
-from router.base.loopback import is_loopback
+from router.base.loopback import in_url, is_loopback
 from router.base.timers import end, within
 from router.cache.metrics import open_cache
 from router.dispatch.dispatcher import Dispatcher
@@ -146,7 +146,7 @@ class EdgeAgent:
                 self.serving.set()
                 log.info(
                     "serving",
-                    url=f"http{'s' if self._listeners.tls else ''}://{_shown(self.config.gateway.host)}:{self.port}",
+                    url=f"http{'s' if self._listeners.tls else ''}://{in_url(self.config.gateway.host)}:{self.port}",
                     models=[replica.info.variant for replica in self.lineup.replicas if not replica.problem],
                     broken=[replica.info.variant for replica in self.lineup.replicas if replica.problem] or None,
                     upstream=self.config.upstream.url or None,
@@ -372,7 +372,3 @@ def serve(config: EdgeConfig) -> None:
 
 def _problems(replicas: Sequence[ServedHere]) -> str:
     return "; ".join(f"{item.info.variant}: {item.problem}" for item in replicas if item.problem)
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -27,6 +27,7 @@ from hardware_profiles.loader import BUILTIN_DIR, Hardware, PowerMode, Profile, 
 from router.base.config import file_of
 from router.base.credentials import secret
 from router.base.errors import ArtifactError, ConfigError, ReplicaUnreachable, in_words
+from router.base.loopback import in_url
 from router.base.tls import client_context
 from router.decisions.settings import describe
 from router.gateway.check import check_surface
@@ -105,7 +106,7 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
     secret(config.upstream.api_key, "upstream.api_key")
     access = "open to this machine only" if keys.open else f"{len(keys)} API key(s)"
     check_surface(config.tls, config.grpc, config.cors, keyless=keys.open)
-    host, port = config.gateway.host, config.gateway.port
+    host, port = in_url(config.gateway.host), config.gateway.port
     beside = _try_address(config)
     yield f"gateway   http{'s' if config.tls.enabled else ''}://{host}:{port}, {access}"
     if config.grpc.enabled:
@@ -166,10 +167,9 @@ def _try_address(config: EdgeConfig) -> str:
 def _agent_at(config: EdgeConfig) -> bool:
     """Whether an agent answers at the address of a configuration: its page of readiness tells its load."""
     scheme = "https" if config.tls.enabled else "http"
-    host = config.gateway.host.strip("[]")
     try:
         with httpx.Client(verify=False, trust_env=False, timeout=_LOOK_S) as client:  # noqa: S501 - nothing is believed
-            reply = client.get(f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.gateway.port}/health/ready")
+            reply = client.get(f"{scheme}://{in_url(config.gateway.host)}:{config.gateway.port}/health/ready")
     except httpx.HTTPError:
         return False
     return wire_load.HEADER in reply.headers

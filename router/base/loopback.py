@@ -1,4 +1,4 @@
-"""Which addresses only this machine can reach, and which web pages it served."""
+"""Addresses: how URLs write them, which only this machine can reach, and which web pages it served."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 _MAX_CHARS = 64  # no address is longer; what is kept for later is bounded
+
+
+def in_url(host: str) -> str:
+    """Write a name or an address, with or without brackets, as a URL has it."""
+    return f"[{host.strip('[]')}]" if ":" in host else host
 
 
 def is_loopback(host: str) -> bool:

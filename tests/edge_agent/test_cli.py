@@ -64,6 +64,16 @@ def test_a_taken_port_is_an_error(world: TinyWorld) -> None:
     assert checked(world.config(gateway={"port": port})).endswith("\nok")
 
 
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_an_address_of_version_6_is_told_as_a_url_that_can_be_opened(world: TinyWorld, host: str) -> None:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    assert "gateway   http://[::1]:0, " in checked(world.config(gateway={"host": host}))
+
+
 @pytest.mark.parametrize(
     ("status", "body", "says"),
     [

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from router.base.errors import ConfigError
 from router.base.extras import install
+from router.base.loopback import in_url
 from router.gateway.deps import GatewayLimits
 from router.gateway.grpc.settings import GrpcSettings
 from router.gateway.tls.certificates import PemFiles, ServerCertificates
@@ -88,7 +89,7 @@ class GrpcListener:
             maximum_concurrent_rpcs=self._limits.max_requests + _SPARE_CALLS,
         )
         server.add_generic_rpc_handlers((self._servicer.handler(),))
-        host = f"[{self._host.strip('[]')}]" if ":" in self._host else self._host
+        host = in_url(self._host)
         try:
             where = f"{host}:{self.port}"
             secured = None if self._tls is None else _credentials(self._tls)
