@@ -44,6 +44,8 @@ _FORWARDED = re.compile(r'(?:^|[;,])\s*(?:host|for)\s*=\s*(?:"([^"]*)"|([^;,\s]*
 _MAX_ADDRESS_CHARS = 64  # with the zone of its interface; what is longer is none, and is not kept
 # Names that a proxy on this host was called by: what it passes on without `x-forwarded-for` looks like this host's own.
 _PROXIED = ("x-forwarded-host", "x-original-host", "x-real-ip")
+_CAME_BY_PROXY = ("via", "x-forwarded-proto")
+_NAMES_CALLER = frozenset({"x-forwarded-for", "forwarded", "x-real-ip"})
 
 
 class Authentication:
@@ -134,6 +136,13 @@ def _require_this_host(scope: Scope, headers: Mapping[str, str]) -> None:
         raise Unauthenticated("this tier has no API keys and therefore answers callers on its own host only")
     if scope.get("client") is None:
         return  # through a Unix socket, or in this process: no browser does that
+    proxied = next((name for name in _CAME_BY_PROXY if name in headers), None)
+    if proxied is not None and _NAMES_CALLER.isdisjoint(headers):
+        raise Unauthenticated(
+            f"`{proxied}`: a proxy does not say for whom it asks, and this tier has no API keys: set keys, or have the "
+            "proxy send `x-forwarded-for`",
+            param=proxied,
+        )
     for name, host in _hosts(headers):
         if not _names_this_host(host):
             raise Misdirected(

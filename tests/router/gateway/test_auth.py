@@ -191,6 +191,18 @@ async def test_without_keys_nobody_comes_in_through_a_proxy_of_this_host(name: s
         assert (await http.get("/v1/models", headers={name: value})).status_code == status
 
 
+@pytest.mark.parametrize("headers", [{"x-forwarded-proto": "https"}, {"via": "1.1 gateway.example"}])
+async def test_without_keys_a_proxy_that_does_not_say_for_whom_is_not_answered(headers: dict) -> None:
+    """As Envoy asks by itself: whoever it asks for looks like a caller on this host."""
+    async with client_of(gateway_deps()) as http:
+        reply = await http.get("/v1/models", headers=headers)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (401, next(iter(headers)))
+        named = {**headers, "x-forwarded-for": "127.0.0.1"}
+        assert (await http.get("/v1/models", headers=named)).status_code == 200
+    async with client_of(gateway_deps(api_keys={"k": 0}), "k") as http:
+        assert (await http.get("/v1/models", headers=headers)).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("headers", "allowed"),
     [
