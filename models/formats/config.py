@@ -22,6 +22,13 @@ _ROPE_KEYS = {
 }
 
 
+_REMEDY = "it is damaged or not of a kind that is served here: pull the model again, or choose another"
+
+
+class Unfit(ValueError):
+    """No model can have these values."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Dimensions and conventions of one model.
@@ -55,12 +62,15 @@ class ModelConfig:
     model_type: str
 
     def __post_init__(self) -> None:
+        """Raise `Unfit` for what no model can have."""
+        if self.num_heads < 1:
+            raise Unfit(f"a model needs at least one query head, not {self.num_heads}")
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
-            raise ArtifactError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} key-value heads")
+            raise Unfit(f"{self.num_heads} query heads cannot share {self.num_kv_heads} key-value heads")
         if self.head_dim < 2 or self.head_dim % 2:
-            raise ArtifactError(f"head_dim {self.head_dim} is odd: the rotary embedding needs pairs")
+            raise Unfit(f"head_dim {self.head_dim} is odd: the rotary embedding needs pairs")
         if self.num_layers < 1:
-            raise ArtifactError(f"a model needs at least one layer, not {self.num_layers}")
+            raise Unfit(f"a model needs at least one layer, not {self.num_layers}")
 
 
 def config_from_hf(directory: Path) -> ModelConfig:
@@ -76,7 +86,7 @@ def config_from_hf(directory: Path) -> ModelConfig:
     try:
         heads = int(tree["num_attention_heads"])
         hidden = int(tree["hidden_size"])
-        default_head_dim = 128 if model_type == "qwen3" else hidden // heads
+        default_head_dim = 128 if model_type == "qwen3" else hidden // max(1, heads)
         return ModelConfig(
             vocab_size=int(tree["vocab_size"]),
             hidden_size=hidden,
@@ -97,9 +107,11 @@ def config_from_hf(directory: Path) -> ModelConfig:
             model_type=model_type,
         )
     except KeyError as error:
-        raise ArtifactError(f"{path}: the key {error} is missing") from error
+        raise ArtifactError(f"{path}: the key {error} is missing; {_REMEDY}") from error
+    except Unfit as error:
+        raise ArtifactError(f"{path}: {error}; {_REMEDY}") from error
     except (TypeError, ValueError) as error:
-        raise ArtifactError(f"{path}: a value has the wrong type: {error}") from error
+        raise ArtifactError(f"{path}: a value has the wrong type: {error}; {_REMEDY}") from error
 
 
 def config_from_gguf(file: GgufFile) -> ModelConfig:
@@ -125,7 +137,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
             num_layers=int(data[f"{arch}.block_count"]),
             num_heads=heads,
             num_kv_heads=int(data.get(f"{arch}.attention.head_count_kv", heads)),
-            head_dim=int(data.get(f"{arch}.attention.key_length", hidden // heads)),
+            head_dim=int(data.get(f"{arch}.attention.key_length", hidden // max(1, heads))),
             rms_norm_eps=_shortest(data[f"{arch}.attention.layer_norm_rms_epsilon"]),
             rope_theta=_shortest(data.get(f"{arch}.rope.freq_base", 10000.0)),
             rope_scaling=_gguf_rope_scaling(data, arch, file.path),
@@ -138,7 +150,11 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
             model_type=arch,
         )
     except KeyError as error:
-        raise ArtifactError(f"{file.path}: the GGUF metadata lack {error}") from error
+        raise ArtifactError(f"{file.path}: the GGUF metadata lack {error}; {_REMEDY}") from error
+    except Unfit as error:
+        raise ArtifactError(f"{file.path}: {error}; {_REMEDY}") from error
+    except (TypeError, ValueError) as error:
+        raise ArtifactError(f"{file.path}: a value has the wrong type: {error}; {_REMEDY}") from error
 
 
 def gguf_eos_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:

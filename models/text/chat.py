@@ -71,7 +71,10 @@ class ChatTemplate:
             return None
         bos = tokenizer.token_of(tokenizer.bos_id) or ""
         eos = tokenizer.token_of(tokenizer.eos_id) or ""
-        return cls(source, bos, eos)
+        try:
+            return cls(source, bos, eos)
+        except ArtifactError as error:
+            raise ArtifactError(f"{path}: {error.message}; pull the model again, or correct its template") from error
 
     def save(self, directory: Path) -> None:
         """Write `chat_template.jinja` into `directory`."""

@@ -106,13 +106,13 @@ class Tokenizer:
         """
         path = directory / TOKENIZER_FILE
         if not path.is_file():
-            raise ArtifactError(f"{directory}: has no {TOKENIZER_FILE}")
+            raise ArtifactError(f"{directory}: has no {TOKENIZER_FILE}; pull the model again")
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises a bare Exception
             if type(error) is not Exception:
                 raise
-            raise ArtifactError(f"{path}: not a tokenizer: {error}") from error
+            raise ArtifactError(f"{path}: not a tokenizer: {error}; pull the model again") from error
         manifest = _json_beside(directory, MANIFEST_FILE)
         config = _json_beside(directory, "config.json")
         named = _json_beside(directory, "tokenizer_config.json")
@@ -124,7 +124,10 @@ class Tokenizer:
         if adds is None:  # no file says so: does the post-processor do it?
             adds = bos is not None and backend.encode("").ids[:1] == [bos]
         eos = eos if primary is None else [primary, *eos]
-        return cls(backend, eos_ids=eos, bos_id=bos, adds_bos=bool(adds))
+        try:
+            return cls(backend, eos_ids=eos, bos_id=bos, adds_bos=bool(adds))
+        except ArtifactError as error:
+            raise ArtifactError(f"{path}: {error.message}; choose another model") from error
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "overspill-onnx", 1
 _STEPS = ("open-dimensions-1",)
 _TYPES = {"FP32": TensorProto.FLOAT, "UINT8": TensorProto.UINT8, "INT64": TensorProto.INT64, "INT32": TensorProto.INT32}
+_REMEDY = "pull the model again, or correct its `signature` in the catalogue"
 
 
 def make_onnx(variant: Variant, store: ModelStore, *, force: bool = False, note: Note = silent) -> Path:
@@ -52,7 +53,7 @@ def make_onnx(variant: Variant, store: ModelStore, *, force: bool = False, note:
     except Exception as error:  # protobuf raises types of its own
         raise ArtifactError(f"{source}: not an ONNX file: {error}; pull the model again") from error
     note(f"{variant.name}: writing its graph with open dimensions")
-    opened = open_dimensions(model, signature)
+    opened = open_dimensions(model, signature, source)
     with store.placing(variant, source.stat().st_size) as folder:
         onnx.save(opened, str(folder / "model.onnx"))
         manifest = {
@@ -71,8 +72,11 @@ def make_onnx(variant: Variant, store: ModelStore, *, force: bool = False, note:
     return store.artifact_dir(variant)
 
 
-def open_dimensions(model: Any, signature: Signature) -> Any:
+def open_dimensions(model: Any, signature: Signature, source: Path) -> Any:
     """Return a model whose inputs and outputs are those of a signature, with the batch and every -1 open.
+
+    Args:
+        source: the model's file, for errors.
 
     Raises:
         ArtifactError: it has other inputs or outputs, or its operators do not allow these shapes.
@@ -88,10 +92,11 @@ def open_dimensions(model: Any, signature: Signature) -> Any:
         by_name = {item.name: item for item in items}
         if sorted(by_name) != sorted(spec.name for spec in specs):
             raise ArtifactError(
-                f"the file's {kind} are {', '.join(by_name)}, the catalogue says {', '.join(s.name for s in specs)}"
+                f"{source}: its {kind} are {', '.join(by_name)}, "
+                f"the catalogue says {', '.join(s.name for s in specs)}: {_REMEDY}"
             )
         for spec in specs:
-            _open(by_name[spec.name], spec)
+            _open(by_name[spec.name], spec, source)
     del changed.graph.input[:]
     changed.graph.input.extend(inputs)  # weights are no inputs since IR version 4
     del changed.graph.value_info[:]
@@ -99,16 +104,19 @@ def open_dimensions(model: Any, signature: Signature) -> Any:
         onnx.checker.check_model(changed)
         onnx.shape_inference.infer_shapes(changed, strict_mode=True)
     except Exception as error:  # onnx raises types of its own
-        raise ArtifactError(f"its operators do not allow the catalogue's shapes: {error}") from error
+        raise ArtifactError(
+            f"{source}: its operators do not allow the catalogue's shapes: {error}; {_REMEDY}"
+        ) from error
     return changed
 
 
-def _open(item: Any, spec: TensorSpec) -> None:
+def _open(item: Any, spec: TensorSpec, source: Path) -> None:
     tensor = item.type.tensor_type
     rank = len(tensor.shape.dim)
     if tensor.elem_type != _TYPES.get(spec.datatype) or rank != len(spec.shape) + 1:
         raise ArtifactError(
-            f"`{spec.name}` has {rank} dimensions of type {tensor.elem_type}, the catalogue says {spec}"
+            f"{source}: `{spec.name}` has {rank} dimensions of type {tensor.elem_type}, "
+            f"the catalogue says {spec}: {_REMEDY}"
         )
     for index, (dim, size) in enumerate(zip(tensor.shape.dim, (-1, *spec.shape), strict=True)):
         dim.Clear()

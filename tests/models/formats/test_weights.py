@@ -16,7 +16,7 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from models.formats.config import ModelConfig
+from models.formats.config import ModelConfig, config_from_gguf
 from models.formats.gguf import GgufFile
 from models.formats.safetensors import SafetensorsFile
 from models.formats.weights import open_weights, rope_inverse_frequencies
@@ -155,14 +155,17 @@ def test_layers_that_cannot_be_kept(tmp_path: Path, layers: tuple[int, ...]) -> 
         ({"rope_parameters": {"rope_type": "llama3"}}, "the key 'factor' is missing"),
         ({"num_hidden_layers": None}, "wrong type"),
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),
+        ({"num_attention_heads": 0}, "at least one query head, not 0"),
+        ({"num_hidden_layers": 0}, "at least one layer, not 0"),
     ],
 )
 def test_refused_configurations(tmp_path: Path, change: dict[str, object], message: str) -> None:
     _model("smollm").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ArtifactError, match=message):
+    with pytest.raises(ArtifactError, match=message) as refused:
         open_weights(tmp_path)
+    assert str(path) in refused.value.message
 
 
 def test_damaged_directories(tmp_path: Path) -> None:
@@ -302,8 +305,23 @@ def test_gguf_damage_is_named(tmp_path: Path) -> None:
         open_weights(path)
 
 
+def test_gguf_values_that_no_model_has_are_named_with_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    _write_gguf(path, _model("smollm"), gguf.GGMLQuantizationType.F32)
+    file = GgufFile(path)
+    for key, value, told in (
+        ("attention.head_count", 0, "at least one query head, not 0"),
+        ("attention.head_count_kv", 3, "4 query heads cannot share 3"),
+        ("attention.head_count_kv", [2, 2], "a value has the wrong type"),
+    ):
+        file.metadata = {**GgufFile(path).metadata, f"llama.{key}": value}
+        with pytest.raises(ArtifactError, match=told) as refused:
+            config_from_gguf(file)
+        assert str(path) in refused.value.message
+
+
 def test_odd_head_dim_is_refused() -> None:
-    with pytest.raises(ArtifactError, match="head_dim 7 is odd"):
+    with pytest.raises(ValueError, match="head_dim 7 is odd"):
         ModelConfig(9, 7, 7, 1, 1, 1, 7, 1e-5, 1e4, None, 64, True, False, False, None, (), "llama")
 
 

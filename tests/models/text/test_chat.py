@@ -110,6 +110,15 @@ def test_a_template_that_does_not_compile() -> None:
         ChatTemplate("{% for x in %}")
 
 
+def test_the_file_of_a_template_that_does_not_compile_is_named(tmp_path: Path) -> None:
+    ChatTemplate("{{ 1 }}").save(tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_text("{% for x in %}")
+    with pytest.raises(ArtifactError, match="cannot be compiled") as refused:
+        ChatTemplate.load(tmp_path, Tokenizer(backend(), eos_ids=[2], bos_id=1, adds_bos=False))
+    assert str(tmp_path) in refused.value.message
+
+
 def test_dates_are_available() -> None:
     assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}").render([])) == 10
 

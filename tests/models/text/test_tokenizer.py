@@ -155,6 +155,15 @@ def test_words_of_each_pre_tokenizer(tmp_path: Path, pre: str, text: str, words:
     assert read.decode(read.encode(text)) == text
 
 
+def test_the_file_of_a_tokenizer_that_cannot_be_served_is_named(tmp_path: Path) -> None:
+    made = backend()
+    made.decoder = decoders.Metaspace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ArtifactError, match="decoder is Metaspace") as refused:
+        Tokenizer.load(tmp_path)
+    assert str(tmp_path / "tokenizer.json") in refused.value.message
+
+
 def test_gguf_tokenizers_that_cannot_be_served(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="its tokenizer is `llama`; only byte-level BPE"):
         Tokenizer.load(write_gguf(tmp_path / "a.gguf", model="llama"))

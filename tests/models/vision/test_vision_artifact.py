@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ X, Y = TensorSpec("x", "FP32", (3, -1, -1)), TensorSpec("y", "FP32", (2, -1, -1)
 
 
 def test_any_size_and_any_number_of_images_can_be_computed() -> None:
-    opened = open_dimensions(model(), signature(X, Y))
+    opened = open_dimensions(model(), signature(X, Y), Path("there.onnx"))
     session = onnxruntime.InferenceSession(opened.SerializeToString(), providers=["CPUExecutionProvider"])
     assert [item.name for item in session.get_inputs()] == ["x"]
     for shape in ((1, 3, 4, 4), (2, 3, 6, 8)):
@@ -59,6 +60,7 @@ def test_any_size_and_any_number_of_images_can_be_computed() -> None:
     ],
 )
 def test_what_the_file_does_not_allow_is_named(wrong: Signature, told: str) -> None:
-    with pytest.raises(ArtifactError, match=told):
-        open_dimensions(model(), wrong)
+    with pytest.raises(ArtifactError, match=told) as refused:
+        open_dimensions(model(), wrong, Path("there.onnx"))
+    assert refused.value.message.startswith("there.onnx: ")
     onnx.checker.check_model(model())
