@@ -8,10 +8,9 @@ gateway's.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import httptools
 import uvicorn
@@ -24,35 +23,13 @@ from router.gateway.auth import ADMITTED, CERTIFICATE
 from router.gateway.client import CONNECTION
 from router.gateway.connection_table import ConnectionTable
 from router.gateway.exchange import Exchange
+from router.gateway.head_refusals import MAX_HEAD_BYTES, MAX_TARGET_BYTES, HeadStatus, head_refusal
 from router.gateway.lingering import LingeringTransport
 from router.gateway.outbox import Outbox
 
-_MAX_HEAD_BYTES = 64 * 1024
-_MAX_TARGET_BYTES = 16 * 1024
 KEPT_FILES = 64
 """Of what this process may open, so many are no connection's: databases and engines that begin anew need them."""
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
-_COME_BACK = b"retry-after: 1\r\nretry-after-ms: 1000\r\n"
-
-_REFUSALS = {
-    400: b'{"error":{"message":"this is not an HTTP request","type":"invalid_request_error","param":null,'
-    b'"code":"invalid_request"}}',
-    408: b'{"error":{"message":"the request head did not arrive in time","type":"invalid_request_error",'
-    b'"param":null,"code":"request_timeout"}}',
-    414: b'{"error":{"message":"the path and query of the request are longer than 16384 bytes",'
-    b'"type":"invalid_request_error","param":null,"code":"uri_too_long"}}',
-    431: b'{"error":{"message":"the request head is larger than 65536 bytes","type":"invalid_request_error",'
-    b'"param":null,"code":"headers_too_large"}}',
-    503: b'{"error":{"message":"too many connections are open","type":"unavailable_error","param":null,'
-    b'"code":"unavailable"}}',
-}
-_REASONS = {
-    400: b"Bad Request",
-    408: b"Request Timeout",
-    414: b"URI Too Long",
-    431: b"Request Header Fields Too Large",
-    503: b"Service Unavailable",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +117,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_made(self._lingering)  # type: ignore[arg-type]  # it passes for one
         crowded = is_among_last(transport.get_extra_info("socket"), KEPT_FILES)
         if not self.config.table.opened(self, crowded=crowded):
-            self._refuse(503, _COME_BACK)
+            self._refuse(503)
         else:
             self._arm()
 
@@ -191,7 +168,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
         else:  # where a piece holds the ends of other requests before this head, it counts from the next piece on
             self._head_bytes = len(data) if self._heads_begun == 1 and between_requests else 0
-        if self._head_bytes > _MAX_HEAD_BYTES:
+        if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(self._too_large())
         elif self._head_timer is None:
             self._arm()
@@ -231,9 +208,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = self._head_begun = False
-        may_be_large, self._head_bytes = self._head_bytes + self._piece_bytes > _MAX_HEAD_BYTES, 0
+        may_be_large, self._head_bytes = self._head_bytes + self._piece_bytes > MAX_HEAD_BYTES, 0
         self._disarm()
-        if len(self.url) > _MAX_TARGET_BYTES or (may_be_large and self._is_large()):
+        if len(self.url) > MAX_TARGET_BYTES or (may_be_large and self._is_large()):
             self._refuse(self._too_large())
             raise _HeadRefused  # so that the parser stops: what follows belongs to nobody
         if not self.url.startswith(b"/"):
@@ -250,11 +227,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _is_large(self) -> bool:
         """Whether a head is too large that came in one piece, perhaps with others and a body."""
-        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > _MAX_HEAD_BYTES
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES
 
-    def _too_large(self) -> int:
+    def _too_large(self) -> Literal[414, 431]:
         """Say what is too large of a head: the target, or the fields that follow it."""
-        return 414 if len(self.url) > _MAX_TARGET_BYTES else 431
+        return 414 if len(self.url) > MAX_TARGET_BYTES else 431
 
     def _take_absolute_target(self) -> None:
         """`GET http://host/path`: that host stands for the `host` header, as RFC 9112 has it."""
@@ -325,23 +302,18 @@ class GuardedProtocol(HttpToolsProtocol):
     def make_room(self) -> None:
         """Close for others: a caller in the middle of a head hears why, an idle one finds the connection closed."""
         if self._head_begun:
-            self._refuse(503, _COME_BACK)
+            self._refuse(503)
         else:
             self._lingering.close_now()
 
     def _has_unread_body(self) -> bool:
         return self.cycle is not None and self.cycle.response_complete and self.cycle.more_body
 
-    def _refuse(self, status: int, headers: bytes = b"") -> None:
+    def _refuse(self, status: HeadStatus) -> None:
         """Answer what cannot be read, and close; the answers to what came before it go out whole."""
         if self.transport.is_closing() or self._refusal:
             return
-        body = _REFUSALS[status]
-        head = (
-            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
-            b"x-request-id: %s\r\n%s\r\n"
-        )
-        refusal = head % (status, _REASONS[status], len(body), uuid.uuid4().hex.encode(), headers) + body
+        refusal = head_refusal(status)
         if not self._answers_run():
             self._end_with(refusal, now=status == 503)  # too many are open as it is
         elif self._in_body_of_running():
