@@ -52,7 +52,7 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         state_dir: last good configuration, birth counter and outbox; default `$XDG_STATE_HOME/overspill/fleet`.
         telemetry_interval_s: mean distance of snapshots; each is jittered by ± 20 %.
         telemetry_qos: 0 sends when connected and forgets; 1 goes through the outbox and arrives at least once.
-        keepalive_s: a dead connection is noticed after 1.5 times this.
+        keepalive_s: a dead connection is noticed after 1.5 times this, and at once where the device left its network.
         session_expiry_s: how long the broker keeps commands for an absent device.
         will_delay_s: the broker announces a lost device after this, unless it is back before.
         reconnect_min_s, reconnect_max_s: back-off between connections, doubled each time and jittered.

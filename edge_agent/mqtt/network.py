@@ -12,8 +12,10 @@ from collections.abc import Callable
 from paho.mqtt import client as paho
 from paho.mqtt.enums import LogLevel, MQTTErrorCode
 
+from router.base.path import is_here, watch_over
+
 _IDLE_S = 1.0
-"""Longest sleep of the network thread: how late the keep-alive may be."""
+"""Longest sleep of the network thread: how late the keep-alive may be, and that this machine left its network."""
 
 
 class NetworkClient(paho.Client):
@@ -88,6 +90,8 @@ class NetworkClient(paho.Client):
             if not isinstance(now, socket.socket):
                 return
             connected: socket.socket = now
+            watch_over(connected)
+            local = connected.getsockname()
             selector.register(self._wake_reader, selectors.EVENT_READ)
             selector.register(connected, selectors.EVENT_READ)
             code = MQTTErrorCode.MQTT_ERR_SUCCESS
@@ -96,6 +100,8 @@ class NetworkClient(paho.Client):
                 selector.modify(connected, selectors.EVENT_READ | writing)
                 buffered = isinstance(connected, ssl.SSLSocket) and connected.pending() > 0
                 ready = {key.fileobj: events for key, events in selector.select(0 if buffered else timeout_s)}
+                if not is_here(local):
+                    raise OSError("this machine has left the network that it was connected by")
                 if self._wake_reader in ready:
                     self._wake_reader.recv(4096)
                 events = ready.get(connected, 0)

@@ -18,10 +18,10 @@ import msgspec
 
 from router.base.clock import Clock
 from router.base.errors import in_words
+from router.base.path import is_here, watch_over
 from router.base.shortage import is_among_last, own_shortage
 from router.base.timers import within
 from router.upstream.connection import Connection, TransportError
-from router.upstream.path import is_here, watch_over
 
 _SECOND_FAMILY_S = 0.25  # RFC 8305: how long an address of one family goes first
 _ADDRESSES_KEPT_S = 10.0

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from edge_agent.fleet.description import Description
 from edge_agent.fleet.session import FleetSession
 from edge_agent.mqtt.config import FleetConfig
 from router.fleetwire.documents import Snapshot
-from tests.support.fleet_rig import Broker, Spy
+from tests.support.fleet_rig import CONFIG, Broker, Spy
 from tests.support.paths import REPOSITORY
 from tests.support.waiting import PATIENCE_S, until
 
@@ -178,6 +183,44 @@ async def test_a_frozen_broker_never_holds_up_the_event_loop_or_the_shutdown(bro
         assert beside.most < 100, "the loop was held up"
     finally:
         broker.process.send_signal(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def address(given: str) -> Iterator[None]:
+    """An address of this machine's own while the block lasts."""
+    subprocess.run(["ip", "addr", "add", f"{given}/32", "dev", "lo"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["ip", "addr", "del", f"{given}/32", "dev", "lo"], check=True)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None, reason="only root changes addresses, with iproute2"
+)
+async def test_a_device_that_left_its_network_comes_back_without_waiting_for_its_keepalive(tmp_path: Path) -> None:
+    moved = "198.18.77.200"  # RFC 2544: kept for benchmarks
+    with Broker(tmp_path, CONFIG.replace("{port} 127.0.0.1", "{port}")) as broker:
+        running = session(broker.port, tmp_path, host=moved, keepalive_s=3600, reconnect_max_s=0.5)
+        async with contextlib.AsyncExitStack() as left:
+            with address(moved):
+                await left.enter_async_context(running)
+                await until(lambda: running.connected)
+            with structlog.testing.capture_logs() as told:
+                await until(lambda: not running.connected)
+                await until(lambda: told)
+            assert "left the network" in told[0]["reason"]
+            with address(moved):
+                await until(lambda: running.connected)
+
+
+async def test_the_kernel_watches_over_the_connection_to_the_broker(broker: Broker, tmp_path: Path) -> None:
+    async with session(broker.port, tmp_path) as running:
+        await until(lambda: running.connected)
+        assert running._connection is not None
+        sock = running._connection._client.socket()
+        assert isinstance(sock, socket.socket)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 
 
 async def test_a_site_full_of_devices_comes_back_after_the_broker_was_killed(broker: Broker, tmp_path: Path) -> None:

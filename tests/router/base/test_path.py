@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from router.upstream.path import is_here, watch_over
+from router.base.path import is_here, watch_over
 
 
 @pytest.mark.parametrize(
