@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from codecs import BOM_UTF8
 
 from router.base.errors import InvalidRequest
 from router.gateway.endpoint import RequestContext
@@ -13,7 +14,7 @@ _FORMS = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipar
 
 
 def plain_body(context: RequestContext, max_bytes: int) -> bytes:
-    """Return the body, decompressed if it came as gzip or deflate.
+    """Return the body, decompressed if it came as gzip or deflate, without the byte order mark of some editors.
 
     Raises:
         UnsupportedMedia: another encoding.
@@ -25,7 +26,7 @@ def plain_body(context: RequestContext, max_bytes: int) -> bytes:
     if not context.body:
         raise InvalidRequest("the request body is empty: send a JSON object")
     if encoding == "identity":
-        return context.body
+        return context.body.removeprefix(BOM_UTF8)
     if encoding not in {"gzip", "deflate"}:
         raise UnsupportedMedia(
             f"`content-encoding: {encoding[:40]}` is not read here: send gzip, deflate or a plain body",
@@ -47,7 +48,7 @@ def plain_body(context: RequestContext, max_bytes: int) -> bytes:
         )
     context.share.grow(len(context.body) + len(body))
     context.body = body  # from here on its size is that of the prompt, not of its packing
-    return body
+    return body.removeprefix(BOM_UTF8)
 
 
 def require_no_form(context: RequestContext) -> None:

@@ -25,6 +25,7 @@ _ROLES = {
 class _Part(msgspec.Struct, frozen=True):
     type: str
     text: str | None = None
+    refusal: str | None = None
     image_url: RawImage | str | None = None
     input_audio: RawSound | None = None
 
@@ -36,6 +37,7 @@ class RawMessage(msgspec.Struct, frozen=True):
     tool_calls: list[RawCall] | None = None
     tool_call_id: str | None = None
     function_call: RawCall.Called | None = None
+    refusal: str | None = None
     audio: Any = None
 
 
@@ -52,7 +54,7 @@ def message_of(raw: RawMessage, index: int) -> Message:
     if raw.audio:
         raise InvalidRequest(f"`{at}.audio` is not offered by this server: leave it out", param=f"{at}.audio")
     calls = _calls(raw, at)
-    if raw.content is None and not calls:
+    if raw.content is None and raw.role != "assistant":  # an answer that came to nothing comes back without any
         raise InvalidRequest(f"`{at}.content` is required", param=f"{at}.content")
     call_id = raw.tool_call_id or (raw.name or "" if raw.role == "function" else "")
     if _ROLES[raw.role] == "tool" and not call_id:
@@ -60,7 +62,8 @@ def message_of(raw: RawMessage, index: int) -> Message:
             f"`{at}.tool_call_id` is required: the id of the call that this answers", param=f"{at}.tool_call_id"
         )
     if raw.content is None or isinstance(raw.content, str):
-        return Message(_ROLES[raw.role], raw.content or "", calls, call_id)
+        refusal = raw.refusal if raw.role == "assistant" else None
+        return Message(_ROLES[raw.role], raw.content or refusal or "", calls, call_id)
     parts = tuple(_part(part, f"{at}.content[{i}]", raw.role) for i, part in enumerate(raw.content))
     texts = [part for part in parts if isinstance(part, str)]
     return Message(_ROLES[raw.role], "".join(texts), calls, call_id, () if len(texts) == len(parts) else parts)
@@ -83,9 +86,11 @@ def _part(part: _Part, at: str, role: str) -> str | MediaPart:
         return image_of(part.image_url, f"{at}.image_url")
     if part.type == "input_audio":
         return sound_of(part.input_audio, f"{at}.input_audio")
-    if part.type != "text":
+    words = {"text": part.text} | ({"refusal": part.refusal} if role == "assistant" else {})
+    if part.type not in words:
         known = "`text`, `image_url` and `input_audio`"
         raise InvalidRequest(f"`{at}`: `{part.type[:40]}` is not served: send parts of type {known}", param=at)
-    if part.text is None:
-        raise InvalidRequest(f"`{at}.text` is required", param=f"{at}.text")
-    return part.text
+    said = words[part.type]
+    if said is None:
+        raise InvalidRequest(f"`{at}.{part.type}` is required", param=f"{at}.{part.type}")
+    return said

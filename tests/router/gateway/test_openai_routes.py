@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import gzip
 import json
 import socket
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import httpx
@@ -272,6 +273,13 @@ def test_compressed_bodies_are_read(http: httpx.Client, server: Server) -> None:
     reply = http.post(CHAT, content=packed, headers={"content-encoding": "gzip"})
     assert reply.json()["choices"][0]["message"]["content"].startswith("zipped")
     assert server.dispatcher.requests[0].prompt_bytes == len(plain) > 5 * len(packed), "the prompt, not its packing"
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_the_byte_order_mark_of_an_editor_is_passed_over(http: httpx.Client, pack: Callable[[bytes], bytes]) -> None:
+    sent = pack(codecs.BOM_UTF8 + json.dumps(body("say marked")).encode())
+    reply = http.post(CHAT, content=sent, headers={"content-encoding": "identity" if pack is bytes else "gzip"})
+    assert reply.json()["choices"][0]["message"]["content"].startswith("marked")
 
 
 def test_a_continuation_is_taken_apart(http: httpx.Client, server: Server) -> None:

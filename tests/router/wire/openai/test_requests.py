@@ -107,6 +107,24 @@ def test_text_parts_are_joined_and_developer_is_system() -> None:
     assert call.prompt == ChatPrompt((Message("system", "x"), Message("user", "ab")))
 
 
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        ({}, ""),
+        ({"content": None}, ""),
+        ({"content": None, "reasoning_content": "hm"}, ""),
+        ({"content": None, "refusal": "I cannot."}, "I cannot."),
+        ({"content": "", "refusal": "I cannot."}, "I cannot."),
+        ({"content": "Paris", "refusal": None}, "Paris"),
+        ({"content": [{"type": "text", "text": "No: "}, {"type": "refusal", "refusal": "I cannot."}]}, "No: I cannot."),
+    ],
+)
+def test_turns_of_the_assistant_come_back_as_servers_tell_them(said: dict[str, object], content: str) -> None:
+    prompt = chat(messages=[*HELLO, {"role": "assistant", **said}, *HELLO]).prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[1] == Message("assistant", content)
+
+
 def test_prompts_of_completions() -> None:
     assert completion(prompt="a").prompt == TextPrompt("a")
     assert completion(prompt=["a"]).prompt == TextPrompt("a")
@@ -148,6 +166,9 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
     ({"messages": [{"role": 3, "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None, "refusal": "x"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]}, "messages[0].content[0].refusal"),
     ({"messages": [*HELLO, {"role": "user", "content": 3}]}, "messages[1].content"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "messages[0].content[0].text"),
