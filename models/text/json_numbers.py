@@ -3,6 +3,9 @@
 Less in decimals is not less as a double: -15.0000000000000005 is below -15, and read as -15. Two decimals of at most
 15 digits are never read as one double, so under a bound that itself is excluded numbers get fewer decimals than that.
 And where zero is excluded, llguidance lets it through below one: so the bound is the least number beside it.
+
+Integers that nobody bounds stay within those that doubles tell apart, as RFC 8259 (section 6) has them for JSON that
+many may read: a small model that has begun with digits writes them until its answer is cut.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from models.text.json_schemas import Schema, rewritten
+from models.text.json_schemas import Schema, narrowed, rewritten
 
 _SURE_DIGITS = 15
 _MOST_DECIMALS = 10
@@ -65,6 +68,24 @@ def _bounded(schema: Schema) -> Schema:
             del found[exclusive]
             _tighten(found, inclusive, math.copysign(least, inwards), inwards)
     return schema if found == schema else found
+
+
+def within_doubles(schema: Any) -> Any:
+    """Return a schema whose integers all have bounds; the very same object where they had, or schemas are combined."""
+    return narrowed(schema, _whole_within_doubles)
+
+
+def _whole_within_doubles(schema: Schema) -> Schema:
+    kinds = schema.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if "integer" not in kinds or "number" in kinds or {"const", "enum"} & schema.keys():
+        return schema
+    found = dict(schema)
+    for exclusive, inclusive, inwards in _EXCLUSIVE:
+        most = math.copysign(_EXACT - 1, -inwards)
+        if _number(schema.get(exclusive)) is None and _number(schema.get(inclusive)) is None:
+            found[inclusive] = int(most)
+    return schema if found == schema or _room(found) < 1 else found
 
 
 def _tighten(schema: Schema, name: str, bound: float, inwards: float) -> None:

@@ -1,4 +1,4 @@
-"""JSON schemas as trees: which keywords hold schemas, how each is changed, and what a reference leads to."""
+"""JSON schemas as trees: which keywords hold schemas, how each is changed or narrowed, and where a reference leads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ Schema = dict[str, Any]
 
 LEVELS = 64
 """Schemas that nest deeper are compiled by nobody: see `models.text.grammar.MAX_DEPTH`."""
+_COMBINING = frozenset({"properties", "$ref", "allOf", "anyOf", "oneOf"})
+_APART = frozenset({"not", "if", "dependentSchemas"})
 _LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _SINGLE = frozenset({"items", "additionalProperties", "contains", "not", "if", "then", "else", "additionalItems"})
@@ -27,6 +29,25 @@ def rewritten(schema: Any, change: Callable[[Schema], Schema], levels: int = LEV
     found = change(parts)
     same = found is parts and all(parts[name] is part for name, part in schema.items())
     return schema if same else found
+
+
+def narrowed(schema: Any, change: Callable[[Schema], Schema]) -> Any:
+    """Return a schema after `change` has narrowed each one in it; the very same object where none changed.
+
+    Where schemas are combined, what one of them does not say another may, and of alternatives that exclude each other
+    (`oneOf`) a narrowed one may match what a wider one matches too: such a schema stays as it is, all of it.
+    """
+    combined: list[Schema] = []
+
+    def look(part: Schema) -> Schema:
+        several = isinstance(part.get("allOf"), list) and len(part["allOf"]) > 1
+        vague = "oneOf" in part and not _told_apart(part["oneOf"], schema)
+        if several or vague or len(_COMBINING & part.keys()) > 1 or _APART & part.keys():
+            combined.append(part)
+        return part
+
+    rewritten(schema, look)
+    return schema if combined else rewritten(schema, change)
 
 
 def _inside(name: str, part: Any, change: Callable[[Schema], Schema], levels: int) -> Any:
@@ -49,4 +70,31 @@ def resolved(schema: Any, root: Any) -> Any:
     found = root
     for name in str(schema["$ref"]).removeprefix("#/").split("/"):
         found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def _told_apart(alternatives: Any, root: Any) -> bool:
+    """Whether objects are told apart by a property that each alternative requires, with values of its own."""
+    if not isinstance(alternatives, list):
+        return False
+    values = [_required_values(resolved(one, root)) for one in alternatives]
+    shared = set.intersection(*(set(one) for one in values)) if values else set()
+    return any(
+        sum(len(one[name]) for one in values) == len({v for one in values for v in one[name]}) for name in shared
+    )
+
+
+def _required_values(schema: Any) -> dict[str, set[str]]:
+    """Return the texts that each required property of an object may have, of those that have only a few."""
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        return {}
+    named, required = schema.get("properties"), schema.get("required")
+    if not isinstance(named, dict) or not isinstance(required, list):
+        return {}
+    found = {}
+    for name in required:
+        part = named.get(name) if isinstance(name, str) else None
+        allowed = ([part["const"]] if "const" in part else part.get("enum")) if isinstance(part, dict) else None
+        if isinstance(allowed, list) and allowed and all(isinstance(value, str) for value in allowed):
+            found[name] = set(allowed)
     return found

@@ -234,3 +234,21 @@ def test_several_threads_may_ask_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+@pytest.mark.parametrize(
+    ("indent", "separators"), [(None, None), (None, (",", ":")), (2, None), ("\t", None), (8, None)]
+)
+@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
+def test_json_may_be_written_as_people_do(
+    indent: int | str | None, separators: tuple[str, str] | None, line_break: str
+) -> None:
+    text = json.dumps({"name": "Ada", "ages": [1, 2]}, indent=indent, separators=separators)
+    matcher = GRAMMARS.matcher(of_schema(SCHEMA), text.replace("\n", line_break))
+    assert matcher.complete or EOS in allowed_by(matcher)
+
+
+@pytest.mark.parametrize("space", ["  ", "\n\n", " \n", "\t", "\n \t", "\n\t ", "\n" + " " * 65])
+def test_there_is_no_room_for_space_that_says_nothing(space: str) -> None:
+    with pytest.raises(InvalidRequest, match="does not match"):
+        GRAMMARS.matcher(of_schema(SCHEMA), f'{{{space}"name"')

@@ -163,3 +163,21 @@ def test_bounds_are_found_wherever_a_schema_stands(around: Any) -> None:
     before = json.dumps(schema)
     assert '"multipleOf": 1e-10' in json.dumps(as_doubles(schema))
     assert json.dumps(schema) == before, "the caller's own is not changed"
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        ({"type": "integer"}, ["0", "-7", "9007199254740991", "-9007199254740991"], ["9007199254740992", "1" * 40]),
+        ({"type": ["integer", "null"]}, ["null", "12"], ["1" * 40]),
+        ({"type": "integer", "minimum": 0}, ["0", "9007199254740991"], ["-1", "1" * 40]),
+        ({"type": "integer", "multipleOf": 5}, ["0", "-5", "9007199254740990"], ["1", "5" * 40]),
+        ({"type": "integer", "minimum": 2**60, "maximum": 2**62}, [str(2**60), str(2**62)], ["0"]),
+        ({"type": "integer", "enum": [10**17, 1]}, [str(10**17)], ["2"]),
+        ({"type": "number"}, ["1" * 40, "0.5"], ["x"]),
+        ({"type": "integer", "allOf": [{"minimum": 2**60}, {"maximum": 2**61}]}, [str(2**60)], ["0"]),
+    ],
+)
+def test_integers_end(schema: dict[str, Any], taken: list[str], refused: list[str]) -> None:
+    assert all(lets_through(schema, text) for text in taken)
+    assert not any(lets_through(schema, text) for text in refused)
