@@ -164,9 +164,9 @@ class Directory:
 
 
 def _stamp(path: Path) -> Stamp:
-    """What changes when a file does: which one it is, when it was written, its size."""
+    """What changes when a file does: which one it is, when it or who may read it was changed, its size."""
     found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_ino, found.st_ctime_ns, found.st_size
 
 
 def _read_settled(path: Path) -> tuple[Stamp, bytes] | None:

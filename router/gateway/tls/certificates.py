@@ -97,14 +97,14 @@ class ServerCertificates:
         return context, files
 
     def _look(self) -> Stamp:
-        """Return what changes when a file does; a secret volume swaps a link, so links are followed."""
+        """Return what changes with a file and who may read it; a secret volume swaps a link, so links are followed."""
         found = []
         for name in (self._settings.cert_file, self._settings.key_file, self._settings.client_ca_file):
             try:
                 stat = Path(name).stat() if name else None
             except OSError:
                 stat = None
-            found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino) if stat is not None else (0, 0, 0))
+            found.append((stat.st_ctime_ns, stat.st_size, stat.st_ino) if stat is not None else (0, 0, 0))
         return tuple(found)
 
     def _take_current(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:  # noqa: ARG002

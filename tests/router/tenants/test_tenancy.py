@@ -7,6 +7,7 @@ import base64
 import contextlib
 import dataclasses
 import hashlib
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -251,6 +252,10 @@ def _remove(path: Path) -> None:
     path.unlink()
 
 
+def _shut(path: Path) -> None:
+    path.chmod(0)
+
+
 async def test_keys_come_and_go_without_a_restart_and_a_broken_file_changes_nothing(keys: Path) -> None:
     first = add_key(keys, NewKey("acme"), {})
     async with House(keys).open() as house:
@@ -321,6 +326,19 @@ async def test_a_file_that_is_empty_at_the_start_lets_nobody_in_until_it_gets_a_
         await house.tenancy.directory.refresh(keys)
         assert (await house.ask(key)).status_code == 200
         assert not any("nobody is let in" in notice for notice in house.tenancy.notices())
+
+
+async def test_a_file_that_may_not_be_read_any_more_is_told_before_a_restart_needs_it(keys: Path) -> None:
+    add_key(keys, NewKey("acme"), {})
+    directory = Directory(path=keys)
+    directory.load()
+    before = directory.reloads
+    _shut(keys)
+    await directory.refresh(keys)
+    if os.geteuid() == 0:  # who may read everything
+        assert directory.reloads > before
+    else:
+        assert "Permission denied" in directory.fault
 
 
 async def test_a_change_is_seen_by_itself_and_a_signal_is_quicker(keys: Path) -> None:
