@@ -77,16 +77,16 @@ def _candidates(
         if asked is None:
             asked = by_window[window] = _asked_within(pending, info.context_tokens)
         demand, window_cap = asked
-        if telling and info.replica_id in telling:
-            cached = affinity.expected_cached(request, info.replica_id)
+        if telling and view.name in telling:
+            cached = affinity.expected_cached(request, view.name)
             demand = msgspec.structs.replace(demand, cached_tokens=cached)
         state = view.state
         if state is None or not state.holds(now_s):
             state = view.state = latency.state(view.snapshot, view.link, view.mine, view.siblings, now_s)
-        ahead = ahead_of(info.replica_id, priority) if lined_up else 0
+        ahead = ahead_of(view.name, priority) if lined_up else 0
         slots, occupied = view.slots or 1, view.occupied
         room_tokens = view.kv_room
-        kv_short = room_tokens is not None and _is_short(room_tokens, info.replica_id, pending, pool)
+        kv_short = room_tokens is not None and _is_short(room_tokens, view.name, pending, pool)
         prediction = latency.predict_on(state, demand, 0 if view.room else ahead, now_s, full=kv_short)
         if brief:
             prediction = _of_call(prediction, view, demand)
@@ -95,7 +95,7 @@ def _candidates(
                 info,
                 prediction,
                 window_cap,
-                session == info.replica_id,
+                session == view.name,
                 0.0 if free and not view.metered else _price(request, view, settings.prices, demand.answer_tokens),
                 occupied == 0,
                 slots,

@@ -45,12 +45,12 @@ def eligible(
     """
     request, objective, views = pending.request, pending.request.objective, pool.views
     needed, least_quality = pending.needed_tokens(pool.settings), objective.min_quality
-    plain = not (
-        request.task is not Task.GENERATE
-        or pool.locality is not Locality.ANY
-        or objective.locality is not Locality.ANY
-        or request.wants
-        or pending.failed
+    plain = (
+        request.task is Task.GENERATE
+        and pool.locality is Locality.ANY
+        and objective.locality is Locality.ANY
+        and not request.wants
+        and not pending.failed
     )
     suits_all = plain and needed <= served.least_context_tokens and least_quality <= served.least_quality
     found: list[ReplicaView] = []

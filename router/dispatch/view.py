@@ -18,6 +18,7 @@ class ReplicaView:
     """One replica as it stands now, shared by the decisions of one moment.
 
     Attributes:
+        name: its id, at hand for each decision.
         mine: what this tier has sent there.
         own: its sequences.
         load: for the decision record.
@@ -44,6 +45,7 @@ class ReplicaView:
         "load",
         "metered",
         "mine",
+        "name",
         "occupied",
         "open_to_all",
         "own",
@@ -61,6 +63,7 @@ class ReplicaView:
     ) -> None:
         self.replica = replica
         self.info = snapshot.info
+        self.name = snapshot.info.replica_id
         self.snapshot = snapshot
         self.link = link
         self.mine = mine
