@@ -106,9 +106,19 @@ class ModelNotFound(InvalidRequest):
     code = "model_not_found"
 
     @classmethod
-    def of(cls, model: str, known: Iterable[str]) -> ModelNotFound:
-        """Return the error for a model that is not among `known`, the names that may be asked for."""
-        names = sorted(known)
+    def of(cls, model: str, known: Iterable[str], patterns: Iterable[str] = ()) -> ModelNotFound:
+        """Return the error for a model that is not among `known`, the names that may be asked for.
+
+        Args:
+            patterns: of the names that the caller's tenant may use, where not all are.
+        """
+        names, allowed = sorted(known), ", ".join(f"`{pattern}`" for pattern in patterns)
+        if allowed and not names:
+            return cls(
+                f"`model`: `{model}` is not served to this key: its tenant may use {allowed}, and no such model is "
+                "served here",
+                param="model",
+            )
         close = difflib.get_close_matches(model, names, n=1)
         hint = f"; did you mean `{close[0]}`?" if close else ""
         served = ", ".join(names) or "none yet"

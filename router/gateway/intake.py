@@ -283,7 +283,9 @@ class Intake:
     def not_served(self, context: RequestContext, model: str, known: Iterable[str]) -> OverspillError:
         """Return the error for a model that nobody serves who is known here, or that is not for this caller to know."""
         served = [name for name in known if context.caller.may_use(name)]
-        return self._perhaps_later(ModelNotFound.of(model, served), self._unreached(context))
+        tenant = context.caller.tenant
+        patterns = () if tenant is None else tenant.limits.models
+        return self._perhaps_later(ModelNotFound.of(model, served, patterns), self._unreached(context))
 
     def _unreached(self, context: RequestContext) -> str:
         anything = Objective(deadline_s=math.inf)  # the deadline of a late value may stand in the body

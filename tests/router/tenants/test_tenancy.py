@@ -197,7 +197,8 @@ async def test_models_that_are_not_a_tenants_are_not_there_for_it(keys: Path) ->
     assert [reply.status_code for reply in (hidden, shown, one, pinned)] == [404, 404, 404, 200]
     for reply in (hidden, shown, one):
         assert "tiny-int8, " not in reply.text
-        assert "these are: none yet" in reply.text
+        assert "none yet" not in reply.text
+        assert "may use `large*`, and no such model is served here" in reply.text
 
 
 async def test_probes_tell_load_to_those_let_in_and_of_models_what_they_may_see(keys: Path) -> None:
