@@ -69,14 +69,14 @@ def _candidates(
     free, telling, priority = settings.prices is FREE, affinity.telling, objective.priority
     whole_tokens, lined_up = pending.whole_tokens, pool.lined_up
     candidates: list[Candidate] = []
-    by_window: dict[float, tuple[Demand, int | None]] = {}
+    by_window: dict[float, tuple[Demand, int | None, int]] = {}
     for view in views:
         info = view.info
         window = min(whole_tokens, info.context_tokens)
         asked = by_window.get(window)
         if asked is None:
             asked = by_window[window] = _asked_within(pending, info.context_tokens)
-        demand, window_cap = asked
+        demand, window_cap, longest_answer = asked
         if telling and view.name in telling:
             cached = affinity.expected_cached(request, view.name)
             demand = msgspec.structs.replace(demand, cached_tokens=cached)
@@ -103,11 +103,12 @@ def _candidates(
                 view.peak_latency_s,
                 view.favoured,
                 kv_short,
+                longest_answer,
             )
         )
     if len(by_window) > 1:
         candidates = _least_cut(pending, candidates, rejections)
-    return candidates, max([demand.answer_tokens for demand, _ in by_window.values()], default=0)
+    return candidates, max([demand.answer_tokens for demand, _, _ in by_window.values()], default=0)
 
 
 def _least_cut(pending: PendingRequest, candidates: list[Candidate], rejections: list[Rejection]) -> list[Candidate]:
@@ -137,14 +138,18 @@ def _of_call(prediction: Prediction, view: ReplicaView, demand: Demand) -> Predi
     )
 
 
-def _asked_within(pending: PendingRequest, context_tokens: int) -> tuple[Demand, int | None]:
-    """Return what a request asks of replicas with that window, and the longest answer where that is less than asked."""
+def _asked_within(pending: PendingRequest, context_tokens: int) -> tuple[Demand, int | None, int]:
+    """Return what a request asks of replicas with that window, and how long an answer that window leaves.
+
+    That length is told twice: first for those who asked for more, None for all others.
+    """
     request, left_tokens = pending.request, pending.left_tokens
     room = context_tokens - pending.least_prompt_tokens
     expected, longest = pending.expected_tokens(context_tokens), pending.longest_tokens(context_tokens)
     cut = left_tokens is not None and left_tokens > room
     demand = Demand(request.prompt_tokens, expected, request.prompt_bytes, 0, longest)
-    return demand, room + request.continuation_tokens if cut else None
+    longest_answer = room + request.continuation_tokens
+    return demand, longest_answer if cut else None, longest_answer
 
 
 def _is_short(room_tokens: int, name: str, pending: PendingRequest, pool: Pool) -> bool:
@@ -174,7 +179,7 @@ def _sides(model: str, candidates: list[Candidate], rejections: list[Rejection],
 def _situation(
     pending: PendingRequest, pool: Pool, candidates: list[Candidate], sides: Sides, answer_tokens: int
 ) -> Situation:
-    request, settings, signals = pending.request, pool.settings, pool.signals
+    request, settings, signals, length = pending.request, pool.settings, pool.signals, pending.length.curve
     begun = request.continuation_tokens > 0
     objective = request.objective
     promised = objective.ttft_s is not None
@@ -199,9 +204,10 @@ def _situation(
         local_down=sides.local_down,
         remote_down=sides.remote_down,
         settings=settings,
-        length=pending.length.curve,
+        length=length,
         now_s=pool.now_s,
         waiting=pool.waiting,
+        longest_answer=min(max([candidate.longest_answer for candidate in candidates]), length.cap),
         arrivals_per_s=signals.what_if.arrivals_per_s(candidates[0].info.family, pool.now_s),
         caller_excess=signals.shares.excess(request.caller, pool.now_s) if settings.fairness.callers else 1.0,
     )

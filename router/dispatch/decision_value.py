@@ -141,6 +141,10 @@ def _misses(candidate: Candidate, situation: Situation, answer_tokens: int) -> d
     if objective.deadline_s is not None and finish_s > objective.deadline_s:
         figures = f"{answer_tokens} tokens finished within {_ms(finish_s):.0f} ms (p90)"
         missed["deadline"] = f"{figures}, asked for {_ms(objective.deadline_s):.0f} ms"
+    whole_tokens = situation.emitted_tokens + answer_tokens
+    if candidate.longest_answer < whole_tokens:
+        fit = f"{candidate.longest_answer:.0f} tokens of an answer fit its window"
+        missed["window"] = f"{fit}, {whole_tokens} are expected"
     return missed
 
 

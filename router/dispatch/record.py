@@ -64,6 +64,7 @@ NOT_CHOSEN = {
     "ttft": "its first token is predicted too late",
     "tpot": "it is predicted to be too slow between tokens",
     "deadline": "its last token is predicted too late",
+    "window": "its window is predicted to cut the answer",
     "smaller": "a better rung keeps the objective",
     "remote": "the device keeps the objective",
     "ranked-lower": "the policy prefers the chosen one",

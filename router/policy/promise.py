@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from router.policy.worth import FLOOR, deadline_chance
+from router.policy.worth import FLOOR, deadline_chance, whole_chance
 from router.values.choice import Choice, Hopeless
 from router.values.situation import Candidate, Situation
 
@@ -20,8 +20,13 @@ _UNFORCED = {"device-first", "best-quality"}
 
 
 def keeps(candidate: Candidate, situation: Situation) -> bool:
-    """Whether the upper predictions of TTFT, TPOT and finish lie inside the objective, for an answer as expected."""
+    """Whether the upper predictions of TTFT, TPOT and finish lie inside the objective, for an answer as expected.
+
+    Its context window has to hold that answer, too.
+    """
     prediction, objective = candidate.prediction, situation.objective
+    if candidate.longest_answer < situation.emitted_tokens + wanted_tokens(situation):
+        return False
     if objective.ttft_s is not None and situation.waited_s + prediction.ttft_high_s > objective.ttft_s:
         return False
     if objective.tpot_s is not None and prediction.tpot_high_s > objective.tpot_s:
@@ -164,11 +169,10 @@ def late_or_hopeless(situation: Situation) -> Choice | Hopeless:
 
 
 def _chance(candidate: Candidate, situation: Situation, wait_s: float) -> float:
-    """P(the deadline is kept), were the request to begin in `wait_s` seconds; 1 without a deadline."""
-    if situation.objective.deadline_s is None:
-        return 1.0
+    """P(the answer is whole before its deadline, if it has one), were the request to begin in `wait_s` seconds."""
     elapsed_s = situation.waited_s + wait_s + candidate.prediction.network_s
-    return deadline_chance(candidate.prediction, situation, elapsed_s, candidate.prediction.tpot_s)
+    in_time = deadline_chance(candidate.prediction, situation, elapsed_s, candidate.prediction.tpot_s)
+    return min(in_time, whole_chance(candidate, situation))
 
 
 def backlog_s(situation: Situation) -> float:

@@ -10,8 +10,10 @@ integrated at three points (Gauss-Hermite quadrature):
     P(deadline) = Σ w_z F(1 + (time left − network − z · prefill) / (z · pace))
     P(TTFT)     = Φ(ln((TTFT left − network) / prefill) / σ_ttft)
     P(TPOT)     = Φ(ln(TPOT / pace) / σ_pace)
+    P(window)   = F(tokens that its context window leaves), 1 where no other candidate's leaves more
 
-A value that falls linearly until `late_s` after the deadline is the mean of P over the deadlines between.
+Deadline and window bound the same length, so the smaller of their chances counts; the others are multiplied. A value
+that falls linearly until `late_s` after the deadline is the mean of P over the deadlines between.
 """
 
 # ruff: noqa: PLR1730, FURB136 - done for every candidate of every decision, where each call of `max` counts
@@ -141,7 +143,7 @@ def worths_of(candidates: Sequence[Candidate], situation: Situation, *, wait_s: 
     deadline_s, late_s, tpot_s = objective.deadline_s, objective.late_s, objective.tpot_s
     ttft_s = objective.ttft_s if situation.ttft_promised or deadline_s is None else None
     waited_s, whole_tokens, mixing_cost = situation.waited_s, length.expected(), situation.settings.mixing_cost
-    judged = []
+    longest_answer, judged = situation.longest_answer, []
     for candidate in candidates:
         prediction = candidate.prediction
         prefill_s, pace_s, tokens, kept = prediction.prefill_s, expected_pace_s(candidate), whole_tokens, 1.0
@@ -155,6 +157,9 @@ def worths_of(candidates: Sequence[Candidate], situation: Situation, *, wait_s: 
                 kept = _fits(length, deadline_s - elapsed_s, prefill_s, pace_s, prediction.pace_log_sigma)
             else:
                 kept = deadline_chance(prediction, situation, elapsed_s, pace_s)
+        if candidate.longest_answer < longest_answer:
+            kept = min(kept, whole_chance(candidate, situation))
+            tokens = min(tokens, length.expected(candidate.longest_answer))
         if ttft_s is not None:
             in_time = _phi_log(ttft_s - elapsed_s, prefill_s, prediction.ttft_log_sigma)
             kept *= in_time if situation.ttft_promised else _UNASKED_LATE + (1.0 - _UNASKED_LATE) * in_time
@@ -213,6 +218,14 @@ def expected_pace_s(candidate: Candidate) -> float:
     tpot_s = prediction.tpot_s
     joined_s = (1.0 - _JOINED) * tpot_s + _JOINED * (prediction.token_device_s * candidate.slots)
     return joined_s if joined_s > tpot_s else tpot_s
+
+
+def whole_chance(candidate: Candidate, situation: Situation) -> float:
+    """P(its window does not cut the answer), 1 where no other candidate's window leaves more."""
+    most_tokens, emitted, length = candidate.longest_answer, situation.emitted_tokens, situation.length
+    if most_tokens >= situation.longest_answer:
+        return 1.0
+    return length.left_within(emitted, most_tokens - emitted) if emitted else length.within(most_tokens)
 
 
 def deadline_chance(prediction: Prediction, situation: Situation, elapsed_s: float, pace_s: float) -> float:

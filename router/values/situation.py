@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from router.base.structs import FrozenStruct
@@ -27,6 +28,7 @@ class Candidate(FrozenStruct, frozen=True):
         peak_latency_s: peak-sensitive average of its response times.
         favoured: its device had better run this rung than another; two side by side slow each other.
         kv_short: its KV cache has no room for the prompt and the least answer now.
+        longest_answer: in tokens, that its context window leaves.
     """
 
     info: ReplicaInfo
@@ -40,6 +42,7 @@ class Candidate(FrozenStruct, frozen=True):
     peak_latency_s: float = 0.0
     favoured: bool = True
     kv_short: bool = False
+    longest_answer: float = math.inf
 
 
 class Situation(FrozenStruct, frozen=True):
@@ -50,6 +53,7 @@ class Situation(FrozenStruct, frozen=True):
         ttft_promised: the caller asked for the TTFT itself, rather than getting the tier's default.
         now_s: on the tier's clock.
         waiting: requests in the tier's queue.
+        longest_answer: in tokens, that the caller's cap and any candidate's window leave: no answer becomes longer.
         arrivals_per_s: newcomers lately; 0 before a few came, and where no device has a choice of rungs.
         caller_excess: how many times its equal share of device time the caller took lately.
         waited_s: accepted → now.
@@ -88,6 +92,7 @@ class Situation(FrozenStruct, frozen=True):
     waiting: int = 0
     caller_excess: float = 1.0
     arrivals_per_s: float = 0.0
+    longest_answer: float = math.inf
 
     @property
     def calm(self) -> bool:

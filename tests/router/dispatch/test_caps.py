@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 
 import orjson
 import pytest
 
 from router.values.chunk import FinishReason, TokenChunk
+from router.values.replica import SpeedPrior
 from router.values.request import InferenceRequest
 from tests.support.router_fakes import request, word, world
 
@@ -75,6 +77,20 @@ async def test_without_a_cap_the_window_is_the_cap() -> None:
         chunks = await w.clock.run(read(w, request(w.clock, prompt_tokens=2000, model="tiny-int8")))
         assert sum(chunk.tokens for chunk in chunks) == 2048 - 2000
         assert lying.closed
+
+
+@pytest.mark.parametrize("policy", ["slo-utility", "quality-in-objective", "local-first"])
+@pytest.mark.parametrize("wish", [{}, {"deadline_s": 20.0}, {"ttft_s": 9.0, "tpot_s": 1.0}])
+async def test_without_a_cap_it_goes_where_the_window_holds_the_answer(policy: str, wish: dict[str, float]) -> None:
+    async with world(policy=policy) as w:
+        w.local.info = replace(w.local.info, prior=SpeedPrior(20_000.0, 200.0, 0.1, "test"))
+        for prompt_tokens, servers in ((200, [1, 0, 0]), (2040, [1, 0, 1])):
+            chunks = await w.clock.run(read(w, request(w.clock, prompt_tokens=prompt_tokens, **wish)))
+            assert [len(replica.sent) for replica in (w.local, w.small, w.cloud)] == servers
+            assert sum(chunk.tokens for chunk in chunks) == w.cloud.answer_tokens > 2048 - 2040
+    async with world(policy=policy, remote=False) as w:
+        chunks = await w.clock.run(read(w, request(w.clock, prompt_tokens=2040, **wish)))
+        assert sum(chunk.tokens for chunk in chunks) == 2048 - 2040, "rather cut than not at all"
 
 
 @pytest.mark.parametrize("reason", FinishReason)

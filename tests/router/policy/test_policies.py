@@ -247,6 +247,19 @@ def test_a_tpot_is_kept_by_the_upper_figure():
         assert (code == "tpot", "24.0 ms a token (p90)" in why) == (not kept, not kept)
 
 
+@pytest.mark.parametrize("name", [DEFAULT, "local-first", "slo-utility"])
+@pytest.mark.parametrize("objective", [Objective(ttft_s=3.0), Objective(deadline_s=9.0)])
+def test_a_device_whose_window_would_cut_the_answer_leaves_it_to_one_that_holds_it(name, objective):
+    narrow = msgspec.structs.replace(LOCAL, longest_answer=20)
+    wide = msgspec.structs.replace(CLOUD, longest_answer=6000)
+    case = situation(narrow, wide, objective=objective, longest_answer=6000)
+    assert decide(name, case).candidate is wide
+    assert why_not(narrow, wide, case) == ("window", "20 tokens of an answer fit its window, 50 are expected")
+    room = msgspec.structs.replace(LOCAL, longest_answer=50)
+    assert decide(name, situation(room, wide, objective=objective, longest_answer=6000)).candidate is room
+    assert decide(name, situation(narrow, objective=objective, longest_answer=20)).candidate is narrow, "rather cut"
+
+
 def test_why_not_never_blames_what_the_chosen_one_misses_too():
     """Of two rungs that miss the default TTFT the better one is served late: the other is smaller, and not too slow."""
     slow, sooner = candidate("fp32", remote=True, ttft_s=5.0), candidate("pruned-fp32", remote=True, ttft_s=2.6)

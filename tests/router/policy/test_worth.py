@@ -17,6 +17,7 @@ from router.policy.worth import (
     expected_pace_s,
     latest_starts_s,
     offers_of,
+    whole_chance,
     worth_of,
     worths_of,
 )
@@ -178,6 +179,30 @@ def test_the_pace_counts_those_who_will_join() -> None:
     assert expected_pace_s(alone) == pytest.approx(0.02)
     joined = msgspec.structs.replace(alone, slots=12)
     assert expected_pace_s(joined) == pytest.approx(0.5 * 0.02 + 0.5 * 0.06)
+
+
+@pytest.mark.parametrize("objective", [Objective(), Objective(deadline_s=30.0), Objective(tpot_s=9.0)])
+@pytest.mark.parametrize("room", [1, 40, 150, 600])
+def test_a_window_keeps_what_it_holds_whole_where_another_holds_more(objective: Objective, room: int) -> None:
+    narrow, wide = candidate(longest_answer=room), candidate(longest_answer=12_000)
+    case = situation(narrow, objective=objective, candidates=(narrow, wide), longest_answer=12_000)
+    lengths = np.random.default_rng(5).lognormal(math.log(MEDIAN), SPREAD, DRAWS)
+    assert worth_of(narrow, case).kept == pytest.approx((lengths <= room).mean(), abs=0.02)
+    assert worth_of(wide, case).kept > 0.98
+    assert worth_of(narrow, case).cost_s < worth_of(wide, case).cost_s, "an answer that is cut takes no more than that"
+
+
+def test_what_every_window_cuts_is_no_reason_against_any() -> None:
+    narrow = candidate(longest_answer=6)
+    assert worth_of(narrow, situation(narrow, longest_answer=6)).kept == 1.0
+
+
+def test_of_an_answer_that_goes_on_the_rest_has_to_fit() -> None:
+    narrow = candidate(longest_answer=300)
+    case = situation(narrow, longest_answer=9_000)
+    begun = situation(narrow, longest_answer=9_000, emitted_tokens=250)
+    rest = CURVE.left_within(250, 50)
+    assert whole_chance(narrow, begun) == rest < whole_chance(narrow, case) == CURVE.within(300)
 
 
 def test_what_candidates_share_is_looked_up_once_and_changes_no_figure() -> None:
