@@ -33,18 +33,18 @@ class BriefEncoder:
         self._whole = EventEncoder(head, include_usage=False, running_usage=True, calls=calls)
         self._chat = head.chat
         self._calls = calls
-        self._known_tokens: int | None = None
-        """What the reader has counted; None before the first event."""
+        self._known: Usage | None = None
+        """What the reader knows; None before the first event."""
 
     def start(self, usage: Usage) -> bytes:
         """The event that names the role; nothing for text completions."""
         if self._chat:
-            self._known_tokens = usage.completion_tokens
+            self._known = usage
         return self._whole.start(usage)
 
     def text(self, text: str, usage: Usage, logprobs: Mapping[str, object] | None = None) -> bytes:
-        if logprobs is not None or self._known_tokens is None:
-            self._known_tokens = usage.completion_tokens
+        if logprobs is not None or self._known is None:
+            self._known = usage
             return self._whole.text(text, usage, logprobs)
         if self._calls is None:
             return self._counted(_TEXT + orjson.dumps(text), 1, usage)
@@ -68,8 +68,8 @@ class BriefEncoder:
         return self._whole.close(usage)
 
     def _counted(self, events: bytes, pieces: int, usage: Usage) -> bytes:
-        """Return events that lack their end; it tells the usage where they are not one token for each piece."""
-        known, self._known_tokens = self._known_tokens, usage.completion_tokens
-        if known is not None and usage.completion_tokens == known + pieces:
+        """Return events that lack their end; it tells the usage, but where that is one token more for each piece."""
+        known, self._known = self._known, usage
+        if known is not None and usage == Usage(known.prompt_tokens, known.completion_tokens + pieces):
             return events + _END
         return events + b'}],"usage":' + orjson.dumps(usage.to_json()) + b"}\n\n"

@@ -6,7 +6,7 @@ from typing import cast
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.gateway.sse import ChoiceEvents, Encoder
@@ -80,6 +80,8 @@ LAST = st.builds(
 
 
 @given(CHUNKS, LAST)
+@example([TokenChunk("", 0)], TokenChunk("0", 1, FinishReason.STOP, cached_tokens=3))
+@example([TokenChunk("", 1)], TokenChunk("z", 0, FinishReason.STOP, prompt_tokens=7))
 @pytest.mark.parametrize("chat", [True, False])
 async def test_it_is_read_as_whole_events_are(chat: bool, chunks: list[TokenChunk], last: TokenChunk) -> None:
     if not chat:
