@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from models.text.json_options import LENIENT_OPTIONS, STRICT_OPTIONS, as_written
+from models.text.json_options import LENIENT_OPTIONS, OF_OTHERS, STRICT_OPTIONS, as_written
 from router.base.errors import InvalidRequest, RequestFailed
 from router.values.constraint import Constraint, ConstraintKind
 
@@ -174,13 +174,17 @@ class Grammars:
             self._keep(constraint, known)
         # What copies build they share: one that went past its bounds leaves no room for the next.
         found = Matcher(known.deep_copy(), tokenizer, lambda: self._forget(constraint))
-        if said and not found.advance_text(said):
-            raise InvalidRequest(
-                f"`{constraint.param}`: the text that is to be continued does not match this {constraint.kind.value}: "
-                "continue an answer under the constraint that it was begun under",
-                param=constraint.param,
-            )
-        return found
+        if not said or found.advance_text(said):
+            return found
+        if constraint.kind is ConstraintKind.JSON_SCHEMA:
+            found = Matcher(_compile(constraint, tokenizer, by_others=True), tokenizer, lambda: None)
+            if found.advance_text(said):
+                return found
+        raise InvalidRequest(
+            f"`{constraint.param}`: the text that is to be continued does not match this {constraint.kind.value}: "
+            "continue an answer under the constraint that it was begun under",
+            param=constraint.param,
+        )
 
     def _vocabulary(self) -> llguidance.LLTokenizer:
         with self._loading:
@@ -202,12 +206,14 @@ class Grammars:
             self._compiled.pop(constraint, None)
 
 
-def _compile(constraint: Constraint, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
+def _compile(
+    constraint: Constraint, tokenizer: llguidance.LLTokenizer, *, by_others: bool = False
+) -> llguidance.LLMatcher:
     import llguidance  # noqa: PLC0415 (7 MB that only constrained requests need)
 
     _check_size(constraint)
     limits = llguidance.LLParserLimits(**_LIMITS)
-    compiled = llguidance.LLMatcher(tokenizer, _grammar_of(constraint), log_level=0, limits=limits)
+    compiled = llguidance.LLMatcher(tokenizer, _grammar_of(constraint, by_others), log_level=0, limits=limits)
     if not compiled.is_error():
         _walk(compiled.deep_copy(), tokenizer.vocab_size, constraint)
         compiled.compute_bitmask()  # what it builds for the first mask is copied with it
@@ -271,14 +277,15 @@ def _depth(source: str) -> int:
     return deepest
 
 
-def _grammar_of(constraint: Constraint) -> str:
+def _grammar_of(constraint: Constraint, by_others: bool) -> str:
     from llguidance import LLMatcher, regex_to_lark  # noqa: PLC0415 (see `_compile`)
 
     source = constraint.source
     try:
         if constraint.kind is ConstraintKind.JSON_SCHEMA:
             options: Any = STRICT_OPTIONS if constraint.strict else LENIENT_OPTIONS
-            return LLMatcher.grammar_from_json_schema(schema_text(source), overrides=options)
+            options = {**options, **OF_OTHERS} if by_others else options
+            return LLMatcher.grammar_from_json_schema(schema_text(source, by_others=by_others), overrides=options)
         if constraint.kind is ConstraintKind.REGEX:
             # As everywhere but in Unicode's tables, whose newest digits no validator knows: \d is 0 to 9.
             return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(source, 'd')}/")
@@ -289,8 +296,11 @@ def _grammar_of(constraint: Constraint) -> str:
         raise _refusal(constraint, str(error)) from error
 
 
-def schema_text(source: str) -> str:
+def schema_text(source: str, *, by_others: bool = False) -> str:
     """Return a schema as the object that answers are held to; `true` allows everything.
+
+    Args:
+        by_others: see `models.text.json_options.as_written`.
 
     Raises:
         ValueError: it is no JSON, or no schema.
@@ -300,7 +310,7 @@ def schema_text(source: str) -> str:
         return "{}"
     if not isinstance(schema, dict):
         raise ValueError("a JSON schema is an object")  # noqa: TRY004 (one kind of error for whatever is no schema)
-    found = as_written(schema)
+    found = as_written(schema, by_others=by_others)
     return source if found is schema else json.dumps(found)
 
 

@@ -15,10 +15,19 @@ STRICT_OPTIONS: dict[str, Any] = {
     "whitespace_pattern": r" |\r?\n( {0,64}|\t{0,16})",
 }
 LENIENT_OPTIONS = {**STRICT_OPTIONS, "lenient": True, "coerce_one_of": True}
+OF_OTHERS: dict[str, Any] = {"whitespace_pattern": r"[ \n\t\r]{1,64}"}
+"""Beside one of them: how another server may have written the beginning of an answer."""
+
+_AS_ASKED = (as_doubles, on_the_calendar, without_private_formats, with_names_told)
+_AS_OURS = (within_doubles, closed)
 
 
-def as_written(schema: Any) -> Any:
-    """Return the schema that answers to `schema` are held to; the very same object where it says all of that."""
-    for change in (as_doubles, within_doubles, on_the_calendar, without_private_formats, with_names_told, closed):
+def as_written(schema: Any, *, by_others: bool = False) -> Any:
+    """Return the schema that answers to `schema` are held to; the very same object where it says all of that.
+
+    Args:
+        by_others: another server may have begun the answer: it may hold all that `schema` allows.
+    """
+    for change in _AS_ASKED if by_others else (*_AS_ASKED, *_AS_OURS):
         schema = change(schema)
     return schema

@@ -27,12 +27,8 @@ GRAMMARS = Grammars(lambda: TOKENIZER)
 def lets_through(schema: dict[str, Any], text: str) -> bool:
     """Whether a whole answer may be `text`. Raises `InvalidRequest` where the schema is not served at all."""
     constraint = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema))
-    GRAMMARS.matcher(constraint)
-    try:
-        matcher = GRAMMARS.matcher(constraint, text)
-    except InvalidRequest:
-        return False
-    return matcher.complete or matcher.allows(EOS)
+    matcher = GRAMMARS.matcher(constraint)
+    return matcher.advance_text(text) and (matcher.complete or matcher.allows(EOS))
 
 
 def valid(schema: dict[str, Any], text: str) -> bool:
