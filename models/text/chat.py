@@ -87,6 +87,7 @@ class ChatTemplate:
         tools: Sequence[dict[str, Any]] = (),
         add_generation_prompt: bool = True,
         continuation: str = "",
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt text.
 
@@ -95,12 +96,14 @@ class ChatTemplate:
             tools: functions as templates take them.
             add_generation_prompt: end with the opening of the assistant's turn.
             continuation: the beginning of the assistant's answer, to be continued: put after that opening.
+            variables: what else the caller tells the template.
 
         Raises:
             InvalidRequest: the template refuses the messages (a role, an order), or fails on them.
         """
         try:
             text = self._template.render(
+                dict(variables or {}),
                 messages=[_plain(message) if isinstance(message, Message) else message for message in messages],
                 tools=list(tools) or None,
                 add_generation_prompt=add_generation_prompt or bool(continuation),
@@ -273,14 +276,17 @@ class PromptEncoder:
         """
         template = self._template()
         mark = self.tokenizer.mark_special
-        for text in [*(part for message in prompt.messages for part in (message.role, message.content)), continuation]:
+        variables = prompt.template_kwargs.decode()
+        turns = [part for message in prompt.messages for part in (message.role, message.content)]
+        for text in [*turns, continuation, variables]:
             if mark(text, _MARK) != text:
                 raise InvalidRequest(
                     "a server that takes text alone cannot tell special tokens of the model from text that is spelled "
                     f"like them, as this is: {text[:80]!r}",
                     param="messages",
                 )
-        rendered = template.render(prompt.messages, continuation=continuation)
+        told = json.loads(variables) if variables else None
+        rendered = template.render(prompt.messages, continuation=continuation, variables=told)
         first = self.tokenizer.token_of(self.tokenizer.bos_id) if self.prepend_bos else None
         return rendered.removeprefix(first or "")
 
@@ -309,6 +315,7 @@ class PromptEncoder:
             tools=[_marked(function, mark) for function in told],
             add_generation_prompt=generation_prompt,
             continuation=opener.join(map(mark, begun)),
+            variables=_marked(json.loads(prompt.template_kwargs), mark) if prompt.template_kwargs else None,
         )
         return [token for piece in text.split(_MARK) for token in self.tokenizer.encode(piece)]
 

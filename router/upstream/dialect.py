@@ -34,6 +34,7 @@ class Dialect:
         least_top_logprobs: how many alternatives it has to be asked for to tell any.
         constraints: how it takes what an answer has to match.
         tools: takes tools; `strictly`: arguments match their schema only where that is asked for.
+        template_kwargs: takes `chat_template_kwargs`.
         salts: takes `cache_salt`: requests of others find nothing of this one in its KV cache.
         offers: of what only some servers do, what it does; images and sounds are a matter of its model.
         neutral: what is said where the request says nothing, because the server's own default is another than OpenAI's:
@@ -53,6 +54,7 @@ class Dialect:
     neutral: Mapping[str, object] | None = None
     constraints: constrained.Spellings = field(default_factory=lambda: constrained.OPENAI)
     tools: Literal["no", "yes", "strictly"] = "yes"
+    template_kwargs: bool = False
     salts: bool = False
     offers: frozenset[Feature] = NOTHING
     _values_of: Callable[[SamplingParams], tuple[Any, ...]] = field(init=False, repr=False, compare=False)
@@ -86,6 +88,8 @@ class Dialect:
             lacking.add(Feature.PROMPT_LOGPROBS)
         if self.tools == "no":
             lacking.add(Feature.TOOLS)
+        if not self.template_kwargs:
+            lacking.add(Feature.TEMPLATE_KWARGS)
         return frozenset(
             {*lacking, Feature.CONTINUED_IDS, Feature.CONTINUED_TOOLS, *constrained.lacking(self.constraints)}
         )
@@ -149,6 +153,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
                 neutral=_ALL_TOKENS,
                 constraints=constrained.VLLM,
                 tools="strictly",
+                template_kwargs=True,
                 salts=True,
                 offers=frozenset({Feature.BAD_WORDS, Feature.TOKENIZE}),
             ),
@@ -160,6 +165,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
                 logprobs=True,
                 neutral=MappingProxyType({**_ALL_TOKENS, "top_k": -1}),
                 constraints=constrained.SGLANG,
+                template_kwargs=True,
             ),
             Dialect(
                 "llama.cpp",
@@ -172,6 +178,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
                 least_top_logprobs=1,
                 neutral=MappingProxyType({"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}),
                 constraints=constrained.LLAMA_CPP,
+                template_kwargs=True,
             ),
             Dialect("ollama", MappingProxyType(_OPENAI)),
         )

@@ -146,6 +146,8 @@ def encode_request(
             messages.append({"role": "assistant", "content": request.continuation})
             body.update(dialect.continues(request))
         body["messages"] = messages
+        if prompt.template_kwargs:
+            body["chat_template_kwargs"] = orjson.Fragment(prompt.template_kwargs)
     else:
         body["prompt"] = prompt.text if isinstance(prompt, TextPrompt) else list(prompt.token_ids)
         if request.continuation and dialect.ours:

@@ -34,6 +34,7 @@ class Feature(enum.Enum):
     GBNF = "answers by a grammar in llama.cpp's notation"
     CONTINUED_CONSTRAINT = "continuing a constrained answer that broke off"
     TOOLS = "tools"
+    TEMPLATE_KWARGS = "chat_template_kwargs"
     CONTINUED_TOOLS = "continuing an answer with tools that broke off"
     IMAGES = "images"
     AUDIO = "audio"

@@ -48,11 +48,13 @@ class ChatPrompt(msgspec.Struct, frozen=True):
     Attributes:
         tools: what the answer may call; None where the request has none.
         media: what of its turns is no text.
+        template_kwargs: further variables of that template, as a JSON object; empty where there are none.
     """
 
     messages: tuple[Message, ...]
     tools: Tools | None = None
     media: frozenset[Feature] = NOTHING
+    template_kwargs: bytes = b""
 
     @property
     def uses_tools(self) -> bool:

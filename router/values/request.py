@@ -215,6 +215,8 @@ class InferenceRequest(msgspec.Struct, frozen=True):
             needs.discard(Feature.PROMPT_LOGPROBS)
         if isinstance(prompt, ChatPrompt):
             needs.add(Feature.CONTINUED_CHAT if self.continuation else Feature.CHAT)
+            if prompt.template_kwargs:
+                needs.add(Feature.TEMPLATE_KWARGS)
             if prompt.uses_tools:
                 needs |= {Feature.TOOLS, Feature.CONTINUED_TOOLS} if self.continuation else {Feature.TOOLS}
         elif isinstance(prompt, TokenPrompt):

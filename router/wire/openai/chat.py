@@ -18,6 +18,7 @@ from router.wire.openai.fields import UNSERVED, Fields, request_of
 from router.wire.openai.media import media_in
 from router.wire.openai.messages import RawMessage, message_of
 from router.wire.openai.sampling import Effort, TopLogprobs, sampling_of
+from router.wire.openai.template_kwargs import template_kwargs_of
 from router.wire.openai.tools import Function, FunctionChoice, NamedTool, RawTool, functions_of, tools_of
 from router.wire.openai.unserved import Unserved, only
 
@@ -44,7 +45,7 @@ class _Chat(Fields, frozen=True, kw_only=True):
     best_of: Any = None
     suffix: Any = None
     chat_template: Any = None
-    chat_template_kwargs: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
     documents: Any = None
     add_special_tokens: Any = None
 
@@ -58,7 +59,6 @@ _UNSERVED = Unserved(
     ("suffix", only(""), "messages have no text behind the answer: leave it out"),
     ("echo", only(False), "messages are not echoed: send a prompt to /v1/completions"),
     ("chat_template", only(), "the model's own is used: render the prompt yourself and send it to /v1/completions"),
-    ("chat_template_kwargs", only({}), "the model's own template takes none here: leave it out"),
     ("documents", only([]), "put them into a message"),
     ("add_special_tokens", only(False), "the model's template sets them: leave it out"),
 )
@@ -83,7 +83,8 @@ def decode_chat(body: bytes) -> ApiRequest:
     continuation = _take_continuation(raw, messages)
     tools = tools_of(raw.tools, raw.tool_choice, parallel=raw.parallel_tool_calls)
     legacy = functions_of(raw.functions, raw.function_call) if tools is None else None
-    prompt = ChatPrompt(tuple(messages), tools or legacy, media_in(messages))
+    template_kwargs = template_kwargs_of(raw.chat_template_kwargs)
+    prompt = ChatPrompt(tuple(messages), tools or legacy, media_in(messages), template_kwargs)
     sampling = sampling_of(raw, None, _logprobs(raw))
     if raw.reasoning_effort is not None:
         sampling = replace(sampling, reasoning_effort=raw.reasoning_effort)

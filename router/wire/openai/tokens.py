@@ -15,6 +15,7 @@ from router.values.prompt import ChatPrompt, Prompt, TextPrompt, TokenizerFacts
 from router.wire.body import decode_json
 from router.wire.names import MAX_FIELDS, checked_field_names, refuse_fields
 from router.wire.openai.messages import RawMessage, message_of
+from router.wire.openai.template_kwargs import template_kwargs_of
 from router.wire.openai.unserved import Unserved, only
 from router.wire.sampling import token_ids
 
@@ -34,7 +35,7 @@ class TokenizeCall(msgspec.Struct, frozen=True):
     continue_final_message: bool = False
     return_token_strs: bool = False
     chat_template: Any = None
-    chat_template_kwargs: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: Any = None
     tools: Any = None
 
@@ -48,7 +49,6 @@ class DetokenizeCall(msgspec.Struct, frozen=True, kw_only=True):
 
 _UNSERVED = Unserved(
     ("chat_template", only(), "the model's own is used: leave it out"),
-    ("chat_template_kwargs", only({}), "the model's own template takes none here: leave it out"),
     ("mm_processor_kwargs", only({}), "prompts are text: leave it out"),
     ("tools", only([]), "tools are not rendered here: leave it out"),
 )
@@ -76,15 +76,16 @@ def decode_tokenize(body: bytes) -> tuple[TokenizeCall, Prompt, str]:
     messages = [message_of(message, index) for index, message in enumerate(call.messages)]
     if not messages:
         raise InvalidRequest("`messages` is empty: send at least one message", param="messages")
+    template_kwargs = template_kwargs_of(call.chat_template_kwargs)
     if not call.continue_final_message:
-        return call, ChatPrompt(tuple(messages)), ""
+        return call, ChatPrompt(tuple(messages), template_kwargs=template_kwargs), ""
     if call.add_generation_prompt or messages[-1].role != "assistant" or len(messages) == 1:
         raise InvalidRequest(
             "`continue_final_message`: true needs `add_generation_prompt`: false, and a last message of role "
             "`assistant` behind others",
             param="continue_final_message",
         )
-    return call, ChatPrompt(tuple(messages[:-1])), messages[-1].content
+    return call, ChatPrompt(tuple(messages[:-1]), template_kwargs=template_kwargs), messages[-1].content
 
 
 def decode_detokenize(body: bytes) -> DetokenizeCall:

@@ -207,6 +207,29 @@ def test_special_tokens_in_a_message_stay_text(text: str) -> None:
     assert tokenizer.encode("<|im_end|>") == [2], "raw text is the caller's own to write"
 
 
+TOLD = "{{ messages[0]['content'] }} {% if enable_thinking is defined and not enable_thinking %}{{ say }}{% endif %}"
+
+
+def test_a_template_is_told_what_the_caller_tells_it() -> None:
+    tokenizer = Tokenizer(backend(), eos_ids=[2], bos_id=1, adds_bos=False)
+    encoder = PromptEncoder(tokenizer, ChatTemplate(TOLD))
+    turns = (Message("user", "a"),)
+    silent = ChatPrompt(turns, template_kwargs=b'{"enable_thinking":false,"say":"be quick"}')
+    for prompt, text in ((ChatPrompt(turns), "a "), (silent, "a be quick")):
+        assert tokenizer.decode(encoder.encode(prompt)) == encoder.render(prompt) == text
+
+
+def test_special_tokens_told_to_a_template_stay_text() -> None:
+    tokenizer = Tokenizer(backend(), eos_ids=[2], bos_id=1, adds_bos=False)
+    encoder = PromptEncoder(tokenizer, ChatTemplate(TOLD))
+    sly = ChatPrompt((Message("user", "a"),), template_kwargs=b'{"enable_thinking":false,"say":"<|im_end|>"}')
+    ids = encoder.encode(sly)
+    assert 2 not in ids
+    assert tokenizer.decode(ids) == "a <|im_end|>"
+    with pytest.raises(InvalidRequest, match="cannot tell special tokens of the model from text"):
+        encoder.render(sly)
+
+
 def test_a_conversation_becomes_text_for_a_server_that_takes_text_alone() -> None:
     tokenizer = Tokenizer(backend(), eos_ids=[2], bos_id=1, adds_bos=False)
     encoder = PromptEncoder(tokenizer, ChatTemplate(SMOLLM2))

@@ -118,6 +118,7 @@ async def test_a_stream_is_replayed_as_a_stream_also_where_it_was_asked_for_whol
         ({}, {"x-overspill-min-quality": "0.1"}, "alice-0123456789"),
         ({"max_tokens": 3}, {}, "alice-0123456789"),
         ({"stop": "nine"}, {}, "alice-0123456789"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {}, "alice-0123456789"),
         ({"model": "tiny-int8"}, {}, "alice-0123456789"),
         ({"messages": [{"role": "system", "content": "recite now"}]}, {}, "alice-0123456789"),
     ],

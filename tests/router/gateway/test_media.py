@@ -270,6 +270,22 @@ async def test_who_has_no_tokenizer_to_ask_says_so() -> None:
         assert "its tokenizer is not on this tier" in reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(("owner", "status"), [("vllm", 200), ("sglang", 200), ("llamacpp", 200), ("someone", 400)])
+async def test_what_is_told_to_a_template_goes_to_servers_that_know_it(owner: str, status: int) -> None:
+    server = ForeignServer(owner)
+    async with world(server) as (edge, _), httpx.AsyncClient(base_url=edge.url) as http:
+        await until(lambda: edge.dispatcher.replicas)
+        reply = await http.post(CHAT, json=asking(chat_template_kwargs={"enable_thinking": False, "deep": [1, "é"]}))
+        assert reply.status_code == status, reply.text
+        if status == 200:
+            assert server.bodies[-1]["chat_template_kwargs"] == {"deep": [1, "é"], "enable_thinking": False}
+        else:
+            assert "chat_template_kwargs" in reply.json()["error"]["message"]
+        plain = await http.post(CHAT, json=asking(chat_template_kwargs={}))
+        assert plain.status_code == 200
+        assert "chat_template_kwargs" not in server.bodies[-1]
+
+
 async def test_bad_words_go_to_servers_that_know_them() -> None:
     for owner, expected in (("vllm", 200), ("sglang", 400)):
         server = ForeignServer(owner)
