@@ -300,8 +300,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def make_room(self) -> None:
-        """Close for others: a caller in the middle of a head hears why, an idle one finds the connection closed."""
-        if self._head_begun:
+        """Close for others: a caller who has begun to ask hears why, an idle one finds the connection closed."""
+        if self._head_begun or self._lingering.has_unread():
             self._refuse(503)
         else:
             self._lingering.close_now()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
 import struct
+import termios
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +51,13 @@ class LingeringTransport:
 
     def is_closing(self) -> bool:
         return self.lingers or self._transport.is_closing()
+
+    def has_unread(self) -> bool:
+        """Whether something of the peer's has arrived that nobody has read yet."""
+        try:
+            return any(fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4)))
+        except OSError:
+            return False  # it is closed
 
     def close(self) -> None:
         if self._cut_off() and not self._transport.is_closing():

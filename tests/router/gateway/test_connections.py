@@ -162,6 +162,23 @@ async def test_a_newcomer_closes_the_oldest_stranger_and_no_proven_connection() 
             assert (await loop.sock_recv(proven, 65536)).startswith(b"HTTP/1.1 200")
 
 
+async def test_of_a_crowd_that_comes_at_once_everybody_hears_something() -> None:
+    """All are accepted before the request of any is read: who has to make room again has asked, and is told why."""
+    ask = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    async with gateway(ConnectionLimits(max_connections=8)) as port:
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as held:
+            crowd = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(40)]
+            for one in crowd:  # the event loop has not turned since the first of them came
+                one.sendall(ask)
+                one.setblocking(False)
+            heard = [await asyncio.wait_for(loop.sock_recv(one, 65536), 30) for one in crowd]
+        told = [reply.split(b" ", 2)[1] for reply in heard]
+        assert set(told) == {b"200", b"503"}
+        assert told.count(b"200") >= 4, "the unproven may hold half of the table"
+        assert all(b"retry-after: 1\r\n" in reply for reply in heard if b" 503 " in reply)
+
+
 async def test_where_all_are_busy_one_too_many_is_told_when_to_come_back() -> None:
     async with gateway(ConnectionLimits(max_connections=2)) as port:
         body = json.dumps({**CHAT, "messages": [{"role": "user", "content": "hang"}]}).encode()
