@@ -294,8 +294,6 @@ class Server:
 
     def __init__(self, deps: GatewayDeps, port: int = 0) -> None:
         self.deps = deps
-        assert isinstance(deps.dispatcher, FakeDispatcher)
-        self.dispatcher = deps.dispatcher
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._socket.bind(("127.0.0.1", port))
@@ -311,6 +309,12 @@ class Server:
     def _run(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             self._server.run(sockets=[self._socket])
+
+    @property
+    def dispatcher(self) -> FakeDispatcher:
+        """The fake that answers, where it is one."""
+        assert isinstance(self.deps.dispatcher, FakeDispatcher)
+        return self.deps.dispatcher
 
     def start(self) -> Server:
         self._thread.start()
