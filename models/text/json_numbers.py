@@ -27,6 +27,27 @@ _EXACT = 2**53
 _MOST_WHOLE = 2**63
 """From here on llguidance takes no bounds: it says so."""
 _EXCLUSIVE = (("exclusiveMinimum", "minimum", math.inf), ("exclusiveMaximum", "maximum", -math.inf))
+_COUNTS = (
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "minContains",
+    "maxContains",
+)
+
+
+def with_whole_counts(schema: Any) -> Any:
+    """Return a schema whose counts are written as integers: `2.0` is one too, and llguidance takes it for none."""
+    return rewritten(schema, _whole_counts)
+
+
+def _whole_counts(schema: Schema) -> Schema:
+    counts = {name: schema[name] for name in _COUNTS if isinstance(schema.get(name), float)}
+    whole = {name: int(count) for name, count in counts.items() if count.is_integer()}
+    return {**schema, **whole} if whole else schema
 
 
 def as_doubles(schema: Any) -> Any:

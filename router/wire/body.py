@@ -14,12 +14,13 @@ S = TypeVar("S")
 
 _MAX_SEARCHED_BYTES = 1024 * 1024  # of one field of the body: a fault in a longer one is named by that field alone
 _MAX_SHOWN_CHARS = 60
+_MOST_WHOLE = 2.0**63  # integers beyond are read nowhere
 
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def decode_json(decoder: msgspec.json.Decoder[S], body: bytes) -> S:
-    """Decode strictly.
+    """Decode strictly, but that an integer may be written as a float without a fraction: `4.0` is 4.
 
     Raises:
         InvalidRequest: no JSON, or it does not fit; `param` is the path of the field.
@@ -27,7 +28,7 @@ def decode_json(decoder: msgspec.json.Decoder[S], body: bytes) -> S:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _explain(body, decoder.type, str(error)) from None
+        return _decode_whole(decoder, body, str(error))
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the request body is no valid JSON: {error}") from None
     except UnicodeDecodeError as error:
@@ -40,6 +41,41 @@ def shown(value: object) -> str:
     """Return ` = value` for a number; nothing for all else: texts may be long, or private."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return f" = {value}"[:_MAX_SHOWN_CHARS] if is_number else ""
+
+
+def with_whole_numbers(value: Any) -> Any:
+    """Return a tree of plain values with each float that has no fraction as the integer that it is."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < _MOST_WHOLE else value
+    if isinstance(value, list):
+        return [with_whole_numbers(one) for one in value]
+    return {name: with_whole_numbers(one) for name, one in value.items()} if isinstance(value, dict) else value
+
+
+def _decode_whole(decoder: msgspec.json.Decoder[S], body: bytes, error: str) -> S:
+    """Decode a body that did not fit once more, with whole numbers in the fields that did not."""
+    shape: type[Any] = decoder.type
+    types = {field.encode_name: field.type for field in msgspec.structs.fields(shape)}
+    try:
+        given = _fields_decoder.decode(body)
+        whole = {name: _whole(raw, types[name]) if name in types else raw for name, raw in given.items()}
+        body = msgspec.json.encode(whole)
+        return decoder.decode(body)
+    except msgspec.ValidationError as still:
+        raise _explain(body, shape, str(still)) from None
+    except UNREADABLE:
+        raise _explain(body, shape, error) from None
+
+
+def _whole(raw: msgspec.Raw, shape: Any) -> Any:
+    """Return a field as it came where it fits, and where it is too long to be looked at."""
+    if len(memoryview(raw)) > _MAX_SEARCHED_BYTES:
+        return raw
+    try:
+        msgspec.json.decode(raw, type=shape)
+    except msgspec.ValidationError:
+        return with_whole_numbers(msgspec.json.decode(raw))
+    return raw
 
 
 def _explain(body: bytes, shape: type[Any], error: str) -> InvalidRequest:

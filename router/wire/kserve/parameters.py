@@ -15,7 +15,7 @@ from msgspec import Meta
 from router.base.errors import InvalidRequest
 from router.base.shapes import Key, Misfit, dotted, misfit, value_at
 from router.values.sampling import SamplingParams
-from router.wire.body import shown
+from router.wire.body import shown, with_whole_numbers
 from router.wire.kserve.tensors import Element, Tensor
 from router.wire.sampling import (
     COMPLETION_MAX_TOKENS,
@@ -139,6 +139,7 @@ def read_parameters(given: Mapping[str, Any], tensors: Mapping[str, Tensor], row
             raise InvalidRequest(f"`{name[:80]}`: no such input; known inputs: {known}", param=name)
         else:
             merged[name] = text_of(tensor, value) if tensor.datatype == "BYTES" else value
+    merged = with_whole_numbers(merged)
     try:
         found = msgspec.convert(merged, Parameters, strict=True)
     except msgspec.ValidationError as error:

@@ -177,3 +177,16 @@ def test_bounds_are_found_wherever_a_schema_stands(around: Any) -> None:
 def test_integers_end(schema: dict[str, Any], taken: list[str], refused: list[str]) -> None:
     assert all(lets_through(schema, text) for text in taken)
     assert not any(lets_through(schema, text) for text in refused)
+
+
+def test_a_count_may_be_written_as_a_float() -> None:
+    schema = {"type": "array", "minItems": 1.0, "maxItems": 2.0, "items": {"type": "string", "maxLength": 1e0}}
+    assert [text for text in ("[]", '["a"]', '["a","b"]', '["ab"]') if lets_through(schema, text)] == [
+        '["a"]',
+        '["a","b"]',
+    ]
+    named = {"type": "object", "properties": {"a": {"type": "string", "minLength": 2.0}}}
+    assert not lets_through(named, '{"a":"x"}')
+    assert lets_through(named, '{"a":"xy"}')
+    with pytest.raises(InvalidRequest, match="maxLength"):
+        lets_through({"type": "string", "maxLength": 1.5}, '"a"')
