@@ -11,6 +11,8 @@ from router.gateway.errors import BodyTooLarge, UnsupportedMedia
 
 _OF_BROWSERS = frozenset({"origin", "referer", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest"})
 _FORMS = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
+_MOST_MEMBERS = 1_024  # of one body in gzip; each costs some time, however little it holds
+_FED_BYTES = 64 * 1024  # at once: what a member leaves unread is copied
 
 
 def plain_body(context: RequestContext, max_bytes: int) -> bytes:
@@ -32,23 +34,42 @@ def plain_body(context: RequestContext, max_bytes: int) -> bytes:
             f"`content-encoding: {encoding[:40]}` is not read here: send gzip, deflate or a plain body",
             param="content-encoding",
         )
-    unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: gzip and zlib headers, told apart by themselves
-    try:
-        body = unpack.decompress(context.body, max_bytes + 1)
-    except zlib.error as error:
-        raise InvalidRequest(f"the request body is no valid {encoding}: {error}", param="content-encoding") from None
-    if len(body) > max_bytes:
-        raise BodyTooLarge(f"the request body unpacks to more than the {max_bytes} bytes that this tier reads")
-    if not unpack.eof:
-        raise InvalidRequest(f"the request body is no valid {encoding}: it ends early", param="content-encoding")
-    if unpack.unused_data:  # a second one, or rubbish: half a body is no body, and a proxy may have read all of it
-        raise InvalidRequest(
-            f"{len(unpack.unused_data)} bytes follow the end of the {encoding} data: pack the body in one piece",
-            param="content-encoding",
-        )
+    body = _unpacked(context.body, encoding, max_bytes)
     context.share.grow(len(context.body) + len(body))
     context.body = body  # from here on its size is that of the prompt, not of its packing
     return body.removeprefix(BOM_UTF8)
+
+
+def _unpacked(packed: bytes, encoding: str, max_bytes: int) -> bytes:
+    """Return what gzip or deflate holds; gzip in each of its members, which are one body (RFC 1952, section 2.2).
+
+    Raises:
+        BodyTooLarge: it is more than `max_bytes`; it is not unpacked further than that.
+        InvalidRequest: it is damaged or cut, or something else follows it: half a body is none.
+    """
+    pieces: list[bytes] = []
+    left, at, view = max_bytes, 0, memoryview(packed)
+    for _ in range(_MOST_MEMBERS if encoding == "gzip" else 1):
+        unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: gzip and zlib headers, told apart by themselves
+        while at < len(view) and not unpack.eof:
+            fed = view[at : at + _FED_BYTES]
+            try:
+                pieces.append(unpack.decompress(fed, left + 1))
+            except zlib.error as error:
+                raise _no_valid(encoding, str(error)) from None
+            left -= len(pieces[-1])
+            if left < 0:
+                raise BodyTooLarge(f"the request body unpacks to more than the {max_bytes} bytes that this tier reads")
+            at += len(fed) - len(unpack.unused_data)
+        if not unpack.eof:
+            raise _no_valid(encoding, "it ends early")
+        if at == len(view):
+            return b"".join(pieces)
+    raise _no_valid(encoding, f"{len(view) - at} bytes follow the end of its data: pack the body in one piece")
+
+
+def _no_valid(encoding: str, why: str) -> InvalidRequest:
+    return InvalidRequest(f"the request body is no valid {encoding}: {why}", param="content-encoding")
 
 
 def require_no_form(context: RequestContext) -> None:

@@ -9,6 +9,7 @@ import gzip
 import json
 import socket
 import threading
+import zlib
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -245,9 +246,29 @@ def test_bad_bodies(http: httpx.Client, content: bytes, headers: dict, status: i
 def test_what_follows_a_packed_body_is_not_left_out_in_silence(http: httpx.Client) -> None:
     packed = gzip.compress(json.dumps(body()).encode())
     assert http.post(CHAT, content=packed, headers={"content-encoding": "gzip"}).status_code == 200
-    for rest in (b"more", packed):
+    for rest in (b"more", packed[:-4], b"\0" * 8, packed + b"more"):
         reply = http.post(CHAT, content=packed + rest, headers={"content-encoding": "gzip"})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "content-encoding"), rest[:4]
+    deflated = zlib.compress(json.dumps(body()).encode())
+    reply = http.post(CHAT, content=deflated + deflated, headers={"content-encoding": "deflate"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "content-encoding"), "only gzip has members"
+
+
+def test_gzip_may_have_several_members(http: httpx.Client, server: Server) -> None:
+    plain = json.dumps(body("say zipped " + "x" * 100_000)).encode()
+    parts = [plain[at : at + 1_000] for at in range(0, len(plain), 1_000)] + [b""]
+    packed = b"".join(gzip.compress(part, mtime=0) for part in parts)
+    reply = http.post(CHAT, content=packed, headers={"content-encoding": "gzip"})
+    assert reply.json()["choices"][0]["message"]["content"].startswith("zipped")
+    assert server.dispatcher.requests[0].prompt_bytes == len(plain)
+
+
+def test_members_of_gzip_are_bounded_by_what_they_unpack_to_and_in_number(http: httpx.Client) -> None:
+    large = gzip.compress(b" " * 1_000_000, mtime=0)
+    reply = http.post(CHAT, content=large * 17, headers={"content-encoding": "gzip"})
+    assert reply.status_code == 413
+    reply = http.post(CHAT, content=gzip.compress(b"", mtime=0) * 200_000, headers={"content-encoding": "gzip"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "content-encoding")
 
 
 def test_a_wrong_header_is_named(http: httpx.Client) -> None:
