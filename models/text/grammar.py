@@ -13,12 +13,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from models.text.json_options import LENIENT_OPTIONS, OF_OTHERS, STRICT_OPTIONS, as_written
+from models.text.json_patterns import in_lark, without_unknown_patterns
 from router.base.errors import InvalidRequest, RequestFailed
 from router.values.constraint import Constraint, ConstraintKind
 
@@ -213,13 +215,30 @@ def _compile(
 
     _check_size(constraint)
     limits = llguidance.LLParserLimits(**_LIMITS)
-    compiled = llguidance.LLMatcher(tokenizer, _grammar_of(constraint, by_others), log_level=0, limits=limits)
+
+    def built(form: Constraint) -> llguidance.LLMatcher:
+        return llguidance.LLMatcher(tokenizer, _grammar_of(form, by_others), log_level=0, limits=limits)
+
+    compiled = built(constraint)
+    if compiled.is_error() and (rest := _enforced(constraint)) != constraint:
+        compiled = built(rest)
     if not compiled.is_error():
         _walk(compiled.deep_copy(), tokenizer.vocab_size, constraint)
         compiled.compute_bitmask()  # what it builds for the first mask is copied with it
     if compiled.is_error():
         raise _refusal(constraint, _error_of(compiled))
     return compiled
+
+
+def _enforced(constraint: Constraint) -> Constraint:
+    """Return a constraint without the patterns that cannot be enforced, where it need not say all."""
+    if constraint.kind is ConstraintKind.LARK:
+        return replace(constraint, source=in_lark(constraint.source))
+    if constraint.kind is not ConstraintKind.JSON_SCHEMA or constraint.strict:
+        return constraint
+    schema = json.loads(constraint.source)
+    found = without_unknown_patterns(schema)
+    return constraint if found is schema else replace(constraint, source=json.dumps(found))
 
 
 def _walk(matcher: llguidance.LLMatcher, vocab_size: int, constraint: Constraint) -> None:
