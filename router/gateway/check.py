@@ -19,10 +19,25 @@ def check_surface(tls: TlsSettings, grpc: GrpcSettings, cors: CorsSettings, *, k
         ConfigError: naming the key, and the remedy.
     """
     check_origins(cors, keyless=keyless)
+    check_revocation(tls, grpc)
     if tls.enabled:
         ServerCertificates(tls)
     if grpc.enabled and not all(_is_installed(name) for name in ("grpc", "google.protobuf")):
         raise ConfigError(f"grpc.enabled: grpcio is not installed; run: {install('grpc')}", param="grpc.enabled")
+
+
+def check_revocation(tls: TlsSettings, grpc: GrpcSettings) -> None:
+    """Let nobody in over gRPC who is locked out of HTTP.
+
+    Raises:
+        ConfigError: grpcio would believe a revoked certificate.
+    """
+    if grpc.enabled and tls.client_crl_file:
+        raise ConfigError(
+            "tls.client_crl_file: grpcio looks at no list of revoked certificates; take the digest out of the keys "
+            "instead (`overspill cloud keys revoke`), or leave gRPC off (grpc.enabled)",
+            param="tls.client_crl_file",
+        )
 
 
 def _is_installed(name: str) -> bool:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from router.base.clock import Clock
+from router.gateway.check import check_revocation
 from router.gateway.connection import ConnectionLimits
 from router.gateway.deps import GatewayLimits
 from router.gateway.grpc.listener import GrpcListener
@@ -52,8 +53,9 @@ class Listeners:
             registry: where to tell of the connections.
 
         Raises:
-            ConfigError: the files of `[tls]` are none.
+            ConfigError: the files of `[tls]` are none, or gRPC could not hold to them.
         """
+        check_revocation(how.tls, how.grpc)
         certificates = ServerCertificates(how.tls) if how.tls.enabled else None
         self.tls = certificates is not None
         self.http = Listener(app, how.connections, registry, certificates)

@@ -10,7 +10,10 @@ import asyncio
 import contextlib
 import hashlib
 import socket
+import ssl
 from collections.abc import Callable
+
+import structlog
 
 from router.base.shortage import is_among_last
 from router.base.timers import end
@@ -20,7 +23,11 @@ from router.gateway.connection_table import ConnectionTable, Peer
 from router.gateway.tls.certificates import ServerCertificates
 from router.gateway.tls.plain import is_plain, refuse
 
+log = structlog.get_logger("router.gateway")
+
 _LEAST_S = 0.001
+_SAID_S = 60.0
+"""How long one line in the log stands for all certificates that are refused for the same reason."""
 
 MakeProtocol = Callable[[str], asyncio.Protocol]
 
@@ -41,6 +48,7 @@ class TlsAcceptor:
         self._handshake_s = handshake_s
         self._protocol = protocol
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._said_s: dict[str, float] = {}  # when which reason was told; OpenSSL has a few dozen
 
     async def run(self, bound: socket.socket) -> None:
         """Accept on a bound socket that does not block, until cancelled; handshakes under way end then."""
@@ -78,12 +86,21 @@ class TlsAcceptor:
                     return
             finally:
                 patience.cancel()
-            await loop.connect_accepted_socket(
-                lambda: _Secured(self._protocol, lambda: self._secured(handshake)),
-                accepted,
-                ssl=self._certificates.context,
-                ssl_handshake_timeout=max(ends_s - loop.time(), _LEAST_S),
-            )
+            try:
+                await loop.connect_accepted_socket(
+                    lambda: _Secured(self._protocol, lambda: self._secured(handshake)),
+                    accepted,
+                    ssl=self._certificates.context,
+                    ssl_handshake_timeout=max(ends_s - loop.time(), _LEAST_S),
+                )
+            except ssl.SSLCertVerificationError as error:
+                self._tell(error.verify_message, handshake.client, loop.time())
+
+    def _tell(self, why: str, client: Peer, now_s: float) -> None:
+        """Say why a client's certificate was refused: an expired list or authority refuses all of them."""
+        if now_s - self._said_s.get(why, -_SAID_S) >= _SAID_S:
+            self._said_s[why] = now_s
+            log.warning("client certificate refused", why=why, client=client[0] if client else None)
 
     def _secured(self, handshake: _Handshake) -> None:
         handshake.done = True

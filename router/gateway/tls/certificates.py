@@ -1,4 +1,4 @@
-"""The server's certificate and its client authorities, read again when their files change."""
+"""The server's certificate, its client authorities and what they revoked, read again when their files change."""
 
 from __future__ import annotations
 
@@ -89,17 +89,19 @@ class ServerCertificates:
             context.load_cert_chain(settings.cert_file, settings.key_file, password=_no_password)
             if settings.client_ca_file:
                 context.load_verify_locations(settings.client_ca_file)
+            if settings.client_crl_file:
+                _load_revoked(context, settings.client_crl_file)
             authorities = Path(settings.client_ca_file).read_bytes() if settings.client_ca_file else None
             files = PemFiles(Path(settings.cert_file).read_bytes(), Path(settings.key_file).read_bytes(), authorities)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            names = ", ".join(filter(None, (settings.cert_file, settings.key_file, settings.client_ca_file)))
+            names = ", ".join(filter(None, settings.files))
             raise ConfigError(f"tls: cannot use {names}: {error}", param="tls.cert_file") from error
         return context, files
 
     def _look(self) -> Stamp:
         """Return what changes with a file and who may read it; a secret volume swaps a link, so links are followed."""
         found = []
-        for name in (self._settings.cert_file, self._settings.key_file, self._settings.client_ca_file):
+        for name in self._settings.files:
             try:
                 stat = Path(name).stat() if name else None
             except OSError:
@@ -120,7 +122,22 @@ def _context(settings: TlsSettings) -> ssl.SSLContext:
         # A resumed session would go by what was verified when it began.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
+    if settings.client_crl_file:
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return context
+
+
+def _load_revoked(context: ssl.SSLContext, name: str) -> None:
+    """Load lists of revoked certificates.
+
+    Raises:
+        OSError: the file cannot be read, or is no PEM.
+        ValueError: it holds no list: OpenSSL would let nobody in, and say so to nobody.
+    """
+    before = context.cert_store_stats()["crl"]
+    context.load_verify_locations(name)
+    if context.cert_store_stats()["crl"] == before:
+        raise ValueError(f"{name} holds no list of revoked certificates (BEGIN X509 CRL)")
 
 
 def _no_password() -> str:

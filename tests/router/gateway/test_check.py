@@ -30,6 +30,15 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         check_surface(NO_TLS, GrpcSettings(enabled=True), NO_CORS, keyless=False)
 
 
+def test_grpc_does_not_serve_beside_a_list_of_revoked_certificates() -> None:
+    """Grpcio looks at none: a device that is locked out of HTTP would come in there."""
+    tls = TlsSettings(
+        cert_file="c", key_file="k", client_ca_file="a", client_crl_file="r", client_certificates="required"
+    )
+    with pytest.raises(ConfigError, match=r"client_crl_file.*keys revoke"):
+        check_surface(tls, GrpcSettings(enabled=True), NO_CORS, keyless=False)
+
+
 @pytest.mark.parametrize(
     ("port", "http", "found"), [(None, 8600, 8601), (None, 0, 0), (0, 8600, 0), (9000, 8600, 9000)]
 )

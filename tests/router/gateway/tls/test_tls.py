@@ -8,8 +8,6 @@ import hashlib
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -26,7 +24,6 @@ from router.base.timers import end
 from router.gateway.app import create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.connection_table import ConnectionTable
-from router.gateway.deps import GatewayDeps
 from router.gateway.grpc.listener import GrpcListener
 from router.gateway.grpc.settings import GrpcSettings
 from router.gateway.listener import Listener, bind
@@ -36,54 +33,10 @@ from router.gateway.tls.settings import TlsSettings
 from router.tenants.keys_edit import NewKey, add_key
 from router.tenants.tenancy import KeySources, Tenancy
 from tests.support.gateway_fakes import FAMILY, gateway_deps
+from tests.support.secured import Files, secured
 from tests.support.waiting import until, until_answered
 
 CHAT = {"model": FAMILY, "messages": [{"role": "user", "content": "say a b c"}]}
-
-
-@dataclass
-class Files:
-    """An authority, and the files of a server of it."""
-
-    folder: Path
-    authority: trustme.CA
-
-    def __post_init__(self) -> None:
-        self.cert, self.key, self.ca = (self.folder / name for name in ("server.pem", "server.key", "ca.pem"))
-        self.authority.cert_pem.write_to_path(str(self.ca))
-        self.renew(self.authority)
-
-    def renew(self, authority: trustme.CA) -> None:
-        made = authority.issue_cert("localhost", "127.0.0.1")
-        self.key.write_bytes(made.private_key_pem.bytes())
-        self.cert.write_bytes(b"".join(part.bytes() for part in made.cert_chain_pems))
-
-    def settings(self, **more) -> TlsSettings:
-        return TlsSettings(cert_file=str(self.cert), key_file=str(self.key), reload_s=0.05, **more)
-
-    def client(self, *, identity: str = "") -> ssl.SSLContext:
-        context = ssl.create_default_context()
-        self.authority.configure_trust(context)
-        if identity:
-            self.authority.issue_cert(identity).configure_cert(context)
-        return context
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(tmp_path, trustme.CA())
-
-
-@contextlib.asynccontextmanager
-async def secured(
-    settings: TlsSettings, deps: GatewayDeps | None = None, **limits
-) -> AsyncIterator[tuple[int, Listener]]:
-    with bind("127.0.0.1", 0, "gateway") as bound:
-        listener = Listener(
-            create_app(deps or gateway_deps()), ConnectionLimits(**limits), tls=ServerCertificates(settings)
-        )
-        async with listener.running(bound):
-            yield bound.getsockname()[1], listener
 
 
 async def test_requests_and_streams_go_over_tls(files: Files) -> None:
@@ -420,6 +373,7 @@ async def test_grpc_has_the_same_tls_and_knows_devices_by_their_certificates(fil
         ({"cert_file": "a", "key_file": "b", "client_certificates": "required"}, "client_ca_file"),
         ({"cert_file": "a", "key_file": "b", "client_ca_file": "c"}, "client_certificates"),
         ({"client_ca_file": "c", "client_certificates": "required"}, "cert_file"),
+        ({"cert_file": "a", "key_file": "b", "client_crl_file": "c"}, "client_ca_file"),
     ],
 )
 def test_what_does_not_belong_together_is_named(more: dict, named: str) -> None:
