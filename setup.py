@@ -47,11 +47,13 @@ MODULES = {
         "cloud_first earliest_deadline least_load local_first local_only lowest_latency min_completion peak_ewma "
         "promise quality_in_objective queueing random_choice slo_utility smallest_rung threshold urgency worth"
     ),
-    "router/dispatch": (
-        "admission answer_room attempt_run attempt_stream binding blame candidates decision_value dispatcher feedback "
-        "give_up hedge imagining journey lost outcomes peers pending pool queue record refusals rejections served "
-        "slots telemetry tries view"
-    ),
+    "router/dispatch": "admission dispatcher",
+    "router/dispatch/records": "decision_value record telemetry",
+    "router/dispatch/attempts": "answer_room blame budget give_up hedge run stream",
+    "router/dispatch/replicas": "peers pool served view",
+    "router/dispatch/assessment": "candidates pending rejections",
+    "router/dispatch/binding": "binder imagining lost_promises queue refusals slots",
+    "router/dispatch/journey": "feedback journey outcomes",
     "router/simulation": "call device loop network prefix_cache run values",
 }
 """What decides, leads each attempt, and simulates. `async` generators, structs that are decoded, and what waits for

@@ -20,7 +20,7 @@ from router.base.errors import OverspillError, Refused, ReplicaUnreachable
 from router.dispatch.dispatcher import Dispatcher
 from router.signals.credit_account import CreditAccount, HeldCredits
 from router.simulation.loop import LoopClock, VirtualLoop
-from router.upstream.polling import PollSchedule
+from router.upstream.servers.poll_schedule import PollSchedule
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.credits import Asker, Want
 from router.values.prompt import TextPrompt

@@ -24,10 +24,10 @@ from pathlib import Path
 from router.base.alarms import Alarms
 from router.base.build import build_of
 from router.base.clock import MonotonicClock
-from router.dispatch.binding import Binder
-from router.dispatch.candidates import assess
-from router.dispatch.pending import PendingRequest
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.assessment.candidates import assess
+from router.dispatch.assessment.pending import PendingRequest
+from router.dispatch.binding.binder import Binder
+from router.dispatch.records.telemetry import Telemetry
 from router.policy.registry import POLICIES, load_policy
 from router.signals.affinity import Affinity
 from router.signals.health import HealthBook

@@ -36,7 +36,7 @@ from benchmarks._stamp import commit, machine
 from benchmarks.live.client import Seen, Target, ask_one
 from benchmarks.live.workload import Ask, Promises, Scale, asks_of, rows_of
 from examples.demo.processes import Child, free_port, overspill
-from router.upstream.exported import read_load
+from router.upstream.servers.exported_load import read_load
 
 FAMILY = "smollm2-135m"
 HUNG_S = 300.0

@@ -26,7 +26,7 @@ from router.base.loopback import in_url
 from router.client.tier import CLOUD_URL, KEY_VARIABLE, TierAddress
 from router.decisions.settings import describe
 from router.tracing import otlp as traces
-from router.upstream.look import backend_lines
+from router.upstream.backend_check import backend_lines
 
 if TYPE_CHECKING:
     from cloud_tier.engine_check import EngineReport

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from cloud_tier.engine.protocol import EngineLoad
 from cloud_tier.replicas import EngineReplica
 from cloud_tier.scaling.watch import ScaleWatch
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.records.telemetry import Telemetry
 
 
 class EngineMetrics(Collector):

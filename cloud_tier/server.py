@@ -42,7 +42,7 @@ from router.base.loopback import is_loopback
 from router.base.timers import end
 from router.cache.metrics import open_cache
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.recording import open_recording
+from router.dispatch.records.recording import open_recording
 from router.gateway.app import Gateway, GatewayDeps, GatewayLimits, create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.embedder import embedder
@@ -51,7 +51,7 @@ from router.gateway.listener import allow_open_files, bind
 from router.gateway.listeners import Listeners, Listening
 from router.jobs.opening import open_jobs
 from router.tenants.tenancy import open_tenancy
-from router.upstream.foreign import Surroundings
+from router.upstream.servers.foreign import Surroundings
 from router.upstream.sources import Sources, backend_sources
 from router.values.replica import Replica, ReplicaInfo
 

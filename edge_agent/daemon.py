@@ -45,8 +45,8 @@ from router.base.loopback import in_url, is_loopback
 from router.base.timers import end, within
 from router.cache.metrics import open_cache
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.recording import open_recording
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.records.recording import open_recording
+from router.dispatch.records.telemetry import Telemetry
 from router.gateway.app import create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.deps import GatewayDeps, GatewayLimits
@@ -56,7 +56,7 @@ from router.gateway.listener import allow_open_files, bind
 from router.gateway.listeners import Listeners, Listening
 from router.jobs.opening import open_jobs
 from router.tenants.tenancy import open_tenancy
-from router.upstream.foreign import Surroundings
+from router.upstream.servers.foreign import Surroundings
 from router.upstream.sources import Sources
 from router.values.replica import ReplicaInfo
 

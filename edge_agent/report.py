@@ -33,7 +33,7 @@ from router.decisions.settings import describe
 from router.gateway.check import check_surface
 from router.gateway.listener import bind
 from router.tracing import otlp as traces
-from router.upstream.look import backend_lines
+from router.upstream.backend_check import backend_lines
 from router.wire import load as wire_load
 
 _LOOK_S = 2.0  # for an agent on this machine to say that it is one

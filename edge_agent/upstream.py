@@ -6,11 +6,11 @@ from edge_agent.config import EdgeConfig, UpstreamSettings
 from router.base.config import file_of
 from router.base.credentials import secret
 from router.signals.link import Link, LinkPrior
-from router.upstream.foreign import Surroundings
-from router.upstream.server import ServerOptions
+from router.upstream.servers.foreign import Surroundings
+from router.upstream.servers.polled import ServerOptions
+from router.upstream.servers.tier import IDLE_CONNECTION_S, TOKEN_BYTES, UpstreamTier
 from router.upstream.source import ReplicaSource
 from router.upstream.sources import backend_sources
-from router.upstream.tier import IDLE_CONNECTION_S, TOKEN_BYTES, UpstreamTier
 
 
 def sources_behind(config: EdgeConfig, surroundings: Surroundings) -> list[ReplicaSource]:

@@ -94,7 +94,7 @@ def test_no_package_index_is_named(path: Path) -> None:
 
 def test_the_floors_are_those_that_are_enforced() -> None:
     page = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| (`.*`) \|$", page, re.MULTILINE)
+    rows = re.findall(r"^\| `([\w.]+)` \| (`.*`) \|$", page, re.MULTILINE)
     shown = {
         package: tuple({f"{package}.{room}" for room in re.findall(r"`(\w+)`", floor)} for floor in floors.split(" · "))
         for package, floors in rows

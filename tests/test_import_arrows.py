@@ -14,8 +14,8 @@ from tests.support.paths import REPOSITORY
 
 PACKAGES = ("edge_agent", "cloud_tier", "router", "models", "hardware_profiles")
 
-# Floors of a package, the lowest first. A room may import itself and the rooms of lower floors, none beside it: rooms
-# of one floor do not know each other. Every file is in a room; the most exact name rules.
+# Floors of a house, the lowest first: of a package, and of a room that has rooms of its own. A room may import itself
+# and the rooms of lower floors, none beside it: rooms of one floor do not know each other. Every file is in a room.
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "router": (
         ("router.base",),
@@ -72,6 +72,23 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cloud_tier.cli", "cloud_tier.ray_serve"),
     ),
     "hardware_profiles": (("hardware_profiles.loader",), ("hardware_profiles.facts",)),
+    "router.upstream": (
+        ("router.upstream.http", "router.upstream.settings", "router.upstream.source"),
+        ("router.upstream.codec",),
+        ("router.upstream.exchange",),
+        ("router.upstream.servers", "router.upstream.disaggregated", "router.upstream.discovery"),
+        ("router.upstream.backend", "router.upstream.backend_check"),
+        ("router.upstream.sources",),
+    ),
+    "router.dispatch": (
+        ("router.dispatch.records",),
+        ("router.dispatch.attempts", "router.dispatch.replicas"),
+        ("router.dispatch.assessment", "router.dispatch.probes"),
+        ("router.dispatch.binding",),
+        ("router.dispatch.admission", "router.dispatch.status"),
+        ("router.dispatch.journey",),
+        ("router.dispatch.dispatcher",),
+    ),
 }
 
 GROUND = ("router.base", "router.values", "router.fleetwire")
@@ -123,33 +140,42 @@ def _within(name: str, prefixes: tuple[str, ...]) -> bool:
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
-def _room(module: str) -> tuple[int, str] | None:
-    """Return floor and room of a module, None for a package itself."""
-    for level, rooms in enumerate(FLOORS[module.split(".", maxsplit=1)[0]]):
+def _room(module: str, house: str) -> tuple[int, str] | None:
+    """Return floor and room of a module in a house, None for the house itself."""
+    for level, rooms in enumerate(FLOORS[house]):
         for room in rooms:
             if _within(module, (room,)):
                 return level, room
     return None
 
 
+def _upward(module: str, name: str) -> str:
+    """Say why a module must not import another: in some house that both are in it lies no lower. Empty if it may."""
+    for house in FLOORS:
+        if _within(module, (house,)) and _within(name, (house,)):
+            here, there = _room(module, house), _room(name, house)
+            if here is not None and there is not None and there[1] != here[1] and there[0] >= here[0]:
+                return f"{there[1]} is not below {here[1]}"
+    return ""
+
+
 def faults(module: str, path: Path) -> list[str]:
     """Say what a file imports and must not, from the room that it lies in."""
-    package, here = module.split(".", maxsplit=1)[0], _room(module)
-    if here is None:
-        return [] if module == package else [f"{path}: {module} lies in no room: name its floor in FLOORS"]
+    package = module.split(".", maxsplit=1)[0]
+    for house in FLOORS:
+        if module != house and _within(module, (house,)) and _room(module, house) is None:
+            return [f"{path}: {module} lies in no room: name its floor in FLOORS"]
     allowed, forbidden = ARROWS[max((p for p in ARROWS if _within(module, (p,))), key=len)]
     found = []
     for name, line in _imports(path):
         top = name.split(".")[0]
         wrong = ""
         if top == package:
-            there = _room(name)
-            if there is not None and there[1] != here[1] and there[0] >= here[0]:
-                wrong = f"{there[1]} is not below {here[1]}"
+            wrong = _upward(module, name)
         elif top in PACKAGES and not _within(name, allowed):
             wrong = f"{package} does not look there"
         elif _within(name, forbidden):
-            wrong = f"{here[1]} does without that library"
+            wrong = f"{module} does without that library"
         if wrong:
             found.append(f"{path}:{line}: {module} must not import {name}: {wrong}")
     return found
@@ -167,6 +193,12 @@ def test_a_file_in_the_wrong_room_is_found() -> None:
     assert any("router.values is not below router.base" in fault for fault in faults("router.base.openai", codec))
     assert faults("router.policy.quality_in_objective", policy) == faults("router.wire.openai.chat", codec) == []
     assert "lies in no room" in faults("router.helpers", codec)[0]
+    dispatcher = MODULES["router.dispatch.dispatcher"]
+    assert "lies in no room" in faults("router.dispatch.helpers", dispatcher)[0]
+    assert any(
+        "router.dispatch.journey is not below router.dispatch.binding" in fault
+        for fault in faults("router.dispatch.binding.dispatcher", dispatcher)
+    )
     assert "router does not look there" in faults("router.wire.x", MODULES["edge_agent.fleet.steering"])[0]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.records.telemetry import Telemetry
 from router.gateway.app import create_app
 from router.gateway.deps import GatewayDeps
 from router.simulation.device import Device

@@ -17,7 +17,7 @@ from router.cache.exact import AnswerCache
 from router.cache.meaning import Vector
 from router.cache.settings import CacheSettings
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.records.telemetry import Telemetry
 from router.gateway.app import create_app
 from router.gateway.deps import GatewayDeps
 from router.gateway.jobs.calls import Calls

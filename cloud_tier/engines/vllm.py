@@ -19,9 +19,9 @@ from cloud_tier.engines.command import ServerSpec, command_of, environment_of, w
 from cloud_tier.engines.process import ServerProcess
 from router.base.errors import ReplicaUnreachable, in_words
 from router.base.timers import end
-from router.upstream.foreign import Surroundings
-from router.upstream.openai_server import OpenAIServer
-from router.upstream.server import ServerOptions
+from router.upstream.servers.foreign import Surroundings
+from router.upstream.servers.openai import OpenAIServer
+from router.upstream.servers.polled import ServerOptions
 from router.values.chunk import TokenChunk
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, SpeedPrior
 from router.values.request import InferenceRequest

@@ -13,7 +13,7 @@ from cloud_tier.scaling.scaler import Advice, PoolLoad, Scaler
 from cloud_tier.scaling.settings import ScalingSettings
 from cloud_tier.scaling.standby import PREFIX, Standby
 from router.base.clock import Clock
-from router.dispatch.record import DecisionRecord
+from router.dispatch.records.record import DecisionRecord
 from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot
 from router.values.request import InferenceRequest, Objective, Outcome
 from router.values.settings import RouterSettings

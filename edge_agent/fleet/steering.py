@@ -20,7 +20,7 @@ from edge_agent.fleet.privacy import keeps_local
 from edge_agent.serving.lineup import ServedHere
 from router.base.config import decode
 from router.base.errors import ConfigError
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.records.telemetry import Telemetry
 from router.fleetwire.documents import DesiredConfig, ModelReport, ReplicaTelemetry, Snapshot
 from router.fleetwire.overrides import lay_over
 from router.policy.registry import load_policy

@@ -287,7 +287,7 @@ class ReplicaUnreachable(ReplicaError):
 class ReplicaFailed(ReplicaUnreachable):
     """The replica was reached and generated nothing: an error of its own, silence, or a crash.
 
-    The request may be what it fails on: this counts once for each prompt (`router.dispatch.blame`).
+    The request may be what it fails on: this counts once for each prompt (`router.dispatch.attempts.blame`).
     """
 
     code = "replica_failed"

@@ -68,7 +68,7 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         free … finish_high_ms: the prediction, from the moment of the decision; `_high` is meant to hold 9 times in 10.
         session: it served the request's session before.
         price: of serving it there, in answers of full quality.
-        not_chosen, rejected, why: a code of `router.dispatch.record`, and the figures behind it.
+        not_chosen, rejected, why: a code of `router.dispatch.records.record`, and the figures behind it.
         available … load_age_ms: its load.
         prefill_tokens_per_s, decode_tokens_per_s, decode_batch_slope: its speed before anything was observed.
         rtt_ms, uplink_bytes_per_s: the link to it, where there is one.
@@ -117,7 +117,7 @@ class ChosenRow(msgspec.Struct, frozen=True, kw_only=True):
     """Where it went.
 
     Attributes:
-        reason, why: a code of `router.dispatch.record.REASONS`, and what it means.
+        reason, why: a code of `router.dispatch.records.record.REASONS`, and what it means.
         rank: who of those that wait goes first, among equal priority: the higher.
         kept_probability: of the whole promise, as it was chosen for; None where the policy asks for none.
     """

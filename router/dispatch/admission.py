@@ -8,8 +8,8 @@ from dataclasses import asdict
 from functools import partial
 
 from router.base.clock import Clock
-from router.dispatch.queue import RequestQueue
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.binding.queue import RequestQueue
+from router.dispatch.records.telemetry import Telemetry
 from router.policy.registry import load_policy
 from router.signals.credits import CreditIssuer
 from router.signals.signals import Signals

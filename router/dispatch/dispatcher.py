@@ -22,21 +22,21 @@ from router.base.errors import ReplicaBroken, Unavailable
 from router.decisions.line import Decision
 from router.decisions.writer import DecisionSink
 from router.dispatch.admission import Admission
-from router.dispatch.answer_chunks import chunks_of
-from router.dispatch.binding import Binder
-from router.dispatch.blame import Verdict, source_of
-from router.dispatch.canary_probes import CanaryProbes
-from router.dispatch.decision_value import decision_of
-from router.dispatch.feedback import Feedback
-from router.dispatch.hedge import LEAST_WAIT_S, HedgeBudget, device_seconds
-from router.dispatch.journey import Journey
-from router.dispatch.opened import OpenedAnswer
-from router.dispatch.outcomes import Outcomes
-from router.dispatch.pool import MANY
-from router.dispatch.record import DecisionLog, DecisionRecord
-from router.dispatch.self_test import SelfTests
+from router.dispatch.attempts.blame import Verdict, source_of
+from router.dispatch.attempts.hedge import LEAST_WAIT_S, HedgeBudget, device_seconds
+from router.dispatch.binding.binder import Binder
+from router.dispatch.journey.answer_chunks import chunks_of
+from router.dispatch.journey.feedback import Feedback
+from router.dispatch.journey.journey import Journey
+from router.dispatch.journey.opened_answer import OpenedAnswer
+from router.dispatch.journey.outcomes import Outcomes
+from router.dispatch.probes.canary import CanaryProbes
+from router.dispatch.probes.self_test import SelfTests
+from router.dispatch.records.decision_value import decision_of
+from router.dispatch.records.record import DecisionLog, DecisionRecord
+from router.dispatch.records.telemetry import Telemetry
+from router.dispatch.replicas.pool import MANY
 from router.dispatch.status import StatusBoard
-from router.dispatch.telemetry import Telemetry
 from router.signals.affinity import Affinity
 from router.signals.breaker import BreakerState
 from router.signals.canary import Canaries, Canary

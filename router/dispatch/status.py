@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import final
 
-from router.dispatch.binding import Binder
-from router.dispatch.readiness import readiness_of
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.assessment.readiness import readiness_of
+from router.dispatch.binding.binder import Binder
+from router.dispatch.records.telemetry import Telemetry
 from router.signals.signals import Signals
 from router.values.readiness import Readiness
 from router.values.replica import Replica, ReplicaSnapshot, Unreached

@@ -138,7 +138,7 @@ class Dispatch(Protocol):
 
 
 class Telemetry(Protocol):
-    """What the gateway needs of `router.dispatch.telemetry`."""
+    """What the gateway needs of `router.dispatch.records.telemetry`."""
 
     @property
     def registry(self) -> CollectorRegistry:

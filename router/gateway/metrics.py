@@ -1,4 +1,4 @@
-"""What the gateway itself counts; the router's own figures live in `router.dispatch.telemetry`."""
+"""What the gateway itself counts; the router's own figures live in `router.dispatch.records.telemetry`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from router.base import logs
 from router.base.build import build_of
-from router.dispatch.counts import Counts
+from router.dispatch.records.plain_counters import Counts
 from router.gateway.connection_table import ConnectionTable
 
 

@@ -25,13 +25,13 @@ class Breaker:
     """State of one endpoint.
 
     Failures are unreachable or broken replicas. Refusals and client errors are answers: they open nothing, and close
-    nothing either. Each failure has a source (`router.dispatch.blame.source_of`), and each source counts once: among
-    the failures in a row, in the window, and for the trial of half_open. One request that is tried again and again is
-    one failure.
+    nothing either. Each failure has a source (`router.dispatch.attempts.blame.source_of`), and each source counts once:
+    among the failures in a row, in the window, and for the trial of half_open. One request that is tried again and
+    again is one failure.
 
     Live requests open nothing by themselves, however many fail: their content may be what the replica fails on. They
-    raise a suspicion, and a self-test with a prompt of our own (`router.dispatch.self_test`) tells. A live success
-    while it runs, or its own, clears the suspicion; only its failure opens the breaker.
+    raise a suspicion, and a self-test with a prompt of our own (`router.dispatch.probes.self_test`) tells. A live
+    success while it runs, or its own, clears the suspicion; only its failure opens the breaker.
 
     A health probe proves that the endpoint can be reached, not that it can generate. Failing probes count like failures
     in a row, and good ones close the breaker only where failing ones came before: if probes stayed good while live

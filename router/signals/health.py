@@ -21,7 +21,7 @@ class Health:
     """What keeps requests from a replica that calls itself available.
 
     Attributes:
-        code: a code of `router.dispatch.record.REJECTIONS`, empty when nothing does.
+        code: a code of `router.dispatch.records.record.REJECTIONS`, empty when nothing does.
         again_s: seconds until that may have passed.
         waits: it is worth waiting for, rather than refusing a request for which nothing else is left.
         up_to_priority: it speaks against requests of this priority and below only, None for all.

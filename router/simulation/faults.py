@@ -11,7 +11,7 @@ from router.simulation.network import NetworkPath
 from router.simulation.replica import Host, SimReplica
 from router.simulation.world import DeadReplica, Faults
 
-_PROBE_TIMEOUT_S = 3.0  # as `router.upstream.tier.TierOptions` has it
+_PROBE_TIMEOUT_S = 3.0  # as `router.upstream.servers.tier.TierOptions` has it
 _AFTER_A_REFUSAL = 0.1  # share of the interval until the next probe
 
 
@@ -71,7 +71,7 @@ class ProbeHooks:
 
 
 class Prober:
-    """Probes one remote device as `router.upstream.tier` does.
+    """Probes one remote device as `router.upstream.servers.tier` does.
 
     Args:
         misses_to_be_lost: probes in a row that have to fail before it counts as unreachable.

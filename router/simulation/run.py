@@ -18,7 +18,7 @@ from router.base.timers import end
 from router.decisions.settings import DecisionFileSettings
 from router.decisions.writer import DecisionSink, SimulatedDecisions
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.record import DecisionRecord
+from router.dispatch.records.record import DecisionRecord
 from router.simulation.device import Device
 from router.simulation.faults import ProbeHooks, Prober, SimDevice, schedule_faults
 from router.simulation.loop import LoopClock, VirtualLoop, run_virtually

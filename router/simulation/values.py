@@ -63,7 +63,7 @@ class SimRow(FrozenStruct, frozen=True):
     Attributes:
         index: position in the trace.
         outcome: a value of `router.values.request.Outcome`.
-        reason: a code of `router.dispatch.record.REASONS`, empty where nobody served it.
+        reason: a code of `router.dispatch.records.record.REASONS`, empty where nobody served it.
         variant, tier, quality: of the rung that served it; empty and 0 where none did.
         tokens: what the caller got.
         whole: it got the whole answer, as long as it asked for.

@@ -14,7 +14,7 @@ from router.base.clock import Clock
 from router.base.errors import OverspillError
 from router.base.timers import end
 from router.upstream.discovery import DiscoveryError, find_servers
-from router.upstream.server import PolledServer
+from router.upstream.servers.polled import PolledServer
 from router.upstream.settings import BackendSettings
 from router.values.replica import Replica
 

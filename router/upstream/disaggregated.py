@@ -28,7 +28,7 @@ from router.base.clock import Clock
 from router.base.errors import InvalidRequest, OverspillError, ReplicaFailed
 from router.base.json_input import UNREADABLE
 from router.base.timers import within
-from router.upstream.replica import UpstreamReplica
+from router.upstream.exchange.replica import UpstreamReplica
 from router.upstream.source import ReplicaSource
 from router.values.chunk import TokenChunk
 from router.values.link import LinkSnapshot

@@ -13,13 +13,13 @@ from router.base.credentials import secret
 from router.signals.link import Link
 from router.upstream.backend import Backend
 from router.upstream.disaggregated import Disaggregated
-from router.upstream.foreign import Surroundings
-from router.upstream.kserve_server import KServeServer
-from router.upstream.openai_server import OpenAIServer
-from router.upstream.server import FOREIGN_IDLE_S, PolledServer, ServerOptions
+from router.upstream.servers.foreign import Surroundings
+from router.upstream.servers.kserve import KServeServer
+from router.upstream.servers.openai import OpenAIServer
+from router.upstream.servers.polled import FOREIGN_IDLE_S, PolledServer, ServerOptions
+from router.upstream.servers.tier import IDLE_CONNECTION_S, UpstreamTier
 from router.upstream.settings import BackendSettings
 from router.upstream.source import ReplicaSource
-from router.upstream.tier import IDLE_CONNECTION_S, UpstreamTier
 from router.values.replica import Replica, Unreached
 
 Entry = TypeVar("Entry", bound=BackendSettings)

@@ -18,7 +18,7 @@ class Route(msgspec.Struct, frozen=True):
         tier: `edge` or `cloud`.
         variant: the catalogue name of the variant that answers.
         rung: its position on the ladder, 0 is the best.
-        reason: a code of `router.dispatch.record.REASONS`.
+        reason: a code of `router.dispatch.records.record.REASONS`.
         degraded: a smaller rung or a shorter answer than asked for.
         predicted_ttft_s: the promise made, in seconds; None for a request pinned to a single candidate unseen so far.
         max_tokens: the answer cap in force, None if none was set.

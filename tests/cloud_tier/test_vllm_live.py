@@ -21,7 +21,7 @@ from cloud_tier.engines.vllm import VllmServer
 from router.base.clock import MonotonicClock
 from router.base.errors import ReplicaBroken
 from router.upstream.disaggregated import Disaggregated, DisaggregatedReplica
-from router.upstream.foreign import Surroundings
+from router.upstream.servers.foreign import Surroundings
 from router.upstream.settings import BackendModel
 from router.upstream.source import ReplicaSource, SourceHooks
 from router.values.prompt import ChatPrompt, Message

@@ -16,7 +16,7 @@ import uvicorn
 
 from router.base.clock import MonotonicClock
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.records.telemetry import Telemetry
 from router.gateway.app import create_app
 from router.gateway.jobs.calls import Calls
 from router.jobs.calendar import Calendar

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from router.gateway.app import GatewayLimits
-from router.upstream.foreign import Surroundings
+from router.upstream.servers.foreign import Surroundings
 from router.upstream.settings import BackendSettings
 from router.upstream.source import SourceHooks
 from router.upstream.sources import Sources, backend_sources

@@ -15,7 +15,7 @@ from edge_agent.fleet.steering import Steering
 from edge_agent.serving.replica import LocalReplica
 from router.base.config import decode
 from router.base.errors import ConfigError
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.records.telemetry import Telemetry
 
 KNOWN_VARIANTS = {"smollm2-135m-int8", "smollm2-135m-pruned-int8"}
 

@@ -12,15 +12,15 @@ import uvicorn
 
 from router.base.clock import MonotonicClock
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.records.telemetry import Telemetry
 from router.gateway.app import GatewayDeps, create_app
 from router.gateway.connection import ConnectionLimits
 from router.gateway.listener import Listener
 from router.signals.link import Link
 from router.tracing.sink import TraceSink
-from router.upstream.server import ServerOptions
+from router.upstream.servers.polled import ServerOptions
+from router.upstream.servers.tier import UpstreamTier
 from router.upstream.source import SourceHooks
-from router.upstream.tier import UpstreamTier
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.logprobs import TokenLogprob
 from router.values.prompt import TextPrompt

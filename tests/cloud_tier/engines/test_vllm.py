@@ -19,7 +19,7 @@ from cloud_tier.engines.settings import CloudBackend, VllmSettings
 from cloud_tier.engines.vllm import VllmServer
 from router.base.clock import MonotonicClock
 from router.base.errors import ReplicaBroken, ReplicaUnreachable
-from router.upstream.foreign import Surroundings
+from router.upstream.servers.foreign import Surroundings
 from router.upstream.settings import BackendModel
 from router.upstream.source import SourceHooks
 from router.values.prompt import ChatPrompt, Message

@@ -9,7 +9,7 @@ import pytest
 
 from cloud_tier.scaling.settings import ScalingSettings
 from cloud_tier.scaling.watch import ScaleWatch
-from router.dispatch.record import DecisionRecord
+from router.dispatch.records.record import DecisionRecord
 from router.values.replica import ReplicaSnapshot
 from router.values.request import LINE_PRIORITY, InferenceRequest, Outcome
 from router.values.settings import RouterSettings

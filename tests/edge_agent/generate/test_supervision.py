@@ -13,7 +13,7 @@ import edge_agent.generate.loop as loop_module
 from edge_agent.generate.loop import GenerationLoop
 from edge_agent.generate.turn import Turn
 from router.base.errors import ReplicaBroken, ReplicaError, ReplicaUnreachable
-from router.dispatch.blame import Verdict, verdict
+from router.dispatch.attempts.blame import Verdict, verdict
 from tests.edge_agent.generate.test_loop import LIMITS, collect, first, request, running
 from tests.support.fake_runtime import FakeRuntime, answer, texts
 

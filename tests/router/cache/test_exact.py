@@ -21,7 +21,7 @@ from router.cache.exact import AnswerCache
 from router.cache.meaning import Meaning
 from router.cache.settings import CacheSettings
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.records.telemetry import Telemetry
 from router.gateway.app import create_app
 from router.values.answer import Answer, Route
 from router.values.chunk import FinishReason, TokenChunk

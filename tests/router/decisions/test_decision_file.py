@@ -21,7 +21,7 @@ from router.decisions.reader import DecisionReader
 from router.decisions.rotation import RotatingFile, rotated
 from router.decisions.settings import DecisionFileSettings
 from router.decisions.writer import DecisionFile
-from router.dispatch.recording import open_recording
+from router.dispatch.records.recording import open_recording
 from router.tracing.settings import TelemetrySettings
 from router.values.prompt import TextPrompt
 from router.values.sampling import SamplingParams

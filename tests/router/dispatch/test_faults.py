@@ -9,8 +9,9 @@ import structlog
 from prometheus_client import generate_latest
 
 from router.base.errors import OverspillError, Shed, Unavailable
-from router.dispatch import binding, outcomes
-from router.dispatch.candidates import assess
+from router.dispatch.assessment.candidates import assess
+from router.dispatch.binding import binder
+from router.dispatch.journey import outcomes
 from router.policy.registry import POLICIES
 from router.values.prediction import Demand, InFlightLoad
 from router.values.settings import BreakerSettings
@@ -118,7 +119,7 @@ async def test_a_request_that_cannot_be_decided_gets_an_error_and_starves_nobody
         def faulty(asked, look):
             return broken() if asked.request.objective.session == "bad" else assess(asked, look)
 
-        monkeypatch.setattr(binding, "assess", faulty)
+        monkeypatch.setattr(binder, "assess", faulty)
         ended = await everyone(w, asks)
         failed = ended.pop(5)
         assert isinstance(failed, OverspillError)
@@ -192,8 +193,8 @@ async def test_an_ended_attempt_decides_no_more_requests_than_it_makes_room_for(
         decided.append(pending.request.request_id)
         return assess(pending, pool)
 
-    monkeypatch.setattr(binding, "assess", counted)
-    monkeypatch.setattr(binding, "_RECHECK_S", 1e6)  # what only time asks for is not counted here
+    monkeypatch.setattr(binder, "assess", counted)
+    monkeypatch.setattr(binder, "_RECHECK_S", 1e6)  # what only time asks for is not counted here
     calm = {"max_queue": 1000, "max_wait_ms": 600_000.0, "ttft_slo_ms": 600_000.0, "overload_enter": 1.0}
     async with world(remote=False, policy=policy, **calm) as w:
         results = await everyone(w, [w.ask(max_tokens=4) for _ in range(100)])

@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from router.base.errors import OverspillError
-from router.dispatch.attempt_run import AttemptRun
+from router.dispatch.attempts.run import AttemptRun
+from router.dispatch.binding.queue import QueueEntry
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.journey import Journey
-from router.dispatch.queue import QueueEntry
+from router.dispatch.journey.journey import Journey
 from router.signals.length import _Table as LengthTable
 from router.simulation.loop import LoopClock, VirtualLoop, run_virtually
 from router.values.chunk import FinishReason, TokenChunk

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.base.errors import OverspillError
-from router.dispatch.give_up import LOST, chance_left, give_up_lost
+from router.dispatch.attempts.give_up import LOST, chance_left, give_up_lost
 from router.signals.in_flight import Attempt
 from router.values.length import EDGES, LengthCurve
 from tests.support.router_fakes import World, answer, request, world

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.base.errors import DeadlineLost
-from router.upstream.call import remaining
+from router.upstream.exchange.call import remaining
 from router.values.chunk import FinishReason
 from router.values.prompt import TextPrompt
 from router.values.request import InferenceRequest, Objective

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.pool import MANY
+from router.dispatch.replicas.pool import MANY
 from router.values.prompt import EncodedPrompt
 from router.values.replica import ReplicaSnapshot
 from router.values.settings import RouterSettings

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.dispatch import pool
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.replicas import pool
 from router.values.chunk import TokenChunk
 from router.values.replica import ReplicaSnapshot
 from router.values.request import InferenceRequest

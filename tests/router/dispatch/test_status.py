@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from router.base.errors import OverspillError
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.records.telemetry import Telemetry
 from router.values.replica import ReplicaSnapshot, Unreached
 from router.values.settings import HedgeSettings, RouterSettings
 from tests.support.clocks import VirtualClock

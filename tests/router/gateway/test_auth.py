@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.record import DecisionLog, DecisionRecord
+from router.dispatch.records.record import DecisionLog, DecisionRecord
 from router.values.request import Objective
 from router.values.settings import RouterSettings
 from router.wire.names import PRIORITY

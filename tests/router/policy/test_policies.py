@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.errors import Unavailable
-from router.dispatch.decision_value import why_not
-from router.dispatch.record import REASONS
+from router.dispatch.records.decision_value import why_not
+from router.dispatch.records.record import REASONS
 from router.policy.promise import keeps
 from router.policy.registry import POLICIES, load_policy
 from router.values.choice import Choice, Hopeless

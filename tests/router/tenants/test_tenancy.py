@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from router.base.clock import MonotonicClock
 from router.base.errors import ConfigError
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.records.telemetry import Telemetry
 from router.gateway.app import create_app
 from router.tenants.certificate import certificate_digest
 from router.tenants.database import UsageDatabase

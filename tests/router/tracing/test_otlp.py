@@ -24,7 +24,7 @@ from cloud_tier.config import CloudConfig
 from edge_agent.config import EdgeConfig
 from router.base.config import decode, overlay
 from router.base.errors import ConfigError
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.records.telemetry import Telemetry
 from router.tracing import otlp
 from router.tracing.otlp import OtlpTraces, open_traces
 from router.tracing.settings import TelemetrySettings

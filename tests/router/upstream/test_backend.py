@@ -14,7 +14,7 @@ from router.base.clock import MonotonicClock
 from router.base.errors import ConfigError, ReplicaBroken
 from router.dispatch.dispatcher import Dispatcher
 from router.upstream.backend import Backend
-from router.upstream.foreign import Surroundings
+from router.upstream.servers.foreign import Surroundings
 from router.upstream.settings import BackendSettings
 from router.upstream.source import SourceHooks
 from router.upstream.sources import Sources, backend_sources
@@ -22,7 +22,7 @@ from router.values.answer import Answer
 from router.values.chunk import FinishReason
 from router.values.replica import Unreached
 from router.values.settings import RouterSettings
-from tests.router.upstream.test_openai_server import ask
+from tests.router.upstream.servers.test_openai import ask
 from tests.support.foreign_server import ForeignServer
 from tests.support.waiting import until
 

@@ -13,12 +13,12 @@ import pytest
 
 from router.base.clock import MonotonicClock
 from router.base.errors import ReplicaUnreachable
-from router.dispatch.telemetry import Telemetry
+from router.dispatch.records.telemetry import Telemetry
 from router.gateway.app import create_app
 from router.signals.link import Link
-from router.upstream.server import ServerOptions
+from router.upstream.servers.polled import ServerOptions
+from router.upstream.servers.tier import UpstreamTier
 from router.upstream.source import SourceHooks
-from router.upstream.tier import UpstreamTier
 from router.values.credits import Want
 from router.values.prompt import TextPrompt
 from router.values.request import InferenceRequest, Objective

@@ -16,16 +16,16 @@ from router.base.clock import MonotonicClock
 from router.base.errors import InvalidRequest
 from router.upstream.backend import Backend
 from router.upstream.disaggregated import Disaggregated, DisaggregatedReplica, TransferCost, weigh
-from router.upstream.foreign import Surroundings
-from router.upstream.openai_server import OpenAIServer
-from router.upstream.server import ServerOptions
+from router.upstream.servers.foreign import Surroundings
+from router.upstream.servers.openai import OpenAIServer
+from router.upstream.servers.polled import ServerOptions
 from router.upstream.settings import BackendModel, BackendSettings
 from router.upstream.source import SourceHooks
 from router.values.prompt import ChatPrompt, Message
 from router.values.replica import ReplicaSnapshot, SpeedPrior
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
-from tests.router.upstream.test_tier import raw_server
+from tests.router.upstream.servers.test_tier import raw_server
 from tests.support.router_fakes import info
 from tests.support.waiting import until
 

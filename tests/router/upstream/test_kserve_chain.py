@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from router.base.clock import MonotonicClock
-from router.upstream.foreign import Surroundings
+from router.upstream.servers.foreign import Surroundings
 from router.upstream.settings import BackendSettings
 from router.upstream.source import ReplicaSource, SourceHooks
 from router.upstream.sources import backend_sources

@@ -15,7 +15,7 @@ import pytest
 from examples.demo.processes import Child, overspill
 from router.base.clock import MonotonicClock
 from router.base.errors import ReplicaBroken, ReplicaFailed
-from router.upstream.foreign import Surroundings
+from router.upstream.servers.foreign import Surroundings
 from router.upstream.settings import BackendSettings
 from router.upstream.source import ReplicaSource, SourceHooks
 from router.upstream.sources import backend_sources

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.base.errors import InvalidRequest
-from router.upstream.events import origin_of
+from router.upstream.codec.events import origin_of
 from router.values.answer import Route
 from router.values.credits import Grant, Want
 from router.values.replica import ReplicaSnapshot

@@ -10,17 +10,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.gateway.sse import ChoiceEvents, Encoder
-from router.upstream.answer import OpenStream
-from router.upstream.call import UpstreamRequest
-from router.upstream.silence import LostNews
-from router.upstream.transport import Response
+from router.upstream.exchange.answer import OpenStream
+from router.upstream.exchange.call import UpstreamRequest
+from router.upstream.http.silence import LostNews
+from router.upstream.http.transport import Response
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.prompt import ChatPrompt, Message
 from router.values.tool_calls import CLOSE, OPEN, Tool, Tools
 from router.wire.openai.brief import BriefEncoder
 from router.wire.openai.calls import AnswerCalls
 from router.wire.openai.reply import EventEncoder, ReplyHead
-from tests.router.upstream.test_tier import ask
+from tests.router.upstream.servers.test_tier import ask
 
 CALL = f'{OPEN}\n{{"name": "weather", "arguments": {{"city": "Ulm"}}}}\n{CLOSE}'
 TOOLS = Tools((Tool("weather", "", "{}"),))

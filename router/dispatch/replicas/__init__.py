@@ -1,0 +1,1 @@
+"""The replicas of a tier as decisions see them."""

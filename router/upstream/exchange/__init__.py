@@ -1,0 +1,1 @@
+"""One request to a replica elsewhere, and its answer as it comes."""
