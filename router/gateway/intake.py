@@ -126,9 +126,10 @@ class Intake:
                 f"{limits.max_requests} requests are in flight here, the limit of this gateway: send it again later",
                 retry_after_s=limits.retry_after_s,
             )
-        context.stay = self.deps.tenancy.stay(
-            context.caller, again=says_retry(context.headers), in_slack=context.in_slack
-        )
+        if context.stay is None:  # a further choice has one
+            context.stay = self.deps.tenancy.stay(
+                context.caller, again=says_retry(context.headers), in_slack=context.in_slack
+            )
         context.stay.enter()
         context.closers.append(context.stay.leave)
         request_id = given = context.request_id or ""

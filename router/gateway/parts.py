@@ -71,7 +71,7 @@ def contexts_of(intake: Intake, context: RequestContext, parts: Sequence[Part]) 
 
 def enter(intake: Intake, own: RequestContext, part: Part) -> None:
     """Give a part its place, unless it is the first of all; raises a `Refused` where there is none."""
-    if own.stay is None:
+    if own.stay is None or own.stay.beside:
         intake.admit(own)
     if part.prompt is not None and own.stay is not None:
         own.stay.share(part.prompt, first=part.first)
@@ -109,7 +109,7 @@ def _further(intake: Intake, context: RequestContext, index: int, part: Part) ->
         share=BodyShare(intake.room, context.caller.digest),
         body=part.body,
         chunks=None,
-        stay=None,
+        stay=None if part.first or context.stay is None else context.stay.for_another_choice(),
         closers=[],
         timings_ms=[],
         told=[],

@@ -98,10 +98,10 @@ class Ledger:
     def unwritten(self) -> int:
         return len(self._new)
 
-    def add(self, tenant: str, device: str, model: str, used: Usage) -> None:
-        """Count one answer, or what there was of it."""
+    def add(self, tenant: str, device: str, model: str, used: Usage, *, requests: int = 1) -> None:
+        """Count one answer, or what there was of it; `requests`: 0 for a further choice of one that was counted."""
         self._turn()
-        counts = Counts(1, used.prompt_tokens, used.cached_tokens or 0, used.completion_tokens)
+        counts = Counts(requests, used.prompt_tokens, used.cached_tokens or 0, used.completion_tokens)
         key = UsageKey(tenant, device, model, self._day)
         present = self._new.get(key)
         if present is None and len(self._new) < _MAX_UNWRITTEN:

@@ -1,4 +1,8 @@
-"""One request against the limits of its tenant: from its first header until what it used is counted."""
+"""One request against the limits of its tenant: from its first header until what it used is counted.
+
+Several choices of one prompt are one request, as OpenAI counts it: each has a stay of its own, for its tokens, and
+those behind the first stand under its place.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ class Stay(msgspec.Struct, eq=False):
     Attributes:
         fingerprint: equal for requests that ask for the same.
         again: its client says that it is a retry.
+        beside: it is for a further choice, beside the first one of its prompt.
     """
 
     quota: Quota
@@ -27,6 +32,7 @@ class Stay(msgspec.Struct, eq=False):
     device: str = ""
     again: bool = False
     fingerprint: int = 0
+    beside: bool = False
     _prompt: SharedPrompt | None = None
     _first: bool = True
     _reserved: int = 0
@@ -34,13 +40,18 @@ class Stay(msgspec.Struct, eq=False):
     _counts: bool = True
     _over: bool = False
 
+    def for_another_choice(self) -> Stay:
+        """Return the stay of a further choice of the same prompt."""
+        return Stay(self.quota, self.ledger, self.clock, self.device, beside=True, _counts=False)
+
     def enter(self) -> None:
-        """Take the place; see `Quota.enter`.
+        """Take the place; see `Quota.enter`. A further choice has that of the first.
 
         Raises:
             BudgetSpent, RateLimited: the tenant is over one of its limits.
         """
-        self.quota.enter(self.clock.now_s())
+        if not self.beside:
+            self.quota.enter(self.clock.now_s())
 
     def share(self, prompt: SharedPrompt, *, first: bool) -> None:
         """Others answer the same prompt: it counts once, as its caller is told."""
@@ -79,12 +90,15 @@ class Stay(msgspec.Struct, eq=False):
         if self._over:
             return
         self._over = True
-        self.quota.leave()
+        if not self.beside:
+            self.quota.leave()
         prompt = answer = 0
         for told in self._answers:
             model, used = told()
-            used = used if self._prompt is None else self._prompt.part(used, first=self._first)
+            requests = 1
+            if self._prompt is not None:
+                used, requests = self._prompt.part(used, first=self._first), self._prompt.request()
             prompt, answer = prompt + used.prompt_tokens, answer + used.completion_tokens
-            self.ledger.add(self.quota.name, self.device, model, used)
+            self.ledger.add(self.quota.name, self.device, model, used, requests=requests)
         self._answers.clear()
         self.quota.settle(self.clock.now_s(), self._reserved, Usage(prompt, answer))

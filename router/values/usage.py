@@ -67,9 +67,16 @@ class SharedPrompt:
 
     Attributes:
         counted: tokens of it so far.
+        asked: whether it was counted among the requests that got an answer.
     """
 
     counted: int = 0
+    asked: bool = False
+
+    def request(self) -> int:
+        """Return how many requests one more answer to it adds: the first one's."""
+        more, self.asked = int(not self.asked), True
+        return more
 
     def part(self, used: Usage, *, first: bool) -> Usage:
         """Return what one of the answers adds, in whatever order they are asked for."""

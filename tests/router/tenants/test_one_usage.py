@@ -62,6 +62,9 @@ async def test_the_ledger_counts_what_the_reply_tells(
         assert sum(count.prompt_tokens for count in counts) == told[0]
         assert sum(count.completion_tokens for count in counts) == told[1]
         assert sum(used.total_tokens for used in settled) == sum(told)
+        assert sum(count.requests for count in counts) == len(
+            body.get("prompt", "") if asked.endswith("prompts") else "1"
+        )
 
 
 async def test_an_answer_that_is_no_text_has_no_tokens(tmp_path: Path) -> None:
@@ -74,13 +77,26 @@ async def test_an_answer_that_is_no_text_has_no_tokens(tmp_path: Path) -> None:
         assert list(house.tenancy.ledger.totals.values()) == [Counts(1, 3, 0, 0)]
 
 
+async def test_choices_are_one_request_of_a_minute_and_of_those_at_once(tmp_path: Path) -> None:
+    key = add_key(tmp_path / "keys", NewKey("acme"), {"requests_per_minute": 1, "concurrency": 1})
+    async with House(tmp_path / "keys").open() as house:
+        reply = await house.http.post(
+            CHAT, json={"model": FAMILY, "n": 3, **SAID}, headers={"authorization": f"Bearer {key}"}
+        )
+        assert [choice["finish_reason"] for choice in reply.json()["choices"]] == ["stop"] * 3
+        assert reply.headers["x-ratelimit-remaining-requests"] == "0"
+        quota = house.tenancy.quotas["acme"]
+        await until(lambda: quota.running == 0)
+        assert list(quota.refused.values()) == []
+
+
 async def test_a_prompt_is_set_aside_once_for_its_choices(tmp_path: Path) -> None:
     key = add_key(tmp_path / "keys", NewKey("acme"), {"tokens_per_minute": 100})
     async with House(tmp_path / "keys").open() as house:
         house.reciter.pause = asyncio.Event()
         body = {"model": FAMILY, "messages": [{"role": "user", "content": "recite " * 29}], "n": 5, "max_tokens": 10}
         asking = asyncio.create_task(house.http.post(CHAT, json=body, headers={"authorization": f"Bearer {key}"}))
-        await until(lambda: house.tenancy.quotas and house.tenancy.quotas["acme"].running == 5)
+        await until(lambda: (len(house.reciter.requests), house.dispatcher.waiting) == (4, 1))
         house.reciter.pause.set()
         reply = await asking
         assert reply.status_code == 200, "five prompts of thirty would be more than the hundred of a minute"
