@@ -24,6 +24,7 @@ from edge_agent.fleet.takeover import Overwritten, TakeoverGuard
 from edge_agent.mqtt.backoff import Backoff
 from edge_agent.mqtt.config import FleetConfig
 from edge_agent.mqtt.connection import Connection, ConnectionEnded, End, Message, Outgoing, PublishRefused, Will
+from edge_agent.mqtt.ways import Ways
 from edge_agent.outbox.outbox import Outbox, OutboxStats, Row
 from edge_agent.outbox.sender import OutboxSender
 from router.base import timers
@@ -97,6 +98,7 @@ class FleetSession:
             self.address, lambda: self._description.reported(self._birth), self._description.snapshot
         )
         self._backoff = Backoff(config.reconnect_min_s, config.reconnect_max_s, config.takeover_min_s, self._rng)
+        self._ways = Ways(config.host)
         self._connection: Connection | None = None
         self._desired: deque[bytes] = deque(maxlen=_DESIRED_BACKLOG)
         self._desired_came = asyncio.Event()
@@ -190,6 +192,7 @@ class FleetSession:
     async def _stay_connected(self) -> None:
         while not self._closing.is_set():
             began_s = self._clock.now_s()
+            self._ways.note()
             end = await self._one_connection()
             if self._closing.is_set():
                 return
@@ -203,8 +206,22 @@ class FleetSession:
                 )
             else:
                 log.warning("no broker", reason=end.reason, kind=end.kind, retry_s=round(wait_s, 1))
-            with contextlib.suppress(asyncio.TimeoutError):
-                await timers.within(wait_s, self._closing.wait())
+            await self._stay_away(wait_s, end)
+
+    async def _stay_away(self, wait_s: float, end: End) -> None:
+        """Wait; a new network is tried at once, but not where another client has our name."""
+        closing = asyncio.create_task(self._closing.wait(), name="fleet-closing")
+        try:
+            if end.kind in {"kicked", "taken_over"}:
+                await asyncio.wait({closing}, timeout=wait_s)
+                return
+            await timers.within(wait_s, self._ways.another(), closing)
+            self._backoff.forget_failures()
+            log.info("a new network: the broker is tried at once")
+        except asyncio.TimeoutError:
+            return
+        finally:
+            await timers.end(closing)
 
     async def _one_connection(self) -> End:
         self._birth = await asyncio.to_thread(self._state.next_birth)

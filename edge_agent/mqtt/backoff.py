@@ -47,6 +47,10 @@ class Backoff:
         self.failures += 1
         return base_s * self.rng.uniform(0.5, 1.0)
 
+    def forget_failures(self) -> None:
+        """This machine is in another network: what failed in the one before says nothing of it."""
+        self.failures = 0
+
     def _away_s(self, times: int) -> float:
         base_s: float = min(_TAKEOVER_MAX_S, self.takeover_min_s * 2.0 ** min(times - 1, 20))
         return base_s * self.rng.uniform(0.75, 1.25)

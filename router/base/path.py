@@ -6,12 +6,15 @@ are dead. The kernel can be asked.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import ipaddress
 import socket
 from typing import Any
 
 _SILENT_S = 10  # after which the other side is asked whether it is there
 _ASKED_EVERY_S = 5
+_ANYWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # RFC 5737, RFC 3849: nobody has them
 _UNHEARD_S = 30  # in which it acknowledged nothing: the connection is lost
 
 
@@ -43,3 +46,24 @@ def is_here(local: tuple[Any, ...]) -> bool:
         except OSError as error:
             return error.errno != errno.EADDRNOTAVAIL
     return True
+
+
+def sources_towards(host: str) -> set[str]:
+    """Return the addresses that this machine would send from: to anywhere, and to a host that is given as an address.
+
+    Nothing is sent, and no name is looked up. Empty where there is no network at all.
+    """
+    found = set()
+    for family, anywhere in _ANYWHERE.items():
+        for target in (anywhere, host) if _is_address(host, family) else (anywhere,):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asked:  # no way there
+                asked.connect((target, 9))
+                found.add(str(asked.getsockname()[0]))
+    return found
+
+
+def _is_address(host: str, family: socket.AddressFamily) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == (4 if family == socket.AF_INET else 6)
+    except ValueError:
+        return False

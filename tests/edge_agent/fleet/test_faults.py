@@ -126,9 +126,8 @@ async def test_kill_nine_loses_no_stored_sample_and_announces_the_loss(broker: B
 
 
 def session(port: int, folder: Path, device: str = "cam-1", **more: Any) -> FleetSession:
-    config = FleetConfig(
-        enabled=True, port=port, device=device, state_dir=str(folder / "state"), reconnect_min_s=0.1, **more
-    )
+    options: dict[str, Any] = {"reconnect_min_s": 0.1, **more}
+    config = FleetConfig(enabled=True, port=port, device=device, state_dir=str(folder / "state"), **options)
     return FleetSession(config, apply=lambda _: None, describe=lambda: Description({}), telemetry=Snapshot)
 
 
@@ -212,6 +211,25 @@ async def test_a_device_that_left_its_network_comes_back_without_waiting_for_its
             assert "left the network" in told[0]["reason"]
             with address(moved):
                 await until(lambda: running.connected)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None, reason="only root changes addresses, with iproute2"
+)
+async def test_a_new_network_is_tried_at_once_however_long_the_device_was_to_stay_away(tmp_path: Path) -> None:
+    moved = "198.18.77.201"
+    with Broker(tmp_path, CONFIG.replace("{port} 127.0.0.1", "{port}")) as broker:
+        running = session(
+            broker.port, tmp_path, host=moved, keepalive_s=3600, reconnect_min_s=3600.0, reconnect_max_s=3600.0
+        )
+        async with contextlib.AsyncExitStack() as left:
+            with structlog.testing.capture_logs() as told:
+                with address(moved):
+                    await left.enter_async_context(running)
+                    await until(lambda: running.connected)
+                await until(lambda: any(event.get("retry_s", 0) > PATIENCE_S for event in told))
+                with address(moved):
+                    await until(lambda: running.connected)
 
 
 async def test_the_kernel_watches_over_the_connection_to_the_broker(broker: Broker, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from router.base.path import is_here, watch_over
+from router.base.path import is_here, sources_towards, watch_over
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,8 @@ def test_the_kernel_ends_what_nobody_acknowledges() -> None:
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+
+
+def test_from_which_addresses_a_host_is_reached() -> None:
+    assert "127.0.0.1" in sources_towards("127.0.0.1")
+    assert sources_towards("a name that nobody looks up") <= sources_towards("127.0.0.1")
