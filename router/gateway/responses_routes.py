@@ -42,5 +42,5 @@ class ResponsesRoutes:
             first = await events.first()
             return StreamReply(self._intake.reply_headers(context, answer), first, events)
         whole = await collect(answer.chunks, prompt_tokens)
-        body = encoder.body(whole.text, whole.finish_reason, whole.usage)
+        body = encoder.body(whole.text, whole.finish_reason, whole.usage, whole.reasoning)
         return Reply(body, headers=self._intake.reply_headers(context, answer))

@@ -17,7 +17,6 @@ from router.gateway.whole import unfinished
 from router.values.answer import Answer, tapped
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.usage import Usage
-from router.wire.openai.errors import encode_error_event
 from router.wire.openai.logprobs import LogprobEncoder
 
 log = structlog.get_logger("router.gateway")
@@ -35,6 +34,8 @@ class Encoder(Protocol):
     def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes: ...
 
     def failed(self, error: OverspillError, usage: Usage) -> bytes: ...
+
+    def broken(self, error: OverspillError, usage: Usage) -> bytes: ...
 
     def close(self, usage: Usage) -> bytes: ...
 
@@ -109,6 +110,10 @@ class ChoiceEvents:
         """Return the event that ends this choice while others go on."""
         self.ended = True
         return self._encoder.failed(error, self._told(self.usage))
+
+    def broken(self, error: OverspillError) -> bytes:
+        """Return the end of a stream that cannot go on."""
+        return self._encoder.broken(error, self._told(self.usage))
 
     def close(self, usage: Usage) -> bytes:
         """Return the end of the stream, once all its choices have ended."""
@@ -205,4 +210,4 @@ class EventStream:
         self.ended = True
         self._metrics.stream_errors.labels(error.code).inc()
         log.warning("stream ended with an error", request_id=self._request_id, code=error.code, error=error.message)
-        return encode_error_event(error)
+        return self._choice.broken(error)

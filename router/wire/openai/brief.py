@@ -63,6 +63,10 @@ class BriefEncoder:
         """The event that ends the choice with an error."""
         return self._whole.failed(error, usage)
 
+    def broken(self, error: OverspillError, usage: Usage) -> bytes:
+        """The event that ends the stream."""
+        return self._whole.broken(error, usage)
+
     def close(self, usage: Usage) -> bytes:
         """The end mark."""
         return self._whole.close(usage)

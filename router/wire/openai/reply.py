@@ -11,7 +11,7 @@ from router.base.errors import OverspillError
 from router.values.chunk import FinishReason
 from router.values.usage import Usage
 from router.wire.openai.calls import AnswerCalls, whole_message
-from router.wire.openai.errors import error_fields
+from router.wire.openai.errors import encode_error_event, error_fields
 
 DONE = b"data: [DONE]\n\n"
 FAILED = "error"
@@ -152,6 +152,10 @@ class EventEncoder:
         """The event that ends a choice which cannot go on, while others do."""
         more = b',"error":' + orjson.dumps(error_fields(error))
         return self._event(self._nothing, FAILED, usage, more=more)
+
+    def broken(self, error: OverspillError, usage: Usage) -> bytes:  # noqa: ARG002 - nothing is complete
+        """The event that ends the stream."""
+        return encode_error_event(error)
 
     def close(self, usage: Usage) -> bytes:
         """The usage event if it was asked for, and the end mark."""

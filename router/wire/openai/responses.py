@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -12,13 +12,20 @@ from router.values.constraint import ANY_OBJECT, Constraint, ConstraintKind
 from router.values.prompt import ChatPrompt, Message
 from router.values.request import ApiRequest
 from router.values.sampling import SamplingParams
-from router.values.tool_calls import ToolCall, Tools
+from router.values.tool_calls import ToolCall
 from router.wire.body import decode_json
 from router.wire.names import checked_field_names
 from router.wire.openai.chat import MAX_MESSAGES
 from router.wire.openai.constraints import JsonSchema, schema_constraint
+from router.wire.openai.responses_tools import (
+    ResponsesChoice,
+    ResponsesTool,
+    arguments_of_text,
+    function_name,
+    functions_shown,
+)
 from router.wire.openai.sampling import Effort
-from router.wire.openai.tools import Function, FunctionName, NamedTool, RawTool, arguments_of, tools_of
+from router.wire.openai.tools import arguments_of
 from router.wire.openai.unserved import Unserved, only
 from router.wire.sampling import MaxTokens, Temperature, TopP
 
@@ -38,32 +45,10 @@ class _Item(msgspec.Struct, frozen=True):
     content: str | list[_Part] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | list[_Part] | None = None
-
-
-class _Tool(msgspec.Struct, frozen=True):
-    type: str
-    name: FunctionName | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class _ToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
-    type: str
-    name: str | None = None
-    mode: Literal["auto", "required"] | None = None
-    tools: list[_ToolChoice] | None = None
-
-    def named(self) -> NamedTool:
-        """Return it as chats have it, where the names lie one level deeper."""
-        allowed = (
-            None
-            if self.tools is None
-            else NamedTool.Allowed(self.mode or "auto", [tool.named() for tool in self.tools])
-        )
-        return NamedTool(self.type, NamedTool.Named(self.name or ""), allowed)
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -76,8 +61,7 @@ class _Format(msgspec.Struct, frozen=True):
 
 class _Reasoning(msgspec.Struct, frozen=True):
     effort: Effort | None = None
-    summary: Any = None
-    generate_summary: Any = None
+    summary: str | None = None
 
 
 class _Text(msgspec.Struct, frozen=True):
@@ -91,8 +75,8 @@ class ResponsesCall(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     input: str | list[_Item]
     instructions: str | None = None
-    tools: list[_Tool] | None = None
-    tool_choice: str | _ToolChoice | None = None
+    tools: list[ResponsesTool] | None = None
+    tool_choice: str | ResponsesChoice | None = None
     parallel_tool_calls: bool | None = None
     text: _Text | None = None
     max_output_tokens: MaxTokens | None = None
@@ -125,11 +109,6 @@ _UNSERVED = Unserved(
         only("disabled", "auto"),
         "send `auto` or `disabled`: a conversation too long is refused either way",
     ),
-    (
-        "reasoning",
-        lambda asked: isinstance(asked, _Reasoning) and asked.summary is None and asked.generate_summary is None,
-        "thoughts are not summed up by this server: leave `summary` out",
-    ),
     ("include", only([], ["reasoning.encrypted_content"]), "there is nothing more to include: leave it out"),
     ("prompt", only(), "prompts are not kept here: send `instructions` and `input`"),
     ("top_logprobs", only(0), "log probabilities are told by /v1/chat/completions: leave it out"),
@@ -154,7 +133,8 @@ def decode_responses(body: bytes) -> tuple[ApiRequest, ResponsesCall]:
         constraint=_constraint(raw.text),
         reasoning_effort=None if raw.reasoning is None else raw.reasoning.effort,
     )
-    prompt = ChatPrompt(tuple(messages), _tools(raw))
+    tools = functions_shown(raw.tools or [], raw.tool_choice, parallel=raw.parallel_tool_calls)
+    prompt = ChatPrompt(tuple(messages), tools)
     return ApiRequest(raw.model, prompt, sampling, stream=bool(raw.stream)), raw
 
 
@@ -178,23 +158,24 @@ def _take(item: _Item, at: str, messages: list[Message]) -> None:
         if item.role not in _ROLES:
             raise InvalidRequest(f"`{at}.role`: expected one of {', '.join(_ROLES)}", param=f"{at}.role")
         messages.append(Message(_ROLES[item.role], _text_of(item.content, f"{at}.content")))
-    elif item.type == "function_call":
-        call = ToolCall(
-            _given(item.call_id, f"{at}.call_id"),
-            _given(item.name, f"{at}.name"),
-            arguments_of(item.arguments or ""),
+    elif item.type in ("function_call", "custom_tool_call"):
+        name = function_name(item.namespace, _given(item.name, f"{at}.name"))
+        given = (
+            arguments_of(item.arguments or "") if item.type == "function_call" else arguments_of_text(item.input or "")
         )
+        call = ToolCall(_given(item.call_id, f"{at}.call_id"), name, given)
         last = messages[-1] if messages else None
         if last is not None and last.role == "assistant":
             messages[-1] = Message("assistant", last.content, (*last.tool_calls, call))
         else:
             messages.append(Message("assistant", "", (call,)))
-    elif item.type == "function_call_output":
+    elif item.type in ("function_call_output", "custom_tool_call_output"):
         call_id = _given(item.call_id, f"{at}.call_id")
         messages.append(Message("tool", _text_of(item.output, f"{at}.output"), call_id=call_id))
     elif item.type != "reasoning":
         raise InvalidRequest(
-            f"`{at}.type`: `{item.type[:40]}` is not served: send `message`, `function_call` or `function_call_output`",
+            f"`{at}.type`: `{item.type[:40]}` is not served: send messages, calls of functions and custom tools, and "
+            "outputs of these",
             param=f"{at}.type",
         )
 
@@ -215,16 +196,6 @@ def _text_of(content: str | list[_Part] | None, at: str) -> str:
             where = f"{at}[{index}]"
             raise InvalidRequest(f"`{where}`: `{part.type[:40]}` is not served: send text", param=where)
     return "".join(part.text or part.refusal or "" for part in content)
-
-
-def _tools(raw: ResponsesCall) -> Tools | None:
-    tools = [
-        RawTool(tool.type, Function(tool.name, tool.description, tool.parameters, tool.strict) if tool.name else None)
-        for tool in raw.tools or []
-    ]
-    choice = raw.tool_choice
-    chosen = choice.named() if isinstance(choice, _ToolChoice) else choice
-    return tools_of(tools, chosen, parallel=raw.parallel_tool_calls)
 
 
 def _constraint(text: _Text | None) -> Constraint | None:

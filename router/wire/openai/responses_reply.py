@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import orjson
@@ -14,8 +13,9 @@ from router.values.call_reader import CallReader
 from router.values.chunk import FinishReason
 from router.values.tool_calls import CallDelta
 from router.values.usage import TokenDetails, Usage
-from router.wire.openai.calls import call_id
 from router.wire.openai.responses import ResponsesCall
+from router.wire.openai.responses_items import Item, Kind
+from router.wire.openai.responses_tools import CallNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,13 @@ class ResponseHead:
     call: ResponsesCall
 
     def response(
-        self, status: str, output: list[dict[str, object]], usage: Usage | None, why: str | None = None
+        self,
+        status: str,
+        output: list[dict[str, object]],
+        usage: Usage | None,
+        *,
+        why: str | None = None,
+        error: OverspillError | None = None,
     ) -> dict[str, object]:
         call = self.call
         return {
@@ -42,7 +48,7 @@ class ResponseHead:
             "object": "response",
             "created_at": self.created_s,
             "status": status,
-            "error": None,
+            "error": None if error is None else {"code": error.code, "message": error.message},
             "incomplete_details": None if why is None else {"reason": why},
             "instructions": call.instructions,
             "max_output_tokens": call.max_output_tokens,
@@ -55,7 +61,7 @@ class ResponseHead:
             "temperature": 1.0 if call.temperature is None else call.temperature,
             "text": {"format": {"type": "text"}} if call.text is None else msgspec.to_builtins(call.text),
             "tool_choice": "auto" if call.tool_choice is None else msgspec.to_builtins(call.tool_choice),
-            "tools": msgspec.to_builtins(call.tools or []),
+            "tools": [tool.told() for tool in call.tools or [] if not tool.optional],
             "top_p": 1.0 if call.top_p is None else call.top_p,
             "truncation": call.truncation or "disabled",
             "usage": None if usage is None else _usage(usage),
@@ -77,28 +83,6 @@ def _usage(usage: Usage) -> dict[str, object]:
     }
 
 
-@dataclass(slots=True)
-class _Item:
-    """One item of the output: a message, or a call."""
-
-    item_id: str
-    name: str = ""
-    called: str = ""
-    text: list[str] = field(default_factory=list)
-
-    def value(self, status: str) -> dict[str, object]:
-        text = "".join(self.text)
-        if self.name:
-            call = {"call_id": self.called, "name": self.name, "arguments": text}
-            return {"type": "function_call", "id": self.item_id, **call, "status": status}
-        content = [_part(text)] if text or status != "in_progress" else []
-        return {"type": "message", "id": self.item_id, "role": "assistant", "status": status, "content": content}
-
-
-def _part(text: str) -> dict[str, object]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
 class ResponseEncoder:
     """Encodes one answer, event by event, or as a whole from the same items.
 
@@ -109,7 +93,8 @@ class ResponseEncoder:
     def __init__(self, head: ResponseHead, *, calls: bool) -> None:
         self._head = head
         self._reader = CallReader() if calls else None
-        self._items: list[_Item] = []
+        self._names = CallNames(head.call.tools or [])
+        self._items: list[Item] = []
         self._sequence = 0
         self._open = False
 
@@ -122,12 +107,12 @@ class ResponseEncoder:
 
     def text(self, text: str, usage: Usage, logprobs: Mapping[str, object] | None = None) -> bytes:  # noqa: ARG002
         """The events of further text; log probabilities are not told here."""
-        pieces = [text] if self._reader is None else self._reader.feed(text)
+        pieces = ([text] if text else []) if self._reader is None else self._reader.feed(text)
         return b"".join(map(self._piece, pieces))
 
     def reasoning(self, text: str, usage: Usage) -> bytes:  # noqa: ARG002
-        """Nothing: what models think is told by /v1/chat/completions; it is counted all the same."""
-        return b""
+        """The events of further thoughts, which are an item of their own before the answer."""
+        return self._within("reasoning") + self._grown(text)
 
     def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:
         """The events that close what is open, and the whole response."""
@@ -135,63 +120,81 @@ class ResponseEncoder:
         rest = b"".join(map(self._piece, pieces))
         cut = finish_reason is FinishReason.LENGTH
         if not self._items:
-            rest += self._begin(_Item(_id("msg")))
-        rest += self._close("incomplete" if cut else "completed")
+            rest += self._begin(Item("message"))
         status = "incomplete" if cut else "completed"
+        rest += self._close(status)
         return rest + self._event(f"response.{status}", response=self._whole(status, usage))
 
-    def failed(self, error: OverspillError, usage: Usage) -> bytes:  # noqa: ARG002 - there is one answer, told at the end
-        """The event that ends an answer which cannot go on."""
-        return self._event("error", code=error.code, message=error.message, param=error.param)
+    def failed(self, error: OverspillError, usage: Usage) -> bytes:
+        """There is one choice: as `broken`."""
+        return self.broken(error, usage)
+
+    def broken(self, error: OverspillError, usage: Usage) -> bytes:
+        """The events that end an answer which cannot go on: clients look for one or the other."""
+        told = self._event("error", code=error.code, message=error.message, param=error.param)
+        response = self._head.response("failed", self._output("incomplete"), usage, error=error)
+        return told + self._event("response.failed", response=response)
 
     def close(self, usage: Usage) -> bytes:  # noqa: ARG002 - the whole response has told it
         """Nothing follows the whole response."""
         return b""
 
-    def body(self, text: str, finish_reason: FinishReason, usage: Usage) -> bytes:
+    def body(self, text: str, finish_reason: FinishReason, usage: Usage, thoughts: str = "") -> bytes:
         """The body of a reply that is not streamed."""
+        if thoughts:
+            self.reasoning(thoughts, usage)
         self.text(text, usage)
         self.finish(finish_reason, usage)
         return orjson.dumps(self._whole("incomplete" if finish_reason is FinishReason.LENGTH else "completed", usage))
 
     def _whole(self, status: str, usage: Usage) -> dict[str, object]:
-        last = len(self._items) - 1
-        output = [item.value(status if index == last else "completed") for index, item in enumerate(self._items)]
         why = "max_output_tokens" if status == "incomplete" else None
-        return self._head.response(status, output, usage, why)
+        return self._head.response(status, self._output(status), usage, why=why)
+
+    def _output(self, status: str) -> list[dict[str, object]]:
+        """Return all items, of which the last one ends with `status`."""
+        last = len(self._items) - 1
+        return [item.value(status if index == last else "completed") for index, item in enumerate(self._items)]
 
     def _piece(self, piece: str | CallDelta) -> bytes:
         if isinstance(piece, str):
-            begun = b"" if self._open and not self._items[-1].name else self._begin(_Item(_id("msg")))
-            self._items[-1].text.append(piece)
-            delta = self._about("response.output_text.delta", content_index=0, delta=piece, logprobs=[])
-            return begun + delta
-        begun = self._begin(_Item(_id("fc"), piece.name, call_id())) if piece.name else b""
-        if not piece.arguments:
-            return begun
-        self._items[-1].text.append(piece.arguments)
-        return begun + self._about("response.function_call_arguments.delta", delta=piece.arguments)
+            return self._within("message") + self._grown(piece)
+        begun = b""
+        if piece.name:
+            kind: Kind = "custom_tool_call" if self._names.takes_text(piece.name) else "function_call"
+            begun = self._begin(Item(kind, self._names.told(piece.name)))
+        return begun + self._grown(piece.arguments)
 
-    def _begin(self, item: _Item) -> bytes:
+    def _within(self, kind: Kind) -> bytes:
+        """Return the events that open an item of this kind, none where it is open."""
+        return b"" if self._open and self._items[-1].kind == kind else self._begin(Item(kind))
+
+    def _grown(self, piece: str) -> bytes:
+        told = self._items[-1].grow(piece)
+        if not told:
+            return b""
+        kind, fields = self._items[-1].delta(told)
+        return self._about(kind, **fields)
+
+    def _begin(self, item: Item) -> bytes:
         closed = self._close("completed")
         self._items.append(item)
         self._open = True
         place = len(self._items) - 1
         added = self._event("response.output_item.added", output_index=place, item=item.value("in_progress"))
-        if not item.name:
-            added += self._about("response.content_part.added", content_index=0, part=_part(""))
+        if (part := item.part("")) is not None:
+            added += self._about("response.content_part.added", content_index=0, part=part)
         return closed + added
 
     def _close(self, status: str) -> bytes:
         if not self._open:
             return b""
         self._open = False
-        item, text = self._items[-1], "".join(self._items[-1].text)
-        if item.name:
-            done = self._about("response.function_call_arguments.done", arguments=text, name=item.name)
-        else:
-            done = self._about("response.output_text.done", content_index=0, text=text, logprobs=[])
-            done += self._about("response.content_part.done", content_index=0, part=_part(text))
+        item = self._items[-1]
+        kind, fields = item.done()
+        done = self._about(kind, **fields)
+        if (part := item.part(item.text)) is not None:
+            done += self._about("response.content_part.done", content_index=0, part=part)
         place = len(self._items) - 1
         return done + self._event("response.output_item.done", output_index=place, item=item.value(status))
 
@@ -203,7 +206,3 @@ class ResponseEncoder:
         event = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
         return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n"
-
-
-def _id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(16)}"

@@ -143,14 +143,14 @@ def test_some_of_the_tools_may_be_allowed(server: Server) -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning"),
+        ({"reasoning": {"summary": 3}}, "reasoning.summary"),
         ({"truncation": "middle"}, "truncation"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools[0]"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
     ],
 )
@@ -171,6 +171,16 @@ def test_a_conversation_that_fits_needs_no_truncation_and_one_that_does_not_is_r
     with pytest.raises(openai.BadRequestError) as told:
         sdk.responses.create(model=FAMILY, input="refuse long", truncation="auto")
     assert told.value.code == "context_length_exceeded"
+
+
+def test_a_stream_that_breaks_ends_with_a_failed_response(sdk: openai.OpenAI) -> None:
+    """Codex looks for no other end: without it, it asks five times again for what broke."""
+    events: list[Any] = list(sdk.responses.create(model=FAMILY, input="break one two", stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[-2:] == ["error", "response.failed"]
+    response = events[-1].response
+    assert (response.status, response.error.message) == ("failed", events[-2].message)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
 def test_a_cut_answer_is_incomplete(sdk: openai.OpenAI) -> None:

@@ -73,6 +73,9 @@ async def test_thoughts_are_told_apart_from_the_answer(field: str) -> None:
             events = [event async for event in response]
             assert events[-1].type == "response.completed"
             assert events[-1].response.output_text == "It is."
+            thought: Any = [event for event in events if event.type == "response.reasoning_text.delta"]
+            assert [event.delta for event in thought] == THOUGHT
+            assert [item.type for item in events[-1].response.output] == ["reasoning", "message"]
             usage = events[-1].response.usage
             assert usage is not None
             assert usage.output_tokens_details.reasoning_tokens == 3
@@ -102,9 +105,12 @@ async def test_how_long_it_may_think_is_passed_on(owner: str) -> None:
         assert told["reasoning"]["effort"] == "high"
         wrong = await http.post("/v1/chat/completions", json={**ASK, "reasoning_effort": 3})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "reasoning_effort")
+        assert [body.get("reasoning_effort") for body in bodies[-3:]] == [None, "low", "high"]
         summed = await http.post("/v1/responses", json={**asked, "reasoning": {"summary": "auto"}})
-        assert (summed.status_code, summed.json()["error"]["param"]) == (400, "reasoning")
-    assert [body.get("reasoning_effort") for body in bodies[-3:]] == [None, "low", "high"]
+    thought, said = summed.json()["output"]
+    assert (thought["type"], thought["summary"]) == ("reasoning", [])
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Let me see."}]
+    assert said["content"][0]["text"] == "It is."
 
 
 async def test_a_server_that_breaks_while_it_thinks_is_followed_by_another() -> None:
