@@ -11,7 +11,7 @@ import contextlib
 import random
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -21,6 +21,7 @@ from edge_agent.fleet.configurator import ApplyDesired, Configurator, Standing
 from edge_agent.fleet.description import Describe, SelfDescription, TakeSnapshot
 from edge_agent.fleet.state import StateDir
 from edge_agent.fleet.takeover import Overwritten, TakeoverGuard
+from edge_agent.fleet.tasks import first, keep_going
 from edge_agent.mqtt.backoff import Backoff
 from edge_agent.mqtt.config import FleetConfig
 from edge_agent.mqtt.connection import Connection, ConnectionEnded, End, Message, Outgoing, PublishRefused, Will
@@ -30,14 +31,7 @@ from edge_agent.outbox.sender import OutboxSender
 from router.base import timers
 from router.base.clock import Clock, MonotonicClock
 from router.base.errors import ConfigError
-from router.fleetwire.documents import (
-    BadDocument,
-    Status,
-    Telemetry,
-    decode_as,
-    encode,
-    utc_now,
-)
+from router.fleetwire.documents import BadDocument, Status, Telemetry, decode_as, encode, utc_now
 
 log = structlog.get_logger("edge_agent.fleet")
 
@@ -45,7 +39,7 @@ _DESIRED_BACKLOG = 16
 _COMMAND_BACKLOG = 64
 _GOODBYE_S = 2.0
 _RESTART_S = 1.0
-_REPORT_AGAIN_S = 3600.0  # nobody tells a device that its retained `reported` was cleared
+_REPORT_AGAIN_S = 3600.0  # not every broker tells a device that its retained `reported` was cleared
 
 
 class _NameTaken(Exception):
@@ -87,6 +81,9 @@ class FleetSession:
         self._birth = 0
         self._takeover_guard = TakeoverGuard(self._life)
         self._overwritten = Overwritten(self._announce_again)
+        self._replaced = Overwritten(self._report_soon, "a report of somebody else was overwritten")
+        self._reported = b""
+        self._watches_report = True
         self._samples = 0
         self._reports = 0
         self._state = StateDir(config.state_path())
@@ -138,7 +135,7 @@ class FleetSession:
             ("commands", self._answer),
             ("telemetry", self._sample),
         ):
-            self._tasks.append(asyncio.create_task(_keep_going(work, name), name=f"fleet-{name}"))
+            self._tasks.append(asyncio.create_task(keep_going(work, name), name=f"fleet-{name}"))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -147,6 +144,7 @@ class FleetSession:
             return
         self._closing.set()
         self._overwritten.close()
+        self._replaced.close()
         connect, *others = self._tasks
         await timers.end(*others)
         await asyncio.wait({connect}, timeout=3 * _GOODBYE_S)
@@ -177,11 +175,12 @@ class FleetSession:
             return
         self._reports += 1
         self._report_again_s = self._clock.now_s() + _REPORT_AGAIN_S
+        self._reported = encode(await self._description.reported(self._birth))
         row = Row(
             key=f"reported:{self._life}:{self._reports}",
             kind="state",
             topic=self.address.topic("reported"),
-            payload=encode(await self._description.reported(self._birth)),
+            payload=self._reported,
             retain=True,
             slot="reported",
         )
@@ -234,7 +233,7 @@ class FleetSession:
         sending: asyncio.Task[None] | None = None
         end: End | None = None
         try:
-            await _first(self._greet(connection), closing)
+            await first(self._greet(connection), closing)
             if not self._closing.is_set():
                 self.connected = True
                 log.info("connected to the broker", host=self.config.host, port=self.config.port, birth=self._birth)
@@ -260,6 +259,7 @@ class FleetSession:
         await connection.subscribe(self.address.topic("status"))
         # Its acknowledgement comes after the status retained under the subscription before.
         await connection.subscribe(self.address.topic("desired"), self.address.topic("command"))
+        await self._watch_report(connection)
         if self._takeover_guard.must_yield():
             raise _NameTaken("another agent was born under this name")
         try:
@@ -269,6 +269,17 @@ class FleetSession:
         self._takeover_guard.announced = True
         self._connection = connection
         await self.report()
+
+    async def _watch_report(self, connection: Connection) -> None:
+        """Hear of reports in our place, where the broker lets a device read its own: not every access list does."""
+        if not self._watches_report:
+            return
+        try:
+            await connection.subscribe(self.address.topic("reported"), of_others=True)
+        except ConnectionEnded:  # some brokers end the connection of who asks for what it may not read
+            self._watches_report = False
+            if connection.ended.done():
+                raise
 
     async def _part(self, connection: Connection) -> None:
         """Publish `offline` before DISCONNECT when leaving by our own will; the last will is then discarded."""
@@ -297,6 +308,15 @@ class FleetSession:
                 self._responder.dropped("too many came at once")
         elif message.topic == self.address.topic("status"):
             self._check_status(message.payload)
+        elif message.topic == self.address.topic("reported"):
+            self._check_report(message.payload)
+
+    def _check_report(self, payload: bytes) -> None:
+        if payload != self._reported:  # bridged brokers may give ours back
+            self._replaced.note()
+
+    def _report_soon(self) -> None:
+        self._report_again_s = 0.0
 
     def _check_status(self, payload: bytes) -> None:
         """Before our birth: see who had the name. After it: a will that comes late hides us, so speak up again."""
@@ -311,7 +331,7 @@ class FleetSession:
         if status is not None and ours and status.state == "online":
             return
         if not payload:  # who cleared it has cleared `reported` too, as `overspill fleet forget` does
-            self._report_again_s = 0.0
+            self._report_soon()
         self._overwritten.note(status)
 
     def _announce_again(self) -> None:
@@ -372,26 +392,3 @@ class FleetSession:
                 self._connection.publish(Outgoing(topic, encode(sample), qos=0, key=sample.key))
             if self._clock.now_s() >= self._report_again_s:
                 await self.report()
-
-
-async def _first(work: Coroutine[Any, Any, None], other: asyncio.Task[Any]) -> None:
-    """Run `work` until it is done or `other` is; raises what `work` raises."""
-    task = asyncio.create_task(work, name="fleet-greet")
-    try:
-        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        await timers.end(task)
-    if not task.cancelled():
-        task.result()
-
-
-async def _keep_going(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-    """A task's boundary: what ends it unexpectedly is logged, and it begins anew; the agent serves on meanwhile."""
-    while True:
-        try:
-            await work()
-        except Exception:  # noqa: PERF203 - once in a task's life
-            log.exception("a fleet task failed and begins anew", task=name, wait_s=_RESTART_S)
-            await asyncio.sleep(_RESTART_S)
-        else:
-            return

@@ -53,27 +53,29 @@ class TakeoverGuard:
 
 
 class Overwritten:
-    """Says again that a device is online where its status was overwritten: at once, and then once a second at most.
+    """Says again what a device said where it was overwritten: at once, and then once a second at most.
 
     Two agents of one name, behind brokers that are bridged, would answer each other as fast as the network goes.
     """
 
-    def __init__(self, announce: Callable[[], None]) -> None:
+    def __init__(self, announce: Callable[[], None], told: str = "a stale status was overwritten") -> None:
         """Create it anywhere, use it on the event loop.
 
         Args:
-            announce: publishes the status that holds.
+            announce: publishes what holds.
+            told: what the log says then.
         """
         self._announce = announce
+        self._told = told
         self._pause: asyncio.TimerHandle | None = None
         self._again = False
         self._times = 0
 
-    def note(self, found: Status | None) -> None:
-        """Take a status that is not the last one of this agent; None for what is no status."""
+    def note(self, found: Status | None = None) -> None:
+        """Take what is not the last word of this agent: a status, or None for what is none."""
         self._times += 1
         if self._times & (self._times - 1) == 0:  # the first, second, fourth, …: a flood fills no log
-            log.warning("a stale status was overwritten", birth=found.birth if found else None, times=self._times)
+            log.warning(self._told, birth=found.birth if found else None, times=self._times)
         if self._pause is None:
             self._speak()
         else:

@@ -153,13 +153,18 @@ class Connection:
             raise ConnectionEnded(self._end.reason)
         self._connected.result()
 
-    async def subscribe(self, *topics: str) -> None:
+    async def subscribe(self, *topics: str, of_others: bool = False) -> None:
         """Subscribe with QoS 1.
+
+        Args:
+            of_others: to what other clients publish from now on, and nothing else.
 
         Raises:
             ConnectionEnded: the connection ended, or the broker refused a topic.
         """
-        code, mid = self._client.subscribe([(topic, SubscribeOptions(qos=1)) for topic in topics])
+        kept = SubscribeOptions.RETAIN_DO_NOT_SEND if of_others else SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE
+        options = SubscribeOptions(qos=1, noLocal=of_others, retainHandling=kept)
+        code, mid = self._client.subscribe([(topic, options) for topic in topics])
         self._client.wake()
         if code != MQTTErrorCode.MQTT_ERR_SUCCESS or mid is None:
             raise ConnectionEnded(paho.error_string(code))

@@ -343,15 +343,18 @@ async def test_who_writes_over_a_status_again_and_again_is_not_answered_each_tim
     overwritten.close()
 
 
-@pytest.mark.parametrize("leaves", [("reported", "status"), ("reported",)])
+@pytest.mark.parametrize(
+    ("leaves", "reads"), [(("reported", "status"), False), (("reported",), False), (("reported",), True)]
+)
 async def test_what_is_cleared_of_a_device_is_back_with_its_next_sample(
-    broker: Broker, spy: Spy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: tuple[str, ...]
+    broker: Broker, spy: Spy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: tuple[str, ...], *, reads: bool
 ) -> None:
-    """Its status tells that it was forgotten; `reported` alone comes back when its hour is over."""
-    if leaves == ("reported",):
+    """Its status tells that it was forgotten; a `reported` that it may not read comes back when its hour is over."""
+    if leaves == ("reported",) and not reads:
         monkeypatch.setattr("edge_agent.fleet.session._REPORT_AGAIN_S", 0.5)
     device = Device()
     async with device.session(broker.port, tmp_path, telemetry_interval_s=0.1) as session:
+        session._watches_report = reads
         await until(lambda: session.connected and spy.payloads("reported"))
         for leaf in leaves:
             spy.publish(TOPIC + leaf, b"", retain=True)
@@ -362,10 +365,32 @@ async def test_what_is_cleared_of_a_device_is_back_with_its_next_sample(
         await until(lambda: b"" in bodies() and bodies()[-1])
 
 
+@pytest.mark.parametrize("foreign", [b"garbage", b'{"state":"applied","version":7}'])
+async def test_a_report_of_somebody_else_is_overwritten_and_its_own_are_not(
+    broker: Broker, spy: Spy, tmp_path: Path, foreign: bytes
+) -> None:
+    def bodies() -> list[bytes]:
+        return [body for topic, body, _ in spy.seen if topic.endswith("/reported")]
+
+    device = Device()
+    async with device.session(broker.port, tmp_path, telemetry_interval_s=0.1) as session:
+        await until(lambda: session.connected and bodies())
+        said = len(bodies())
+        for _ in range(2):
+            spy.publish(TOPIC + "reported", foreign, retain=True)
+            await until(lambda: foreign in bodies() and bodies()[-1] != foreign)
+            spy.seen.clear()
+        await session.report()
+        await until(bodies)
+        samples = len(spy.payloads("telemetry"))
+        await until(lambda: len(spy.payloads("telemetry")) > samples + 5)
+        assert said == len(bodies()) == 1
+
+
 async def test_a_status_that_is_no_text_is_overwritten(broker: Broker, spy: Spy, tmp_path: Path) -> None:
     device = Device()
     async with device.session(broker.port, tmp_path) as session:
         await until(lambda: session.connected and spy.payloads("status"))
         spy.publish(TOPIC + "status", b'{"state":"\xff"}', retain=True)
         await until(lambda: any(b"\xff" in body for _, body, _ in spy.seen))
-        await until(lambda: b'"online"' in spy.seen[-1][1])
+        await until(lambda: b'"online"' in [body for topic, body, _ in spy.seen if topic == TOPIC + "status"][-1])
