@@ -28,7 +28,7 @@ _MOST_BLOCKS = 512  # of one prompt: what is behind them is not counted
 _BLOCKS = 16_384  # of one replica; the longest unused ones are forgotten
 _HOLDERS = 262_144
 _SESSIONS = 4_096
-_REMEMBERED = 2_048  # prompts whose hashes are kept between two decisions
+_REMEMBERED = 2_048  # prompts whose hashes are kept between two decisions, of requests in the tier
 _ENDINGS = 4  # of prompts that share all whole blocks
 
 _AGES_S = (10.0, 60.0, 300.0, 1800.0)
@@ -187,6 +187,9 @@ class Affinity:
         held = self._held.get(replica_id)
         if held is not None:
             self._note(request, replica_id, answer_tokens)
+
+    def left(self, request: InferenceRequest) -> None:
+        """A request left the tier, whichever way: nothing of its prompt is kept but what replicas hold of it."""
         self._chains.pop(request.request_id, None)
         self._untold.pop(request.request_id, None)
 

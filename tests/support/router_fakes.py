@@ -245,12 +245,14 @@ class World:
         return found.to_json()
 
     def nothing_is_held(self) -> None:
-        """Every credit, place and slot was given back."""
+        """Every credit, place and slot was given back, and no prompt is kept."""
         assert len(self.dispatcher._signals.in_flight) == 0
         assert all(device.clock.prefilling == 0 for device in self.dispatcher._signals.latency._devices.values())
         assert self.dispatcher.waiting == 0
         assert all(record.outcome is not None for record in self.dispatcher._log)
         assert [replica.open for replica in self.all] == [0] * 4
+        affinity = self.dispatcher._signals.affinity
+        assert (len(affinity._chains), len(affinity._untold)) == (0, 0)
 
 
 @contextlib.asynccontextmanager

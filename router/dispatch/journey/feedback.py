@@ -136,6 +136,7 @@ class Feedback:
 
     def left(self, journey: Progress) -> None:
         """A request left the tier: where nobody else is there, who comes next does not wait for what it taught."""
+        self._signals.affinity.left(journey.request)
         if self._signals.in_flight.idle and not len(self._binder.queue):
             self._signals.lengths.settle(journey.length)
 

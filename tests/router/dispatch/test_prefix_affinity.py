@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import pytest
+
+from router.base.errors import DeadlineLost
 from router.values.prompt import EncodedPrompt
-from tests.support.router_fakes import World, world
+from tests.support.router_fakes import World, request, world
 
 CHAT = tuple(range(3_000))
 
@@ -59,3 +63,22 @@ async def test_a_replica_that_tells_nothing_is_predicted_to_compute_everything()
         first = predicted_ttft_ms(await ask(w, 1_000, ttft_s=2.0), name)
         again = predicted_ttft_ms(await ask(w, 1_001, ttft_s=2.0), name)
         assert again > 0.8 * first
+
+
+async def test_no_prompt_is_kept_of_a_request_that_is_cancelled_refused_or_broken():
+    """Two thousand were, with all their token ids: of long prompts, hundreds of megabytes on a device."""
+    async with world(policy="local-first") as w:
+        w.local.held = []
+        await ask(w, 1_000)
+        long: dict[str, Any] = {"prompt_tokens": 1_000, "encoded": EncodedPrompt(CHAT[:1_000], "the tokenizer")}
+        begun = await w.clock.run(w.dispatcher.start(request(w.clock, max_tokens=500, ignore_eos=True, **long)))
+        waiting = [asyncio.ensure_future(w.ask(locality="local-only", max_tokens=99, **long)) for _ in range(12)]
+        await w.clock.settle()
+        assert w.dispatcher.waiting > 0
+        with pytest.raises(DeadlineLost):
+            await w.clock.run(w.ask(deadline_s=0.001, max_tokens=99, **long))
+        for task in waiting:
+            task.cancel()
+        await w.clock.run(asyncio.gather(*waiting, return_exceptions=True))
+        await w.clock.run(begun.chunks.aclose())
+        w.nothing_is_held()
