@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from router.base.errors import InvalidRequest
 from router.values.constraint import ANY_OBJECT, Constraint, ConstraintKind
-from router.values.prompt import ChatPrompt, Message
+from router.values.prompt import ChatPrompt, MediaPart, Message
 from router.values.request import ApiRequest
 from router.values.sampling import SamplingParams
 from router.values.tool_calls import ToolCall
@@ -17,6 +17,7 @@ from router.wire.body import decode_json
 from router.wire.names import checked_field_names
 from router.wire.openai.chat import MAX_MESSAGES
 from router.wire.openai.constraints import JsonSchema, schema_constraint
+from router.wire.openai.media import RawImage, image_of, media_in
 from router.wire.openai.responses_tools import (
     ResponsesChoice,
     ResponsesTool,
@@ -37,6 +38,8 @@ class _Part(msgspec.Struct, frozen=True):
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
+    detail: str | None = None
 
 
 class _Item(msgspec.Struct, frozen=True):
@@ -134,7 +137,7 @@ def decode_responses(body: bytes) -> tuple[ApiRequest, ResponsesCall]:
         reasoning_effort=None if raw.reasoning is None else raw.reasoning.effort,
     )
     tools = functions_shown(raw.tools or [], raw.tool_choice, parallel=raw.parallel_tool_calls)
-    prompt = ChatPrompt(tuple(messages), tools)
+    prompt = ChatPrompt(tuple(messages), tools, media_in(messages))
     return ApiRequest(raw.model, prompt, sampling, stream=bool(raw.stream)), raw
 
 
@@ -157,7 +160,7 @@ def _take(item: _Item, at: str, messages: list[Message]) -> None:
     if item.type == "message":
         if item.role not in _ROLES:
             raise InvalidRequest(f"`{at}.role`: expected one of {', '.join(_ROLES)}", param=f"{at}.role")
-        messages.append(Message(_ROLES[item.role], _text_of(item.content, f"{at}.content")))
+        messages.append(_turn(item, _ROLES[item.role], f"{at}.content"))
     elif item.type in ("function_call", "custom_tool_call"):
         name = function_name(item.namespace, _given(item.name, f"{at}.name"))
         given = (
@@ -180,6 +183,20 @@ def _take(item: _Item, at: str, messages: list[Message]) -> None:
         )
 
 
+def _turn(item: _Item, role: str, at: str) -> Message:
+    if role != "user" or not isinstance(item.content, list):
+        return Message(role, _text_of(item.content, at))
+    parts = tuple(_shown(part, f"{at}[{index}]") for index, part in enumerate(item.content))
+    texts = [part for part in parts if isinstance(part, str)]
+    return Message(role, "".join(texts), parts=() if len(texts) == len(parts) else parts)
+
+
+def _shown(part: _Part, at: str) -> str | MediaPart:
+    if part.type != "input_image":
+        return _said(part, at)
+    return image_of(None if part.image_url is None else RawImage(part.image_url, part.detail), f"{at}.image_url")
+
+
 def _given(value: str | None, at: str) -> str:
     if not value:
         raise InvalidRequest(f"`{at}` is required", param=at)
@@ -191,11 +208,15 @@ def _text_of(content: str | list[_Part] | None, at: str) -> str:
         raise InvalidRequest(f"`{at}` is required", param=at)
     if isinstance(content, str):
         return content
-    for index, part in enumerate(content):
-        if part.type not in _TEXTS:
-            where = f"{at}[{index}]"
-            raise InvalidRequest(f"`{where}`: `{part.type[:40]}` is not served: send text", param=where)
-    return "".join(part.text or part.refusal or "" for part in content)
+    return "".join([_said(part, f"{at}[{index}]") for index, part in enumerate(content)])
+
+
+def _said(part: _Part, at: str) -> str:
+    if part.type not in _TEXTS:
+        raise InvalidRequest(
+            f"`{at}`: `{part.type[:40]}` is not served: send text, and in turns of role `user` images", param=at
+        )
+    return part.text or part.refusal or ""
 
 
 def _constraint(text: _Text | None) -> Constraint | None:

@@ -58,6 +58,24 @@ async def test_images_and_sounds_arrive_as_they_were_sent_and_are_counted_by_the
                 assert server.bodies[-1]["messages"] == told["messages"]
 
 
+async def test_an_image_of_a_response_arrives_as_that_of_a_chat() -> None:
+    server = ForeignServer()
+    shown = {"type": "input_image", "image_url": PIXEL, "detail": "low"}
+    content = [{"type": "input_text", "text": "What is this?"}, shown]
+    asked: dict[str, Any] = {"model": "m", "input": [{"role": "user", "content": content}], "max_output_tokens": 4}
+    async with world(server, ("text", "image")) as tiers:
+        for tier in tiers:
+            async with httpx.AsyncClient(base_url=tier.url) as http:
+                reply = await http.post("/v1/responses", json=asked)
+                assert reply.status_code == 200, reply.text
+                assert server.bodies[-1]["messages"] == asking(SHOWN)["messages"]
+                shown["image_url"] = "https://images.example/a.png"
+                refused = await http.post("/v1/responses", json=asked)
+                assert (refused.status_code, "allow_origins" in refused.text) == (400, True)
+                shown["image_url"] = PIXEL
+    assert len(server.bodies) == 2
+
+
 @pytest.mark.parametrize("part", [SHOWN, HEARD])
 async def test_a_model_of_text_is_not_asked(part: dict[str, Any]) -> None:
     server = ForeignServer()
