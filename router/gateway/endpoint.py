@@ -6,6 +6,7 @@ does all of the work, and is cancelled the moment the client is gone: what runs 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -292,11 +293,16 @@ class Endpoint:
     async def _handle(self, context: RequestContext) -> Reply | StreamReply:
         try:
             return await self._handler(context)
+        except asyncio.CancelledError:
+            if context.stay is not None:
+                context.stay.unanswered()
+            raise
         except OverspillError as error:
-            if isinstance(error, Refused):
-                if context.stay is not None:
+            if context.stay is not None:
+                context.stay.unanswered()
+                if isinstance(error, Refused):
                     context.stay.refused(error)
-            elif error.status >= 500:
+            if error.status >= 500 and not isinstance(error, Refused):
                 log.warning("request failed", request_id=context.request_id, code=error.code, error=error.message)
             return render_error(error, context.dialect)
         except Exception:  # the task boundary: a bug is logged with its trace and answered

@@ -94,6 +94,10 @@ async def _answered(intake: Intake, own: RequestContext, part: Part) -> Answered
     try:
         enter(intake, own, part)
         return await answer_one(intake, own, part.request)
+    except asyncio.CancelledError:
+        if own.stay is not None:
+            own.stay.unanswered()
+        raise
     except OverspillError as error:
         note_refusal(own, error)
         return error

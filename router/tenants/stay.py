@@ -24,6 +24,7 @@ class Stay(msgspec.Struct, eq=False):
         fingerprint: equal for requests that ask for the same.
         again: its client says that it is a retry.
         beside: it is for a further choice, beside the first one of its prompt.
+        in_slack: it is run again where it is not answered.
     """
 
     quota: Quota
@@ -33,6 +34,7 @@ class Stay(msgspec.Struct, eq=False):
     again: bool = False
     fingerprint: int = 0
     beside: bool = False
+    in_slack: bool = False
     _prompt: SharedPrompt | None = None
     _first: bool = True
     _reserved: int = 0
@@ -42,7 +44,9 @@ class Stay(msgspec.Struct, eq=False):
 
     def for_another_choice(self) -> Stay:
         """Return the stay of a further choice of the same prompt."""
-        return Stay(self.quota, self.ledger, self.clock, self.device, beside=True, _counts=False)
+        return Stay(
+            self.quota, self.ledger, self.clock, self.device, beside=True, in_slack=self.in_slack, _counts=False
+        )
 
     def enter(self) -> None:
         """Take the place; see `Quota.enter`. A further choice has that of the first.
@@ -69,6 +73,11 @@ class Stay(msgspec.Struct, eq=False):
     def answered(self, told: Callable[[], tuple[str, Usage]]) -> None:
         """An answer has begun; `told` returns, at the end of the stay, which model answered and what that used."""
         self._answers.append(told)
+
+    def unanswered(self) -> None:
+        """No reply tells of what it had of an answer: in the slack that is no usage, for it is computed again."""
+        if self.in_slack:
+            self._answers.clear()
 
     def left(self) -> tuple[Left | None, Left | None]:
         """What is left of the tenant's requests and tokens a minute."""

@@ -136,7 +136,7 @@ class Tenancy:
         send a minute, or at once.
         """
         quota = self._quota_in_slack(caller.tenant) if in_slack else self.quota(caller.tenant)
-        return Stay(quota, self.ledger, self._clock, caller.device, again)
+        return Stay(quota, self.ledger, self._clock, caller.device, again, in_slack=in_slack)
 
     def _quota_in_slack(self, tenant: Tenant | None) -> Quota:
         name, limits = (_NOBODY, NO_LIMITS) if tenant is None else (tenant.name, tenant.limits)
