@@ -39,9 +39,9 @@ MODULES = {
     "router/base": "alarms",
     "router/values": "choice length link offer prediction situation",
     "router/signals": (
-        "affinity breaker canary configurations credit_account credit_line credits exploration fairness health "
-        "in_flight ladder latency learnt length level link occupancy peak_latency prefill replica_state sequential "
-        "shadow signals token_clock upper what_if"
+        "affinity at_stake breaker canary configurations credit_account credit_line credits exploration fairness "
+        "health in_flight ladder latency learnt length level link occupancy peak_latency prefill replica_state "
+        "sequential shadow signals token_clock upper what_if"
     ),
     "router/policy": (
         "cloud_first earliest_deadline least_load local_first local_only lowest_latency min_completion peak_ewma "

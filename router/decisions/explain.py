@@ -5,6 +5,7 @@ from __future__ import annotations
 from router.decisions.line import CandidateRow, Decision
 
 _WIDTH = 11
+_TOLD = 0.01  # of an answer: less is not worth a word
 _REJECTED = {
     "other-model": "serves another model",
     "locality": "was excluded by locality",
@@ -86,6 +87,9 @@ def _went(decision: Decision) -> str:
     why = f": {chosen.why} ({chosen.reason})" if chosen is not None else ""
     if chosen is not None and chosen.kept_probability is not None:
         why += f"; its whole promise was {chosen.kept_probability:.0%} likely to be kept there"
+    held_up = next((row.at_stake for row in decision.candidates if row.chosen), 0.0)
+    if held_up >= _TOLD:
+        why += f", and its prompt put {held_up:.2f} of the answers that ran there at stake"
     return f"to {served}{waited}{before}{beside}{why}"
 
 

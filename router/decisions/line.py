@@ -68,6 +68,7 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         free … finish_high_ms: the prediction, from the moment of the decision; `_high` is meant to hold 9 times in 10.
         session: it served the request's session before.
         price: of serving it there, in answers of full quality.
+        at_stake: what those who ran on its device stood to lose by the prompt, in answers of full quality.
         not_chosen, rejected, why: a code of `router.dispatch.records.record`, and the figures behind it.
         available … load_age_ms: its load.
         prefill_tokens_per_s, decode_tokens_per_s, decode_batch_slope: its speed before anything was observed.
@@ -95,6 +96,7 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     finish_high_ms: float | None = None
     session: bool = False
     price: float = 0.0
+    at_stake: float = 0.0
     not_chosen: str | None = None
     rejected: str | None = None
     why: str | None = None

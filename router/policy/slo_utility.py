@@ -5,6 +5,7 @@
 2. Among the replicas that can start now it takes the one of highest value; of near equals the device goes before the
    cloud, the one that knows the session before others, the quicker before the slower; among replicas of one variant,
    the one where the answer and those beside it are delayed least.
+   What those who run there would lose by its prompt is taken off: it goes where it holds up few, or waits.
 3. While none can start, it waits, and its rank says who goes first when one can: value a device-second, of those who
    can wait for all others less (`router.policy.urgency`). What lacks room in a KV cache leaves the slot to those that
    need less.
@@ -62,7 +63,8 @@ class SloUtility:
         good_for_s = _TAKEN_SOON_S
         if not free:
             good_for_s = min(urgency.lost_in_s, max(urgency.grows_in_s, _GROWS_AT_LEAST_S))
-        if best.candidate.kv_short:
+        not_now = not free and (best.candidate.prediction.free or best.candidate.kv_short)
+        if not_now:
             good_for_s = min(good_for_s, look_again_s(situation))
         return choose(
             best.candidate,
@@ -72,19 +74,19 @@ class SloUtility:
             waits_for=self._waits_for(promised, best, situation, put_back(situation) / urgency.factor, calm=calm),
             good_for_s=max(good_for_s, _LOOK_AGAIN_S),
             kept=best.kept,
-            not_now=not free and (best.candidate.prediction.free or best.candidate.kv_short),
+            not_now=not_now,
         )
 
     @staticmethod
     def _worth_a_slot(promised: list[Worth], situation: Situation) -> list[Worth]:
         """Return who can start now and should: likely enough to be kept there, and not far better kept by waiting."""
         free = [w for w in promised if w.candidate.prediction.free]
-        taken = [w for w in free if w.kept >= _LIKELY or w.candidate.idle]
-        if not taken or len(free) == len(promised) or min([w.kept for w in taken]) >= _LATER_SHARE:
+        taken = [w for w in free if w.kept_in_all >= _LIKELY or w.candidate.idle]
+        if not taken or len(free) == len(promised) or min([w.kept_in_all for w in taken]) >= _LATER_SHARE:
             return taken
         busy = [w.candidate for w in promised if not w.candidate.prediction.free]
         later = max([w.value for w in worths_of(busy, situation, wait_s=None)])
-        return [w for w in taken if w.value >= _LATER_SHARE * later]
+        return [w for w in taken if w.value - w.lost >= _LATER_SHARE * later]
 
     @staticmethod
     def _best(judged: Sequence[Worth], situation: Situation, *, calm: bool) -> Worth:
@@ -96,13 +98,13 @@ class SloUtility:
         if len(judged) == 1 or not (calm or best.candidate.favoured):
             return best
         slack = situation.settings.device_first_quality_slack + 1e-9
-        least_kept, least_quality = best.kept - _NEAR, best.candidate.info.quality - slack
+        least_kept, least_quality = best.kept_in_all - _NEAR, best.candidate.info.quality - slack
         most_price = best.candidate.price + slack
         first = best
         for worth in judged:
             candidate = worth.candidate
             if (
-                worth.kept >= least_kept
+                worth.kept_in_all >= least_kept
                 and (calm or candidate.favoured)
                 and candidate.info.quality >= least_quality
                 and candidate.price <= most_price
@@ -166,7 +168,7 @@ def _least_delay(first: Worth, judged: Sequence[Worth], least_kept: float) -> Wo
         candidate = worth.candidate
         info = candidate.info
         if (
-            worth.kept >= least_kept
+            worth.kept_in_all >= least_kept
             and info.variant == like.variant
             and info.remote == like.remote
             and candidate.session == session

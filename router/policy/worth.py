@@ -2,7 +2,11 @@
 
     value = quality · P(the whole promise is kept) − prices
     cost  = prefill + E[tokens that will be computed] · device-seconds a token,    in device-seconds
-    rank  = value / cost
+    rank  = (value − lost) / cost
+    lost  = what those who run on the device stand to lose by its prompt (`router.signals.at_stake`), if it begins now
+
+A request yields to them for as long as it may wait, the less the longer it has; one without any promise for no longer
+than the tier's default TTFT.
 
 P follows from the length's distribution F and the predicted times, whose errors are log-normal; their spread is
 integrated at three points (Gauss-Hermite quadrature):
@@ -33,6 +37,7 @@ from router.values.situation import Candidate, Situation
 
 FLOOR: Final = 0.05
 """Below this probability a promise counts as lost."""
+_LEAST_GAIN: Final = 1e-6  # of one that costs those who run there more than it is worth itself
 _WORTH_BEGINNING: Final = 0.3  # of the chance that it would have now
 _MOST_DOUBLINGS: Final = 8  # each priority counts twice the one below
 _NODE: Final = math.sqrt(3.0)
@@ -52,7 +57,9 @@ class Worth(FrozenStruct, frozen=True):
         kept: probability that the whole promise is kept; with a late value, its expectation.
         value: quality · kept, less the prices.
         cost_s: device-seconds.
-        net: the value, divided by `mixing_cost` where its device had better run another rung and anybody else is there.
+        lost: of those who run beside it, by its prompt, were it to begin now; in answers.
+        net: the value less that, divided by `mixing_cost` where its device had better run another rung and anybody else
+            is there.
     """
 
     candidate: Candidate
@@ -60,10 +67,16 @@ class Worth(FrozenStruct, frozen=True):
     value: float
     cost_s: float
     net: float
+    lost: float = 0.0
 
     @property
     def rank(self) -> float:
-        return self.value / self.cost_s
+        return (_gained(self.value, self.lost) if self.lost else self.value) / self.cost_s
+
+    @property
+    def kept_in_all(self) -> float:
+        """By how much the chances of all on its device rise together, in answers of its quality."""
+        return self.kept - self.lost / self.candidate.info.quality if self.lost else self.kept
 
 
 def ask_of(situation: Situation) -> Ask:
@@ -93,7 +106,7 @@ def _alone(candidate: Candidate) -> Candidate:
     prediction, slope = candidate.prediction, candidate.info.prior.decode_batch_slope
     step_s = prediction.token_device_s * candidate.slots / (1.0 + slope * (candidate.slots - 1))
     idle = msgspec.structs.replace(prediction, tpot_s=step_s, wait_s=0.0, ttft_s=prediction.prefill_s)
-    return msgspec.structs.replace(candidate, prediction=idle, favoured=True)
+    return msgspec.structs.replace(candidate, prediction=idle, favoured=True, at_stake=0.0)
 
 
 def _offer(worth: Worth, situation: Situation) -> Offer:
@@ -143,7 +156,7 @@ def worths_of(candidates: Sequence[Candidate], situation: Situation, *, wait_s: 
     deadline_s, late_s, tpot_s = objective.deadline_s, objective.late_s, objective.tpot_s
     ttft_s = objective.ttft_s if situation.ttft_promised or deadline_s is None else None
     waited_s, whole_tokens, mixing_cost = situation.waited_s, length.expected(), situation.settings.mixing_cost
-    longest_answer, judged = situation.longest_answer, []
+    longest_answer, yields, judged = situation.longest_answer, _yields(situation), list[Worth]()
     for candidate in candidates:
         prediction = candidate.prediction
         prefill_s, pace_s, tokens, kept = prediction.prefill_s, expected_pace_s(candidate), whole_tokens, 1.0
@@ -165,12 +178,26 @@ def worths_of(candidates: Sequence[Candidate], situation: Situation, *, wait_s: 
             kept *= in_time if situation.ttft_promised else _UNASKED_LATE + (1.0 - _UNASKED_LATE) * in_time
         if tpot_s is not None:
             kept *= _phi_log(tpot_s, pace_s, prediction.pace_log_sigma)
-        net = value = candidate.info.quality * kept - candidate.price
+        value = candidate.info.quality * kept - candidate.price
+        lost = candidate.at_stake * yields if wait_s is not None else 0.0
+        net = _gained(value, lost) if lost else value
         cost_s = prefill_s + tokens * prediction.token_device_s
         if not (calm or candidate.favoured):
-            cost_s, net = cost_s * mixing_cost, value / mixing_cost
-        judged.append(Worth(candidate, kept, value, cost_s, net))
+            cost_s, net = cost_s * mixing_cost, net / mixing_cost
+        judged.append(Worth(candidate, kept, value, cost_s, net, lost))
     return judged
+
+
+def _gained(value: float, lost: float) -> float:
+    return value - lost if value - lost > _LEAST_GAIN else _LEAST_GAIN
+
+
+def _yields(situation: Situation) -> float:
+    """Return by how much it yields to those who run, from 1 to 0: nobody waits for others without an end."""
+    objective, most_s = situation.objective, situation.settings.max_wait_ms / 1e3
+    if not situation.ttft_promised and objective.tpot_s is None and objective.deadline_s is None:
+        most_s = min(most_s, situation.settings.ttft_slo_ms / 1e3)
+    return 1.0 - situation.waited_s / most_s if situation.waited_s < most_s else 0.0
 
 
 def without_backlog(candidate: Candidate) -> Candidate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import overload
 
 from router.signals.token_clock import Mark
@@ -11,6 +11,9 @@ from router.values.choice import Choice
 from router.values.length import LengthCurve
 from router.values.prediction import NOTHING_IN_FLIGHT, InFlightLoad, TtftFeatures
 from router.values.replica import Replica, ReplicaInfo
+from router.values.request import Objective
+
+_NOTHING = Objective()
 
 
 class Attempt:
@@ -33,6 +36,7 @@ class Attempt:
             `router.give_up` does not allow it.
         gave_up: it did.
         length: the distribution of the whole answer's length, None where nobody needs it.
+        objective: what its caller asked for.
         held_up: it yields, where it is held up for others: it is no load, and its times teach nothing.
         outrun: another attempt at the same answer had its first token sooner.
         counted: called when what its replica has to do for it has changed.
@@ -48,6 +52,7 @@ class Attempt:
         prompt_tokens: int,
         expected_tokens: int,
         length: LengthCurve | None = None,
+        objective: Objective = _NOTHING,
         held_up: bool = False,
     ) -> None:
         self.replica = replica
@@ -58,6 +63,7 @@ class Attempt:
         self.prompt_tokens = prompt_tokens
         self.expected_tokens = expected_tokens
         self.length = length
+        self.objective = objective
         self.held_up = held_up
         self.trial = self.opened = False
         self.first_at_s: float | None = None
@@ -243,6 +249,11 @@ class InFlight:
         """Count the requests on a replica."""
         sent = self._by_replica.get(replica_id)
         return 0 if sent is None else len(sent.attempts)
+
+    def on(self, replica_ids: Iterable[str]) -> list[Attempt]:
+        """Return the attempts on some replicas, in the order in which those of each began."""
+        by_replica = self._by_replica
+        return [attempt for name in replica_ids if name in by_replica for attempt in by_replica[name].attempts]
 
     def without_text(self, replica_id: str) -> int:
         """Count the requests on a replica of which no text has come yet."""

@@ -29,6 +29,7 @@ class Candidate(FrozenStruct, frozen=True):
         favoured: its device had better run this rung than another; two side by side slow each other.
         kv_short: its KV cache has no room for the prompt and the least answer now.
         longest_answer: in tokens, that its context window leaves.
+        at_stake: what those who run on its device stand to lose by the prompt, were it to begin now, in answers.
     """
 
     info: ReplicaInfo
@@ -43,6 +44,7 @@ class Candidate(FrozenStruct, frozen=True):
     favoured: bool = True
     kv_short: bool = False
     longest_answer: float = math.inf
+    at_stake: float = 0.0
 
 
 class Situation(FrozenStruct, frozen=True):

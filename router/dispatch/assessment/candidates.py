@@ -13,6 +13,7 @@ from router.dispatch.replicas.pool import MANY, Pool
 from router.dispatch.replicas.served import Sides, other_model
 from router.dispatch.replicas.view import ReplicaView
 from router.signals.affinity import Affinity
+from router.signals.at_stake import AtStake
 from router.values.prediction import Demand, Prediction
 from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest
@@ -67,9 +68,11 @@ def _candidates(
     brief = request.task in _BRIEF
     session = pool.session_replica.get(objective.session) if objective.session is not None else None
     free, telling, priority = settings.prices is FREE, affinity.telling, objective.priority
+    interrupts = request.task is Task.GENERATE and not request.continuation_tokens  # the rest of an answer is awaited
     whole_tokens, lined_up = pending.whole_tokens, pool.lined_up
     candidates: list[Candidate] = []
     by_window: dict[float, tuple[Demand, int | None, int]] = {}
+    running: dict[str, AtStake] = {}
     for view in views:
         info = view.info
         window = min(whole_tokens, info.context_tokens)
@@ -90,6 +93,13 @@ def _candidates(
         prediction = latency.predict_on(state, demand, 0 if view.room else ahead, now_s, full=kv_short)
         if brief:
             prediction = _of_call(prediction, view, demand)
+        at_stake = 0.0
+        if occupied and prediction.free and interrupts:
+            beside = running.get(info.device_key)
+            if beside is None:
+                names = [view.name, *[sibling.info.replica_id for sibling in view.siblings]]
+                beside = running[info.device_key] = AtStake(signals.in_flight.on(names), now_s)
+            at_stake = beside.lost(prediction.prefill_s, priority)
         candidates.append(
             Candidate(
                 info,
@@ -104,6 +114,7 @@ def _candidates(
                 view.favoured,
                 kv_short,
                 longest_answer,
+                at_stake,
             )
         )
     if len(by_window) > 1:

@@ -58,6 +58,7 @@ class Slots:
             prompt_tokens=demand.prompt_tokens,
             expected_tokens=expected,
             length=None if pending.request.continuation_tokens else pending.length.curve,
+            objective=pending.request.objective,
             held_up=held_up,
         )
 

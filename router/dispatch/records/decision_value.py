@@ -13,6 +13,8 @@ from router.values.choice import Choice
 from router.values.replica import ReplicaInfo
 from router.values.situation import Candidate, Situation
 
+_AT_STAKE = 0.05  # of an answer: less is no reason to tell
+
 
 def decision_of(record: DecisionRecord, *, caller: str | None = None) -> Decision:
     """Return a record as a value.
@@ -120,6 +122,9 @@ def why_not(candidate: Candidate, chosen: Candidate, situation: Situation) -> tu
     for code, figures in _misses(candidate, situation, tokens).items():
         if code not in missed_anyway:
             return code, figures
+    if candidate.at_stake > chosen.at_stake + _AT_STAKE:
+        figures = f"those who run there would lose {candidate.at_stake:.2f} answers by its prompt"
+        return "beside", f"{figures}, at the chosen one {chosen.at_stake:.2f}"
     if is_smaller(candidate, situation) and not is_smaller(chosen, situation):
         return "smaller", f"quality {candidate.info.quality:g}, the chosen one has {chosen.info.quality:g}"
     if candidate.info.remote and not chosen.info.remote and not missed_anyway:
@@ -169,6 +174,7 @@ def _candidate(
         finish_high_ms=_ms(prediction.finish_high_s),
         session=candidate.session,
         price=candidate.price,
+        at_stake=round(candidate.at_stake, 3),
         not_chosen=not_chosen,
         why=why,
     )

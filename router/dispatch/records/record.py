@@ -65,6 +65,7 @@ NOT_CHOSEN = {
     "tpot": "it is predicted to be too slow between tokens",
     "deadline": "its last token is predicted too late",
     "window": "its window is predicted to cut the answer",
+    "beside": "its prompt would hold up those who run there",
     "smaller": "a better rung keeps the objective",
     "remote": "the device keeps the objective",
     "ranked-lower": "the policy prefers the chosen one",

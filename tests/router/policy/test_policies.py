@@ -260,6 +260,29 @@ def test_a_device_whose_window_would_cut_the_answer_leaves_it_to_one_that_holds_
     assert decide(name, situation(narrow, objective=objective, longest_answer=20)).candidate is narrow, "rather cut"
 
 
+def test_a_prompt_goes_where_it_costs_those_who_run_least_or_waits():
+    """`slo-utility` takes what others would lose from what a request is worth, only where it would begin now."""
+    objective = Objective(deadline_s=9.0)
+    joins, harms = LOCAL, msgspec.structs.replace(LOCAL, at_stake=0.3)
+    assert decide("slo-utility", situation(joins, CLOUD, objective=objective)).candidate is joins
+    elsewhere = decide("slo-utility", situation(harms, CLOUD, objective=objective))
+    assert elsewhere.candidate is CLOUD
+    assert why_not(harms, CLOUD, situation(harms, CLOUD, objective=objective)) == (
+        "beside",
+        "those who run there would lose 0.30 answers by its prompt, at the chosen one 0.00",
+    )
+    alone = decide("slo-utility", situation(harms, objective=objective))
+    assert alone.starts, "it is worth more than that"
+    left = 1.0 - 0.3 / LOCAL.info.quality
+    assert alone.rank == pytest.approx(left * decide("slo-utility", situation(joins, objective=objective)).rank)
+    ruins = msgspec.structs.replace(LOCAL, at_stake=0.7)
+    waits = decide("slo-utility", situation(ruins, objective=objective))
+    assert not waits.starts
+    assert waits.kept == 1.0, "its own promise is not what is in doubt"
+    busy = msgspec.structs.replace(candidate("int8", wait_s=0.5), at_stake=0.0)
+    assert not decide("slo-utility", situation(busy, objective=objective)).starts
+
+
 def test_why_not_never_blames_what_the_chosen_one_misses_too():
     """Of two rungs that miss the default TTFT the better one is served late: the other is smaller, and not too slow."""
     slow, sooner = candidate("fp32", remote=True, ttft_s=5.0), candidate("pruned-fp32", remote=True, ttft_s=2.6)

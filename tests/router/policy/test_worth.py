@@ -205,6 +205,24 @@ def test_of_an_answer_that_goes_on_the_rest_has_to_fit() -> None:
     assert whole_chance(narrow, begun) == rest < whole_chance(narrow, case) == CURVE.within(300)
 
 
+def test_what_others_lose_is_taken_off_where_it_would_begin_now_and_less_the_longer_it_waited() -> None:
+    one, asked = candidate(at_stake=0.4), Objective(deadline_s=60.0)
+    alone = worth_of(candidate(), situation(one, objective=asked))
+    come = worth_of(one, situation(one, objective=asked))
+    assert (come.kept, come.value, come.cost_s) == (alone.kept, alone.value, alone.cost_s)
+    assert (come.lost, come.net) == (0.4, pytest.approx(alone.value - 0.4))
+    assert come.rank * come.cost_s == pytest.approx(alone.value - 0.4)
+    (later,) = worths_of([one], situation(one, objective=asked), wait_s=None)
+    assert later.net == later.value, "who will run there then is not known"
+    assert worth_of(one, situation(one, objective=asked, waited_s=15.0)).lost == pytest.approx(0.2), "of 30 s at most"
+    assert worth_of(one, situation(one, objective=asked, waited_s=40.0)).lost == 0.0
+    assert worth_of(one, situation(one, waited_s=1.5)).lost == pytest.approx(0.2), "of 3 s, the tier's default TTFT"
+    assert worth_of(one, situation(one, waited_s=3.0)).lost == 0.0
+    ruins = worth_of(candidate(at_stake=5.0), situation(one))
+    assert 0.0 < ruins.rank < 1e-5
+    assert ruins.kept_in_all < 0.0
+
+
 def test_what_candidates_share_is_looked_up_once_and_changes_no_figure() -> None:
     several = [
         candidate(pace_s, prefill_s, sigma) for pace_s, prefill_s, sigma in ((0.02, 0.3, 0.3), (0.05, 0.1, 0.01))
