@@ -52,7 +52,7 @@ MODULES = {
     "router/dispatch/attempts": "answer_room blame budget give_up hedge run stream",
     "router/dispatch/replicas": "peers pool served view",
     "router/dispatch/assessment": "candidates pending rejections",
-    "router/dispatch/binding": "binder imagining lost_promises queue refusals slots",
+    "router/dispatch/binding": "binder free_slots imagining lost_promises queue refusals slots",
     "router/dispatch/journey": "feedback journey outcomes",
     "router/simulation": "call device loop network prefix_cache run values",
 }

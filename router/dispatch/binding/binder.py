@@ -26,8 +26,9 @@ from router.dispatch.assessment.pending import PendingRequest
 from router.dispatch.assessment.rejections import explain_none
 from router.dispatch.attempts.give_up import give_up_lost
 from router.dispatch.attempts.hedge import HedgeBudget, device_seconds
+from router.dispatch.binding.free_slots import FreeSlots
 from router.dispatch.binding.imagining import Imagining
-from router.dispatch.binding.queue import Key, QueueEntry, RequestQueue
+from router.dispatch.binding.queue import QueueEntry, RequestQueue
 from router.dispatch.binding.refusals import Refusals
 from router.dispatch.binding.slots import Slots, expected_tokens
 from router.dispatch.records.record import DecisionRecord
@@ -83,7 +84,7 @@ class Binder:
         self._refusals = Refusals(clock, self.queue, self.pool)
         self._slots = Slots(signals, clock, telemetry, self.queue, self.pool)
         self._scheduled = False
-        self._freed: dict[str, None] = {}
+        self._free = FreeSlots(self.queue, self.pool, signals, clock)
         self._imagining = Imagining(self._policy, signals.what_if)
         self._again: deque[QueueEntry] = deque()
         self._looks = 0
@@ -114,11 +115,11 @@ class Binder:
         self.queue.stand_back()
         if freed is None:
             pool.changed()
-            self._freed.update(dict.fromkeys(pool.replicas))
+            self._free.add(pool.replicas)
         elif freed in pool.replicas:
             device = pool.replicas[freed].info.device_key
             pool.changed(device)
-            self._freed.update(dict.fromkeys(pool.on_device(device)))
+            self._free.add(pool.on_device(device))
         if len(self.queue):
             self._schedule()
 
@@ -152,7 +153,7 @@ class Binder:
                 self._refusals.crowd_out(entry)
             if not entry.bound.done():
                 alarm = self._alarms.set(pending.wait_until_s, partial(self._refusals.waited_too_long, entry))
-                record.happened(now_s, "queued", waiting=len(self.queue), target=_target(entry))
+                record.happened(now_s, "queued", waiting=len(self.queue), target=entry.target)
                 self.queued()
                 self._recheck_later()
             return await entry.bound
@@ -220,11 +221,11 @@ class Binder:
             return
         if choice.starts:
             device = choice.candidate.info.device_key
-            firsts = [self._first_at(name) for name in self.pool.on_device(device)]
+            firsts = [self._free.first_at(name) for name in self.pool.on_device(device)]
             if all(first is None or entry.key(choice.rank) <= first[0] for first in firsts):
                 self._slots.take(entry, choice)
                 return
-            self._freed.update(dict.fromkeys(self.pool.on_device(device)))
+            self._free.add(self.pool.on_device(device))
             self._schedule()
         self._wait(entry, choice)
 
@@ -233,7 +234,7 @@ class Binder:
         self._scheduled = False
         self.pool.begin_moment()
         self._looks, ends_s = _DECISIONS_A_TURN, self._clock.now_s() + _TURN_S
-        while self._looks > 0 and self._freed and self._clock.now_s() < ends_s:
+        while self._looks > 0 and len(self._free) and self._clock.now_s() < ends_s:
             self._fill_a_slot(ends_s)
         self._looks = max(self._looks, _DECISIONS_A_TURN // 2)
         ends_s = max(ends_s, self._clock.now_s() + _TURN_S / 2)
@@ -241,7 +242,7 @@ class Binder:
             entry = self._again.popleft()
             if not entry.bound.done():
                 self._look_again(entry)
-        if self._again or self._freed:
+        if self._again or len(self._free):
             self._schedule()
         self._update_ladder()
         self._refusals.crowd_out(None)
@@ -255,9 +256,9 @@ class Binder:
         for look in range(_LOOKS_A_SLOT):
             if look and self._clock.now_s() >= ends_s:
                 break
-            entry = self._first_for_a_slot()
+            entry = self._free.first()
             if entry is None:
-                self._freed.clear()
+                self._free.clear()
                 return
             if entry.moment == self.pool.moment and entry.choice is not None:
                 self._slots.take(entry, entry.choice)
@@ -271,43 +272,8 @@ class Binder:
             first = min(decided, key=lambda e: (e.own_key(), e.order))
             assert first.choice is not None  # noqa: S101 - `takes_a_slot` says so
             self._slots.take(first, first.choice)
-        elif self._first_for_a_slot() is None:
-            self._freed.clear()
-
-    def _first_for_a_slot(self) -> QueueEntry | None:
-        """Return who stands first for any slot that is free."""
-        pool, best = self.pool.look(), None
-        for name in list(self._freed):
-            first = self._first_at(name) if pool.has_room(name) else None
-            if first is None:
-                del self._freed[name]
-            elif first[1].moment == self.pool.moment and not first[1].takes(name):
-                continue  # decided at this very moment, it goes elsewhere or waits
-            elif best is None or first[0] < best[0]:
-                best = first
-        return None if best is None else best[1]
-
-    def _first_at(self, replica_id: str) -> tuple[Key, QueueEntry] | None:
-        """Return who stands first at a replica: for whom its room is kept, unless somebody goes before all ranks."""
-        kept, first = self.pool.kv.kept_for(replica_id), self._first_in_line(replica_id)
-        if kept is None or (first is not None and first[0] < kept.entry.age_key):
-            return first
-        waits = kept.entry.moment == self.pool.moment and not kept.entry.takes(replica_id)
-        return None if waits else (kept.entry.age_key, kept.entry)
-
-    def _first_in_line(self, replica_id: str) -> tuple[Key, QueueEntry] | None:
-        """Return who stands first by rank; those who leave its slot at this moment stand aside until a change."""
-        line = self.pool.line(replica_id)
-        if self._signals.oldest_first.due(self._settings.fairness.oldest_first):
-            oldest = self.queue.oldest(line)
-            if oldest is not None and (oldest[1].moment != self.pool.moment or oldest[1].takes(replica_id)):
-                return oldest
-        while (first := self.queue.first(line)) is not None:
-            entry = first[1]
-            if entry.moment != self.pool.moment or not entry.leaves_slots or entry.choice is None:
-                break
-            self.queue.set_aside(entry, self._clock.now_s() + entry.choice.good_for_s)
-        return first
+        elif self._free.first() is None:
+            self._free.clear()
 
     def _look_again(self, entry: QueueEntry) -> None:
         choice = self._decide(entry)
@@ -315,7 +281,7 @@ class Binder:
             return
         self._wait(entry, choice)
         if choice.starts:
-            self._freed[choice.candidate.info.replica_id] = None
+            self._free.add((choice.candidate.info.replica_id,))
 
     def _wait(self, entry: QueueEntry, choice: Choice) -> None:
         """Let an entry wait as its decision says."""
@@ -417,17 +383,12 @@ class Binder:
         if len(self.queue):
             if self._signals.ladder.overloaded:
                 give_up_lost(self._signals.in_flight, self._clock.now_s())
-            self._freed.update(dict.fromkeys(self.pool.replicas))
+            self._free.add(self.pool.replicas)
             self.pool.changed()
             self.pool.read_all()
             self.queue.stand_back()
             self._schedule()
             self._recheck_later()
-
-
-def _target(entry: QueueEntry) -> str | None:
-    """Name where an entry would rather go, None where it waits for time to pass only."""
-    return entry.choice.candidate.info.replica_id if entry.waits_for and entry.choice is not None else None
 
 
 def _nothing() -> None:

@@ -86,6 +86,11 @@ class QueueEntry:
         return self.choice is not None and self.choice.not_now
 
     @property
+    def target(self) -> str | None:
+        """Where it would rather go; None where it waits for time to pass only."""
+        return self.choice.candidate.info.replica_id if self.waits_for and self.choice is not None else None
+
+    @property
     def age_key(self) -> Key:
         """Sorts by age, before every rank of the same priority."""
         return self.key(math.inf)
