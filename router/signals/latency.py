@@ -331,10 +331,10 @@ class LatencyModel:
         return self._of(info).step_s(batch, self._now_s()) * factors.pace_bias
 
     def keep_only(self, replica_ids: set[str]) -> None:
-        """Forget replicas that are gone, and devices of which none is left."""
-        for replica_id in self._speeds.keys() - replica_ids:
+        """Forget replicas that are gone, once nothing decodes there, and devices of which none is left."""
+        decoding = {name for device in self._devices.values() for name in device.clock.decoding}
+        for replica_id in self._speeds.keys() - replica_ids - decoding:
             del self._speeds[replica_id]
-            self._states.pop(replica_id, None)
         left = {speeds.info.device_key for speeds in self._speeds.values()}
         for key in [key for key in self._devices if key not in left]:
             del self._devices[key]

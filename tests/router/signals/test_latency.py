@@ -178,6 +178,26 @@ def test_replicas_that_are_gone_are_forgotten():
     assert bench.model.predict(IDLE, None, Demand(10, 11)).tpot_s == pytest.approx(0.02)
 
 
+def test_what_still_decodes_where_it_was_unloaded_takes_no_other_of_its_device_along():
+    """Its speed was forgotten while its answer went on: who was sent to that device next got an internal error."""
+    bench = Bench()
+    rung, other = (
+        ReplicaSnapshot(info("int8", replica_id=f"local/{name}", prior=PRIOR, device="cpu"), available=True, slots=4)
+        for name in ("rung", "other")
+    )
+    bench.serve(other, Demand(10, 20), 0.02, 0.04, 20)
+    began, waits = (bench.begin(rung, Demand(10, 20)) for _ in range(2))
+    bench.first(began, 0.02)
+    bench.model.keep_only({"local/other"})
+    bench.clock.time_s += 0.1
+    bench.serve(other, Demand(10, 20), 0.02, 0.04, 20)
+    bench.first(waits, 0.1)  # sent there before it was unloaded
+    bench.end(waits, 20, 1.0)
+    bench.end(began, 20, 1.0)
+    bench.model.keep_only({"local/other"})
+    assert list(bench.model._speeds) == ["local/other"]
+
+
 def test_what_was_computed_stands_as_long_as_the_speeds_in_it():
     model, nothing = LatencyModel(VirtualClock()), InFlightLoad()
     model.state(IDLE, None, nothing, (), 0.0)
