@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cloud_tier.fleet.many import Change
-from cloud_tier.fleet.table import FoldingTable, Row, said
+from cloud_tier.fleet.table import LIST_EACH, FoldingTable, Row, in_groups, said
 from cloud_tier.fleet.view import Outcome, Proposal
 from router.base.terminal import plain
 from router.fleetwire.overrides import leaves
@@ -21,8 +21,6 @@ EXIT = {"applied": 0, "refused": 1, "unpublished": 2, "timeout": 3, "conflict": 
 _WORST_FIRST = (1, 2, 4, 5, 3)
 _NAMES = {"timeout": "no word", "unpublished": "not sent", None: "published"}
 _STYLE = {"applied": "green", "unchanged": "green", "refused": "red", "not sent": "red", "published": ""}
-_LIST_EACH = 20
-"""So many devices are listed one by one whatever became of them; of more, those whose change is not in force."""
 
 
 def exit_code(changes: Sequence[Change]) -> int:
@@ -66,16 +64,16 @@ def counted(changes: Sequence[Change]) -> str:
 
 
 def changes_as_table(changes: Sequence[Change]) -> RenderableType:
-    """Return every failure by name with its reason, and the sum."""
+    """Return a few devices each, of many the failures by name and reason, those alike together; and the sum."""
     fine = {"applied", "unchanged", "published"}
-    shown = [change for change in changes if len(changes) <= _LIST_EACH or _word(change) not in fine]
+    shown = [change for change in changes if len(changes) <= LIST_EACH or _word(change) not in fine]
     rows = []
     for change in shown:
         version = str(change.proposal.desired.version) if change.proposal is not None else "-"
         word = _word(change)
         cells = (change.device, change.view.connection, version, Text(word, style=_STYLE.get(word, "yellow")))
         rows.append(Row(cells, _reason(change.outcome) if change.outcome is not None else ""))
-    table = [FoldingTable("device", (("status", 7), ("version", 8), ("outcome", 10)), rows)] if rows else []
+    table = [FoldingTable("device", (("status", 7), ("version", 8), ("outcome", 10)), in_groups(rows))] if rows else []
     return Group(*table, Text(counted(changes), style="bold"))
 
 
@@ -98,7 +96,7 @@ def plan_as_table(changes: Sequence[Change]) -> RenderableType:
         rows.append(Row((change.device, change.view.connection, version), failed or "\n".join(edits) or quiet))
     touched = sum(change.proposal is not None and change.proposal.fresh for change in changes)
     touch = f"{touched} of {len(changes)} devices would get a new document; nothing was published"
-    return Group(FoldingTable("device", (("status", 7), ("version", 8)), rows), Text(touch, style="bold"))
+    return Group(FoldingTable("device", (("status", 7), ("version", 8)), in_groups(rows)), Text(touch, style="bold"))
 
 
 def plan_as_json(changes: Sequence[Change]) -> dict[str, Any]:

@@ -14,6 +14,10 @@ from router.base.terminal import plain
 
 _MIN_NAME = 12
 _INDENT = 4
+LIST_EACH = 20
+"""So many devices have rows of their own; of more, those that are alike share one."""
+_NAMES_EACH = 50
+"""So many names stand in a row that devices share."""
 _AROUND = 4
 """Lines of a title, the header, the line of those left out, and the cursor."""
 
@@ -83,6 +87,31 @@ class FoldingTable:
                 break
             fitting.append(row)
         return fitting
+
+
+def in_groups(rows: Sequence[Row]) -> list[Row]:
+    """Return a row for all devices that differ in name and version alone, where there are too many for a screen.
+
+    Args:
+        rows: of devices; the second cell behind the name is a version.
+    """
+    if len(rows) <= LIST_EACH:
+        return list(rows)
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        rest = (as_text(cell).plain for cell in (row.cells[1], *row.cells[3:], row.note))
+        groups.setdefault(tuple(rest), []).append(row)
+    return [_group(alike) if len(alike) > 1 else alike[0] for alike in groups.values()]
+
+
+def _group(alike: Sequence[Row]) -> Row:
+    versions = {as_text(row.cells[2]).plain for row in alike}
+    names = [as_text(row.cells[0]).plain for row in alike]
+    left_out = len(names) - _NAMES_EACH
+    more = [f"… and {left_out} more: --json has all"] if left_out > 0 else []
+    note = as_text(alike[0].note) + Text("\n" + ", ".join([*names[:_NAMES_EACH], *more]), style="dim")
+    version = versions.pop() if len(versions) == 1 else "*"
+    return Row((f"{len(alike)} devices", alike[0].cells[1], version, *alike[0].cells[3:]), note)
 
 
 def as_text(cell: str | Text) -> Text:
