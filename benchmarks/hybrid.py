@@ -1,12 +1,14 @@
 """What the hybrid is worth: device and cloud behind Overspill, against each alone and against LiteLLM over both.
 
     python -m benchmarks hybrid              # the JSON and the picture of the README, in benchmarks/results/
-    python -m benchmarks hybrid -- [--rate R] [--blocks N] [--block-s S] [--systems NAME …]
+    python -m benchmarks hybrid -- [--load L | --rate R] [--blocks N] [--block-s S] [--systems NAME …]
 
 A real edge agent and a real cloud tier, on a core each where there are two, serve the same slices of the Azure
 conversation trace (`benchmarks/live/workload.py` says how lengths are scaled and imposed): by turns, in several blocks,
 so that what else the machine does meets all of them. The device has a share of its core (`--edge-share`), as its INT8
-engine would else be several times as fast as the cloud's float32 one, and no cloud were worth anything.
+engine would else be several times as fast as the cloud's float32 one, and no cloud were worth anything. Requests come
+at `--load` times the rate at which the cloud alone answers callers who always wait for it, which is measured first: so
+the picture means the same on any machine.
 
 - `hybrid`: the edge agent with the cloud upstream, default policy.
 - `edge-only`: the same agent, every request `local-only`. `cloud-only`: straight to the cloud tier.
@@ -24,15 +26,16 @@ import contextlib
 import json
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from benchmarks._stamp import machine
-from benchmarks.live.client import Seen, Target, replay
+from benchmarks.live.client import Seen, Target, in_turn, replay
 from benchmarks.live.cpu_share import CpuShare
 from benchmarks.live.litellm import VERSION, LiteLlm, install
 from benchmarks.live.running import run
@@ -45,6 +48,9 @@ SYSTEMS = ("hybrid", "edge-only", "cloud-only", "litellm")
 TRACE = "azure-conv"
 OUTCOMES = ("kept", "late", "cut", "refused", "failed")
 WARM_UP_REQUESTS = 16
+CALLERS = 8
+PROBED_REQUESTS = 64
+PROBED_SLICE = 200
 
 
 @dataclass(frozen=True)
@@ -52,18 +58,17 @@ class Plan:
     """What is measured: `blocks` slices of the trace of about `block_s` seconds, each by every system.
 
     Attributes:
+        load: arrivals, in units of what the cloud alone can answer.
+        rate_rps: arrivals a second; `None`: by the load.
         edge_share: of a core, that the device has.
     """
 
     systems: tuple[str, ...] = SYSTEMS
-    rate_rps: float = 0.9
+    load: float = 1.25
+    rate_rps: float | None = None
     edge_share: float = 0.4
     blocks: int = 3
     block_s: float = 60.0
-
-    @property
-    def requests(self) -> int:
-        return max(2, round(self.rate_rps * self.block_s))
 
     @property
     def limit_s(self) -> float:
@@ -122,7 +127,7 @@ def summary(system: str, rows: Sequence[Mapping[str, Any]], block_s: float) -> d
 
 async def measure(plan: Plan) -> dict[str, Any]:
     """Start everything, run every block by every system in turns, and return rows and summaries."""
-    scale, promises = Scale(rate_rps=plan.rate_rps), Promises()
+    scale, promises = Scale(), Promises()
     rows: list[dict[str, Any]] = []
     command = install() if "litellm" in plan.systems else None
     with tempfile.TemporaryDirectory(prefix="overspill-hybrid-") as folder:
@@ -136,9 +141,14 @@ async def measure(plan: Plan) -> dict[str, Any]:
                 warm = rows_of(TRACE, WARM_UP_REQUESTS, 100 + number, scale)
                 await replay(target, asks_of(warm, 100 + number, target.name, promises))
             await tiers.settle()
+            cloud_rps = await _answers_per_s(tiers.cloud_only, scale)
+            scale = replace(scale, rate_rps=plan.load * cloud_rps if plan.rate_rps is None else plan.rate_rps)
+            requests = max(2, round(scale.rate_rps * plan.block_s))
+            print(f"the cloud alone answers {cloud_rps:.2f} a second; {scale.rate_rps:.2f} are asked for", flush=True)
+            await tiers.settle()
             other_work = OtherWork([tiers.stack.edge.pid, tiers.stack.cloud.pid])
             for block in range(plan.blocks):
-                trace = rows_of(TRACE, plan.requests, block, scale)
+                trace = rows_of(TRACE, requests, block, scale)
                 for name in order_of(plan.systems, block):
                     before = await tiers.cloud_tokens()
                     seen = await replay(targets[name], asks_of(trace, block, name, promises))
@@ -154,7 +164,9 @@ async def measure(plan: Plan) -> dict[str, Any]:
         "model": "smollm2-135m",
         "trace": TRACE,
         "policy": RouterSettings().policy,
-        "plan": {"rate_rps": plan.rate_rps, "blocks": plan.blocks, "block_s": plan.block_s},
+        "plan": {"rate_rps": round(scale.rate_rps, 3), "blocks": plan.blocks, "block_s": plan.block_s},
+        "cloud_alone_rps": round(cloud_rps, 3),
+        "load": round(scale.rate_rps / cloud_rps, 3),
         "scale": asdict(scale),
         "promises": asdict(promises),
         "edge_share_of_core": share,
@@ -166,6 +178,19 @@ async def measure(plan: Plan) -> dict[str, Any]:
         "systems": [summary(name, rows, plan.block_s) for name in plan.systems],
         "rows": [{key: value for key, value in row.items() if key != "ttft_s"} for row in rows],
     }
+
+
+async def _answers_per_s(target: Target, scale: Scale) -> float:
+    """Return how many of the workload's requests a system answers a second while `CALLERS` always wait for it."""
+    asks = asks_of(rows_of(TRACE, PROBED_REQUESTS, PROBED_SLICE, scale), PROBED_SLICE, "probe", Promises())
+    began_s = time.monotonic()
+    seen = await in_turn(target, [replace(ask, headers={}) for ask in asks], CALLERS)
+    took_s = time.monotonic() - began_s
+    lost = [one for one in seen if one.outcome in {"refused", "failed"}]
+    if lost:
+        errors = sorted({one.error for one in lost})[:3]
+        raise SystemExit(f"{target.name} lost {len(lost)} of {len(seen)} requests without a promise: {errors}")
+    return len(seen) / took_s
 
 
 @contextlib.asynccontextmanager
@@ -232,8 +257,9 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     day = datetime.now(timezone.utc).date().isoformat()
     plan = result["plan"]
     figure.supxlabel(
-        f"{result['model']}, Azure conversation trace at {plan['rate_rps']:g} requests/s, {plan['blocks']} × "
-        f"{plan['block_s']:g} s each, by turns (thin line: worst to best of them)\n"
+        f"{result['model']}, Azure conversation trace at {result['load']:.3g} times what the cloud alone can answer "
+        f"({plan['rate_rps']:.2f}/s), {plan['blocks']} × {plan['block_s']:g} s each, "
+        "by turns (thin line: worst to best of them)\n"
         f"{machine()['cpu']}: the cloud has one, the device {result['edge_share_of_core']:g} of the other; {day}",
         fontsize=7.5,
     )
@@ -256,13 +282,22 @@ def main() -> None:
     """Print the table; write JSON and picture where asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--rate", type=float, default=Plan.rate_rps)
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--load", type=float, default=Plan.load)
+    asked.add_argument("--rate", type=float)
     parser.add_argument("--blocks", type=int, default=Plan.blocks)
     parser.add_argument("--block-s", type=float, default=Plan.block_s)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--edge-share", type=float, default=Plan.edge_share)
     arguments = parser.parse_args()
-    plan = Plan(tuple(arguments.systems), arguments.rate, arguments.edge_share, arguments.blocks, arguments.block_s)
+    plan = Plan(
+        tuple(arguments.systems),
+        arguments.load,
+        arguments.rate,
+        arguments.edge_share,
+        arguments.blocks,
+        arguments.block_s,
+    )
     print(HEADER, flush=True)
     result = run(measure(plan), plan.limit_s)
     for row in result["systems"]:

@@ -51,7 +51,7 @@ SEED = 20261121
 class Plan:
     """What is measured: each link, `blocks` times, for `step_s` seconds by every system; as in `benchmarks.hybrid`."""
 
-    rate_rps: float = Hybrid.rate_rps
+    rate_rps: float = 0.9
     edge_share: float = Hybrid.edge_share
     blocks: int = 1
     step_s: float = 45.0

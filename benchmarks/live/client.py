@@ -132,11 +132,21 @@ async def ask_one(session: aiohttp.ClientSession, target: Target, ask: Ask) -> S
     return seen
 
 
+async def in_turn(target: Target, asks: Sequence[Ask], callers: int) -> list[Seen]:
+    """Send every request, whenever it is due: `callers` at a time, each as soon as the one before has ended."""
+    room = asyncio.Semaphore(callers)
+    async with _session() as session:
+
+        async def one(ask: Ask) -> Seen:
+            async with room:
+                return await ask_one(session, target, ask)
+
+        return list(await asyncio.gather(*(one(ask) for ask in asks)))
+
+
 async def replay(target: Target, asks: Sequence[Ask]) -> list[Seen]:
     """Send every request when it is due, whatever became of those before; return what was seen, in order."""
-    timeout = aiohttp.ClientTimeout(total=GIVE_UP_S)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=2**18) as session:
+    async with _session() as session:
         began_s = time.monotonic()
 
         async def one(ask: Ask) -> Seen:
@@ -147,6 +157,11 @@ async def replay(target: Target, asks: Sequence[Ask]) -> list[Seen]:
             return seen
 
         return list(await asyncio.gather(*(one(ask) for ask in asks)))
+
+
+def _session() -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=GIVE_UP_S)
+    return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0), read_bufsize=2**18)
 
 
 def _take(seen: Seen, event: Mapping[str, object], now_s: float) -> None:

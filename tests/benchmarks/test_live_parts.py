@@ -134,7 +134,8 @@ def test_the_picture_is_drawn_of_whatever_was_measured(tmp_path: Path) -> None:
     refused = block_row("litellm", 0, [seen(ask(), status=503, first_s=None)], {})
     systems = [summary("hybrid", [row], 10.0), summary("litellm", [{**refused, "cloud_tokens": 0}], 10.0)]
     plan = {"rate_rps": 2.0, "blocks": 1, "block_s": 10.0}
-    draw({"model": "m", "edge_share_of_core": 0.4, "plan": plan, "systems": systems}, tmp_path / "hybrid.json")
+    result = {"model": "m", "edge_share_of_core": 0.4, "load": 1.25, "plan": plan, "systems": systems}
+    draw(result, tmp_path / "hybrid.json")
     assert (tmp_path / "hybrid.svg").read_text().startswith("<?xml")
 
 
