@@ -156,7 +156,8 @@ def worths_of(candidates: Sequence[Candidate], situation: Situation, *, wait_s: 
     deadline_s, late_s, tpot_s = objective.deadline_s, objective.late_s, objective.tpot_s
     ttft_s = objective.ttft_s if situation.ttft_promised or deadline_s is None else None
     waited_s, whole_tokens, mixing_cost = situation.waited_s, length.expected(), situation.settings.mixing_cost
-    longest_answer, yields, judged = situation.longest_answer, _yields(situation), list[Worth]()
+    longest_answer, yields = situation.longest_answer, _yields(situation)
+    judged: list[Worth] = []
     for candidate in candidates:
         prediction = candidate.prediction
         prefill_s, pace_s, tokens, kept = prediction.prefill_s, expected_pace_s(candidate), whole_tokens, 1.0

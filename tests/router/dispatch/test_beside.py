@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from router.decisions.explain import five_lines
@@ -50,6 +51,20 @@ async def test_it_begins_at_once_where_they_can_wait_or_it_is_short() -> None:
         async with world(remote=False) as w:
             w.dispatcher.set_replicas([w.local])
             assert waited_ms(await beside(w, deadline_s, prompt_tokens=prompt_tokens)) == 0.0
+
+
+async def test_the_rest_of_a_broken_answer_does_not_wait() -> None:
+    async with world(remote=False) as w:
+        w.dispatcher.set_replicas([w.local])
+        w.local.answer_tokens = 100
+        first = asyncio.ensure_future(w.ask(prompt_tokens=100, deadline_s=2.6))
+        await w.clock.advance(0.5)
+        (attempt,) = list(w.dispatcher._signals.in_flight)
+        attempt.length = LengthCurve.exactly(100)
+        ask = request(w.clock, prompt_tokens=1000, deadline_s=30.0)
+        rest = msgspec.structs.replace(ask, continuation="w0 ", continuation_tokens=1)
+        await w.clock.run(asyncio.gather(first, w.read(rest)))
+        assert waited_ms(w.record(rest.request_id)) == 0.0
 
 
 async def test_what_was_put_at_stake_is_told() -> None:
